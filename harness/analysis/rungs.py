@@ -115,8 +115,10 @@ def rungs(run: RunRecord) -> list[Rung]:
 
 def _rung(run: RunRecord, plan: Plan, contrast: Contrast) -> Rung | None:
     """A contrast's subject beside its baseline; None where one of them was not profiled."""
-    arm, base = plan.arm(contrast.subject), plan.arm(contrast.baseline[0])
-    of_arm, other = nearest(run, arm.case), nearest(run, base.case)
+    arm = plan.arm(contrast.subject)
+    base = plan.arm(contrast.baseline[0])
+    of_arm = nearest(run, arm.case)
+    other = nearest(run, base.case)
     if of_arm is None or other is None or arm.case.hash == base.case.hash:
         return None
     assert of_arm.budget is not None and other.budget is not None
@@ -127,7 +129,8 @@ def _rung(run: RunRecord, plan: Plan, contrast: Contrast) -> Rung | None:
     else:
         work = Fraction(expected.global_batch, alone.global_batch) / ranks
     seen = [*budgets(run, arm.case), *budgets(run, base.case)]
-    timed_s, base_s = steps_s(run, arm.case), steps_s(run, base.case)
+    timed_s = steps_s(run, arm.case)
+    base_s = steps_s(run, base.case)
     return Rung(
         plan=plan,
         arm=arm,

@@ -1,23 +1,19 @@
 """What the system refuses, in words: what it was, where, and what helps."""
 
 import errno
+import shlex
 from pathlib import Path
 
 from harness.base.errors import ScaleproofError
 
-#: Errors by what was expected there, and what to type.
+#: Errors by what was expected there, and what to type. Of others ``doctor`` may know more.
 _KNOWN = {
     errno.ENOTDIR: ("a folder, and this is a file", "--results another/folder"),
     errno.EEXIST: ("a folder, and this is a file", "--results another/folder"),
-    errno.EISDIR: ("a file, and this is a folder", "name a file"),
     errno.EROFS: ("a file system that may be written to", "--results /a/folder/of/yours"),
-    errno.EACCES: ("a place that you may write to", "--results /a/folder/of/yours"),
-    errno.EPERM: ("a place that you may write to", "--results /a/folder/of/yours"),
+    errno.EACCES: ("a place that you may use", "ls -ld {}"),
+    errno.EPERM: ("a place that you may use", "ls -ld {}"),
     errno.EMFILE: ("more open files at once", "ulimit -n 4096"),
-    errno.ENFILE: ("more open files at once", "ulimit -n 4096"),
-    errno.EAGAIN: ("more processes at once", "ulimit -u"),
-    errno.ENOMEM: ("more memory", "free -h"),
-    errno.EIO: ("a disk that answers", "dmesg | tail"),
     errno.ENAMETOOLONG: ("a shorter name", "--results a/shorter/one"),
 }
 
@@ -33,7 +29,9 @@ def in_words(error: OSError) -> ScaleproofError:
     what = (error.strerror or str(error) or type(error).__name__).lower()
     where = str(error.filename or "")
     expected, fix = _KNOWN.get(error.errno or 0, ("", "scaleproof doctor"))
-    return ScaleproofError(what, where=where, expected=expected, fix=fix)
+    return ScaleproofError(
+        what, where=where, expected=expected, fix=fix.format(shlex.quote(where or "."))
+    )
 
 
 def _standing() -> bool:

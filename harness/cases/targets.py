@@ -1,6 +1,5 @@
 """What a command line can name to be measured: a case, a recipe, a file or folder of suites."""
 
-import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -26,6 +25,7 @@ from harness.cases.recipes import (
     strong_worlds,
 )
 from harness.cases.site import Site
+from harness.host import environment
 
 #: Fields of a case that its name, the site or another option says; an ablation is no setting.
 NAMED = frozenset({
@@ -35,8 +35,6 @@ NAMED = frozenset({
 })  # fmt: skip
 #: All others may be set.
 SETTABLE = tuple(f.name for f in fields(CaseSpec) if f.name not in NAMED)
-#: A variable of the backend: ``NCCL_ALGO``.
-_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*$")
 
 
 def plans_of(
@@ -113,7 +111,7 @@ def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
             knobs[key] = value
         elif key in SETTABLE:
             changes[key] = _read(key, value)
-        elif _VARIABLE.match(key):
+        elif environment.of_backend(key):
             variables[key] = str(value)
         else:
             raise SpecError(
@@ -121,9 +119,8 @@ def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
                 expected=f"{', '.join(SETTABLE)}, file.knob, or a variable like NCCL_ALGO",
                 fix="scaleproof list",
             )
-    environment = variables or case.environment
     try:
-        base = to_doc(replace(case, knobs=knobs, environment=environment))
+        base = to_doc(replace(case, knobs=knobs, environment=variables or case.environment))
         return from_doc(CaseSpec, {**base, **changes}, "--set")
     except ValueError as error:
         raise SpecError(str(error), fix="scaleproof list") from None

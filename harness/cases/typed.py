@@ -15,7 +15,7 @@ RUN = "scaleproof run --script --cpus 2 --"
 #: ``python``, ``python3``, ``python3.11``.
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 #: Options of the interpreter that change nothing of what a script does in a rank.
-_HARMLESS = frozenset({"-u", "-B", "-s", "-E", "-I", "-q"})
+_HARMLESS = frozenset({"-u", "-B", "-q"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 #: torch's own launcher, as a module.
 _TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
@@ -92,21 +92,27 @@ def for_every_rung(words: Sequence[str]) -> list[str]:
 
     Without a number of ranks it is put in.
     """
-    behind = 1 if Path(words[0]).name == "torchrun" else list(words).index("-m") + 2
-    out, rest = list(words[:behind]), list(words[behind:])
-    asks = _asks_for_ranks(words)
-    while rest and rest[0].startswith("-") and rest[0] != "-m":
-        name, equals, value = rest[0].partition("=")
-        decided = _DECIDED.get(name)
-        if decided is None or "{" in (value or rest[min(1, len(rest) - 1)]):
-            out.append(rest.pop(0))
+    begin = 1 if Path(words[0]).name == "torchrun" else list(words).index("-m") + 2
+    end = next((i for i in range(begin, len(words)) if _begins_script(words[i])), len(words))
+    options = list(words[begin:end])
+    decided: list[str] = []
+    while options:
+        word = options.pop(0)
+        name, equals, value = word.partition("=")
+        if name not in _DECIDED:
+            decided.append(word)
             continue
-        asks = asks or decided == "{ranks}"
-        out.append(f"{name}={decided}")
-        rest = rest[1:] if equals else rest[2:]
-    if not asks:
-        out.append("--nproc-per-node={ranks}")
-    return [*out, *rest]
+        if not equals and options:
+            value = options.pop(0)
+        decided.append(f"{name}={value if '{' in value else _DECIDED[name]}")
+    whole = [*words[:begin], *decided, *words[end:]]
+    if not _asks_for_ranks(whole):
+        whole.insert(begin, "--nproc-per-node={ranks}")
+    return whole
+
+
+def _begins_script(word: str) -> bool:
+    return word == "-m" or word.endswith((".py", ".sh"))
 
 
 def _asks_for_ranks(words: Sequence[str]) -> bool:

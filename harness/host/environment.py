@@ -73,6 +73,11 @@ def of_backends(*backends: str) -> dict[str, str]:
     return {k: v for k, v in variables.items() if k.startswith(prefixes) and changes_speed(k)}
 
 
+def of_backend(name: str) -> bool:
+    """Whether a variable is a backend's and can change speed: ``NCCL_ALGO``, not ``NCCL_DEBUG``."""
+    return name.startswith(tuple(f"{b.upper()}_" for b in _BACKENDS)) and changes_speed(name)
+
+
 def names_interface(name: str) -> bool:
     """Whether a variable names a network interface: there a node knows better than a case."""
     return name.endswith("_IFNAME")

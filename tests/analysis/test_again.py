@@ -67,7 +67,7 @@ def test_every_field_comes_back(changes: dict[str, Any]) -> None:
         st.sampled_from(["topk.rho", "ddp.bucket_cap_mb", "mlp.deep", "pipeline.split"]),
         st.one_of(st.booleans(), st.integers(0, 9), st.sampled_from([0.5, 25.0]), st.just("1,2")),
     ),
-    st.dictionaries(st.sampled_from(["NCCL_ALGO", "GLOO_X"]), st.sampled_from(["Ring", "a b"])),
+    st.dictionaries(st.sampled_from(["NCCL_ALGO", "NCCL_PROTO"]), st.sampled_from(["Ring", "a b"])),
 )
 def test_knobs_and_variables_come_back(knobs: dict[str, Any], environment: dict[str, str]) -> None:
     case = replace(on(2).case("ddp/mlp-nano", "weak"), knobs=knobs, environment=environment or None)
@@ -81,7 +81,13 @@ def test_every_field_is_named_elsewhere_or_can_be_set() -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [("clip=much", "clip"), ("checkpoint=perhaps", "checkpoint"), ("colour=red", "no such field")],
+    [
+        ("clip=much", "clip"),
+        ("NCCL_DEBUG=INFO", "no such field"),
+        ("checkpoint=perhaps", "checkpoint"),
+        ("colour=red", "no such field"),
+        ("CLIP=1", "no such field"),
+    ],
 )
 def test_what_no_field_takes_is_refused(words: str, said: str) -> None:
     asked: Any = argparse.Namespace(options=argparse.Namespace(set=[words]))

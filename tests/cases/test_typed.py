@@ -40,6 +40,19 @@ def test_interpreters(typed: str, target: str, module: bool, args: tuple[str, ..
             "torchrun --nproc-per-node gpu -m pkg.train x",
             "torchrun --nproc-per-node={ranks} -m pkg.train x", "pkg.train", True,
         ),
+        (
+            "torchrun --nnodes 1 --nproc_per_node 4 --rdzv-backend c10d train.py",
+            "torchrun --nnodes 1 --nproc_per_node={ranks} --rdzv-backend c10d train.py",
+            "train.py", False,
+        ),
+        (
+            "torchrun --nnodes 1 train.py", "torchrun --nproc-per-node={ranks} --nnodes 1 train.py",
+            "train.py", False,
+        ),
+        (
+            "torchrun --nproc-per-node {ranks} train.py",
+            "torchrun --nproc-per-node={ranks} train.py", "train.py", False,
+        ),
         ("torchrun train.py", "torchrun --nproc-per-node={ranks} train.py", "train.py", False),
         (
             "torchrun --master_port=29500 --nproc-per-node={ranks} train.py",
@@ -68,6 +81,7 @@ def test_launchers_start_the_ranks_of_every_rung(
         ("LR=1 train.py", "variables", "LR=1 scaleproof run --script --cpus 2 -- train.py"),
         ("srun -n 4 python train.py", "--engine slurm", "--engine slurm"),
         ("python -O train.py", "option -O", "-- train.py"),
+        ("python -I train.py", "option -I", "-- train.py"),
         ("uv run train.py", "one process", "uv run scaleproof run --script --cpus 2 -- train.py"),
         ("bash launch.sh", "how many ranks", "{ranks}"),
         ("nothing-here train.py", "neither a Python file nor a program", "train.py"),

@@ -57,9 +57,12 @@ def requirements(run: RunRecord) -> list[Verdict]:
 
 
 def wrong(run: RunRecord) -> list[Verdict]:
-    """What no rule judges and is an ERROR all the same, one verdict a case."""
-    unruled = [v for v in run.verdicts if not v.rule and v.counts is Status.ERROR]
-    judged = {v.case for v in requirements(run) if v.counts is Status.ERROR}
+    """What no rule judges and fails the run all the same, one verdict a case: a training that is
+    wrong, a control that was not caught.
+    """
+    failing = (Status.ERROR, Status.FAIL)
+    unruled = [v for v in run.verdicts if not v.rule and v.counts in failing]
+    judged = {v.case for v in requirements(run) if v.counts in failing}
     return list({v.case: v for v in reversed(unruled) if v.case not in judged}.values())
 
 

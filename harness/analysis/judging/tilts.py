@@ -48,9 +48,18 @@ def tilts(evidence: Evidence) -> tuple[Tilt, ...]:
         return ()
     subject = _arm(evidence, (contrast.subject,))
     below = _arm(evidence, contrast.baseline) if contrast.baseline else None
+    return (
+        *_loaded(evidence, subject, below),
+        *_uneven(subject, below, more_is_better=metric.more_is_better),
+        *_scattered(evidence),
+        *(tilt for arm in (subject, below) if arm for tilt in _drifting(arm.timed)),
+        *_neighbours(evidence, more_is_better=metric.more_is_better),
+    )
+
+
+def _uneven(subject: _Arm, below: _Arm | None, *, more_is_better: bool) -> Iterator[Tilt]:
+    """Clocks and stalls that hit one arm more than the other."""
     highest = max(_clocks(subject) + (_clocks(below) if below else []), default=0.0)
-    out = list[Tilt]()
-    out += _loaded(evidence, subject, below)
     for what, lost, seen in _SOURCES:
         mine = lost(subject, highest)
         theirs = lost(below, highest) if below else 0.0
@@ -61,21 +70,28 @@ def tilts(evidence: Evidence) -> tuple[Tilt, ...]:
         sides = f"{mine:.0%} of the subject's time"
         if below:
             sides += f" and {theirs:.0%} of the baseline's"
-        more = metric.more_is_better
-        out.append(Tilt(factor=factor if more else 1 / factor, why=f"{what} {sides}"))
+        yield Tilt(factor=factor if more_is_better else 1 / factor, why=f"{what} {sides}")
+
+
+def _scattered(evidence: Evidence) -> Iterator[Tilt]:
+    """Like launches that differ by more than the declared noise: by as much, either way."""
     spread = like_launches_sd(evidence.all_launches)
-    if spread is not None and spread > admission.LAUNCH_SD:
-        why = (
-            f"launches of one arm in one block differ by {spread:.0%} (A/A); use quiet cores,"
-            " fixed clocks or another machine"
-        )
-        out += [Tilt(factor=factor, why=why) for factor in (1 / (1 + spread), 1 + spread)]
-    out += [tilt for arm in (subject, below) if arm for tilt in _drifting(arm.timed)]
-    if share := neighbours.lost(evidence.run, evidence.plan, contrast):
-        factor = 1 - share if metric.more_is_better else 1 / (1 - share)
+    if spread is None or spread <= admission.LAUNCH_SD:
+        return
+    why = (
+        f"launches of one arm in one block differ by {spread:.0%} (A/A); use quiet cores,"
+        " fixed clocks or another machine"
+    )
+    yield Tilt(factor=1 / (1 + spread), why=why)
+    yield Tilt(factor=1 + spread, why=why)
+
+
+def _neighbours(evidence: Evidence, *, more_is_better: bool) -> Iterator[Tilt]:
+    """What worlds that ran at once may have taken from the baseline."""
+    if share := neighbours.lost(evidence.run, evidence.plan, evidence.contrast):
+        factor = 1 - share if more_is_better else 1 / (1 - share)
         why = f"worlds beside it may have taken {share:.1%} of the baseline's speed"
-        out.append(Tilt(factor=factor, why=why, reason=Reason.NEIGHBOURS))
-    return tuple(out)
+        yield Tilt(factor=factor, why=why, reason=Reason.NEIGHBOURS)
 
 
 def _arm(evidence: Evidence, names: Sequence[str]) -> _Arm:

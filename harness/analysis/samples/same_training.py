@@ -29,7 +29,7 @@ def _differences(
     if len({_seen(x).source for x in every}) > 1:
         yield "the script's file was changed between launches"
     alike = [mine, base, () if any(_seen(x).sharded for x in every) else every]
-    for launches in alike if seeded(every) else ():
+    for launches in alike if _seeded(every) else ():
         starts = {_seen(x).start: x.launch for x in launches}
         ways = {(_seen(x).way, _seen(x).start) for x in launches}
         if len(starts) == len(ways) == 2 and len({way for way, _ in ways}) == 2:
@@ -104,7 +104,7 @@ def _distinct(launch: LaunchRecord) -> float:
 
 def _gradients(a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
     """Equal samples in the first step must give the same gradient, from the same start."""
-    if not same_samples(a, b) or not seeded([a, b]):
+    if not same_samples(a, b) or not begin_alike([a, b]):
         return
     here = norm(a)
     there = norm(b)
@@ -116,8 +116,15 @@ def _gradients(a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
         )
 
 
-def seeded(launches: Sequence[LaunchRecord]) -> bool:
-    """Whether all of them set a seed: else each begins with other parameters, and is as fast."""
+def begin_alike(launches: Sequence[LaunchRecord]) -> bool:
+    """Whether they begin with the same parameters, or have to: a seed is set.
+
+    Without one each begins with others, which is no mistake, and is as fast.
+    """
+    return _seeded(launches) or len({_seen(x).start for x in launches}) == 1
+
+
+def _seeded(launches: Sequence[LaunchRecord]) -> bool:
     return all(_seen(x).seeded for x in launches)
 
 

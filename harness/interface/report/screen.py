@@ -26,9 +26,10 @@ from harness.interface.report.headline import decide, headline, why_open
 from harness.interface.report.sides import beside, codecs
 from harness.interface.report.text import Column, rule, shortened, table, wrap
 from harness.record import Reason, RunRecord, Status, Verdict
+from harness.record.outcome import SEVERITY
 
-#: So many lines of verdicts stand on one screen; of more those that hold are counted.
-MOST_ROWS = 22
+#: So many lines of verdicts stand on one screen, the worst ones; the others are counted.
+MOST_ROWS = 16
 #: So many rungs are told where their time went, and so many things that were noticed.
 FEW = 3
 #: A rung that keeps more of a rank's speed lost nothing worth a line.
@@ -96,12 +97,13 @@ def _rows(run: RunRecord, width: int) -> list[str]:
     for v in (*asked, *caught):
         rung = rungs_of.get((v.plan, v.case_hash))
         row = _row(v, rung, names, marks)
-        if v.value is None and (hint := _by_pilots(run, v)):
-            row = replace(row, value=hint)
+        if v.value is None and v.status is Status.INCONCLUSIVE and (hint := _by_pilots(run, v)):
+            row = replace(row, value=hint)  # of a wrong training there is no figure
         apart[of_stand_in(run, v)].append(row)
     judged = {v.plan for v in requirements(run)}
+    told = {(v.plan, v.case_hash) for v in asked}
     for (plan, case), rung in rungs_of.items():
-        if plan not in judged:
+        if plan not in judged and (plan, case) not in told:
             apart[bool(run.stand_ins(rung.row.case))].append(_recorded(rung, names[case], marks))
     shown, hidden = _fitting(apart)
     if not any(shown.values()):
@@ -183,13 +185,14 @@ def _by_pilots(run: RunRecord, v: Verdict) -> str:
 def _recorded(rung: LadderRow, name: str, marks: _Marks) -> Row:
     """A rung that nothing was asked of; marked where nobody should rely on it."""
     point = rung.point
+    status = str(Status.RECORDED if rung.verdict is None else rung.verdict.status)
     doubtful = rung.verdict is not None and rung.verdict.doubt
     return Row(
         name=name,
         speedup=f"{point.speedup:.2f}x",
         value=_ratio(point.efficiency, point.efficiency_low, point.efficiency_high),
         bound="",
-        status=f"{Status.RECORDED} ~" if doubtful else str(Status.RECORDED),
+        status=f"{status} ~" if doubtful else status,
         mark=marks.of("efficiency", point.against),
     )
 
@@ -208,12 +211,13 @@ def _ratio(value: float, low: float | None, high: float | None) -> str:
 
 def _fitting(apart: Mapping[bool, Sequence[Row]]) -> tuple[dict[bool, list[Row]], Counter[str]]:
     """The rows that a screen has room for, the worst ones, and how many others by their word."""
-    every = [*apart[False], *apart[True]]
-    quiet = [row for row in every if row.status in (Status.PASS, Status.RECORDED)]
-    room = max(0, MOST_ROWS - (len(every) - len(quiet)))
-    hidden = {id(row) for row in quiet[room:]}
+    words = [str(status) for status in SEVERITY]
+    ranked = sorted(
+        [*apart[False], *apart[True]], key=lambda row: words.index(row.status.partition(" ")[0])
+    )
+    hidden = {id(row) for row in ranked[MOST_ROWS:]}
     shown = {which: [r for r in rows if id(r) not in hidden] for which, rows in apart.items()}
-    return shown, Counter(row.status for row in quiet[room:])
+    return shown, Counter(row.status for row in ranked[MOST_ROWS:])
 
 
 def _laid_out(rows: Sequence[Row], header: str, width: int) -> list[str]:

@@ -102,7 +102,7 @@ def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
     sharded = any(row.seen.sharded for row in several)
     held = ["one world", "steps of one period", "samples by content"]
     missing = []
-    if all(same_training.seeded(row.launches) for row in rows):
+    if all(same_training.begin_alike(row.launches) for row in rows):
         held.append("one start in all launches")
     else:
         missing.append("one start (no seed is set: launches are compared by speed)")
@@ -117,13 +117,13 @@ def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
     first = rows[0]
     for row in several:
         pair = row.launches[0], first.launches[0]
-        seeded = same_training.seeded(pair)
-        if row is not first and seeded and same_training.same_samples(*pair):
+        alike = same_training.begin_alike(pair)
+        if row is not first and alike and same_training.same_samples(*pair):
             held.append(f"gradient of {row.arm.case.world} equal to one rank's")
         elif row is not first:
             weak = row.arm.case.mode is Mode.WEAK
             why = "weak: other samples" if weak else "the first samples differ"
-            why = why if seeded else "no seed is set"
+            why = why if alike else "no seed is set"
             missing.append(f"gradient of {row.arm.case.world} against one rank's ({why})")
     if any(row.arm.case.samples_per_step and not row.seen.roots for row in rows):
         missing.append("samples (as declared)")

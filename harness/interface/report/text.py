@@ -89,7 +89,7 @@ def shortened(name: str, room: int) -> str:
 
 def named(case: CaseSpec) -> str:
     """A case's family, and a line for each thing in which it differs from the default."""
-    return "\n  +".join([case.family, *re.split(r"\+(?=[a-z_])", case.extras)[1:]])
+    return "\n  +".join([case.family, *re.split(r"\+(?=[A-Za-z_])", case.extras)[1:]])
 
 
 def rule(title: str, width: int, fill: str = "-") -> str:

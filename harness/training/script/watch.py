@@ -127,6 +127,7 @@ class Watch(Observed):
         self.meter.stop()
         self.rank.beat(Phase.FINISH, len(self.sentences.words))  # from here on it waits for others
         self.rank.meet()
+        self.rank.beat(Phase.STEADY, len(self.sentences.words))
         self.grown = self.meter.grown()
 
     def edges(self) -> range:

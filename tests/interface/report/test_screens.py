@@ -117,7 +117,7 @@ def test_more_than_a_screen_of_what_holds_is_counted(main_job: RunRecord) -> Non
     many = [replace(v, contrast=f"{v.contrast}-{i}") for i in range(8) for v in asked]
     many[-1] = replace(many[-1], status=Status.FAIL, reason=Reason.NOT_MET, detail="too slow")
     lines = shown(replace(main_job, verdicts=tuple(many)), 80)
-    assert len(lines) <= 60 and any(line.endswith("FAIL") for line in lines)
+    assert len(lines) <= 45 and any(line.endswith("FAIL") for line in lines)
     assert any(line.startswith(" and ") and "PASS (--every)" in line for line in lines)
 
 
@@ -131,6 +131,42 @@ def test_what_no_rule_judges_is_not_passed_over_where_it_is_wrong(main_job: RunR
     told = " ".join(" ".join(lines).split())
     assert "= ERROR: 11 of 11 requirements hold, 1 beside them wrong" in told
     assert any(line.endswith("ERROR") for line in lines) and "step1_gradient on rank 1" in told
+
+
+def test_a_control_that_was_missed_is_never_headed_pass(main_job: RunRecord) -> None:
+    """Also where no rule names it: the run fails by it."""
+    caught = next(v for v in main_job.verdicts if v.reason is Reason.CAUGHT)
+    missed = replace(caught, rule=None, status=Status.FAIL, reason=Reason.NOT_CAUGHT,
+                     detail="the byte checks missed a case that is wrong on purpose")  # fmt: skip
+    verdicts = tuple(missed if v is caught else v for v in main_job.verdicts)
+    lines = shown(replace(main_job, verdicts=verdicts), 80)
+    assert lines[1].startswith(" FAIL: 11 of 11 requirements hold, 1 beside them wrong")
+    assert any(line.endswith("FAIL") for line in lines)
+
+
+def test_of_a_wrong_training_there_is_no_figure(main_job: RunRecord) -> None:
+    """Its pilots were fast; that says nothing of it. What was only cut shows what they saw."""
+    asked = next(v for v in main_job.verdicts if v.metric == "efficiency" and v.rule)
+    bare = dict(value=None, low=None, high=None, n=0)
+    wrong = replace(asked, status=Status.ERROR, reason=Reason.INCORRECT, detail="loss", **bare)
+    cut = replace(asked, status=Status.INCONCLUSIVE, reason=Reason.OUT_OF_TIME, **bare)
+    for verdict, hinted in ((wrong, False), (cut, True)):
+        verdicts = tuple(verdict if v is asked else v for v in main_job.verdicts)
+        lines = shown(replace(main_job, verdicts=verdicts), 80)
+        (row,) = [line for line in lines if line.endswith(str(verdict.status))]
+        assert ("by pilots" in row) is hinted, row
+
+
+def test_an_impossible_figure_that_no_rule_judges_stands_once_as_an_error(
+    main_job: RunRecord,
+) -> None:
+    plan = next(p for p in main_job.plans if any(v.plan == p.hash and v.rule and v.value
+                                                 for v in main_job.verdicts))  # fmt: skip
+    mine = [replace(v, rule=None, status=Status.ERROR, reason=Reason.IMPLAUSIBLE, detail="1.3 of linear")
+            for v in main_job.verdicts if v.plan == plan.hash]  # fmt: skip
+    run = replace(main_job, plans=(plan,), verdicts=tuple(mine))
+    rows = [line for line in shown(run, 80) if line.endswith(("ERROR", "RECORDED"))]
+    assert rows and not any(row.endswith("RECORDED") for row in rows)
 
 
 def test_every_form_counts_alike(main_job: RunRecord) -> None:

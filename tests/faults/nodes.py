@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import threading
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from unittest import mock
@@ -20,6 +21,8 @@ from harness.training.agent import agent
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([agent.__name__])
+#: Fleets start at once in threads; two that patch the environment leave one another's behind.
+STARTING = threading.Lock()
 
 
 def serve(theirs: socket.socket) -> None:
@@ -35,7 +38,11 @@ class ForkedJob(Job):
         self._channels: dict[int, Channel] = {}
         for node in range(num_nodes):
             ours, theirs = socket.socketpair()
-            with theirs, mock.patch.dict(os.environ, RANK_ENV):  # as the first of them loads torch
+            with (
+                STARTING,
+                theirs,
+                mock.patch.dict(os.environ, RANK_ENV),
+            ):  # as the first loads torch
                 process = FORKS.Process(target=serve, args=(theirs,))
                 process.start()
             self._processes.append(process)

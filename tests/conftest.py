@@ -51,10 +51,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Tests run several at a time, but nothing runs beside one that is marked ``alone``."""
+    """Tests run several at a time, but nothing runs beside one that is marked ``alone``.
+
+    Who comes first goes first: without the turnstile, tests that share the lock would keep taking
+    it from each other, and one that wants it alone would wait until all others have run.
+    """
     alone = item.get_closest_marker("alone") is not None
-    with (Path(tempfile.gettempdir()) / f"scaleproof-tests-{os.getuid()}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    locks = Path(tempfile.gettempdir()) / f"scaleproof-tests-{os.getuid()}"
+    with Path(f"{locks}.lock").open("w") as lock:
+        with Path(f"{locks}.turnstile").open("w") as turnstile:
+            fcntl.flock(turnstile, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         return (yield)
 
 

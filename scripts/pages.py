@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Write the reference pages and the drawings of docs/ from the code.
 
-python scripts/pages.py            # options.md, api.md, folders.svg, verdict.svg
+python scripts/pages.py            # options.md, metrics.md, api.md, folders.svg, verdict.svg
 python scripts/pages.py --check    # exit 1 if one of them is not up to date
 """
 
@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 import harness
 from harness.cases.features import FEATURES
+from harness.cases.metrics import METRICS
 from harness.interface.cli.main import module_of as verb_module, parser, verbs
 
 DOCS = ROOT / "docs"
@@ -40,6 +41,25 @@ def options() -> str:
         if rows:
             lines += ["| option | is |", "|---|---|", *rows, ""]
     return "\n".join(lines)
+
+
+def metrics() -> str:
+    """What rules can bound, from the metrics themselves."""
+    lines = [
+        "# Metrics", "",
+        "What a rule of `thresholds.toml` can name. A rule on a ratio names its baseline and needs"
+        " no unit; every other one is in the unit that stands here. `a/b` is the quotient of two"
+        " that are no ratios: `sent_bytes/step_s` is in B/s. What a machine does not tell is no"
+        " figure: a rule on it is INCONCLUSIVE, with the reason. Written by"
+        " `python scripts/pages.py`.", "",
+        "| metric | unit | is | better | measured by |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, one in METRICS.items():
+        better = "more" if one.more_is_better else "less"
+        profiled = "a profiled launch" if one.profiled else "`scaleproof run`, `pytest suites/`"
+        by = f"`{one.measured_by}`" if one.measured_by else profiled
+        lines.append(f"| `{name}` | {one.unit} | {one.means} | {better} | {by} |")
+    return "\n".join(lines) + "\n"
 
 
 def _row(action: argparse.Action) -> str:
@@ -197,7 +217,8 @@ def _svg(width: float, height: float, body: list[str], title: str) -> str:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
-    "options.md": options, "api.md": api, "folders.svg": folders, "verdict.svg": verdict,
+    "options.md": options, "metrics.md": metrics, "api.md": api,
+    "folders.svg": folders, "verdict.svg": verdict,
 }  # fmt: skip
 
 

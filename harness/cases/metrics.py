@@ -22,20 +22,34 @@ class Form(StrEnum):
     GATE = "gate"  # whether the correctness gate caught a control
 
 
+class Factor(StrEnum):
+    """A fact of a case or of its device, by which a launch's reading becomes another figure."""
+
+    TOKENS = "tokens"  # of a sample
+    MODEL_FLOPS = "model FLOPs"  # of a sample, forward and backward: each operation once
+    HARDWARE_FLOPS = "hardware FLOPs"  # of a sample, with what is computed again in backward
+    DEVICES = "devices"  # one of each rank
+    PEAK = "peak"  # FLOP/s of a device by its data sheet, in the case's precision
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """One metric.
 
-    ``read`` is where a launch has it: a path of attributes of ``record.LaunchRecord``; ``tail`` the
-    same on 95th percentiles of steps. ``of_time`` metrics are spoilt by a noisy host.
+    ``means`` is its definition, as docs/metrics.md has it. ``read`` is where a launch has it: a
+    path of attributes of ``record.LaunchRecord``; ``tail`` the same on 95th percentiles of steps.
+    What is read is multiplied with the factors of ``times``, and divided by those of ``over``.
+    ``of_time`` metrics are spoilt by a noisy host.
     ``scaling`` ones belong to ladders and need a mode; ``per_rank`` ones are divided by linear
     scaling, ``of_schedule`` ones also by what the strategy's schedule allows. ``between_ranks``:
     one rank alone has none. ``signed`` ones may lie below zero, so that no two of them have a
-    ratio. ``measured_by`` is the command that measures what plans do not.
+    ratio. ``of_device``: a device tells it, cores do not. ``measured_by`` is the command that
+    measures what plans do not.
     """
 
     form: Form
     unit: str
+    means: str = ""
     read: str = ""
     tail: str = ""
     more_is_better: bool = True
@@ -45,7 +59,10 @@ class Metric:
     of_schedule: bool = False
     between_ranks: bool = False
     signed: bool = False
+    of_device: bool = False
     measured_by: str = ""
+    times: tuple[Factor, ...] = ()
+    over: tuple[Factor, ...] = ()
 
     @property
     def profiled(self) -> bool:
@@ -79,9 +96,14 @@ class Metric:
 
 _RATE = Metric(form=Form.ABSOLUTE, unit="samples/s", read="throughput", tail="tail_throughput")
 _RATE_RATIO = replace(_RATE, form=Form.RATIO, unit="1")
+_TOKENS = replace(_RATE, unit="tokens/s", times=(Factor.TOKENS,))
+_FLOPS = replace(_RATE, unit="FLOP/s", times=(Factor.MODEL_FLOPS,))
+_PER_DEVICE = (Factor.DEVICES,)
+_MFU = replace(_FLOPS, unit="1", over=(Factor.DEVICES, Factor.PEAK))
 _STEP = Metric(
     form=Form.ABSOLUTE, unit="s", read="steps.mean_s", tail="steps.p95_s", more_is_better=False
 )
+_ENERGY = replace(_STEP, unit="J", read="energy_per_sample", tail="", of_device=True)
 _PEAK = Metric(form=Form.ABSOLUTE, unit="B", read="peak_bytes", more_is_better=False, of_time=False)
 _SENT = replace(_PEAK, read="sent_bytes", between_ranks=True)
 _TO_LOSS = Metric(form=Form.ABSOLUTE, unit="s", read="reached.seconds", more_is_better=False)
@@ -90,67 +112,230 @@ _FABRIC = Metric(form=Form.ABSOLUTE, unit="B/s", measured_by="scaleproof fabric"
 _RECOVERY = Metric(
     form=Form.ABSOLUTE, unit="s", more_is_better=False, measured_by="scaleproof recover"
 )
+_GOODPUT = Metric(form=Form.ABSOLUTE, unit="1", measured_by="scaleproof goodput")
 
 
-def _share(name: str, *, between_ranks: bool = False) -> Metric:
+def _share(name: str, *, means: str, between_ranks: bool = False) -> Metric:
     share = Metric(form=Form.ABSOLUTE, unit="1", read=f"budget.{name}", more_is_better=False)
-    return replace(share, between_ranks=between_ranks)
+    return replace(share, means=means, between_ranks=between_ranks)
 
 
 METRICS: Mapping[str, Metric] = {
-    "efficiency": replace(_RATE_RATIO, scaling=True, per_rank=True),
-    "efficiency_of_ideal": replace(_RATE_RATIO, scaling=True, per_rank=True, of_schedule=True),
-    "speedup": replace(_RATE_RATIO, unit="x", scaling=True),
-    "throughput_ratio": _RATE_RATIO,
-    "step_time_ratio": replace(_STEP, form=Form.RATIO, unit="1"),
-    "memory_saved": replace(_PEAK, form=Form.SAVED, unit="1", more_is_better=True),
-    "wire_ratio": replace(_SENT, form=Form.RATIO, unit="1"),
-    "throughput": _RATE,
-    "step_s": _STEP,
-    "median_step_s": replace(_STEP, read="steps.median_s", tail=""),
-    "peak_bytes": _PEAK,
-    "sent_bytes": _SENT,
-    "memory_growth": replace(_PEAK, unit="B/step", read="growth.slope", signed=True),
-    "energy_per_sample": Metric(
-        form=Form.ABSOLUTE, unit="J", read="energy_per_sample", more_is_better=False
+    "efficiency": replace(
+        _RATE_RATIO,
+        scaling=True,
+        per_rank=True,
+        means="throughput over its baseline's and over linear scaling: 1 is perfect",
     ),
-    "comm_share": _share("comm_share", between_ranks=True),
-    "exposed_comm_share": _share("exposed_share", between_ranks=True),
-    "wait_share": _share("wait_share", between_ranks=True),
-    "bubble_share": _share("bubble_share", between_ranks=True),
-    "data_share": _share("data_share"),
-    "host_idle_share": _share("host_idle_share"),
-    "stage_imbalance": _share("stage_imbalance", between_ranks=True),
+    "efficiency_of_ideal": replace(
+        _RATE_RATIO,
+        scaling=True,
+        per_rank=True,
+        of_schedule=True,
+        means="the same over what the schedule allows: a pipeline's bubble is no loss",
+    ),
+    "speedup": replace(
+        _RATE_RATIO, unit="x", scaling=True, means="throughput of the case over its baseline's"
+    ),
+    "throughput_ratio": replace(
+        _RATE_RATIO, means="the same for cases of one world: what a change brings"
+    ),
+    "step_time_ratio": replace(
+        _STEP, form=Form.RATIO, unit="1", means="mean step of the case over its baseline's"
+    ),
+    "memory_saved": replace(
+        _PEAK,
+        form=Form.SAVED,
+        unit="1",
+        more_is_better=True,
+        means="1 - peak memory of the case over its baseline's",
+    ),
+    "wire_ratio": replace(
+        _SENT,
+        form=Form.RATIO,
+        unit="1",
+        means="bytes that the busiest rank sends in a step, over its baseline's",
+    ),
+    "throughput": replace(
+        _RATE, means="distinct samples trained on over the time of the window, of all ranks"
+    ),
+    "throughput_per_device": replace(
+        _RATE, over=_PER_DEVICE, means="the same over the number of ranks"
+    ),
+    "tokens_per_s": replace(_TOKENS, means="throughput in tokens, of models of sequences"),
+    "tokens_per_s_per_device": replace(
+        _TOKENS, over=_PER_DEVICE, means="the same over the number of ranks"
+    ),
+    "flops_per_s": replace(
+        _FLOPS,
+        means="throughput in model FLOPs: each operation of forward and backward once (PaLM, 2023)",
+    ),
+    "flops_per_s_per_device": replace(
+        _FLOPS, over=_PER_DEVICE, means="the same over the number of ranks"
+    ),
+    "mfu": replace(
+        _MFU, means="that over the device's peak in the case's precision, by its data sheet"
+    ),
+    "hfu": replace(
+        _MFU,
+        times=(Factor.HARDWARE_FLOPS,),
+        means="as mfu, with what is computed again: how busy a device is, not how fast",
+    ),
+    "step_s": replace(_STEP, means="mean step of the window, each as long as its slowest rank's"),
+    "median_step_s": replace(
+        _STEP, read="steps.median_s", tail="", means="the median of these steps"
+    ),
+    "peak_bytes": replace(
+        _PEAK, means="peak memory of the largest rank: allocated on a device, resident on cores"
+    ),
+    "reserved_bytes": replace(
+        _PEAK,
+        read="reserved_bytes",
+        of_device=True,
+        means="peak of what the largest rank's allocator holds of its device, used or not",
+    ),
+    "sent_bytes": replace(_SENT, means="bytes that the busiest rank sends in a mean step"),
+    "memory_growth": replace(
+        _PEAK,
+        unit="B/step",
+        read="growth.slope",
+        signed=True,
+        means="growth of the fastest-growing rank's memory, by least squares",
+    ),
+    "energy_per_sample": replace(
+        _ENERGY, means="what the devices took in the window, over the samples; launches on one node"
+    ),
+    "energy_per_token": replace(_ENERGY, over=(Factor.TOKENS,), means="the same over tokens"),
+    "comm_share": _share(
+        "comm_share",
+        between_ranks=True,
+        means="share of a step in which ranks communicate, hidden or not",
+    ),
+    "exposed_comm_share": _share(
+        "exposed_share",
+        between_ranks=True,
+        means="share of a step in which ranks communicate and compute nothing",
+    ),
+    "wait_share": _share(
+        "wait_share", between_ranks=True, means="share of a step in which ranks wait for others"
+    ),
+    "bubble_share": _share(
+        "bubble_share",
+        between_ranks=True,
+        means="share of a step in which a pipeline's stage has no work",
+    ),
+    "data_share": _share("data_share", means="share of a step in which ranks wait for their batch"),
+    "host_idle_share": _share(
+        "host_idle_share", means="share of a step in which a device waits for its host"
+    ),
+    "stage_imbalance": _share(
+        "stage_imbalance", between_ranks=True, means="slowest stage's work over the mean, less 1"
+    ),
     "expert_load_variation": Metric(
-        form=Form.ABSOLUTE, unit="1", read="expert_variation", more_is_better=False, of_time=False
+        form=Form.ABSOLUTE,
+        unit="1",
+        read="expert_variation",
+        more_is_better=False,
+        of_time=False,
+        means="standard deviation of experts' loads over their mean, in the worst layer",
     ),
     "dropped_tokens": Metric(
-        form=Form.ABSOLUTE, unit="1", read="dropped_share", more_is_better=False, of_time=False
+        form=Form.ABSOLUTE,
+        unit="1",
+        read="dropped_share",
+        more_is_better=False,
+        of_time=False,
+        means="share of the choices of experts that found no room",
     ),
-    "skipped_steps": replace(_PEAK, unit="1", read="skipped_steps"),
-    "staleness": replace(_PEAK, unit="steps", read="staleness", between_ranks=True),
-    "compile_s": replace(_PEAK, unit="s", read="compile_s"),
-    "time_to_loss": _TO_LOSS,
-    "time_to_loss_ratio": replace(_TO_LOSS, form=Form.RATIO, unit="1"),
-    "samples_to_loss": _SAMPLES_TO_LOSS,
-    "samples_to_loss_ratio": replace(_SAMPLES_TO_LOSS, form=Form.RATIO, unit="1"),
-    "final_loss": replace(_TO_LOSS, unit="nats", read="final_loss", of_time=False),
-    "communication_cost": replace(_STEP, form=Form.SAVED, unit="1"),
-    "data_cost": replace(_STEP, form=Form.SAVED, unit="1"),
-    "bus_bandwidth": _FABRIC,
-    "collective_latency": replace(_FABRIC, unit="s", more_is_better=False),
-    "recovery_s": _RECOVERY,
-    "checkpoint_stall_s": _RECOVERY,
-    "goodput": Metric(form=Form.ABSOLUTE, unit="1", measured_by="scaleproof goodput"),
-    "checkpoint_bandwidth": replace(_RECOVERY, unit="B/s", more_is_better=True),
-    "caught": Metric(form=Form.GATE, unit="1", of_time=False),
+    "skipped_steps": replace(
+        _PEAK, unit="1", read="skipped_steps", means="steps that a scaler of losses left out"
+    ),
+    "staleness": replace(
+        _PEAK,
+        unit="steps",
+        read="staleness",
+        between_ranks=True,
+        means="steps that the slowest rank is behind what it trains on, at most",
+    ),
+    "compile_s": replace(
+        _PEAK,
+        unit="s",
+        read="compile_s",
+        means="time for which the slowest rank compiled, before the window",
+    ),
+    "time_to_loss": replace(
+        _TO_LOSS,
+        means="time from the first step until the mean loss had come to where the plan asks",
+    ),
+    "time_to_loss_ratio": replace(
+        _TO_LOSS, form=Form.RATIO, unit="1", means="the same over its baseline's"
+    ),
+    "samples_to_loss": replace(_SAMPLES_TO_LOSS, means="samples until then"),
+    "samples_to_loss_ratio": replace(
+        _SAMPLES_TO_LOSS, form=Form.RATIO, unit="1", means="the same over its baseline's"
+    ),
+    "final_loss": replace(
+        _TO_LOSS,
+        unit="nats",
+        read="final_loss",
+        of_time=False,
+        means="mean loss of the last steps, of plans that ask for one",
+    ),
+    "communication_cost": replace(
+        _STEP,
+        form=Form.SAVED,
+        unit="1",
+        means="share of a step that is gone when ranks do not communicate",
+    ),
+    "data_cost": replace(
+        _STEP,
+        form=Form.SAVED,
+        unit="1",
+        means="share of a step that is gone when batches are made once",
+    ),
+    "bus_bandwidth": replace(
+        _FABRIC, means="bytes that a collective moves over each link, over its time (as nccl-tests)"
+    ),
+    "collective_latency": replace(
+        _FABRIC,
+        unit="s",
+        more_is_better=False,
+        means="time of a collective of the smallest message",
+    ),
+    "recovery_s": replace(_RECOVERY, means="time from a fault to the first step of the new world"),
+    "checkpoint_stall_s": replace(
+        _RECOVERY, means="time for which a checkpoint keeps training waiting"
+    ),
+    "goodput": replace(
+        _GOODPUT, means="share of the wall clock of an interrupted training that trained"
+    ),
+    "lost_work": replace(
+        _GOODPUT,
+        more_is_better=False,
+        means="share of that wall clock in which steps were computed that faults undid",
+    ),
+    "interruptions": replace(
+        _GOODPUT, unit="1/h", more_is_better=False, means="faults in that wall clock"
+    ),
+    "checkpoint_bandwidth": replace(
+        _RECOVERY,
+        unit="B/s",
+        more_is_better=True,
+        means="bytes of a checkpoint over the time of saving it",
+    ),
+    "caught": Metric(
+        form=Form.GATE,
+        unit="1",
+        of_time=False,
+        means="whether the gate calls a training that is wrong on purpose wrong",
+    ),
 }
 
 #: What two runs can be compared on: a launch's own figures.
 COMPARABLE = tuple(
     name
     for name, m in METRICS.items()
-    if m.form is Form.ABSOLUTE and m.read and not (m.profiled or m.signed)
+    if m.form is Form.ABSOLUTE and m.read and not (m.profiled or m.signed or m.times or m.over)
 )
 
 
@@ -173,4 +358,6 @@ def metric(name: str) -> Metric:
         of_time=top.of_time or bottom.of_time,
         between_ranks=top.between_ranks or bottom.between_ranks,
         measured_by=top.measured_by or bottom.measured_by,
+        times=(*top.times, *bottom.over),
+        over=(*top.over, *bottom.times),
     )

@@ -11,6 +11,8 @@ class ModelFacts:
     ``activation_bytes_per_sample`` is what forward keeps for backward, ``cast_bytes`` the copies of
     weights among it, which do not grow with the batch. ``block_bytes`` are each block's part of a
     sample, ``again_bytes`` what the largest block needs while it is computed once more.
+    ``again_flops_per_sample`` are computed a second time, in backward, where less is kept
+    (None: unknown).
     ``loss_bytes_per_sample`` are the loss' temporaries, forwards and backwards.
     ``copies`` of the weights are held in training: themselves, gradients, two moments of AdamW.
     ``step_s`` is a step's time where the model itself sets it, as stand-ins do; ``loss_floor`` the
@@ -30,6 +32,7 @@ class ModelFacts:
     loss_bytes_per_sample: int = 0
     copies: int = 4
     loss_floor: float | None = None
+    again_flops_per_sample: float | None = 0.0
 
 
 def exchanges(steps: range, period: int, until: int = 0, growth: float = 1.0) -> int:

@@ -278,6 +278,15 @@ class LaunchRecord:
         return float(max(peaks)) if known else None
 
     @property
+    def reserved_bytes(self) -> float | None:
+        """Peak of what the allocator of the largest rank took of its device, used or not; None on
+        cores.
+        """
+        peaks = [r.allocator.reserved_bytes for r in self.ranks if r.allocator is not None]
+        known = self.steps is not None and len(peaks) == len(self.ranks)
+        return float(max(peaks)) if known else None
+
+    @property
     def sent_bytes(self) -> float | None:
         """Bytes that the busiest rank sent in a mean step; None where sockets do not carry them."""
         sent = [r.sent_bytes for r in self.ranks if r.sent_bytes is not None]

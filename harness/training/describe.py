@@ -28,7 +28,7 @@ from harness.training.context import Loaded, build_model, make_batch, parts
 from harness.training.kept import kept
 from harness.training.trainer import element_bytes, training_bytes
 from harness.training.tuning.tuned import refuse, untuned
-from harness.training.work import work
+from harness.training.work import again_flops, work
 
 #: Relative difference of losses that were computed in 8 bits of mantissa.
 ROUNDED = 2e-2
@@ -160,6 +160,11 @@ def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Seque
                 block_bytes=held.blocks,
                 again_bytes=held.again,
             )
+        try:
+            again = again_flops(loaded, case)
+        except Exception:  # as above
+            again = None
+        facts = replace(facts, again_flops_per_sample=again)
         _KNOWN[key] = facts, model
     return _KNOWN[key]
 

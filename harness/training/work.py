@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from harness.cases import CaseSpec, Compiled, Optimizer, Precision
 from harness.record import Product, Work
@@ -100,6 +100,31 @@ def work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
             loaded.model.loss(x, targets).backward()
         weights = sum(p.nbytes for p in model.parameters())
     return _summed(watch.operators, case, samples, weights)
+
+
+def again_flops(loaded: Loaded, case: CaseSpec) -> float:
+    """FLOPs of a sample that backward computes a second time, since forward has not kept them.
+
+    Counted as torch runs it: a block is computed again until all that backward needs is there. As
+    ``work``, to be called in a process that trains nothing.
+    """
+    if not case.checkpoint:
+        return 0.0
+    once, twice = (_counted(loaded, replace(case, checkpoint=way)) for way in (False, True))
+    return float(twice - once)
+
+
+def _counted(loaded: Loaded, case: CaseSpec) -> int:
+    """FLOPs of forward and backward of one sample, with or without checkpoints."""
+    batch = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
+    with FAKE, FlopCounterMode(display=False) as counter:
+        model = build_model(loaded, replace(untuned(case), precision=Precision.FP32), case.seed)
+        inputs, targets = (
+            torch.zeros(1, *like.shape[1:], dtype=like.dtype)
+            for like in (batch.inputs, batch.targets)
+        )
+        loaded.model.loss(model(inputs), targets).backward()
+    return int(counter.get_total_flops())
 
 
 def _summed(operators: Sequence[_Operator], case: CaseSpec, samples: int, weights: int) -> Work:

@@ -178,6 +178,8 @@ def outside(cell: Cell, agents: Sequence[int], out: Path) -> Iterator[None]:
             (out / "absent").write_text(str(cell.rank))
         if cell.kind == "absent_node":
             os.kill(agents[cell.rank], signal.SIGSTOP)
+        if cell.kind == "agent_at_start":
+            os.kill(agents[cell.rank], signal.SIGKILL)
         yield
         if cell.kind == "cut":
             again = (*enter(str(agents[cell.rank])), "ip", "link", "set", "eth0", "up")

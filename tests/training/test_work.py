@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.cases import CaseSpec, Catalogue, Compiled, Device, Precision, Site
 from harness.record import Work
 from harness.training.context import load
-from harness.training.work import work
+from harness.training.work import again_flops, work
 
 KNOWN = Catalogue()
 
@@ -35,6 +37,30 @@ def test_products_are_those_that_torch_counts(name: str) -> None:
     with FlopCounterMode(display=False) as counter:
         loaded.model.loss(model(inputs), targets).backward()
     assert products(step) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_what_is_computed_again_is_what_torch_s_own_checkpoints_compute(every: int) -> None:
+    """On real data, with torch's function around the blocks instead of our wrappers."""
+    site = Site(device=Device.CPU, backend="gloo", nodes=(1,))
+    fields = {"checkpoint": True, "checkpoint_every": every}
+    case = KNOWN.normalise(site.case("single/decoder-nano", **fields))
+    loaded = load(KNOWN.files(case))
+    model = loaded.model.build(loaded.size(case))
+    inputs, targets = loaded.model.batch(torch.arange(1), loaded.size(case))
+    flops = []
+    for again in (False, True):
+        with FlopCounterMode(display=False) as counter:
+            x = inputs
+            for place, block in enumerate(model):
+                kept = not again or place % every
+                x = block(x) if kept else checkpoint(block, x, use_reentrant=False)
+            loaded.model.loss(x, targets).backward()
+        flops.append(counter.get_total_flops())
+    once, twice = flops
+    assert again_flops(loaded, case) == twice - once > 0.1 * once
+    plain = replace(case, checkpoint=False, checkpoint_every=1)
+    assert again_flops(loaded, plain) == 0
 
 
 def test_attention_is_causal_and_its_backward_computes_the_scores_again() -> None:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.analysis.judging.figures import figure
 from harness.cases import Contrast, Form, Plan, Role, Statistic, Threshold, metrics
 from harness.cases.metrics import METRICS
 from harness.record import LaunchRecord, Purpose, RunRecord
@@ -77,7 +78,9 @@ def pairs(
     for _, arms in sorted(by_turn.items()):
         if any(name not in arms for name in names):
             continue
-        subject, *below = (arms[name].value(metric, tail=tail) for name in names)
+        subject, *below = (
+            figure(run, plan.arm(name).case, arms[name], metric, tail=tail) for name in names
+        )
         base = math.fsum(b or 0.0 for b in below)
         ratio = metric.form is not Form.ABSOLUTE
         if subject is None or None in below or (ratio and (base <= 0 or subject <= 0)):

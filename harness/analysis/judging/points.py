@@ -2,13 +2,13 @@
 
 from statistics import geometric_mean
 
+from harness.analysis.judging.figures import factor, figure
 from harness.analysis.judging.judge import estimate
 from harness.analysis.judging.pairs import ideal, pairs, timed, values_of
 from harness.analysis.roofline import mfu_of
 from harness.base import stats
 from harness.cases import CaseSpec, Contrast, Device, Form, Mode, Plan, Statistic
-from harness.cases.metrics import metric
-from harness.host.devices import peaks
+from harness.cases.metrics import Factor, metric
 from harness.record import LaunchRecord, RunRecord, ScalingPoint
 
 
@@ -36,8 +36,9 @@ def piloted(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
         return None
     rates = []
     for name in (contrast.subject, *contrast.baseline):
-        launches = [x for x in run.pilots_of({plan.arm(name).case.hash}) if x.usable]
-        values = [value for x in launches if (value := x.value(metric_)) is not None]
+        case = plan.arm(name).case
+        read = (figure(run, case, x, metric_) for x in run.pilots_of({case.hash}) if x.usable)
+        values = [value for value in read if value is not None]
         if not values:
             return None
         rates.append(geometric_mean(values))
@@ -90,11 +91,9 @@ def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[Scali
 def flops(run: RunRecord, plan: Plan, arm: str) -> float | None:
     """FLOP/s per rank: throughput x closed-form FLOPs of a sample / ranks; None if unknown."""
     case = plan.arm(arm).case
-    described = run.described.get(case.hash)
+    of_sample = factor(run, case, Factor.MODEL_FLOPS)
     seen = throughput(run, plan, arm)
-    if described is None or described.facts is None or seen is None:
-        return None
-    return seen * described.facts.flops_per_sample / case.world_size or None
+    return seen * of_sample / case.world_size if seen is not None and of_sample else None
 
 
 def roofline_mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
@@ -109,10 +108,5 @@ def roofline_mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
 def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
     """Model FLOPs utilisation: achieved over peak; None for a device without a known peak."""
     achieved = flops(run, plan, arm)
-    case = plan.arm(arm).case
-    if achieved is None or run.machine.gpu is None or case.device is Device.CPU:
-        return None
-    if run.machine.mig:
-        return None  # name and peak are those of the whole GPU
-    peak = peaks(run.machine.gpu).get(case.dtype)
-    return None if peak is None else achieved / peak
+    peak = factor(run, plan.arm(arm).case, Factor.PEAK)
+    return achieved / peak if achieved is not None and peak else None

@@ -8,6 +8,7 @@ from harness.analysis.judging import planned, sequential
 from harness.analysis.judging.conclusion import conclude
 from harness.analysis.judging.doubts import doubt, unquiet
 from harness.analysis.judging.evidence import Evidence
+from harness.analysis.judging.figures import NEEDED, factor
 from harness.analysis.judging.obstacles import obstacle, unmeasured
 from harness.analysis.judging.pairs import judged_of, pairs, timed
 from harness.analysis.judging.points import mfu, roofline_mfu
@@ -97,12 +98,27 @@ def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion:
         steps = plan.protocol.steps
         why = f"no launch came within {plan.to_loss} nats of the data's floor in {steps} steps"
         return Conclusion(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, why)
+    if (untold := _untold(run, plan, contrast)) is not None:
+        return Conclusion(Status.INCONCLUSIVE, Reason.NOT_MEASURED, untold)
     if not metrics.metric(contrast.metric).profiled:
         return unmeasured(run, plan, "no pair of launches was measured")
     why = "this metric needs a profiled launch: none was made (--no-timeline or time budget)"
     if timed(run, plan, purpose=Purpose.PROFILE):
         why = "the profiled launches lack this metric: see scaleproof timeline RUN"
     return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, why)
+
+
+def _untold(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
+    """What no launch on this machine can tell of a figure, however many there are."""
+    metric = metrics.metric(contrast.metric)
+    case = plan.arm(contrast.subject).case
+    lacks = [name for name in (*metric.times, *metric.over) if not factor(run, case, name)]
+    if lacks:
+        return f"{contrast.metric} needs {NEEDED[lacks[0]]}"
+    launches = [x for x in timed(run, plan) if x.arm == contrast.subject and x.usable]
+    if launches and metric.of_device and all(x.value(metric) is None for x in launches):
+        return f"nothing on this machine tells {contrast.metric}"
+    return None
 
 
 def _perfect(evidence: Evidence) -> float | None:

@@ -99,6 +99,16 @@ def goodput(played: Played) -> float:
     return terms_ns(played)["train"] / wall_ns(played)
 
 
+def lost_work(played: Played) -> float:
+    """The share of the wall clock in which steps were computed that faults undid."""
+    return terms_ns(played)["recomputed"] / wall_ns(played)
+
+
+def interruptions(played: Played) -> float:
+    """Faults an hour of the wall clock."""
+    return (len(played.sittings) - 1) / (wall_ns(played) / 3.6e12)
+
+
 def costs(played: Sequence[Played]) -> Costs:
     """What one of each took, by trainings at least one of which had a fault."""
     terms = [terms_ns(p) for p in played]

@@ -21,14 +21,19 @@ def goodputs(played: Sequence[Played]) -> Iterator[Series]:
     drawn = [p for p in played if p.mtbf_s is not None]
     for case in dict.fromkeys(p.case for p in drawn):
         family = case.partition("@")[0]
-        values = tuple(goodput.goodput(p) for p in drawn if p.case == case)
+        plays = [p for p in drawn if p.case == case]
+        values = {
+            "goodput": tuple(goodput.goodput(p) for p in plays),
+            "lost_work": tuple(goodput.lost_work(p) for p in plays),
+            "interruptions": tuple(goodput.interruptions(p) for p in plays),
+        }
         yield Series(
             name=case,
             family=family,
             world_size=drawn[0].world_size,
             num_nodes=1,
-            first={"goodput": values},
-            again={"goodput": ()},
+            first=values,
+            again=dict.fromkeys(values, ()),
         )
 
 

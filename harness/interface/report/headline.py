@@ -98,13 +98,15 @@ def _unruled(run: RunRecord) -> str:
 def decide(run: RunRecord) -> list[str]:
     """What would decide the undecided requirements, and the command to run.
 
-    That of the case alone; that of the whole run where several requirements need the same.
+    That of the case alone; that of the whole run where several requirements need the same. Nothing
+    decides here what this machine does not tell.
     """
     cases = {a.case.id: a.case for p in run.plans for a in p.arms}
     rules = {t.name: t for t in run.thresholds}
     by_remedy: dict[str, list[str]] = {}
     for v in run.verdicts:
-        if v.rule in rules and v.counts is Status.INCONCLUSIVE and v.case in cases:
+        open_ = v.rule in rules and v.counts is Status.INCONCLUSIVE and v.case in cases
+        if open_ and v.reason is not Reason.NOT_MEASURED:
             by_remedy.setdefault(_decides(v), []).append(v.case)
     lines = []
     for remedy, undecided in by_remedy.items():

@@ -6,9 +6,13 @@ skipped, reordered, or given another shape or dtype by a single rank.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +106,60 @@ def cut_off() -> None:
     subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
 
 
+def refuse(number: int) -> Callable[[], None]:
+    """What a file system answers once a quota is used up, or a disk is broken."""
+
+    def refused() -> None:
+        raise OSError(number, os.strerror(number), "checkpoint.pt")
+
+    return refused
+
+
+def endless() -> None:
+    endless()
+
+
+def long_message() -> None:
+    raise ValueError("planted " * (8 << 20))
+
+
+def chatty() -> None:
+    for _ in range(64):
+        sys.stderr.write("still warming up\n" * (1 << 16))
+    raise ValueError("planted")
+
+
+def no_more_files() -> None:
+    """Nothing can be opened any more, the file that says so included."""
+    opened = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    while True:
+        opened.append(os.open("/dev/null", os.O_RDONLY))
+
+
+def little_memory() -> None:
+    """A limit of the address space, as batch systems set it."""
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))
+    bytearray(1 << 34)
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def system_exit() -> None:
+    sys.exit("the data set is used up")
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def hang_up() -> None:
+    """Every connection is closed: to the peers, the agent and the store."""
+    os.closerange(3, 4096)
+
+
 AT_ONCE: dict[str, Callable[[], Any]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "raise": raise_,
@@ -116,6 +174,19 @@ AT_ONCE: dict[str, Callable[[], Any]] = {
     "port": port_taken,
     "agent": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "cut": cut_off,
+    "segfault": segfault,
+    "recursion": endless,
+    "quota": refuse(errno.EDQUOT),
+    "io_error": refuse(errno.EIO),
+    "files": no_more_files,
+    "long_message": long_message,
+    "chatty": chatty,
+    "little_memory": little_memory,
+    "system_exit": system_exit,
+    "interrupted": interrupted,
+    "exec": lambda: os.execv("/bin/true", ["true"]),
+    "hang_up": hang_up,
+    "agent_stops": lambda: os.kill(os.getppid(), signal.SIGSTOP),
 }
 
 

@@ -1,0 +1,151 @@
+"""Figures that contracts ask for, held against arithmetic on what launches read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.judging.figures import figure
+from harness.analysis.judging.verdicts import verdicts
+from harness.cases import Device
+from harness.cases.metrics import METRICS, metric
+from harness.cases.rules import load_thresholds
+from harness.record import LaunchRecord, Purpose, RunRecord, Status
+
+#: An H100's dense peak in bf16, by NVIDIA's data sheet.
+PEAK = 989.4e12
+FLOPS, AGAIN, TOKENS = 6e9, 2e9, 1024
+
+
+@pytest.fixture
+def on_h100(sample_run: RunRecord) -> RunRecord:
+    """The sample as if it had trained sequences in bf16 on H100s."""
+    doc = sample_run
+    plans = tuple(
+        replace(
+            plan,
+            arms=tuple(
+                replace(arm, case=replace(arm.case, device=Device.CUDA, precision="bf16"))
+                for arm in plan.arms
+            ),
+        )
+        for plan in doc.plans
+    )
+    facts = {
+        arm.case.hash: replace(
+            doc.described[old.case.hash],
+            facts=replace(
+                doc.described[old.case.hash].facts,
+                flops_per_sample=FLOPS, again_flops_per_sample=AGAIN, tokens_per_sample=TOKENS,
+            ),
+        )
+        for before, plan in zip(doc.plans, plans, strict=True)
+        for old, arm in zip(before.arms, plan.arms, strict=True)
+    }  # fmt: skip
+    machine = replace(doc.machine, gpu="NVIDIA H100 80GB HBM3", num_gpus=2)
+    return replace(doc, plans=plans, described=facts, machine=machine)
+
+
+def of_two(run: RunRecord) -> LaunchRecord:
+    return next(x for x in run.launches if x.purpose is Purpose.TIMED and len(x.ranks) == 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [
+        ("throughput", 1.0),
+        ("throughput_per_device", 1 / 2),
+        ("tokens_per_s", TOKENS),
+        ("tokens_per_s_per_device", TOKENS / 2),
+        ("flops_per_s", FLOPS),
+        ("flops_per_s_per_device", FLOPS / 2),
+        ("mfu", FLOPS / 2 / PEAK),
+        ("hfu", (FLOPS + AGAIN) / 2 / PEAK),
+    ],
+)
+def test_a_rate_by_what_it_is_multiplied_with(on_h100: RunRecord, name: str, scale: float) -> None:
+    launch = of_two(on_h100)
+    case = on_h100.plans[0].arm("@2").case
+    samples_per_s = launch.consumed / max(r.window_s for r in launch.ranks)
+    assert figure(on_h100, case, launch, METRICS[name]) == pytest.approx(samples_per_s * scale)
+
+
+def test_what_is_unknown_is_no_figure(on_h100: RunRecord, sample_run: RunRecord) -> None:
+    launch = of_two(on_h100)
+    case = on_h100.plans[0].arm("@2").case
+    for name in ("mfu", "hfu"):
+        whole = replace(on_h100, machine=replace(on_h100.machine, mig=True))
+        assert figure(whole, case, launch, METRICS[name]) is None, "a part of a GPU"
+    on_cores = sample_run.plans[0].arm("@2").case
+    assert figure(sample_run, on_cores, launch, METRICS["mfu"]) is None, "cores have no peak"
+    bare = on_h100.described[case.hash]
+    unknown = replace(bare, facts=replace(bare.facts, again_flops_per_sample=None))
+    told = replace(on_h100, described={**on_h100.described, case.hash: unknown})
+    assert figure(told, case, launch, METRICS["hfu"]) is None
+    assert figure(told, case, launch, METRICS["mfu"]) is not None
+    single = replace(bare, facts=replace(bare.facts, tokens_per_sample=1))
+    images = replace(on_h100, described={**on_h100.described, case.hash: single})
+    assert figure(images, case, launch, METRICS["tokens_per_s"]) is None
+
+
+def test_energy_of_a_token_and_quotients(on_h100: RunRecord) -> None:
+    case = on_h100.plans[0].arm("@2").case
+    launch = of_two(on_h100)
+    per_step = figure(on_h100, case, launch, metric("tokens_per_s/throughput"))
+    assert per_step == pytest.approx(TOKENS)
+    assert (
+        METRICS["energy_per_token"].unit == "J" and not METRICS["energy_per_token"].more_is_better
+    )
+
+
+@pytest.mark.parametrize(("share", "holds"), [(0.5, True), (2.0, False)])
+def test_a_rule_bounds_them(
+    sample_run: RunRecord, tmp_path: Path, share: float, holds: bool
+) -> None:
+    """Of a run on cores: a rule on the rate of each rank, below and above what was measured."""
+    launch = of_two(sample_run)
+    measured = launch.throughput
+    assert measured is not None
+    (file := tmp_path / "thresholds.toml").write_text(
+        f"""[[rule]]
+name = "rate"
+source = "requirement"
+case = "ddp/*"
+metric = "throughput_per_device"
+unit = "samples/s"
+at_least = {share * measured / 2}
+world = 2
+"""
+    )
+    judged = verdicts(replace(sample_run, thresholds=load_thresholds(file)))
+    (verdict,) = [v for v in judged if v.metric == "throughput_per_device"]
+    assert (verdict.status is Status.PASS) == holds
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "says"),
+    [
+        ("mfu", "1", "mfu needs a device whose peak in this precision is known"),
+        ("reserved_bytes", "B", "nothing on this machine tells reserved_bytes"),
+        ("energy_per_sample", "J", "nothing on this machine tells energy_per_sample"),
+    ],
+)
+def test_a_rule_on_what_a_machine_does_not_tell_says_so(
+    sample_run: RunRecord, tmp_path: Path, name: str, unit: str, says: str
+) -> None:
+    (file := tmp_path / "thresholds.toml").write_text(
+        f"""[[rule]]
+name = "unknown"
+source = "requirement"
+case = "ddp/*"
+metric = "{name}"
+unit = "{unit}"
+at_most = 0.5
+world = 2
+"""
+    )
+    judged = verdicts(replace(sample_run, thresholds=load_thresholds(file)))
+    (verdict,) = [v for v in judged if v.metric == name]
+    assert verdict.status is Status.INCONCLUSIVE and verdict.detail.startswith(says)

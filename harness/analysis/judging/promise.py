@@ -28,18 +28,20 @@ def more_pairs(question: Question, rule: Threshold | None, reason: Reason) -> in
     n = len(question.first)
     if n < standard.FIRST_LOOK:
         return standard.FIRST_LOOK - n
-    moved = [_moved(question, rule, t.factor) for t in question.tilts]
-    moved.append(_moved(question, rule, 1.0))
+    factors = [*(tilt.factor for tilt in question.tilts), 1.0]
     for total in range(n + BLOCK, n + MOST_PAIRS + 1, BLOCK):
+        moved = [_moved(question, rule, factor, total) for factor in factors]
         if _passes(moved, total) or _fails(moved, total):
             return total - n
     return None
 
 
-def _moved(question: Question, rule: Threshold, factor: float) -> Sequence[Side]:
-    """The sides of the bound with every pair moved as far as a tilt can have moved it."""
+def _moved(question: Question, rule: Threshold, factor: float, total: int) -> Sequence[Side]:
+    """The sides of the bound with every pair moved as far as a tilt can have moved it, and what is
+    allowed for after so many pairs.
+    """
     metric = metrics.metric(question.metric)
-    allowance = standard.allowance(len(question.first)) if metric.of_time else 0.0
+    allowance = standard.allowance(total) if metric.of_time else 0.0
     return sides([v * factor for v in question.first], rule, metric.form, allowance)
 
 
@@ -58,8 +60,12 @@ def _passes(moved: Sequence[Sequence[Side]], total: int) -> bool:
 
 
 def _fails(moved: Sequence[Sequence[Side]], total: int) -> bool:
-    """Whether one side would be missed, wherever it may be."""
+    """Whether one side would be missed, wherever it may be; by the allowance of few pairs."""
+    early = total < standard.BARE_FAIL
     return any(
-        all(fmean(side.values) + _radius(side, total) < side.bound for side in of_side)
+        all(
+            fmean(side.values) + _radius(side, total) < side.bound - side.margin * early
+            for side in of_side
+        )
         for of_side in zip(*moved, strict=True)
     )

@@ -101,9 +101,9 @@ def _rows(run: RunRecord, width: int) -> list[str]:
             row = replace(row, value=hint)  # of a wrong training there is no figure
         apart[of_stand_in(run, v)].append(row)
     judged = {v.plan for v in requirements(run)}
-    told = {(v.plan, v.case_hash) for v in asked}
+    ruled = {(v.plan, v.case_hash) for v in asked}
     for (plan, case), rung in rungs_of.items():
-        if plan not in judged and (plan, case) not in told:
+        if plan not in judged and (plan, case) not in ruled:
             apart[bool(run.stand_ins(rung.row.case))].append(_recorded(rung, names[case], marks))
     shown, hidden = _fitting(apart)
     if not any(shown.values()):

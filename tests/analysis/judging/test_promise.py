@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import assume, given, strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 from harness.analysis.judging.judge import judge
 from harness.analysis.judging.promise import more_pairs
@@ -26,6 +26,7 @@ def asked(values: tuple[float, ...], *factors: float) -> Question:
 
 
 @given(st.floats(0.5, 1.2), st.floats(0.001, 0.2), st.integers(2, 4))
+@example(0.796875, 0.001953125, 2)  # few pairs miss a bound by what is allowed for, or not yet
 def test_as_many_pairs_as_it_says_decide(mean: float, spread: float, half: int) -> None:
     """The same values again have the same mean, and scatter no more."""
     values = tuple(mean * math.exp(s * spread) for s in (-1, 1)) * half

@@ -42,7 +42,8 @@ def mend(
         here = sum(not other.lost for other in links)
         try:
             fresh = _dialed(link, job, again, ear, within_s, partial(watch, here, len(links)))
-            _fits(fresh, place, links, where)
+            if not job.channels():  # who inherits a channel was started here, as the others were
+                _fits(fresh, place, links, where)
         except LaunchError as error:
             job.abandon(link.node)
             link.left_out = True

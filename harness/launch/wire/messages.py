@@ -278,13 +278,13 @@ class RankError:
     peer: bool  # it only reports that another rank is gone
 
     @classmethod
-    def of(cls, error: BaseException, message: str, text: str, *, peer: bool = False) -> Self:
+    def of(cls, error: BaseException, message: str, text: str) -> Self:
         """An exception's, of a message and a ``text`` of any length: beginning and end are kept."""
         return cls(
             type=type(error).__name__,
             message=_bounded(message, MESSAGE_CHARS),
             traceback=_bounded(text, TRACEBACK_CHARS),
-            peer=peer,
+            peer=False,
         )
 
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -71,6 +72,8 @@ PEER_ERRORS = (
 
 #: What is kept of a rank's output.
 LOG_BYTES = 1 << 20
+#: Files that are held open, so that a rank which can open no more can still say why.
+SPARE_FILES = 8
 
 
 def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
@@ -81,6 +84,7 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
     log = os.open(out / f"rank{place.rank}.log", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    spares = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE_FILES)]
     faulthandler.enable()
     stack_file = out / f"rank{place.rank}.stack"
     flight_file = out / f"rank{place.rank}.flight.json"
@@ -96,11 +100,14 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
         except BaseException as error:
             text = traceback.format_exc()
             message = placed(error, _files(spec, place)).removeprefix(f"{type(error).__name__}: ")
-            peer = any(t.lower() in message.lower() for t in PEER_ERRORS)
-            failure = RankError.of(error, message, text, peer=peer)
+            failure = RankError.of(error, message, text)
+            short = failure.message.lower()
+            failure = replace(failure, peer=any(t.lower() in short for t in PEER_ERRORS))
+            for spare in spares:
+                os.close(spare)
             write_text(out / f"rank{place.rank}.error.json", json.dumps(to_doc(failure)))
             flight.dump(flight_file, backend)
-            sys.stderr.write(text)
+            sys.stderr.write(failure.traceback)
             return 1
         finally:
             sys.stdout.flush()

@@ -112,7 +112,8 @@ def bench(
     nodes = (1, 2) if entry.engine.multi_node else (3,)
     with component(name, folder) as found:
         settings = dict(entry.head.get("SETTINGS", {}))
-        settings |= {"one_machine": True, "listen": "127.0.0.1"} | found
+        here_alone = {"one_machine": True, "listen": "127.0.0.1"}
+        settings |= {k: v for k, v in here_alone.items() if k in settings} | found
         where = Where(nodes=nodes, folder=folder / "engine", settings=settings)
         if not (here := make(entry).probe()).available:
             pytest.skip(here.reason)

@@ -114,8 +114,16 @@ class Watched:
     values, ``reads`` how often a step reads one (``Tensor.item``). ``repeated``: a sampler shuffled
     two epochs alike. ``seeded``: it has called ``torch.manual_seed``. ``source`` is a digest of the
     script's file, ``way`` how its process was started. ``flops`` are those of the step behind the
-    window (0: not counted), ``distinct`` the share of a step's rows that are not like another one
-    of this rank.
+    window (0: not counted), ``aside`` those of it that no gradient follows from, ``distinct`` the
+    share of a step's rows that are not like another one of this rank.
+
+    ``drawn`` is how many samples loaders handed out for a step (median; 0: unknown), ``whole`` how
+    many the data set has if this rank's loader draws all of them by itself (0: a part, or unknown),
+    ``unclear`` why what reached the model cannot be told to be samples. ``evaluations`` are forward
+    passes in the window that train nothing; ``in_eval``: weights were stepped after passes in eval
+    mode alone; ``searched``: unused parameters were searched for, and there were none; ``random``:
+    the first forward pass drew random numbers, as dropout does; ``parallel``: ranks are replicas,
+    or shards of one, and share out the data.
     """
 
     world_size: int
@@ -136,8 +144,17 @@ class Watched:
     source: str = ""
     way: str = "forked"
     flops: float = 0.0
+    aside: float = 0.0
     distinct: float = 1.0
     seeded: bool = True
+    drawn: float = 0.0
+    whole: int = 0
+    unclear: str = ""
+    evaluations: int = 0
+    in_eval: bool = False
+    searched: bool = False
+    random: bool = False
+    parallel: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

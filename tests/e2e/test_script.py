@@ -113,7 +113,7 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
         pytest.param("resumed", "was one resumed", marks=pytest.mark.full),
         ("half", "work: a sample takes 0.5 of the FLOPs that it takes on one rank"),
         pytest.param("frozen", "work: a sample takes 0.", marks=pytest.mark.full),
-        ("evaluates", "work: a sample takes 0."),
+        ("evaluates", "work: beside its training one rank computes"),
         ("repeated", "samples: 50% of the rows of a step are not like another one here"),
         ("broadcast", "gradients: a step only broadcasts"),
     ],

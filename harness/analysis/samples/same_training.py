@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from harness.base.numbers import si
 from harness.cases import CaseSpec, Mode
 from harness.record import LaunchRecord, Watched
 
@@ -48,9 +49,24 @@ def _differences(
         yield f"optimizers: {_seen(a).optimizers} step here, {_seen(b).optimizers} on one rank"
     if (here := a.ranks[0].ran.compute_dtype) != (there := b.ranks[0].ran.compute_dtype):
         yield f"precision: the forward pass returns {here} here, {there} on one rank"
+    yield from _whole_data(case, a, b)
     yield from _amounts(case, mine, base)
     yield from _work(mine, base)
     yield from _gradients(a, b)
+
+
+def _whole_data(case: CaseSpec, a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
+    """Replicas share out the data set: where content cannot tell, the loader can.
+
+    Augmentation makes other rows of the same samples, and every rank can shuffle by itself.
+    """
+    seen = [r.watched for r in a.ranks if r.watched is not None]
+    size = _seen(b).whole
+    if size and case.world_size > 1 and all(w.parallel and w.whole == size for w in seen):
+        yield (
+            f"samples: each of {case.world_size} ranks draws from all {size:,} samples of the data"
+            " set, as one rank does: is a DistributedSampler missing?"
+        )
 
 
 def _amounts(
@@ -82,6 +98,12 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
             f"work: a sample takes {here / there:.3g} of the FLOPs that it takes on one rank: is a"
             " part of the model or of the batch left out here, or is there more to do there?"
         )
+    beside = max(map(_aside, mine)), min(map(_aside, base))
+    if here and beside[0] < LESS * beside[1]:
+        yield (
+            f"work: beside its training one rank computes {si(beside[1], 'FLOP')} in a step, no rank"
+            f" does more than {si(beside[0], 'FLOP')} here: does it evaluate on one rank alone?"
+        )
     alike = max(_distinct(x) for x in mine), min(_distinct(x) for x in base)
     if alike[0] < LESS * alike[1]:
         yield (
@@ -98,13 +120,18 @@ def _per_sample(launch: LaunchRecord) -> float:
     return sum(flops) / (launch.consumed / launch.steps.count)
 
 
+def _aside(launch: LaunchRecord) -> float:
+    """FLOPs that no gradient follows from, of the rank that has most of them."""
+    return max(r.watched.aside for r in launch.ranks if r.watched is not None)
+
+
 def _distinct(launch: LaunchRecord) -> float:
     return min(r.watched.distinct for r in launch.ranks if r.watched is not None)
 
 
 def _gradients(a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
     """Equal samples in the first step must give the same gradient, from the same start."""
-    if not same_samples(a, b) or not begin_alike([a, b]):
+    if not same_samples(a, b) or not begin_alike([a, b]) or random([a, b]):
         return
     here = norm(a)
     there = norm(b)
@@ -126,6 +153,11 @@ def begin_alike(launches: Sequence[LaunchRecord]) -> bool:
 
 def _seeded(launches: Sequence[LaunchRecord]) -> bool:
     return all(_seen(x).seeded for x in launches)
+
+
+def random(launches: Sequence[LaunchRecord]) -> bool:
+    """Whether forward passes draw random numbers: dropout leaves out others on other ranks."""
+    return any(r.watched.random for x in launches for r in x.ranks if r.watched is not None)
 
 
 def same_samples(a: LaunchRecord, b: LaunchRecord) -> bool:

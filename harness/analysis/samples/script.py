@@ -33,15 +33,16 @@ def rows(samples: Sequence[Samples], step: int) -> int:
     return sum(most.values())
 
 
-def by_step(samples: Sequence[Samples]) -> list[int]:
-    """Samples of every step over all ranks.
+def by_step(samples: Sequence[Samples], first: int = 0) -> list[int]:
+    """Samples of every step from the ``first`` on over all ranks.
 
-    Steps whose samples were only counted have as large a share of distinct ones as those that were
-    looked at.
+    Steps whose samples were only counted have as large a share of distinct ones as those of these
+    that were looked at.
     """
-    came, looked = (np.array(x) for x in (sum(_came(s) for s in samples), _looked(samples)))
-    distinct = [rows(samples, step) for step in np.flatnonzero(looked).tolist()]
-    share = sum(distinct) / max(1, came[looked].sum())
+    came = np.array(sum(_came(s) for s in samples))[first:]
+    looked = np.array(_looked(samples))[first:]
+    distinct = [rows(samples, first + step) for step in np.flatnonzero(looked).tolist()]
+    share = sum(distinct) / max(1, came[looked].sum()) if looked.any() else 1.0
     out = np.rint(came * share).astype(int)
     out[looked] = distinct
     return [int(n) for n in out]
@@ -84,6 +85,10 @@ def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
     if several is not None:
         listed = ", ".join(f"{name.partition(':')[2]} {n}" for name, n in several.items())
         return f"several modules are called with rows of their own ({listed} a step)"
+    if unclear := next((w.unclear for w in watched if w.unclear), ""):
+        return unclear
+    if unlike := next(filter(None, map(_undrawn, watched, samples)), ""):
+        return unlike
     last = len(samples[0].marks_s) - 2
     for s in samples:
         assert s.seen is not None
@@ -93,13 +98,31 @@ def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
     return ""
 
 
+def _undrawn(watched: Watched, samples: Samples) -> str:
+    """Why rows are no samples by a second witness, who does not know of the model: the loader.
+
+    They are as many, or several views of each, or this rank's share of what all ranks draw.
+    """
+    came = float(np.median(_came(samples)))
+    drawn = watched.drawn
+    if not came or not drawn or came % drawn == 0:
+        return ""
+    ranks = drawn / came
+    if ranks.is_integer() and watched.world_size % ranks == 0:
+        return ""
+    return (
+        f"{came:g} rows reach the model in a step for which its loader hands out {drawn:g} samples"
+        " (time first, packed, or a graph?)"
+    )
+
+
 def consumed(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples], cut: int
 ) -> int:
     """Samples of the kept window; as declared where they cannot be counted."""
     if counted(ranks, samples):
         return (declared(case) or 0) * (len(samples[0].marks_s) - 1 - cut)
-    return sum(by_step(samples)[cut:])
+    return sum(by_step(samples, cut))
 
 
 def wrong(
@@ -171,8 +194,10 @@ def _samples(
         yield f"samples: {seen} reached the model in a step, {stated} were declared"
     if 0 in arrived and max(arrived):
         yield f"idle: rank {arrived.index(0)} got no samples while others got {max(arrived)}"
-    sharded = any(r.watched.sharded for r in ranks if r.watched is not None)
-    if case.world_size > 1 and seen == max(arrived) and min(arrived) == seen and not sharded:
+    alone = any(
+        r.watched.sharded and not r.watched.parallel for r in ranks if r.watched is not None
+    )
+    if case.world_size > 1 and seen == max(arrived) and min(arrived) == seen and not alone:
         yield (
             f"samples: all {case.world_size} ranks train on the same {seen} samples:"
             " is a DistributedSampler missing?"
@@ -182,7 +207,12 @@ def _samples(
 def _training(
     case: CaseSpec, ranks: Sequence[RankRecord], watched: Sequence[Watched]
 ) -> Iterator[str]:
-    """Whether replicas stay replicas, and gradients are exchanged once a step."""
+    """Whether it is in training mode, replicas stay replicas, and gradients are exchanged once."""
+    if any(w.in_eval for w in watched):
+        yield (
+            "eval mode: weights are stepped after passes through a model in eval mode, where"
+            " dropout and batch norm stand still: is model.train() missing after an evaluation?"
+        )
     if case.world_size < 2 or any(w.sharded for w in watched):
         return
     if len({w.start for w in watched}) > 1:

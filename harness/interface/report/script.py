@@ -118,13 +118,17 @@ def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
     for row in several:
         pair = row.launches[0], first.launches[0]
         alike = same_training.begin_alike(pair)
-        if row is not first and alike and same_training.same_samples(*pair):
+        random = same_training.random(pair)
+        if row is not first and alike and not random and same_training.same_samples(*pair):
             held.append(f"gradient of {row.arm.case.world} equal to one rank's")
         elif row is not first:
             weak = row.arm.case.mode is Mode.WEAK
             why = "weak: other samples" if weak else "the first samples differ"
+            why = "forward passes draw random numbers" if random else why
             why = why if alike else "no seed is set"
             missing.append(f"gradient of {row.arm.case.world} against one rank's ({why})")
+    if any(row.seen.backwards > 1 for row in rows):
+        missing.append("that the loss is divided by the number of accumulated passes")
     if any(row.arm.case.samples_per_step and not row.seen.roots for row in rows):
         missing.append("samples (as declared)")
     out = wrap(f" checked    {', '.join(held)}", width, 12)
@@ -150,6 +154,20 @@ def _remarks(row: ScriptRow) -> list[str]:
         )
     if seen.sharded and row.arm.case.world_size > 1:
         out += [f"{world}: {remark}" for remark in script.shards(seen)]
+    if seen.searched:
+        out.append(
+            f"{world}: find_unused_parameters=True searches the graph in every step, and every"
+            " parameter had a gradient: is it needed?"
+        )
+    passes = [r.watched.evaluations for r in row.launches[0].ranks if r.watched is not None]
+    if len(set(passes)) > 1:
+        most = passes.index(max(passes))
+        out.append(
+            f"{world}: rank {most} evaluates within the window ({max(passes)} forward passes), the"
+            f" least busy one makes {min(passes)}: the others wait for it"
+        )
+    elif any(passes):
+        out.append(f"{world}: the window has {passes[0]} forward passes of evaluation on each rank")
     if not seen.even:
         out.append(
             f"{world}: steps do not exchange equally many bytes: is a step of the training more"

@@ -3,7 +3,7 @@
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -11,6 +11,7 @@ from typing import NoReturn
 import numpy as np
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from harness.analysis.samples.period import period
 from harness.base.documents import to_doc
@@ -217,11 +218,44 @@ def watched_by(watch: Watch) -> Watched:
         collectives=collectives,
         small=small,
         reads=(watch.reads[last[1]] - watch.reads[watch.first]) / num_kept,
-        repeated=watch.hooks.repeated,
+        repeated=watch.hooks.loaders.repeated,
         seeded=watch.hooks.seeded,
         flops=0.0 if watch.work is None else watch.work.flops,
+        aside=0.0 if watch.work is None else watch.work.aside,
         distinct=_distinct(watch),
+        drawn=_drawn(watch),
+        whole=watch.hooks.loaders.whole,
+        unclear=watch.unclear,
+        evaluations=watch.evaluations[last[1]] - watch.evaluations[watch.first],
+        in_eval=watch.hooks.in_eval,
+        searched=watch.searched,
+        random=watch.random,
+        parallel=_shares_data(roots),
     )
+
+
+def _drawn(watch: Watch) -> float:
+    """Samples that loaders handed out for a step of the window."""
+    edges = watch.edges()[watch.task.cut :]
+    steps = [
+        sum(watch.drawn.get(i, 0) for i in range(begin, end))
+        for begin, end in itertools.pairwise(edges)
+    ]
+    return float(np.median(steps)) if steps else 0.0
+
+
+def _shares_data(roots: Sequence[nn.Module]) -> bool:
+    """Whether each rank has samples of its own, by how the first root is wrapped: by DDP, or by
+    FSDP over all ranks. Those of a tensor-parallel group have the same ones.
+    """
+    if not roots or not dist.is_initialized():
+        return False
+    root = getattr(roots[0], "_orig_mod", roots[0])  # what torch.compile has wrapped
+    if isinstance(root, nn.parallel.DistributedDataParallel):
+        return True
+    meshes = [m for p in root.parameters() if (m := getattr(p, "device_mesh", None))]
+    flat = all(m.ndim == 1 and m.size() == dist.get_world_size() for m in meshes)
+    return isinstance(root, FSDPModule) and bool(meshes) and flat
 
 
 def _distinct(watch: Watch) -> float:

@@ -1,20 +1,26 @@
 """How much a step computes: its products, convolutions and attention, there and back, in FLOPs."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.training.work import flops_of
 
 
 class Counted(TorchDispatchMode):
-    """Adds up ``flops`` from ``begin`` to ``end``, whatever is called in between."""
+    """Adds up ``flops`` from ``begin`` to ``end``, whatever is called in between.
 
-    def __init__(self) -> None:
+    ``aside`` are those that no gradient follows from, as of an evaluation. ``trains`` says whether
+    gradients are being made or used.
+    """
+
+    def __init__(self, trains: Callable[[], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = 0.0
+        self._trains = trains
+        self.flops = self.aside = 0.0
 
     def begin(self) -> None:
         self.__enter__()  # type: ignore[no-untyped-call]
@@ -30,7 +36,13 @@ class Counted(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.flops += flops_of(func, args, kwargs or {}, out)
+        flops = flops_of(func, args, kwargs or {}, out)
+        if not flops:
+            return out
+        if torch.is_grad_enabled() or self._trains():
+            self.flops += flops
+        else:
+            self.aside += flops
         return out
 
 

@@ -17,12 +17,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.data import DistributedSampler
 
 from harness.record import Category
 from harness.training.observe import spans
 from harness.training.observe.spans import Span, span
 from harness.training.script import samples
+from harness.training.script.loaders import Loaders
+from harness.training.script.samples import Arrived
 
 
 class Observer(Protocol):
@@ -31,10 +32,13 @@ class Observer(Protocol):
     def passing(self) -> None:
         """A forward pass of the training begins, or a backward pass that had none."""
 
+    def handed(self, size: int) -> None:
+        """A loader hands out a batch of so many samples; 0 where nobody knows."""
+
     def called(
-        self, number: int, rows: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, number: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """A root got so many rows of its own."""
+        """A root got samples of its own."""
 
     def returned(self, output: object) -> None:
         """A root has returned."""
@@ -60,8 +64,10 @@ class Hooks:
         self.optimizers: dict[int, Optimizer] = {}
         self._open: nn.Module | None = None
         self._in_backward = self._in_step = 0
-        self.repeated, self.reads = False, 0
-        self.seeded = False
+        self.loaders = Loaders(observer.handed)
+        self.reads = self.evaluations = 0
+        self.seeded = self.in_eval = False
+        self._trained = self._evaluated = False  # forward passes since the last optimizer step
         self._between: Span | None = None
 
     def install(self) -> None:
@@ -70,9 +76,13 @@ class Hooks:
         register_optimizer_step_post_hook(self._stepped)
         self._wrap_backward()
         self._wrap_optimizers()
-        self._wrap_samplers()
+        self.loaders.install()
         self._wrap_reads()
         self._wrap_seeds()
+
+    def trains(self) -> bool:
+        """Whether a backward pass or an optimizer step is under way."""
+        return bool(self._in_backward or self._in_step)
 
     def forget(self) -> None:
         """What was called and what stepped so far belongs to something else."""
@@ -130,21 +140,6 @@ class Hooks:
 
         cast(Any, Optimizer).__init__ = made
 
-    def _wrap_samplers(self) -> None:
-        """A sampler that shuffles alike in every epoch was not told which one it is."""
-        draw = DistributedSampler.__iter__
-        seen = dict[int, set[int]]()
-
-        @functools.wraps(draw)
-        def drawn(sampler: DistributedSampler[Any]) -> Any:
-            epochs = seen.setdefault(id(sampler), set())
-            if sampler.shuffle and sampler.epoch in epochs:
-                self.repeated = True
-            epochs.add(sampler.epoch)
-            return draw(sampler)
-
-        cast(Any, DistributedSampler).__iter__ = drawn
-
     def _wrap_reads(self) -> None:
         """Reads of single values: on a GPU each waits until the device has come so far."""
         item: Callable[..., Any] = Tensor.item
@@ -163,6 +158,8 @@ class Hooks:
 
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
         self._leave_between()
+        self.in_eval |= self._evaluated and not self._trained
+        self._evaluated = self._trained = False
         self._observer.stepping(self._number(optimizer), optimizer)
         self._in_step += 1
         if spans.seen():
@@ -189,7 +186,10 @@ class Hooks:
 
     def _first_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Of every module, until the roots are known."""
-        if torch.compiler.is_compiling() or self._open is not None or not _trains(module):
+        if torch.compiler.is_compiling() or self._open is not None:
+            return
+        if not _trains(module):
+            self._evaluated |= torch.is_grad_enabled() and _learns(module)
             return
         if id(module) not in self._hooked:
             self._hooked.add(id(module))
@@ -199,21 +199,33 @@ class Hooks:
             kwargs = caller.f_locals.get("kwargs", {}) if caller is not None else {}
             module.register_forward_pre_hook(self._call, prepend=True, with_kwargs=True)
             module.register_forward_hook(self._return, always_call=True)
+            if isinstance(inner := getattr(module, "module", None), nn.Module):
+                inner.register_forward_pre_hook(self._evaluate)
             self._call(module, args, kwargs)
 
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or self._open is not None or self._in_backward:
             return
         if not (torch.is_grad_enabled() and module.training):
-            return  # an evaluation
+            self._evaluate(module)
+            return
         self._open = module
-        first = samples.first_input(args, kwargs)
+        self._trained = True
+        what = samples.arrived(args, kwargs, self.loaders.sizes)
         self.roots.setdefault(id(module), module)
         self._passing()
         if spans.seen():
             span("forward").__enter__()
-        if first is not None:
-            self._observer.called(list(self.roots).index(id(module)), len(first), args, kwargs)
+        if what is not None:
+            self._observer.called(list(self.roots).index(id(module)), what, args, kwargs)
+
+    def _evaluate(self, module: nn.Module, *_: Any) -> None:
+        """A forward pass that trains nothing, or looks like it; also past a wrapper."""
+        if self._open is not None or torch.compiler.is_compiling() or self._in_backward:
+            return
+        if not (torch.is_grad_enabled() and module.training):
+            self.evaluations += 1
+            self._evaluated |= torch.is_grad_enabled()
 
     def _return(self, module: nn.Module, _: Any, output: object) -> None:
         if self._open is module:
@@ -225,6 +237,8 @@ class Hooks:
 
 def _trains(module: nn.Module) -> bool:
     """Whether a call of it belongs to a training."""
-    if not (torch.is_grad_enabled() and module.training):
-        return False
+    return torch.is_grad_enabled() and module.training and _learns(module)
+
+
+def _learns(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.training.script.hooks import Hooks
-from harness.training.script.samples import Rows, inputs, tensors
+from harness.training.script.samples import Arrived, Rows, inputs, tensors
 from harness.training.script.sentences import Sentences
 
 _LOSSES = 1024
@@ -27,6 +27,10 @@ class Observed:
         """What was seen so far is not looked at."""
         self.sentences = Sentences()
         self.rows: dict[int, Rows] = {}
+        self.drawn: dict[int, int] = {}  # samples that loaders handed out, by sentence
+        self.unclear = ""
+        self.searched = self.random = False
+        self._drew: list[Tensor] = []
         self.dtype = ""
         self.norm2 = 0.0
         self._losses: Tensor | None = None
@@ -48,18 +52,36 @@ class Observed:
         """Whether the samples of this sentence are told apart, not only counted."""
         return True
 
+    def handed(self, size: int) -> None:
+        sentence = len(self.sentences.words)
+        self.drawn[sentence] = self.drawn.get(sentence, 0) + size
+
     def called(
-        self, number: int, rows: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, number: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         sentence = len(self.sentences.words)
         of_root = self.rows.setdefault(number, Rows())
-        of_root.count(sentence, rows)
-        if rows and self.looks():
-            of_root.note(sentence, inputs(args, kwargs))
+        of_root.count(sentence, what.count)
+        self.unclear = self.unclear or what.unclear
+        if what.count and self.looks():
+            of_root.note(sentence, inputs(args, kwargs, what))
+        if not sentence:
+            self._drew = self._generators()
 
     def returned(self, output: object) -> None:
         if not self.dtype and (found := next(tensors(output), None)) is not None:
             self.dtype = str(found.dtype).removeprefix("torch.")
+        if self._drew:
+            pairs = zip(self._drew, self._generators(), strict=True)
+            self.random |= any(not torch.equal(before, after) for before, after in pairs)
+            self._drew = []
+
+    def _generators(self) -> list[Tensor]:
+        """The states of those that forward passes draw random numbers from."""
+        states = [torch.get_rng_state()]
+        for device in {p.device for p in self.parameters()} - {torch.device("cpu")}:
+            states.append(torch.get_device_module(device).get_rng_state(device))
+        return states
 
     def enter_backward(self, losses: object) -> None:
         self.sentences.enter_backward()
@@ -94,7 +116,13 @@ class Observed:
         return losses
 
     def _look_at_gradients(self, optimizer: Optimizer) -> None:
-        """Their norm before the first step, squared; a shard's part where they are sharded."""
+        """Their norm before the first step, squared; a shard's part where they are sharded. And
+        whether unused parameters are searched for although each has a gradient.
+        """
+        for root in self.hooks.roots.values():
+            if getattr(root, "find_unused_parameters", False):
+                wanted = [p for p in root.parameters() if p.requires_grad]
+                self.searched = all(p.grad is not None for p in wanted)
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if p.grad is not None:

@@ -5,7 +5,8 @@ a row of an image costs as much as one of a sentence.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,15 +40,94 @@ def first_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None
     return None if first is None or first.requires_grad else first
 
 
-def inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Tensor]:
-    """What tells the samples of a call apart: its first tensor, and what else has its rows.
+@dataclass(frozen=True, kw_only=True)
+class Arrived:
+    """The samples that a module is called with: how many, and how they lie in its arguments.
+
+    They are rows of tensors, elements of a list (``listed``), or columns, where time comes first
+    (``late``). ``unclear`` says why they cannot be told from something else.
+    """
+
+    count: int = 0
+    listed: bool = False
+    late: bool = False
+    unclear: str = ""
+
+
+def arrived(
+    args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Collection[int]
+) -> Arrived | None:
+    """What arrives with a call, if loaders have handed out batches of these ``sizes`` last.
+
+    None where there is no tensor, or where another module made it.
+    """
+    first = first_input(args, kwargs)
+    if first is None:
+        return None
+    known = {size for size in sizes if size}
+    given = args[0] if args else next(iter(kwargs.values()), None)
+    if isinstance(given, list | tuple) and given:
+        return _of_list(given, [*args[1:], *kwargs.values()], known)
+    rows = len(first)
+    columns = first.shape[1] if first.dim() > 1 else 0
+    if not known or rows in known or columns not in known:
+        return Arrived(count=rows)
+    size = columns
+    if rows % size and size % rows:
+        return Arrived(count=size, late=True)
+    return Arrived(
+        unclear=f"a batch of {size} reaches the model as {_shape(first)}: which side is it"
+    )
+
+
+def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]) -> Arrived:
+    """A list is a batch of samples, or the inputs of one batch."""
+    many = len(given)
+    if any(isinstance(x, Mapping) for x in given):
+        return Arrived(count=many, listed=True)
+    parts = [x for x in given if isinstance(x, Tensor) and x.dim()]
+    heads = {len(x) for x in parts}
+    if not parts:
+        return Arrived(count=many, listed=True) if many in known else Arrived(unclear="a list")
+    if heads <= set(known):
+        return Arrived(count=len(parts[0]))
+    beside = any(isinstance(x, list | tuple) and len(x) == many for x in others)
+    if many in known or (len(heads) > 1 and len(parts) == many) or (beside and not known):
+        return Arrived(count=many, listed=True)
+    if isinstance(given, tuple) and len(heads) == 1 and not known:
+        return Arrived(count=len(parts[0]))
+    shape = _shape(parts[0])
+    return Arrived(unclear=f"the model gets a list of {many} tensors {shape}: samples, or inputs")
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({', '.join(map(str, tensor.shape))})"
+
+
+def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: Arrived) -> Sequence[Tensor]:
+    """What tells the samples of a call apart, one row each: its first tensor, and what else has its
+    rows.
 
     The first may be a mask, which many samples share: tokens and labels come after it. Of floats
     the first tensor is enough.
     """
+    if how.listed:
+        given = args[0] if args else next(iter(kwargs.values()))
+        return [_stacked([next(tensors(x)) for x in given])]
     found = itertools.islice(tensors(args, kwargs), MOST)
     first = next(found)  # what ``first_input`` has found, too
+    if how.late:
+        return [first.transpose(0, 1)]
     return first, *(x for x in found if len(x) == len(first) and not x.is_floating_point())
+
+
+def _stacked(samples: Sequence[Tensor]) -> Tensor:
+    """A row of few elements of each, evenly spread, and zeros behind those of a short one."""
+    rows = [thinned(x.reshape(1, -1)) for x in samples]
+    stacked = rows[0].new_zeros(len(rows), max(x.shape[1] for x in rows))
+    for row, thin in zip(stacked, rows, strict=True):
+        row[: thin.shape[1]] = thin[0]
+    return stacked
 
 
 def thinned(x: Tensor) -> Tensor:

@@ -48,6 +48,7 @@ class Watch(Observed):
         self.walls_ns: list[int] = []
         self.rss_bytes: list[int] = []
         self.reads: list[int] = []  # of single values, up to each mark
+        self.evaluations: list[int] = []  # the same of passes that train nothing
         self.events: list[torch.Event] = []
         self.start, self.sharded = "", False
 
@@ -63,6 +64,7 @@ class Watch(Observed):
             self.start = digest(iter(self.parameters()))
             self.sharded = any(hasattr(p, "placements") for p in self.parameters())
         self.reads.append(self.hooks.reads)
+        self.evaluations.append(self.hooks.evaluations)
         self.rss_bytes.append(self.memory.now() if done % LOOKED == 0 else 0)
         self.walls_ns.append(time_ns())
         for event in self.rank.accelerator.events(1):
@@ -83,7 +85,7 @@ class Watch(Observed):
             self.measured = True
             if self.profile is not None or not countable():
                 self.finish()
-            self.work = Counted()
+            self.work = Counted(self.hooks.trains)
             self.work.begin()
         elif self.measured and kept == window + self.period:
             self.finish(whole=True)

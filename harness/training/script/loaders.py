@@ -1,0 +1,115 @@
+"""What torch's loaders hand to a training: how many samples a batch is of, and who chose them.
+
+A loader takes the numbers of a batch's samples from its sampler long before it hands out the batch,
+and hands out batches in that order.
+"""
+
+import functools
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sized
+from typing import Any, cast
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+)
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+#: Where an iterator keeps the sizes of batches that it has not handed out yet, and its loader.
+_SIZES, _LOADER = "scaleproof_sizes", "scaleproof_loader"
+
+
+class Loaders:
+    """Watches all loaders of this process; ``handed`` is told how many samples a batch is of."""
+
+    def __init__(self, handed: Callable[[int], None]) -> None:
+        self._handed = handed
+        self._last: dict[int, int] = {}
+        self._batches: Counter[int] = Counter()
+        self._whole: dict[int, int] = {}
+        self._passes: dict[int, set[int]] = {}
+        self.repeated = False
+
+    @property
+    def sizes(self) -> Collection[int]:
+        """Samples of the batch that each loader has handed out last."""
+        return self._last.values()
+
+    @property
+    def whole(self) -> int:
+        """Samples of the data set if this rank's main loader draws all of them, else 0."""
+        main = self._batches.most_common(1)
+        return self._whole.get(main[0][0], 0) if main else 0
+
+    def install(self) -> None:
+        """For the rest of this process."""
+        kind = cast(Any, _BaseDataLoaderIter)
+        make, draw, hand = kind.__init__, kind._next_index, kind.__next__
+
+        @functools.wraps(make)
+        def made(iterator: Any, loader: DataLoader[Any], *args: Any, **more: Any) -> None:
+            setattr(iterator, _LOADER, loader)
+            setattr(iterator, _SIZES, deque())
+            self._whole[id(loader)] = _drawn_whole(loader)
+            make(iterator, loader, *args, **more)
+
+        @functools.wraps(draw)
+        def drawn(iterator: Any) -> Any:
+            numbers = draw(iterator)
+            getattr(iterator, _SIZES).append(_count(numbers))
+            return numbers
+
+        @functools.wraps(hand)
+        def handed(iterator: Any) -> Any:
+            try:
+                batch = hand(iterator)
+            except StopIteration:
+                self._passed(getattr(iterator, _LOADER))
+                getattr(iterator, _SIZES).clear()
+                raise
+            loader, sizes = id(getattr(iterator, _LOADER)), getattr(iterator, _SIZES)
+            size = sizes.popleft() if sizes else 0
+            self._batches[loader] += 1
+            self._last[loader] = size
+            self._handed(size)
+            return batch
+
+        kind.__init__, kind._next_index, kind.__next__ = made, drawn, handed
+
+    def _passed(self, loader: DataLoader[Any]) -> None:
+        """A sampler that shuffles two whole passes alike was not told which one it is."""
+        sampler = _sampler(loader)
+        if not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
+            return
+        epochs = self._passes.setdefault(id(sampler), set())
+        self.repeated |= sampler.epoch in epochs
+        epochs.add(sampler.epoch)
+
+
+def _count(numbers: object) -> int:
+    """Samples of a batch by their numbers; 0 where a data set that has none makes them."""
+    if isinstance(numbers, list | tuple):
+        return 0 if None in numbers else len(numbers)
+    return 0
+
+
+def _sampler(loader: DataLoader[Any]) -> object:
+    """Who chooses the samples of a loader; None where it is not torch's own batches that do."""
+    batches = loader.batch_sampler
+    if type(batches) is BatchSampler:
+        return batches.sampler
+    return loader.sampler if batches is None else None
+
+
+def _drawn_whole(loader: DataLoader[Any]) -> int:
+    """Samples of the data set if one pass of this rank alone is all of it; else 0."""
+    sampler = _sampler(loader)
+    if type(sampler) not in (SequentialSampler, RandomSampler):
+        return 0
+    if getattr(sampler, "replacement", False) or not isinstance(loader.dataset, Sized):
+        return 0
+    size = len(loader.dataset)
+    return size if len(cast(Sized, sampler)) == size else 0

@@ -1,0 +1,132 @@
+"""DDP loops whose samples are not the rows of one tensor, and mistakes that content cannot tell."""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+parser = argparse.ArgumentParser()
+parser.add_argument("shape", choices=[
+    "images", "detection", "dicts", "time first", "ambiguous", "packed", "graph", "two inputs",
+    "views", "no loader",
+])  # fmt: skip
+parser.add_argument("--mistake", default="")
+parser.add_argument("--batch", type=int, default=16)
+parser.add_argument("--divide", action="store_true", help="one batch shared by all ranks")
+parser.add_argument("--fsdp", action="store_true")
+parser.add_argument("--steps", type=int, default=2000)
+asked = parser.parse_args()
+WIDTH, TIME = 32, 35
+
+
+class Data(Dataset[torch.Tensor]):
+    """Images of 3 channels, 8 by 8; with a mistake ranks see other crops of the same ones."""
+
+    def __init__(self, augment: int) -> None:
+        self.images = torch.randn(512, 3, 8, 8)
+        self.draw = torch.Generator().manual_seed(augment)
+        self.augments = asked.mistake.startswith("augmented")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        noise = 0.01 * torch.randn(3, 8, 8, generator=self.draw) if self.augments else 0.0
+        return self.images[number] + noise
+
+
+class Net(nn.Module):
+    """One layer that is computed on whatever shape the samples have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(192, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 10))
+
+    def forward(self, x, targets=None):  # type: ignore[no-untyped-def]
+        if isinstance(x, list | tuple) and asked.shape == "two inputs":
+            x = x[0] + x[1]
+        elif isinstance(x, list | tuple):
+            x = torch.stack([i["image"] if isinstance(i, dict) else i for i in x])
+        elif asked.shape in ("time first", "ambiguous"):
+            x = x.transpose(0, 1)[:, :1].expand(-1, 192, -1)[..., 0]
+        elif asked.shape == "packed":
+            x = x[0].reshape(-1, 192)
+        elif asked.shape == "graph":
+            x = x.repeat(1, 192 // x.shape[1])
+        return self.layers(x.reshape(len(x), -1))
+
+
+def shaped(x: torch.Tensor):  # type: ignore[no-untyped-def]
+    """The arguments of a call."""
+    rows = x.reshape(len(x), -1)
+    return {
+        "images": lambda: (list(x),),
+        "detection": lambda: (list(x), [{"box": i.mean()} for i in x]),
+        "dicts": lambda: ([{"image": i} for i in x],),
+        "time first": lambda: (rows[:, :TIME].t()[..., None],),
+        "ambiguous": lambda: (rows[:, : 2 * len(x)].t()[..., None],),
+        "packed": lambda: (rows.reshape(1, -1),),
+        "graph": lambda: (rows.reshape(-1, 64)[:-1],),
+        "two inputs": lambda: ([rows, rows.flip(1)],),
+        "views": lambda: (torch.cat([rows, rows.flip(1)]),),
+        "no loader": lambda: (list(x),),
+    }[asked.shape]()
+
+
+def main() -> None:
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    data = Data(rank)
+    batch = asked.batch // world if asked.divide else asked.batch
+    mistakes = asked.mistake
+    sampler = None
+    draw = torch.Generator().manual_seed(rank if mistakes == "shuffled apart" else 0)
+    alone = mistakes in ("augmented", "shuffled apart", "augmented, shuffled", "same data")
+    if not alone:
+        sampler = DistributedSampler(data, num_replicas=world, rank=rank)
+    shuffles = mistakes in ("augmented, shuffled", "shuffled apart")
+    loader = DataLoader(
+        data, batch, sampler=sampler, shuffle=shuffles if alone else None, generator=draw,
+        drop_last=True,
+    )  # fmt: skip
+    if mistakes == "peeks":  # right: to learn the shape, as tutorials do
+        next(iter(loader))
+    model: nn.Module = Net()
+    if asked.fsdp:
+        fully_shard(model)
+    else:
+        model = DistributedDataParallel(model, find_unused_parameters=mistakes == "searches")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    done = epoch = 0
+    while done < asked.steps:
+        if sampler is not None and mistakes != "no set_epoch":
+            sampler.set_epoch(epoch)
+        epoch += 1
+        batches = data.images.split(batch) if asked.shape == "no loader" else loader
+        for x in batches:
+            optimizer.zero_grad()
+            model(
+                *shaped(x + 1e-3 * done if asked.shape == "no loader" else x)
+            ).square().mean().backward()
+            optimizer.step()
+            done += 1
+            evaluates = mistakes == "rank 0 evaluates" and rank == 0
+            if (evaluates or mistakes == "never trains again") and done % 4 == 0:
+                inner = model.module if hasattr(model, "module") else model
+                inner.eval()
+                with torch.no_grad():
+                    inner(*shaped(x))
+                if mistakes != "never trains again":
+                    inner.train()
+                else:
+                    model.eval()
+
+
+if __name__ == "__main__":
+    main()

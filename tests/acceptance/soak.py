@@ -188,7 +188,8 @@ def undisturbed(verb: str, folder: Path) -> float:
     )
     lasts_s = time.monotonic() - began
     print(f"     {verb:<14} status {done.returncode}, {lasts_s:.1f} s", file=sys.stderr, flush=True)
-    if done.returncode in (Exit.USAGE, Exit.INTERNAL):
+    alike = verb == "bisect"  # its versions do not differ, and it says so
+    if done.returncode == Exit.INTERNAL or (done.returncode == Exit.USAGE and not alike):
         raise SystemExit(done.stdout + done.stderr)
     return lasts_s
 

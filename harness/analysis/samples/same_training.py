@@ -101,8 +101,8 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
     beside = max(map(_aside, mine)), min(map(_aside, base))
     if here and beside[0] < LESS * beside[1]:
         yield (
-            f"work: beside its training one rank computes {si(beside[1], 'FLOP')} in a step, no rank"
-            f" does more than {si(beside[0], 'FLOP')} here: does it evaluate on one rank alone?"
+            f"work: beside its training one rank computes {si(beside[1], 'FLOP')} in a step, here"
+            f" none does more than {si(beside[0], 'FLOP')}: does it evaluate on one rank alone?"
         )
     alike = max(_distinct(x) for x in mine), min(_distinct(x) for x in base)
     if alike[0] < LESS * alike[1]:

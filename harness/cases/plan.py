@@ -82,7 +82,8 @@ class Protocol:
     ``steps`` optimizer steps per launch, of which the first ``cut`` are warm-up: so a pilot runs,
     and a timed launch at least. On devices whose clocks settle it warms up for ``cut_s`` and is
     timed for ``kept_s`` seconds at least. A block is one pass over the arms and one back, two pairs
-    per contrast; the judge looks after every block from ``min_blocks`` to ``max_blocks``.
+    per contrast; the judge looks after every block from ``min_blocks`` to ``max_blocks``. Pilots
+    lengthen warm-up and window as steps and noise ask for, but not where they are ``fixed``.
     """
 
     steps: int
@@ -92,6 +93,7 @@ class Protocol:
     seed: int = 0
     cut_s: float = 0.0
     kept_s: float = 0.0
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         if not (0 <= self.cut < self.steps and 0 <= self.min_blocks <= self.max_blocks):
@@ -133,7 +135,7 @@ class Plan:
     def pilot(self) -> Window:
         """Longer than a timed launch: what happens every now and then may lie beyond its end."""
         cut, steps = self.protocol.cut, self.protocol.steps
-        if self.to_loss is not None:
+        if self.to_loss is not None or self.protocol.fixed:
             return self.window
         return Window(steps=cut + HORIZON * (steps - cut), cut=cut)
 

@@ -11,7 +11,7 @@ from harness.cases import typed
 from harness.cases.case import SCRIPT, Mode
 from harness.cases.plan import Plan, Protocol
 from harness.cases.recipes import REAL, Recipe, ladder
-from harness.cases.site import Site
+from harness.cases.site import Site, rungs
 from harness.cases.typed import RUN
 from harness.host import secrets
 
@@ -87,12 +87,14 @@ def script_plan(
     mode: Mode = Mode.WEAK,
     samples: int = 0,
     protocol: Protocol = REAL,
+    first_rung: int = 1,
 ) -> Plan:
-    """A ladder of a script over the site's worlds, against itself on one rank.
+    """A ladder of a script over the site's worlds, against itself on its smallest world.
 
     Args:
         words: the command, as in a shell.
         samples: samples of a step on one rank, where they cannot be counted; 0 = they are counted.
+        first_rung: ranks of the smallest world, for models that one device cannot hold.
     """
     command = parse(words)
     if not command.module and not Path(command.target).is_file():
@@ -102,25 +104,38 @@ def script_plan(
             expected="a Python file, as from this folder",
             fix=f"ls {Path(command.target).parent}",
         )
-    if site.world_size < 2:
+    if site.world_size <= first_rung:
+        many = "one rank has" if site.world_size == 1 else f"{site.world_size} ranks have"
         raise SpecError(
-            "one rank has nothing to be compared with", expected="at least 2 ranks", fix=EXAMPLE
+            f"{many} nothing to be compared with",
+            expected=f"more than {first_rung} rank{'s' * (first_rung > 1)}",
+            fix=EXAMPLE.replace("--cpus 2", f"--cpus {2 * first_rung}"),
         )
     case = replace(
         site.case(f"{SCRIPT}/{command.name}-own", mode),
         script=shlex.join(words),
         samples_per_step=samples or None,
     )
-    return ladder(case, site.worlds, baselines=("wrapped",), protocol=protocol, shape=site.shape)
+    if first_rung == 1:
+        worlds, against = site.worlds, "wrapped"
+    else:
+        worlds, against = rungs(site.world_size, first_rung), "smallest_fit"
+    plan = ladder(case, worlds, baselines=(against,), protocol=protocol, shape=site.shape)
+    lowest = f"@{worlds[0] if first_rung > 1 else 1}"
+    return replace(plan, contrasts=tuple(c for c in plan.contrasts if lowest in c.baseline))
 
 
 def script(
-    *words: str, mode: str = Mode.WEAK, samples: int = 0, protocol: Protocol = REAL
+    *words: str,
+    mode: str = Mode.WEAK,
+    samples: int = 0,
+    protocol: Protocol = REAL,
+    first_rung: int = 1,
 ) -> Recipe:
     """A recipe for ``@scaling``: ``script("train.py", "--lr", "3e-4")``."""
 
     def recipe(site: Site) -> list[Plan]:
-        return [script_plan(words, site, Mode(mode), samples, protocol)]
+        return [script_plan(words, site, Mode(mode), samples, protocol, first_rung)]
 
     recipe.__name__ = parse(words).name
     return recipe

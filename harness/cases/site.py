@@ -114,9 +114,9 @@ def parse_name(name: str) -> tuple[str, str | None, str, str]:
     return strategy, compressor or None, model, size
 
 
-def rungs(largest: int) -> tuple[int, ...]:
-    """1, 2, 4 .. up to ``largest``, which is always there (6 -> 1, 2, 4, 6)."""
-    out = [1]
+def rungs(largest: int, smallest: int = 1) -> tuple[int, ...]:
+    """``smallest``, twice as many .. up to ``largest``, which is always there (6 -> 1, 2, 4, 6)."""
+    out = [smallest]
     while out[-1] * 2 <= largest:
         out.append(out[-1] * 2)
     return (*out, largest) if out[-1] != largest else tuple(out)

@@ -52,8 +52,11 @@ class Measured:
     def __init__(self, session: Session) -> None:
         self._measurer, self.session = Measurer(session), session
 
-    def __call__(self, *words: str, mode: Mode = Mode.WEAK, samples: int = 0) -> Verdict:
-        plan = script_plan(words, SITE, mode, samples, FAST)
+    def __call__(
+        self, *words: str, mode: Mode = Mode.WEAK, samples: int = 0, first_rung: int = 1,
+        site: Site = SITE, protocol: Protocol = FAST,
+    ) -> Verdict:  # fmt: skip
+        plan = script_plan(words, site, mode, samples, protocol, first_rung)
         self._measurer.measure([plan])
         self.plan = plan
         (verdict,) = self._measurer.verdicts(plan)
@@ -113,7 +116,7 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
         pytest.param("resumed", "was one resumed", marks=pytest.mark.full),
         ("half", "work: a sample takes 0.5 of the FLOPs that it takes on one rank"),
         pytest.param("frozen", "work: a sample takes 0.", marks=pytest.mark.full),
-        ("evaluates", "work: beside its training one rank computes"),
+        ("evaluates", "work: of one rank one computes"),
         ("repeated", "samples: 50% of the rows of a step are not like another one here"),
         ("broadcast", "gradients: a step only broadcasts"),
     ],

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from test_script import Measured, measured, session
 
-from harness.cases import Mode
+from harness.base.errors import SpecError
+from harness.cases import Device, Mode, Protocol, Site
+from harness.cases.script import script_plan
 from harness.interface.report.script import lines as script_table
-from harness.record import Status
+from harness.record import Purpose, Status
 
 __all__ = ["measured", "session"]  # fixtures
 
@@ -74,7 +76,6 @@ def test_a_strong_ladder_run_as_a_weak_one_is_told(measured: Measured) -> None:
         ),
         (("same data", "--fsdp"), "all 2 ranks train on the same 32 samples"),
         (("never trains again",), "is model.train() missing after an evaluation"),
-        pytest.param(("no set_epoch",), "is sampler.set_epoch", marks=pytest.mark.full),
     ],
 )
 def test_mistakes_that_content_hides_are_named(
@@ -110,3 +111,35 @@ def test_what_costs_time_and_is_right_is_a_remark(
     record = measured.session.run.record(complete=False)
     told = " ".join(" ".join(script_table(record)).split())
     assert says in told, told
+
+
+@pytest.mark.full
+def test_a_ladder_begins_where_a_model_fits(measured: Measured) -> None:
+    """Efficiency of a device is against the smallest world; one rank is never launched."""
+    site = Site(device=Device.CPU, backend="gloo", nodes=(4,))
+    verdict = measured("shapes.py", "views", first_rung=2, site=site)
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    assert verdict.against == "smallest_fit" and not measured.launches(1)
+    rates = [measured.launches(n)[0].throughput for n in (2, 4)]
+    assert rates[0] and rates[1] and 0 < verdict.value < 1.1
+
+
+def test_a_ladder_needs_a_rung_above_its_first() -> None:
+    site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+    with pytest.raises(SpecError, match="2 ranks have nothing to be compared with") as caught:
+        script_plan(["-m", "train"], site, first_rung=2)
+    assert "--cpus 4" in (caught.value.fix or "")
+    wide = Site(device=Device.CPU, backend="gloo", nodes=(8,))
+    plan = script_plan(["-m", "train"], wide, first_rung=2)
+    assert [a.case.world_size for a in plan.arms] == [2, 4, 8]
+    assert [(c.subject, c.baseline, c.ideal) for c in plan.contrasts] == [
+        ("@4", ("@2",), 2.0), ("@8", ("@2",), 4.0),
+    ]  # fmt: skip
+
+
+def test_a_training_of_few_steps_is_timed_for_as_many_as_the_user_says(measured: Measured) -> None:
+    few = Protocol(steps=6, cut=3, min_blocks=1, max_blocks=1, fixed=True)
+    verdict = measured("shapes.py", "views", "--steps", "12", protocol=few)
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    every = [x for p in ("pilot", "timed") for x in measured.launches(2, Purpose(p))]
+    assert {x.steps.count for x in every if x.steps} == {3}

@@ -93,7 +93,7 @@ def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:
     pilot, too; in one pilot either may have been a busy moment of the host.
     """
     matching = _matching(plan, arm, pilots)
-    if len(matching) != 1:
+    if len(matching) != 1 or plan.protocol.fixed:
         return False
     kept = plan.window.steps - plan.window.cut
     steps = matching[0].steps
@@ -108,7 +108,7 @@ def _matching(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> list[Pilot]:
 
 def _window(plan: Plan, arm: Arm, pilots: Sequence[Pilot], sd: float | None) -> Window:
     matching = _matching(plan, arm, pilots)
-    if not matching or plan.to_loss is not None:
+    if not matching or plan.to_loss is not None or plan.protocol.fixed:
         return plan.window
     least = plan.window.steps - plan.window.cut
     warm_up, pilot = min(

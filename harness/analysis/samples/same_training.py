@@ -46,9 +46,9 @@ def _differences(
     a = mine[0]
     b = base[0]
     if _seen(a).optimizers != _seen(b).optimizers:
-        yield f"optimizers: {_seen(a).optimizers} step here, {_seen(b).optimizers} on one rank"
+        yield f"optimizers: {_seen(a).optimizers} step here, {_seen(b).optimizers} on {_of(b)}"
     if (here := a.ranks[0].ran.compute_dtype) != (there := b.ranks[0].ran.compute_dtype):
-        yield f"precision: the forward pass returns {here} here, {there} on one rank"
+        yield f"precision: the forward pass returns {here} here, {there} on {_of(b)}"
     yield from _whole_data(case, a, b)
     yield from _amounts(case, mine, base)
     yield from _work(mine, base)
@@ -65,8 +65,13 @@ def _whole_data(case: CaseSpec, a: LaunchRecord, b: LaunchRecord) -> Iterator[st
     if size and case.world_size > 1 and all(w.parallel and w.whole == size for w in seen):
         yield (
             f"samples: each of {case.world_size} ranks draws from all {size:,} samples of the data"
-            " set, as one rank does: is a DistributedSampler missing?"
+            f" set, as on {_of(b)}: is a DistributedSampler missing?"
         )
+
+
+def _of(launch: LaunchRecord) -> str:
+    """The ranks of a baseline."""
+    return "one rank" if len(launch.ranks) == 1 else f"{len(launch.ranks)} ranks"
 
 
 def _amounts(
@@ -77,38 +82,38 @@ def _amounts(
         median([x.consumed / x.steps.count for x in side if x.steps is not None])
         for side in (mine, base)
     )
-    wanted = there * (case.world_size if case.mode is Mode.WEAK else 1)
+    wanted = there * (case.world_size / len(base[0].ranks) if case.mode is Mode.WEAK else 1)
     if wanted and abs(here / wanted - 1) > RAGGED:
         other = Mode.STRONG if case.mode is Mode.WEAK else Mode.WEAK
         yield (
-            f"samples: a step has {here:g}, {there:g} on one rank: {case.mode} scaling would have"
-            f" {wanted:g} (--mode {other}?)"
+            f"samples: a step has {here:g}, {there:g} on {_of(base[0])}: {case.mode} scaling would"
+            f" have {wanted:g} (--mode {other}?)"
         )
 
 
 def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterator[str]:
     """A sample takes as much work in every world, and is one sample.
 
-    Batches may be ragged: only what is less in every launch than in any on one rank is told.
+    Batches may be ragged: only what is less in every launch than in any of the baseline is told.
     """
     here = max(map(_per_sample, mine))
     there = min(map(_per_sample, base))
     if min(map(_per_sample, mine)) > 0 and here < LESS * there:
         yield (
-            f"work: a sample takes {here / there:.3g} of the FLOPs that it takes on one rank: is a"
-            " part of the model or of the batch left out here, or is there more to do there?"
+            f"work: a sample takes {here / there:.3g} of the FLOPs that it takes on {_of(base[0])}:"
+            " is a part of the model or of the batch left out here, or is there more to do there?"
         )
     beside = max(map(_aside, mine)), min(map(_aside, base))
     if here and beside[0] < LESS * beside[1]:
         yield (
-            f"work: beside its training one rank computes {si(beside[1], 'FLOP')} in a step, here"
-            f" none does more than {si(beside[0], 'FLOP')}: does it evaluate on one rank alone?"
+            f"work: of {_of(base[0])} one computes {si(beside[1], 'FLOP')} beside its training in a"
+            f" step, here none more than {si(beside[0], 'FLOP')}: is there an evaluation only there?"
         )
     alike = max(_distinct(x) for x in mine), min(_distinct(x) for x in base)
     if alike[0] < LESS * alike[1]:
         yield (
             f"samples: {alike[0]:.0%} of the rows of a step are not like another one here,"
-            f" {alike[1]:.0%} on one rank: is a part of the batch repeated?"
+            f" {alike[1]:.0%} on {_of(base[0])}: is a part of the batch repeated?"
         )
 
 
@@ -138,7 +143,7 @@ def _gradients(a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
     coarse = a.ranks[0].ran.compute_dtype in ("bfloat16", "float16")
     if there and abs(here / there - 1) > (COARSE_NORMS if coarse else NORMS):
         yield (
-            f"gradients: their norm in the first step is {here / there:.4g} times that on one rank,"
+            f"gradients: their norm in the first step is {here / there:.4g} times that on {_of(b)},"
             " with the same samples: is the loss or the gradient summed, not averaged?"
         )
 

@@ -115,18 +115,19 @@ def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
     else:
         held += ["replicas equal at both ends", "gradients exchanged once"]
     first = rows[0]
+    lowest = "one rank" if first.arm.case.world_size == 1 else first.arm.case.world
     for row in several:
         pair = row.launches[0], first.launches[0]
         alike = same_training.begin_alike(pair)
         random = same_training.random(pair)
         if row is not first and alike and not random and same_training.same_samples(*pair):
-            held.append(f"gradient of {row.arm.case.world} equal to one rank's")
+            held.append(f"gradient of {row.arm.case.world} equal to {lowest}'s")
         elif row is not first:
             weak = row.arm.case.mode is Mode.WEAK
             why = "weak: other samples" if weak else "the first samples differ"
             why = "forward passes draw random numbers" if random else why
             why = why if alike else "no seed is set"
-            missing.append(f"gradient of {row.arm.case.world} against one rank's ({why})")
+            missing.append(f"gradient of {row.arm.case.world} against {lowest}'s ({why})")
     if any(row.seen.backwards > 1 for row in rows):
         missing.append("that the loss is divided by the number of accumulated passes")
     if any(row.arm.case.samples_per_step and not row.seen.roots for row in rows):

@@ -10,7 +10,8 @@ from typing import Any, TypedDict
 from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
-from harness.cases import Catalogue, Mode, Plan, Site
+from harness.cases import Catalogue, Mode, Plan, Protocol, Site
+from harness.cases.recipes import REAL
 from harness.cases.script import script_plan
 from harness.cases.targets import plans_of
 from harness.host import leftovers
@@ -83,6 +84,25 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         metavar="N",
         help="of a script, on one rank: compared with what is counted, used where nothing can be",
     )
+    sub.add_argument(
+        "--first-rung",
+        type=measuring.positive,
+        default=1,
+        metavar="N",
+        help="of a script: ranks of the smallest world, where one device cannot hold the model",
+    )
+    sub.add_argument(
+        "--steps",
+        type=measuring.positive,
+        metavar="N",
+        help="of a script: steps that are timed in a launch (default: as its pilot asks for)",
+    )
+    sub.add_argument(
+        "--warm-up",
+        type=measuring.positive,
+        metavar="N",
+        help="of a script: steps before them (default: as its pilot asks for)",
+    )
     sub.add_argument("--resume", metavar="RUN", help="continue an interrupted run")
     sub.add_argument("--inconclusive", choices=("fail", "warn"), default="fail")
     sub.add_argument("--detach", action="store_true", help="submit the run to the engine's queue")
@@ -130,7 +150,17 @@ def _plans(asked: Asked, known: Catalogue, site: Site) -> list[Plan]:
             fix="scaleproof run --script --cpus 2 -- train.py ARGS",
         )
     _check_clean(args.clean)
-    return [script_plan(asked.own, site, Mode(args.mode), args.samples_per_step or 0)]
+    samples = args.samples_per_step or 0
+    protocol = _protocol(args.steps, args.warm_up)
+    return [script_plan(asked.own, site, Mode(args.mode), samples, protocol, args.first_rung)]
+
+
+def _protocol(steps: int | None, warm_up: int | None) -> Protocol:
+    """Of a script: what its pilot asks for, or what the user says."""
+    if steps is None and warm_up is None:
+        return REAL
+    cut = warm_up or REAL.cut
+    return replace(REAL, steps=cut + (steps or REAL.steps - REAL.cut), cut=cut, fixed=True)
 
 
 def _check_clean(paths: Sequence[str]) -> None:

@@ -23,6 +23,8 @@ USED = {
     "._get_backend": "which backend a process group really has",
     "._dump_fr_trace_json": "the flight recorder of gloo",
     "._dump_nccl_trace_json": "the flight recorder of NCCL",
+    "._next_index": "how many samples a loader's batch is of, whoever makes it",
+    "torch.utils.data.dataloader._BaseDataLoaderIter": "the same, of all kinds of loaders",
     "._new_process_group_helper": "gloo's loop threads are tuned where they start",
     "._sync_gradients": "FSDP1's own no_sync leaves gradients whole",
     "._forward_module": "what Lightning's strategy has wrapped",

@@ -46,7 +46,7 @@ def parse(words: Sequence[str]) -> ScriptCommand:
     """
     secrets.refuse(words, RUN)
     typed.refuse_foreign(words)
-    if typed.is_torchrun(words):
+    if typed.launcher(words)[0]:
         return _launched(typed.for_every_rung(words))
     rest = list(typed.without_interpreter(words))
     if not rest:
@@ -63,6 +63,13 @@ def parse(words: Sequence[str]) -> ScriptCommand:
 def _launched(words: Sequence[str]) -> ScriptCommand:
     """A launcher's command: it has to be told how many ranks to start."""
     target = typed.script_of(words)
+    if programs.which(words[0]) is None and (name := typed.launcher(words)[0]):
+        raise SpecError(
+            f"{words[0]} is not installed here",
+            where=shlex.join(words),
+            expected=f"{name} in this environment",
+            fix=f"pip install {'torch' if name == typed.TORCH else words[0]}",
+        )
     if programs.which(words[0]) is None or target is None:
         raise SpecError(
             f"{words[0]!r} is neither a Python file nor a program here",
@@ -116,13 +123,11 @@ def script_plan(
         script=shlex.join(words),
         samples_per_step=samples or None,
     )
-    if first_rung == 1:
-        worlds, against = site.worlds, "wrapped"
-    else:
-        worlds, against = rungs(site.world_size, first_rung), "smallest_fit"
+    worlds = rungs(site.world_size, first_rung)
+    against = "wrapped" if first_rung == 1 else "smallest_fit"
     plan = ladder(case, worlds, baselines=(against,), protocol=protocol, shape=site.shape)
-    lowest = f"@{worlds[0] if first_rung > 1 else 1}"
-    return replace(plan, contrasts=tuple(c for c in plan.contrasts if lowest in c.baseline))
+    lowest = tuple(c for c in plan.contrasts if c.baseline == (f"@{first_rung}",))
+    return replace(plan, contrasts=lowest)
 
 
 def script(

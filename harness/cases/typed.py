@@ -1,12 +1,12 @@
 """What people type before their script: interpreters and launchers, each understood or refused.
 
-A refusal says the form that works. torchrun's usual forms name a number of ranks and a port: on
+A refusal says the form that works. Launchers' usual forms name a number of ranks and a port: on
 every rung they are the rung's, and one that is free.
 """
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.base.errors import SpecError
@@ -19,13 +19,20 @@ _HARMLESS = frozenset({"-u", "-B", "-q"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 #: torch's own launcher, as a module.
 _TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
-#: Its options that name what a rung decides: the number of ranks, and where they meet.
-_DECIDED = {
-    "--nproc-per-node": "{ranks}",
-    "--nproc_per_node": "{ranks}",
-    "--master-port": "{port}",
-    "--master_port": "{port}",
-}
+#: Launchers' options that name what a rung decides, and what they become; first the one that is put
+#: in where none of them asks for ranks.
+_DECIDED: Mapping[str, Mapping[str, str]] = {
+    "torchrun": {"--nproc-per-node": "{ranks}", "--master-port": "{port}"},
+    "accelerate launch": {
+        "--num-processes": "{world}", "--num-machines": "{nodes}", "--machine-rank": "{node}",
+        "--main-process-ip": "{host}", "--main-process-port": "{port}",
+    },
+    "deepspeed": {"--num-gpus": "{ranks}", "--num-nodes": "{nodes}", "--master-port": "{port}"},
+}  # fmt: skip
+#: torchrun comes with torch, the others with packages of their own names.
+TORCH = "torchrun"
+#: torchrun takes both spellings, the others these.
+_UNDERSCORED = frozenset({"accelerate launch", "deepspeed"})
 #: Programs that start ranks on other nodes: an engine's work.
 _ENGINES = {"srun": "slurm", "sbatch": "slurm"}
 
@@ -79,35 +86,47 @@ def without_interpreter(words: Sequence[str]) -> Sequence[str]:
     return rest
 
 
-def is_torchrun(words: Sequence[str]) -> bool:
-    """Whether it is torch's launcher, by name or as a module."""
-    if words and Path(words[0]).name == "torchrun":
-        return True
-    rest = without_interpreter(words)
-    return rest is not words and len(rest) > 1 and rest[0] == "-m" and rest[1] in _TORCHRUN
+def launcher(words: Sequence[str]) -> tuple[str, int]:
+    """The known launcher that these words begin with, and at which of them its options begin; an
+    empty name for anything else.
+    """
+    program = Path(words[0]).name if words else ""
+    for name in _DECIDED:
+        first, *rest = name.split()
+        if program == first and list(words[1 : 1 + len(rest)]) == rest:
+            return name, 1 + len(rest)
+    rest = list(without_interpreter(words))
+    if len(rest) < len(words) and rest[:1] == ["-m"] and rest[1:2] and rest[1] in _TORCHRUN:
+        return "torchrun", len(words) - len(rest) + 2
+    return "", 0
 
 
 def for_every_rung(words: Sequence[str]) -> list[str]:
-    """Torchrun's words with the rung's number of ranks and a free port where they name fixed ones.
+    """A launcher's words with the rung's number of ranks and a free port where they name fixed
+    ones.
 
     Without a number of ranks it is put in.
     """
-    begin = 1 if Path(words[0]).name == "torchrun" else list(words).index("-m") + 2
+    name, begin = launcher(words)
+    decided_by_rung = _DECIDED[name]
     end = next((i for i in range(begin, len(words)) if _begins_script(words[i])), len(words))
     options = list(words[begin:end])
     decided: list[str] = []
     while options:
         word = options.pop(0)
-        name, equals, value = word.partition("=")
-        if name not in _DECIDED:
+        option, equals, value = word.partition("=")
+        becomes = decided_by_rung.get(option.replace("_", "-"))
+        if becomes is None:
             decided.append(word)
             continue
         if not equals and options:
             value = options.pop(0)
-        decided.append(f"{name}={value if '{' in value else _DECIDED[name]}")
+        decided.append(f"{option}={value if '{' in value else becomes}")
     whole = [*words[:begin], *decided, *words[end:]]
     if not _asks_for_ranks(whole):
-        whole.insert(begin, "--nproc-per-node={ranks}")
+        option, becomes = next(iter(decided_by_rung.items()))
+        spelt = option[2:].replace("-", "_") if name in _UNDERSCORED else option[2:]
+        whole.insert(begin, f"--{spelt}={becomes}")
     return whole
 
 

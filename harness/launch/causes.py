@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from harness.base.errors import LaunchError, SpecError
 from harness.launch.divergence import divergence, latest
 from harness.launch.wire.beats import Phase
-from harness.launch.wire.messages import Collective, RankEnd
+from harness.launch.wire.messages import Collective, RankEnd, RankError
 from harness.record import Cause
 
 #: What an exception for want of memory says, on a device and on the host.
@@ -29,6 +30,8 @@ _ABSENT = re.compile(
 )
 
 
+#: Errors of ours, which say what is wrong and are no exception of a training.
+_OURS = frozenset({LaunchError.__name__, SpecError.__name__})
 #: The phase of a rank whose window is over: it waits for the others.
 _THROUGH = Phase.FINISH.name.lower()
 
@@ -105,11 +108,17 @@ def _raised(failed: Sequence[RankEnd]) -> Suspect | None:
         return None
     for e in (*clear, *device):
         assert e.error is not None
-        message = f"{e.error.type}: {e.error.message.splitlines()[0]}"
+        message = _in_words(e.error)
         kind = "memory" if _MEMORY.search(message) else "exception"
         sure = e in clear or len(failed) == 1
         return Suspect(rank=e.rank, kind=kind, message=message, sure=sure)
     return None
+
+
+def _in_words(error: RankError) -> str:
+    """Its kind and its first line; an error of ours says all in its words."""
+    first, *_ = error.message.splitlines() or [""]
+    return first if error.type in _OURS else f"{error.type}: {first}"
 
 
 def _signalled(failed: Sequence[RankEnd]) -> Suspect | None:
@@ -282,7 +291,7 @@ def _noticed(failed: Sequence[RankEnd]) -> Suspect:
     first = failed[0]
     message = "ended without any message"
     if first.error is not None:
-        message = f"{first.error.type}: {first.error.message.splitlines()[0]}"
+        message = _in_words(first.error)
     elif first.signal is not None:
         message = f"signal {first.signal} ({signal.Signals(first.signal).name})"
     return Suspect(rank=first.rank, kind="peer", message=message, sure=False)

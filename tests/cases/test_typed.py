@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +57,20 @@ def test_interpreters(typed: str, target: str, module: bool, args: tuple[str, ..
         ),
         ("torchrun train.py", "torchrun --nproc-per-node={ranks} train.py", "train.py", False),
         (
+            "accelerate launch --multi_gpu --num_processes 4 --mixed_precision bf16 train.py",
+            "accelerate launch --multi_gpu --num_processes={world} --mixed_precision bf16 train.py",
+            "train.py", False,
+        ),
+        (
+            "accelerate launch train.py", "accelerate launch --num_processes={world} train.py",
+            "train.py", False,
+        ),
+        (
+            "deepspeed --num_gpus=4 --master_port 29500 train.py --deepspeed ds.json",
+            "deepspeed --num_gpus={ranks} --master_port={port} train.py --deepspeed ds.json",
+            "train.py", False,
+        ),
+        (
             "torchrun --master_port=29500 --nproc-per-node={ranks} train.py",
             "torchrun --master_port={port} --nproc-per-node={ranks} train.py", "train.py", False,
         ),
@@ -67,8 +83,13 @@ def test_interpreters(typed: str, target: str, module: bool, args: tuple[str, ..
     ],
 )  # fmt: skip
 def test_launchers_start_the_ranks_of_every_rung(
-    typed: str, becomes: str, target: str, module: bool
-) -> None:
+    typed: str, becomes: str, target: str, module: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name in ("accelerate", "deepspeed"):  # they need not be installed to be understood
+        (tmp_path / name).write_text("#!/bin/sh")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     command = parse(shlex.split(typed))
     assert shlex.join(command.launcher).replace("'", "") == becomes
     assert (command.target, command.module) == (target, module)
@@ -81,6 +102,7 @@ def test_launchers_start_the_ranks_of_every_rung(
         ("LR=1 train.py", "variables", "LR=1 scaleproof run --script --cpus 2 -- train.py"),
         ("srun -n 4 python train.py", "--engine slurm", "--engine slurm"),
         ("python -O train.py", "option -O", "-- train.py"),
+        ("deepspeed train.py", "deepspeed is not installed here", "pip install deepspeed"),
         ("python -I train.py", "option -I", "-- train.py"),
         ("uv run train.py", "one process", "uv run scaleproof run --script --cpus 2 -- train.py"),
         ("bash launch.sh", "how many ranks", "{ranks}"),

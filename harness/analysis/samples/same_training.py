@@ -107,7 +107,7 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
     if here and beside[0] < LESS * beside[1]:
         yield (
             f"work: of {_of(base[0])} one computes {si(beside[1], 'FLOP')} beside its training in a"
-            f" step, here none more than {si(beside[0], 'FLOP')}: is there an evaluation only there?"
+            f" step, none more than {si(beside[0], 'FLOP')} here: is there an evaluation there?"
         )
     alike = max(_distinct(x) for x in mine), min(_distinct(x) for x in base)
     if alike[0] < LESS * alike[1]:

@@ -59,8 +59,10 @@ def lines(
     run: RunRecord, folder: Path, rerun: str, width: int = 80, *, page: Path | None = None
 ) -> list[str]:
     """What is printed at the end of a run."""
-    out = [rule("scaling", width, "="), *wrap(f" {headline(run)}", width, 1)]
-    out += [line for cause in why_open(run) for line in wrap(f" why   {cause}", width, 7)]
+    first = headline(run)
+    causes = [cause for cause in why_open(run) if not first.endswith(cause)]
+    out = [rule("scaling", width, "="), *wrap(f" {first}", width, 1)]
+    out += [line for cause in causes for line in wrap(f" why   {cause}", width, 7)]
     out += [*wrap(f" on    {measured_on(run)}", width, 7), ""]
     out += _rows(run, width)
     out += [*beside.lines(run, width)]

@@ -70,7 +70,8 @@ class Loaders:
                 self._passed(getattr(iterator, _LOADER))
                 getattr(iterator, _SIZES).clear()
                 raise
-            loader, sizes = id(getattr(iterator, _LOADER)), getattr(iterator, _SIZES)
+            loader = id(getattr(iterator, _LOADER))
+            sizes = getattr(iterator, _SIZES)
             size = sizes.popleft() if sizes else 0
             self._batches[loader] += 1
             self._last[loader] = size

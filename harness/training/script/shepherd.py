@@ -98,16 +98,26 @@ def _wait(
         if code is not None:
             ended_at = ended_at or time.monotonic()
             if time.monotonic() - ended_at > LATE_S:
-                raise LaunchError(
-                    f"its process ended with status {code} and left no record",
-                    where=f"rank {rank}",
-                    expected="a training that torch's hooks can see",
-                    fix=f"less {out}/rank{rank}.log",
-                )
+                raise _left_nothing(out, rank, code)
         time.sleep(POLL_S)
     if started is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             started.wait(LATE_S)
+
+
+def _left_nothing(out: Path, rank: int, code: int) -> LaunchError:
+    """What is wrong where a process has ended, and there is no record of its rank."""
+    started = (out / f"rank{rank}.pid").is_file()
+    return LaunchError(
+        f"its process ended with status {code} and left no record"
+        if started
+        else f"the launcher ended with status {code}, and no process of it was rank {rank}",
+        where=f"rank {rank}",
+        expected="a training that torch's hooks can see"
+        if started
+        else "a launcher that starts as many ranks as it is told, on this device",
+        fix=f"less {out}/rank{rank}.log",
+    )
 
 
 def _pass_on(pid_file: Path) -> "signal._HANDLER":

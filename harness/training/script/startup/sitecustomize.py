@@ -7,6 +7,7 @@ DataLoader, is left alone, and so is what a rank starts.
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -60,9 +61,24 @@ def _theirs() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+def _alone(folder: str) -> str | None:
+    """The rank of a world of one, whose launcher may tell it nothing: who runs the script is it."""
+    badges = [*Path(folder).glob("badge*.json")]
+    if len(badges) != 1:
+        return None
+    command = json.loads(badges[0].read_text())["command"]
+    words = [w for w in sys.orig_argv[1:] if w == "-m" or not w.startswith("-")]
+    runs = words[1:2] if command["module"] and words[:1] == ["-m"] else words[:1]
+    target = command["target"]
+    is_it = runs == [target] or (runs and Path(runs[0]).name == Path(target).name)
+    return "0" if is_it else None
+
+
 def _begin() -> None:
     folder = os.environ.get(BADGES)
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
+    if folder is not None and rank is None:
+        rank = _alone(folder)
     worker = any("multiprocessing" in word for word in sys.orig_argv[1:3])
     if folder is None or rank is None or worker:
         return

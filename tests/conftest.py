@@ -66,9 +66,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(scope="session", autouse=True)
-def without_timelines() -> Iterator[None]:
-    """Suites under test profile nothing unless they are there to do so: it takes seconds each."""
+def without_timelines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Suites under test profile nothing unless they are there to do so: it takes seconds each. And
+    nothing is remembered of other runs of the tests.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("SCALEPROOF_NO_TIMELINE", "1")
         patch.setenv("SCALEPROOF_NO_FABRIC", "1")
         yield

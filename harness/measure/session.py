@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -21,6 +22,7 @@ from harness.launch.engine import Where
 from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.measure.progress import Looking, Moment, Progress, waiting
+from harness.measure.remembered import Remembered
 from harness.measure.run import Run
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.launch import FLAKES, num_again
@@ -50,7 +52,9 @@ def end_on_signals() -> None:
 
 
 #: So many cases are described between two lines of progress.
-ASKED_AT_ONCE = 6
+ASKED_AT_ONCE = 16
+#: Of fewer cases nobody wants to know which is looked at.
+FEW = 6
 
 
 class Session:
@@ -154,18 +158,22 @@ class Session:
         self.run.resume(folder)
         self.bench.count_on(folder)
 
-    def describe(self, cases: Sequence[CaseSpec]) -> None:
-        """Ask the agent about cases that are new, a few at a time: large ones take seconds each."""
-        unknown = list({c.hash: c for c in cases if c.hash not in self.run.described}.values())
+    def describe(self, cases: Sequence[CaseSpec], remembered: Remembered | None = None) -> None:
+        """Ask the agent about cases that are new, those of one model at a time: what it computes is
+        counted once for all of them, and takes seconds.
+        """
+        if remembered is not None:
+            self.run.described.update(remembered.of(cases))
+        unknown = {c.hash: c for c in cases if c.hash not in self.run.described}
         if not unknown:
             return
         self.ready()
         began = time.monotonic()
-        for done in range(0, len(unknown), ASKED_AT_ONCE):
-            some = unknown[done : done + ASKED_AT_ONCE]
+        done = 0
+        for some in _of_one_model(list(unknown.values())):
             elapsed_s = time.monotonic() - began
             left_s = elapsed_s / done * (len(unknown) - done) if done else None
-            if len(unknown) > ASKED_AT_ONCE:
+            if len(unknown) > FEW:
                 looking = Looking(
                     case=some[0].id, done=done, num_cases=len(unknown), elapsed_s=elapsed_s,
                     left_s=left_s,
@@ -173,6 +181,9 @@ class Session:
                 self.progress.show(looking)
             answers = self.bench.describe(some)
             self.run.described.update({c.hash: a for c, a in zip(some, answers, strict=True)})
+            done += len(some)
+        if remembered is not None:
+            remembered.keep(list(unknown.values()), self.run.described)
         self.progress.clear()
 
     def launch(self, orders: Sequence[Order], now: Moment) -> list[LaunchRecord]:
@@ -237,3 +248,15 @@ def _lost(launch: LaunchRecord, folder: Path) -> LostError:
         expected="nodes that stay",
         fix=f"scaleproof run --resume {folder}",
     )
+
+
+def _of_one_model(cases: Sequence[CaseSpec]) -> Iterator[list[CaseSpec]]:
+    """Cases that compute alike, some at a time."""
+
+    def computes(case: CaseSpec) -> tuple[object, ...]:
+        return case.model, case.size, case.precision, case.checkpoint, case.compiled
+
+    for _, alike in itertools.groupby(sorted(cases, key=computes), computes):
+        group = list(alike)
+        for begin in range(0, len(group), ASKED_AT_ONCE):
+            yield group[begin : begin + ASKED_AT_ONCE]

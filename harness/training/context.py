@@ -153,12 +153,16 @@ class Compressor:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The modules that a case names; knobs are settled here and nowhere else."""
+    """The modules that a case names; knobs are settled here and nowhere else.
+
+    With ``layers`` the model is one of so many, whatever its size says.
+    """
 
     strategy: ModuleType
     model: ModuleType
     codec: ModuleType | None
     input: ModuleType
+    layers: int | None = None
 
     @property
     def modules(self) -> Mapping[str, ModuleType]:
@@ -180,7 +184,8 @@ class Loaded:
         """
         knobs = case.knobs_of(case.model, getattr(self.model, "KNOBS", {}))
         length = {} if case.seq_len is None else {"seq": case.seq_len}
-        return {**knobs, **self.model.SIZES[case.size], **length}
+        depth = {} if self.layers is None else {"layers": self.layers}
+        return {**knobs, **self.model.SIZES[case.size], **length, **depth}
 
     def feed(self, source: Any, *, plain: bool = False) -> Callable[[int], Batch]:
         """The case's input, with batches of this source (``feeds.Source``).

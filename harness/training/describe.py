@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,10 +26,10 @@ from harness.cases import (
 )
 from harness.record import Described, Expected, ModelFacts, Reference, Work
 from harness.training.context import Loaded, build_model, make_batch, parts
-from harness.training.kept import kept
+from harness.training.shallow import flops, kept_bytes, step_work
 from harness.training.trainer import element_bytes, training_bytes
 from harness.training.tuning.tuned import refuse, untuned
-from harness.training.work import again_flops, work
+from harness.training.work import again_flops
 
 #: Relative difference of losses that were computed in 8 bits of mantissa.
 ROUNDED = 2e-2
@@ -125,7 +126,7 @@ def _work(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> Work | None:
     if key not in _WORK:
         _WORK[key] = None
         with contextlib.suppress(Exception):
-            _WORK[key] = work(loaded, case, samples)
+            _WORK[key] = step_work(loaded, case, samples)
     return _WORK[key]
 
 
@@ -146,13 +147,13 @@ def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Seque
     key = _key(loaded, case)
     if key not in _KNOWN:
         facts, model = model_facts(loaded, case)
-        check_flops(loaded, case, facts, model)
+        check_flops(loaded, case, facts)
         if case.phase is Passes.FORWARD:  # each block's output is gone when the next one is done
             largest = max(facts.block_bytes, default=facts.activation_bytes_per_sample)
             _KNOWN[key] = replace(facts, activation_bytes_per_sample=largest), model
             return _KNOWN[key]
         with contextlib.suppress(Exception):  # what needs data to run: the outputs of its blocks
-            held = kept(loaded, case)
+            held = kept_bytes(loaded, case)
             facts = replace(
                 facts,
                 activation_bytes_per_sample=held.per_sample,
@@ -161,7 +162,7 @@ def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Seque
                 again_bytes=held.again,
             )
         try:
-            again = again_flops(loaded, case)
+            again: float | None = flops(loaded, case, partial(again_flops, case=case))
         except Exception:  # as above
             again = None
         facts = replace(facts, again_flops_per_sample=again)
@@ -176,23 +177,29 @@ def _key(loaded: Loaded, case: CaseSpec) -> str:
     return f"{key}+{case.phase}"
 
 
-def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts, model: nn.Module) -> None:
+def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> None:
     """AssertionError if a model claims more FLOPs than its operators need: its MFU would be false.
 
     Counted on the meta device, forward and backward of one sample.
     """
     if not facts.flops_per_sample or case.phase is Passes.FORWARD:
         return
-    one = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
-    with FlopCounterMode(display=False) as counter:
-        loaded.model.loss(model(one.inputs), one.targets).backward()
-    counted = counter.get_total_flops()
+    counted = flops(loaded, case, partial(_meta_flops, case=case))
     stated = facts.flops_per_sample
     if stated > FLOPS_SLACK * counted:
         raise AssertionError(
             f"{case.model}: flops() states {stated:.4g} a sample, but the matrix products and"
             f" convolutions of forward and backward are {counted:.4g}"
         )
+
+
+def _meta_flops(loaded: Loaded, case: CaseSpec) -> float:
+    one = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
+    with torch.device("meta"):
+        model = build_model(loaded, untuned(case), seed=case.seed)
+    with FlopCounterMode(display=False) as counter:
+        loaded.model.loss(model(one.inputs), one.targets).backward()
+    return float(counter.get_total_flops())
 
 
 def check_bound(loaded: Loaded, case: CaseSpec) -> None:

@@ -29,6 +29,9 @@ SIZES = {
     ),
 }
 
+#: All blocks between the embedding and the head are equal.
+ALIKE = True
+
 #: How layers are cut by width: by groups of heads, so that each rank has whole ones.
 TENSOR = {
     "units": "kv",

@@ -24,6 +24,8 @@ SIZES = {
         d=2048, layers=48, heads=32, kv=4, ff=1024, experts=128, vocab=151936, seq=4096, batch=1
     ),
 }
+#: All blocks between the embedding and the head are equal.
+ALIKE = True
 KNOBS = dict(top=2, capacity=1.25, balance=0.01)
 #: Modules whose parameters have the experts as dim 0, which a mesh may cut.
 EXPERTS = "block*.experts"

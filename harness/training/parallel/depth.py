@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +50,18 @@ def _listed(names: Sequence[str], stages: int, split: str) -> list[list[str]]:
 def flops_of(model: nn.Sequential, x: Tensor) -> dict[str, float]:
     """What each block computes of these inputs, by name; at least something.
 
-    Inputs are on the meta device.
+    Inputs are on the meta device. Of one model they are counted once for each shape.
     """
+    known = _COUNTED.setdefault(model, {})
+    if x.shape not in known:
+        known[x.shape] = _counted(model, x)
+    return known[x.shape]
+
+
+_COUNTED: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, float]]] = WeakKeyDictionary()
+
+
+def _counted(model: nn.Sequential, x: Tensor) -> dict[str, float]:
     counted: dict[str, float] = {}
     for child, wrapped in model.named_children():
         block = getattr(wrapped, "_checkpoint_wrapped_module", wrapped)  # else names do not match

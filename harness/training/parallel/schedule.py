@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -66,17 +66,20 @@ class Schedule:
     micro: int
 
     @classmethod
-    def of(cls, knobs: Mapping[str, Any], ranks: int) -> Schedule:
-        """As the knobs say; ValueError where torch would refuse them."""
+    def of(cls, knobs: Mapping[str, Any], ranks: int, blocks: int | None = None) -> Schedule:
+        """As the knobs say; ValueError where torch would refuse them, or for more stages than
+        ``blocks``.
+        """
         name = str(knobs["schedule"])
         if name not in SCHEDULES:
             raise ValueError(f"schedule {name!r} is not one of {', '.join(SCHEDULES)}")
         per_rank = SCHEDULES[name].per_rank or int(knobs.get("stages_per_rank", 2))
-        made = cls(name, ranks, per_rank, int(knobs["microbatches"]))
-        if made.micro < 1 or per_rank < 1:
+        micro = int(knobs["microbatches"])
+        if micro < 1 or per_rank < 1:
             raise ValueError("microbatches and stages_per_rank are at least 1")
-        _ = made.orders
-        return made
+        if blocks is not None and blocks < ranks * per_rank:
+            raise ValueError(f"{blocks} blocks cannot be cut into {ranks * per_rank} stages")
+        return _made(name, ranks, per_rank, micro)
 
     @property
     def made(self) -> type[Any]:
@@ -204,6 +207,14 @@ class Schedule:
         if others:
             raise AssertionError(f"{self.name}: stages add their gradients in different orders")
         return order
+
+
+@cache
+def _made(name: str, ranks: int, per_rank: int, micro: int) -> Schedule:
+    """With its orders: of hundreds of ranks they take seconds, and are asked for again."""
+    schedule = Schedule(name, ranks, per_rank, micro)
+    _ = schedule.orders
+    return schedule
 
 
 def _one_stage(stage: int, ahead: int, micro: int) -> Iterator[Action]:

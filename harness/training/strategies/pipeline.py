@@ -57,7 +57,7 @@ def expect(
         width.check(model, case, cut, sequence=sequence, loss=False)
     elif sequence:
         raise ValueError("a sequence is cut over the ranks along tp, and this mesh has none")
-    schedule = Schedule.of(knobs, n)
+    schedule = Schedule.of(knobs, n, len(model))
     if schedule.splits and case.compiled is not Compiled.NO:
         raise ValueError(
             f"the backward of a compiled block cannot be split, as {schedule.name} does"

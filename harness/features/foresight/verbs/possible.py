@@ -23,6 +23,7 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
+from harness.measure.remembered import Remembered
 
 HELP = dict(possible="tell which rules a fabric allows at all, before anything is measured on it")
 EXAMPLES = dict(
@@ -76,7 +77,7 @@ def act(asked: Asked) -> Answer:
         chosen=planning.tier(said.marks) if said.marks else lambda marks: True,
     )
     with contextlib.closing(measuring.session(asked, known, here)) as session:
-        session.describe([a.case for p in plans for a in p.arms])
+        session.describe([a.case for p in plans for a in p.arms], Remembered(known))
         run = session.run
         where = _site(on, said.on)
         found = [

@@ -21,6 +21,7 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import plans as plans_report, text
 from harness.interface.report.plans import PlanOutlook
 from harness.measure import together
+from harness.measure.remembered import Remembered
 from harness.record import Described
 
 HELP = dict(plan="show the launches of a run with their time, memory and bytes per rank")
@@ -69,7 +70,7 @@ def act(asked: Asked) -> Answer:
         bool(options.setups(measuring.values(asked))),
     )
     with contextlib.closing(measuring.session(asked, known, here)) as session:
-        session.describe([a.case for p in plans for a in p.arms])
+        session.describe([a.case for p in plans for a in p.arms], Remembered(known))
         run = session.run
         machine, link = (run.machine, 0.0) if on is None else (on.machine, on.slowest)
         asks = run.settings

@@ -1,0 +1,60 @@
+"""What cases were described as before, by this very package and torch: to describe takes seconds.
+
+Kept in the user's cache folder, for plans alone: a run that measures asks its agent each time.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from harness.base import digests, files
+from harness.base.documents import Json, from_doc, to_doc
+from harness.cases import CaseSpec, Catalogue
+from harness.record import Described
+
+
+class Remembered:
+    """Answers by the hash of their case; those of users' files, and of packages that may come and
+    go, are asked for again.
+    """
+
+    def __init__(self, known: Catalogue) -> None:
+        self._known = known
+        version = f"{digests.of_package()}-{metadata.version('torch')}"
+        self._path = _folder() / f"described-{version}.json"
+        self._answers: dict[str, Json] = {}
+        with contextlib.suppress(OSError, ValueError):
+            self._answers = json.loads(self._path.read_text())
+
+    def of(self, cases: Sequence[CaseSpec]) -> dict[str, Described]:
+        """Those of these cases that are known, by their hash."""
+        return {
+            c.hash: from_doc(Described, self._answers[c.hash])
+            for c in cases
+            if c.hash in self._answers
+        }
+
+    def keep(self, cases: Sequence[CaseSpec], described: Mapping[str, Described]) -> None:
+        """Answers for the next time; a home that cannot be written to remembers nothing."""
+        fresh = [c for c in cases if c.hash not in self._answers and self._lasts(c)]
+        self._answers |= {c.hash: to_doc(described[c.hash]) for c in fresh}
+        if not fresh:
+            return
+        with contextlib.suppress(OSError):
+            files.write({self._path: json.dumps(self._answers)})
+            for old in self._path.parent.glob("described-*.json"):
+                if old != self._path:
+                    old.unlink(missing_ok=True)
+
+    def _lasts(self, case: CaseSpec) -> bool:
+        shipped = all(not file.endswith(".py") for file in self._known.files(case).values())
+        packages = self._known.get("strategies", case.strategy).supports.packages
+        return shipped and not case.script and not packages
+
+
+def _folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "scaleproof"

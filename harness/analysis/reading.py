@@ -11,9 +11,9 @@ def load(folder: Path) -> RunRecord:
     """A run's folder, or its record.json; RecordError says what is wrong with it.
 
     Verdicts are written when a run ends, in whatever way it knows of. Of one that was killed they
-    follow from its launches.
+    follow from its launches, and from what its plans ask where there is none yet.
     """
     run = store.load(folder)
-    if run.complete or run.verdicts or not (run.launches or run.fabric or run.recoveries):
+    if run.complete or run.verdicts:
         return run
     return replace(run, verdicts=verdicts.verdicts(run))

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.judging.verdicts import verdicts
 from harness.analysis.reading import load
 from harness.base.errors import RecordError
 from harness.base.lock import Lock
@@ -115,6 +116,7 @@ def test_killed_before_any_change_to_the_disk_nothing_is_lost(
         assert [x.launch for x in found.launches] == [
             x.launch for x in sample_run.launches[: len(found.launches)]
         ]
+        assert len(found.verdicts) == len(verdicts(found)), f"change {at}: as verify judges it"
         whole += 1
         if ended and not torn:
             break

@@ -76,7 +76,7 @@ OPTIONS = (
     Option(
         name="time-budget",
         cases=True,
-        help="fit all blocks into this time: 330, 5m, 1h (default: two blocks for each plan, more for undecided plans during the first 260 s)",
+        help="fit all blocks into this time: 330, 5m, 1h (default: two blocks for each plan, more for undecided ones, for 8 minutes at most)",
         kwargs={"metavar": "TIME"},
     ),
     Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,19 @@ def test_a_detached_dry_run_prints_what_would_be_submitted_and_submits_nothing(
     assert command.count("--results") == 1 and "--detach" not in command
     assert "--dry-run" not in command and "HOST:PORT" not in script
     assert not asked.exists() or "sbatch" not in asked.read_text()
+
+
+@pytest.mark.parametrize(
+    ("engine", "begins"), [("slurm", "# FOLDER/job.sbatch"), ("ray", f"{sys.executable} -P -m ")]
+)
+def test_a_dry_run_needs_no_scheduler_and_no_package(
+    engine: str, begins: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An operator reads on a laptop what a cluster will be asked for."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    words = ["run", "ddp/mlp-nano/weak", "--engine", engine, "--nodes", "2x4", "--gpus", "8"]
+    assert main([*words, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(begins) and "HOST:PORT" in printed

@@ -120,11 +120,11 @@ def act(asked: Asked) -> Answer:
     elif asked.options.target or asked.options.script:
         known, site = measuring.site(asked)
         plans = _plans(asked, known, site)
+        if asked.options.dry_run and not asked.options.detach:
+            return _dry_run(asked, known, site)  # needs no scheduler, and no package of an engine
         session = measuring.session(asked, known, site)
         if asked.options.detach:
             return detached.submit(asked, known, site)
-        if asked.options.dry_run:
-            return _dry_run(asked, known, site)
     else:
         raise SpecError(
             "nothing to run",

@@ -1,0 +1,48 @@
+"""What a plan costs: the first time, and when its cases were described before.
+
+    python benchmarks/cost/plans.py [--on 8xh100 64x8xh100]
+
+CPU seconds of the program and its agent, and how many times those of one case (``ddp/decoder-350m``
+on the same machine, described alone): a ratio of one run, which another machine shows, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+
+#: A case whose description counts a model of 24 layers.
+ONE = "ddp/decoder-350m"
+
+
+def cpu_s(words: list[str], cache: str) -> float:
+    """User and system seconds of a command and all that it started."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "XDG_CACHE_HOME": cache}
+    command = [sys.executable, "-m", "harness", "plan", *words]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main(places: list[str]) -> None:
+    """Print a row for each place."""
+    print("| plan suites --on | first time | of one case | second time |")
+    print("|---|---|---|---|")
+    for place in places:
+        with tempfile.TemporaryDirectory() as cache:
+            one_s = cpu_s([ONE, "--on", place], cache)
+        with tempfile.TemporaryDirectory() as cache:
+            first_s, second_s = (cpu_s(["suites", "--on", place], cache) for _ in range(2))
+        ratio = f"{first_s / one_s:.1f} times"
+        print(f"| {place} | {first_s:.1f} s | {ratio} | {second_s:.1f} s |", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--on", nargs="+", default=["8xh100", "64x8xh100"])
+    main(parser.parse_args().on)

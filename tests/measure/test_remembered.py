@@ -1,0 +1,64 @@
+"""What plans remember of cases, and when they ask again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.base import digests
+from harness.cases import CaseSpec, Catalogue, Device, Site
+from harness.measure.describing import described
+from harness.measure.remembered import Remembered
+from harness.record import Described
+
+KNOWN = Catalogue()
+ROOT = Path(__file__).parents[2]
+
+
+def case_of(name: str, known: Catalogue = KNOWN) -> CaseSpec:
+    site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+    return known.normalise(site.case(name))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_an_answer_is_the_agent_s_and_lasts_as_long_as_the_package(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = case_of("ddp/mlp-nano")
+    (answer,) = described([case], KNOWN)
+    assert Remembered(KNOWN).of([case]) == {}
+    Remembered(KNOWN).keep([case], {case.hash: answer})
+    assert Remembered(KNOWN).of([case]) == {case.hash: answer}
+    monkeypatch.setattr(digests, "of_package", lambda: "edited")
+    assert Remembered(KNOWN).of([case]) == {}, "another version may answer otherwise"
+    Remembered(KNOWN).keep([case], {case.hash: answer})
+    assert len(list(cache.rglob("described-*"))) == 1, "what nobody asks for any more is gone"
+
+
+def test_what_a_user_s_file_says_is_asked_for_each_time(cache: Path) -> None:
+    known = Catalogue([ROOT / "examples/my_files"])
+    theirs = next(e for e in known.entries["strategies"].values() if not e.shipped)
+    case = case_of(f"{theirs.name}/mlp-nano", known)
+    Remembered(known).keep([case], {case.hash: Described()})
+    assert Remembered(known).of([case]) == {}
+
+
+def test_a_home_that_takes_nothing_remembers_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cache / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))
+    case = case_of("ddp/mlp-nano")
+    Remembered(KNOWN).keep([case], {case.hash: Described()})
+    assert Remembered(KNOWN).of([case]) == {}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    Remembered(KNOWN).keep([case], {case.hash: Described()})
+    (file,) = cache.rglob("described-*")
+    file.write_text("{torn")
+    assert Remembered(KNOWN).of([case]) == {}, "a torn file is asked for again"

@@ -1,0 +1,73 @@
+"""What is counted of a deep model by two shallow ones, held against counting all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from harness.cases import CaseSpec, Catalogue, Compiled, Device, Precision, Site
+from harness.record import Work
+from harness.training import shallow
+from harness.training.context import Loaded, load
+from harness.training.describe import _meta_flops
+from harness.training.kept import kept
+from harness.training.work import again_flops, work
+
+KNOWN = Catalogue()
+HOW: tuple[dict[str, Any], ...] = (
+    {"precision": Precision.AUTOCAST, "compiled": Compiled.INDUCTOR},
+    {"checkpoint": True, "selective": True},
+    {},
+    {"precision": Precision.BF16},
+    {"checkpoint": True},
+    {"checkpoint": True, "checkpoint_every": 2},
+    {"offload": True},
+)
+IN_CI = 2
+MODELS = ("decoder-base", "moe-small")
+EACH = [
+    pytest.param(model, how, id=f"{model} {how}", marks=[pytest.mark.full] * (place >= IN_CI))
+    for place, (how, model) in enumerate((how, model) for model in MODELS for how in HOW)
+]
+
+
+def case_of(name: str, **fields: Any) -> tuple[Loaded, CaseSpec]:
+    site = Site(device=Device.CUDA, backend="nccl", nodes=(1,))
+    case = KNOWN.normalise(site.case(f"single/{name}", **fields))
+    return load(KNOWN.files(case)), case
+
+
+def summed(step: Work) -> tuple[object, ...]:
+    """Products in any order."""
+    return replace(step, products=()), sorted(step.products, key=str)
+
+
+@pytest.mark.parametrize(("name", "fields"), EACH)
+def test_two_shallow_models_tell_all_of_a_deep_one(name: str, fields: dict[str, Any]) -> None:
+    loaded, case = case_of(name, **fields)
+    assert loaded.size(case)["layers"] > shallow.MORE
+    assert shallow.kept_bytes(loaded, case) == kept(loaded, case)
+    assert summed(shallow.step_work(loaded, case, 2)) == summed(work(loaded, case, 2))
+    for count in (partial(again_flops, case=case), partial(_meta_flops, case=case)):
+        assert shallow.flops(loaded, case, count) == count(loaded)
+
+
+def test_blocks_of_a_user_s_file_are_counted_one_by_one() -> None:
+    """A third layer that computes more would else stand for all of them."""
+    loaded, case = case_of("decoder-base")
+    asked: list[int | None] = []
+
+    def count(of: Loaded) -> float:
+        asked.append(of.layers)
+        return 1.0
+
+    shallow.flops(loaded, case, count)
+    assert asked == [shallow.LESS, shallow.MORE]
+    asked.clear()
+    theirs = type(loaded.model)("theirs")
+    vars(theirs).update({**vars(loaded.model), "__file__": "/home/me/theirs.py"})
+    shallow.flops(replace(loaded, model=theirs), case, count)
+    assert asked == [None]

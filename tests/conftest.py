@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -56,6 +57,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     Who comes first goes first: without the turnstile, tests that share the lock would keep taking
     it from each other, and one that wants it alone would wait until all others have run.
     """
+    if (loaded := sys.modules.get("torch")) is not None:
+        loaded.set_num_threads(1)  # as ranks do: several workers would spin for each other's cores
     alone = item.get_closest_marker("alone") is not None
     locks = Path(tempfile.gettempdir()) / f"scaleproof-tests-{os.getuid()}"
     with Path(f"{locks}.lock").open("w") as lock:

@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.analysis.audit import audit, strays
 from harness.analysis.judging import pairs, verdicts
-from harness.analysis.samples import bits, figures, pilots, references
+from harness.analysis.samples import bits, figures, pilots, references, script
 from harness.analysis.timeline.profiled import budget_of, talks, trace_path
 from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
@@ -34,7 +34,7 @@ from harness.record import (
     Verdict,
     chain,
 )
-from harness.record.store import load_samples
+from harness.record.store import Samples, load_samples
 
 #: Derived numbers may differ by this much, relatively: summation differs by CPU and numpy.
 TOLERANCE = 1e-9
@@ -225,21 +225,11 @@ def _launch(
         return _Launch(differences=(str(error),))
     expected = run.described[launch.case].expected
     traceless = False
-    differences = []
     slot = run.by_slot[launch.slot] if launch.slot else ()
     beside = [rank for other in slot if other is not launch for rank in other.ranks]
     target = figures.target(plan, run.described[launch.case])
     again = figures.figures(case, expected, launch.ranks, samples, cut, curve, beside, target)
-    for name, value in vars(again).items():
-        recorded = getattr(launch, name)
-        if name == "wrong":  # what the traces lacked does not follow from the samples
-            recorded = tuple(w for w in recorded if not w.startswith("timeline: "))
-            if len(recorded) == len(value):
-                continue  # words may change
-        if recorded is None and run.schema < JUDGED_SINCE:
-            continue  # not measured yet in its day
-        if not same(to_doc(value), to_doc(recorded)):
-            differences.append(f"{launch.launch}: {name} is {recorded}, recomputed {value}")
+    differences = list(_differing(run, launch, again, samples, cut))
     if launch.purpose is Purpose.PROFILE and launch.budget is not None:
         window = run.window(plan, launch)
         paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
@@ -255,6 +245,35 @@ def _launch(
         if not same(figures.window_s(rank_samples, cut), rank.window_s):
             differences.append(f"{launch.launch}: window of rank {rank.rank} differs")
     return _Launch(num_samples=len(samples), differences=tuple(differences), traceless=traceless)
+
+
+def _differing(
+    run: RunRecord,
+    launch: LaunchRecord,
+    again: figures.Figures,
+    samples: Sequence[Samples],
+    cut: int,
+) -> Iterator[str]:
+    """Figures of a launch that are not what its samples give."""
+    for name, value in vars(again).items():
+        recorded = getattr(launch, name)
+        if name == "wrong":  # what the traces lacked does not follow from the samples
+            recorded = tuple(w for w in recorded if not w.startswith("timeline: "))
+            if len(recorded) == len(value):
+                continue  # words may change
+        if recorded is None and run.schema < JUDGED_SINCE:
+            continue  # not measured yet in its day
+        watched = any(r.watched is not None for r in launch.ranks)
+        if name == "consumed" and run.schema < DIRECTED_SINCE and watched:
+            value = _counted_then(samples, cut, value, recorded)
+        if not same(to_doc(value), to_doc(recorded)):
+            yield f"{launch.launch}: {name} is {recorded}, recomputed {value}"
+
+
+def _counted_then(samples: Sequence[Samples], cut: int, today: int, recorded: int) -> int:
+    """Samples of a script's window: rows of its warm-up told how many are alike, too."""
+    then = sum(script.by_step(samples)[cut:])
+    return then if then == recorded else today
 
 
 def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:

@@ -72,8 +72,8 @@ def _deep_kept(less: KeptBytes, more: KeptBytes, times: int) -> KeptBytes:
 
 def _deep_work(less: Work, more: Work, times: int) -> Work:
     products = Counter[Product]()
-    for one, sign in ((less, 1 - times), (more, times)):
-        for product in one.products:
+    for counted, sign in ((less, 1 - times), (more, times)):
+        for product in counted.products:
             products[replace(product, count=1)] += sign * product.count
     return Work(
         samples=less.samples,

@@ -12,7 +12,7 @@ from harness.interface.report.text import wrap
 SAYS = "Prove or disprove that distributed training scales on this hardware; say why."
 #: What one wants, and what to type for it.
 WANTED = (
-    ("try it here, some minutes", "pytest suites/"),
+    ("try it here, a minute", "scaleproof demo"),
     ("is this machine fit to measure?", "scaleproof doctor"),
     ("my training is slow on N ranks", "scaleproof run --script --cpus 2 -- train.py"),
     ("one case over 1, 2 .. N ranks", "scaleproof run ddp/decoder-nano/weak --cpus 2"),
@@ -34,7 +34,7 @@ TASKS: Mapping[str, tuple[str, Sequence[str]]] = {
     "faults": ("what interruptions cost", ("recover", "goodput")),
     "archive": ("runs as evidence for others", ("pack", "unpack", "sign", "handover")),
     "data": ("figures for other programs", ("export", "audit", "compare-hardware")),
-    "suites": ("what can be asked", ("list", "rules", "completion")),
+    "suites": ("what can be asked", ("demo", "list", "rules", "completion")),
 }
 
 

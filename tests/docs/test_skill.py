@@ -1,0 +1,54 @@
+"""What programs are told of this one: each command runs, and each field that it names is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.base.errors import Exit
+
+ROOT = Path(__file__).parents[2]
+SKILL = (ROOT / "docs/SKILL.md").read_text()
+ROWS = re.findall(r"^\| [^|]+ \| `scaleproof ([^`]+)` \| ([^|]+) \|$", SKILL, re.M)
+
+
+def values(document: Any, path: list[str]) -> list[Any]:
+    """All values at the end of a path; lists are gone through."""
+    if isinstance(document, list):
+        return [v for item in document for v in values(item, path)]
+    if not path:
+        return [document]
+    return values(document[path[0]], path[1:])
+
+
+def test_every_status_is_explained() -> None:
+    told = {int(n) for n in re.findall(r"^\| (\d+) \|", SKILL, re.M)}
+    assert told == set(map(int, Exit))
+
+
+def test_its_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "llms.txt").read_text())
+    assert links and all((ROOT / link).is_file() for link in links)
+
+
+@pytest.mark.parametrize(("command", "fields"), ROWS, ids=[c for c, _ in ROWS])
+def test_a_command_has_what_is_to_be_read(command: str, fields: str) -> None:
+    words = [sys.executable, "-m", "harness", *shlex.split(command), "--json"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    # 10: the machine is too noisy to be measured on, says doctor.
+    answers = (Exit.PASSED, Exit.FAILED, Exit.NOTHING_JUDGED, Exit.INCONCLUSIVE)
+    assert done.returncode in answers, done.stderr
+    document = json.loads(done.stdout)
+    named = re.findall(r"`([^`]+)`", fields)
+    assert named
+    for field in named:
+        values(document, field.split("."))  # KeyError where it is not there
+    lists = {field.split(".")[0] for field in named if "." in field}
+    assert any(document[name] for name in lists) or not lists, "an example that shows something"

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 what=${1:-}
 case $what in
   suites) extras= parallel= ;;
-  tests) extras='[test]' parallel='-n 3 --dist loadfile --no-loadscope-reorder' ;;
+  tests) extras='[test]' parallel='-n 2 --dist loadfile --no-loadscope-reorder' ;;
   *) sed -n '2,5s/^# //p' "$0" >&2; exit 4 ;;
 esac
 shift

@@ -53,6 +53,7 @@ def test_what_does_not_fit_the_budget_is_named_and_gone_on_with(tmp_path: Path) 
     assert list(json.loads((tmp_path / "checks.json").read_text())) == ["facts", "nccl"]
 
 
+@pytest.mark.full
 def test_a_step_that_breaks_fails_and_is_told(tmp_path: Path) -> None:
     """As on a machine where something is missing: no checks are not a success."""
     script = runpy.run_path(str(SCRIPT / "__main__.py"))

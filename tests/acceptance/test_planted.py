@@ -22,15 +22,18 @@ def ladders(tmp_path_factory: pytest.TempPathFactory) -> list[planted.Ladder]:
     return found
 
 
+@pytest.mark.full
 def test_the_instrument_adds_no_error_of_its_own(ladders: list[planted.Ladder]) -> None:
     assert [(f.name, f.truth, f.bias) for f in ladders if abs(f.bias) > 0.002] == []
 
 
+@pytest.mark.full
 def test_intervals_hold_the_truth(ladders: list[planted.Ladder]) -> None:
     """The planted noise is seeded, so this does not depend on luck."""
     assert sum(f.covered for f in ladders) >= len(ladders) - 1
 
 
+@pytest.mark.full
 def test_no_bound_two_points_off_is_decided_wrongly(ladders: list[planted.Ladder]) -> None:
     assert planted.decisions(ladders)[1] == 0
 

@@ -110,13 +110,14 @@ def test_a_model_that_asks_how_large_the_world_is_does_not_pass_the_gate(
     assert ("worldly.py:" in failure) is (asks != "nothing")
 
 
+@pytest.mark.alone
 def test_a_model_that_waits_is_a_stand_in_and_has_to_say_so(stand: Stand) -> None:
-    """Where nobody else uses its cores; others can keep a rank from computing, as they do here."""
+    """Where nobody else uses its cores; others can keep a rank from computing."""
     for name, waits in (("sleeper-nano", True), ("mlp-nano", False), ("paced-small", False)):
         plan, described = stand.described(f"single/{name}", ranks=1)
         _, _, timed = stand.launch(plan, described, Purpose.GATE, Purpose.REFERENCE, Purpose.TIMED)
         (rank,) = timed.ranks
-        quiet = replace(rank, busy_s=rank.cpu_s + (rank.waited_s or 0.0))
+        quiet = replace(rank, busy_s=rank.cpu_s)
         assert bool([*figures._waits(plan.arms[0].case, [quiet])]) is waits
         others = replace(rank, busy_s=rank.window_s)
         assert not [*figures._waits(plan.arms[0].case, [others])]

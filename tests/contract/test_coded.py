@@ -36,6 +36,7 @@ def test_what_cannot_encode_a_reduce_scatter_is_refused(codec: str, told: str) -
     assert told in describe(load(known.files(case)), case).unsupported
 
 
+@pytest.mark.full
 def test_steps_before_the_start_are_dense(launch: Any) -> None:
     knobs = {"compressed.start": 2}
     gate = launch("compressed:topk/mlp-wide", 2, knobs=knobs)

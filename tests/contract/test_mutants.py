@@ -178,8 +178,7 @@ FAMILIES: dict[str, tuple[str, dict[str, tuple[str, str, dict[str, Any]]]]] = {
 #: One or two of each family in CI; the others are -m full.
 SOONEST = {
     "qkv_apart", "own_block_only", "divided_twice", "norm_of_own_stage",
-    "parameters_for_deltas", "one_shard_stays", "replicas_apart", "tail_dropped", "ranks_alike",
-    "not_waited",
+    "parameters_for_deltas", "one_shard_stays", "tail_dropped", "not_waited",
 }  # fmt: skip
 
 
@@ -257,6 +256,7 @@ def test_mutant_of_a_compressor_is_caught(launch: Any, bug: str) -> None:
     assert names == set() if bug == "none" else CODECS[bug] in names, world.failed
 
 
+@pytest.mark.full
 def test_masked_topk_sends_what_dense_sends(launch: Any) -> None:
     masked = launch("compressed:masked_topk/decoder-nano", 2)
     dense = launch("ddp/decoder-nano", 2)

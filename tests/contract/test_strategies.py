@@ -93,7 +93,7 @@ def test_strategy_trains_as_one_device_would(
 
 
 PRODUCTS = [
-    pytest.param(s, mesh, marks=[pytest.mark.full] * (i > 0 or s not in ("fsdp", "pipeline")))
+    pytest.param(s, mesh, marks=[pytest.mark.full] * (i > 0 or s != "fsdp"))
     for s in STRATEGIES
     for i, mesh in enumerate(KNOWN["strategies"][s].supports.products)
 ]
@@ -242,7 +242,7 @@ def test_samples_of_a_short_batch_count_alike(
 
 
 @pytest.mark.parametrize(
-    "strategy", ["ddp", "fsdp", pytest.param("pipeline", marks=pytest.mark.full)]
+    "strategy", ["fsdp", *(pytest.param(s, marks=pytest.mark.full) for s in ("ddp", "pipeline"))]
 )
 def test_activation_checkpointing(launch: Any, strategy: str) -> None:
     right(launch(f"{strategy}/mlp-nano", 2, checkpoint=True))

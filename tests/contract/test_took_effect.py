@@ -41,7 +41,11 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("plant", PLANTED)
+#: Those that take longest are ``-m full``.
+LONG = ("compile fell back", "products in 32 bits", "stepped before unscaling")
+
+
+@pytest.mark.parametrize("plant", [pytest.param(p, marks=[FULL] * (p in LONG)) for p in PLANTED])
 def test_what_did_nothing_is_found(launch: Any, plant: str) -> None:
     asked, check = PLANTED[plant]
     fields = {k: v for k, v in asked.items() if k != "bug"}
@@ -67,13 +71,15 @@ def test_without_the_bug_it_passes(launch: Any, plant: str) -> None:
     ("name", "fields"),
     [
         pytest.param("fsdp/decoder-nano", dict(compiled=Compiled.AOT_EAGER, checkpoint=True), marks=FULL),
-        ("fsdp/decoder-nano", dict(precision=Precision.FP8)),
+        pytest.param("fsdp/decoder-nano", dict(precision=Precision.FP8), marks=FULL),
         # What devices step with by default, and cores do not: parameters partly in shards.
         ("tensor_parallel/decoder-nano", dict(stepping=Stepping.FUSED)),
         ("fsdp/mlp-nano", dict(stepping=Stepping.FOREACH)),
         pytest.param("fsdp/decoder-nano", dict(precision=Precision.FP16, clip=1.0), marks=FULL),
         pytest.param("zero1/decoder-nano", dict(stepping=Stepping.FUSED), marks=FULL),
-        ("fsdp/decoder-nano", dict(checkpoint=True, selective=True, checkpoint_every=2)),
+        pytest.param(
+            "fsdp/decoder-nano", dict(checkpoint=True, selective=True, checkpoint_every=2), marks=FULL
+        ),
         pytest.param("pipeline/decoder-nano", dict(checkpoint=True, checkpoint_every=2), marks=FULL),
         pytest.param("pipeline/decoder-nano", dict(compiled=Compiled.AOT_EAGER), marks=FULL),
         pytest.param(
@@ -99,6 +105,7 @@ def test_a_setting_without_anything_to_act_on_is_an_error(launch: Any) -> None:
     assert told == "no attention ran; asked for math"
 
 
+@pytest.mark.full
 def test_compiling_is_timed_and_lies_before_the_window(launch: Any) -> None:
     world = launch("ddp/decoder-nano", 2, Purpose.TIMED, compiled=Compiled.AOT_EAGER)
     assert world.cause is None
@@ -106,6 +113,7 @@ def test_compiling_is_timed_and_lies_before_the_window(launch: Any) -> None:
         assert rank.ran.compile_s and not rank.ran.recompiled
 
 
+@pytest.mark.full
 def test_what_belongs_before_the_window_is_wrong_inside(launch: Any) -> None:
     world = launch("ddp/decoder-nano", 2, Purpose.TIMED, precision=Precision.FP16)
     expected = world.described.expected

@@ -38,7 +38,19 @@ def test_its_links_lead_somewhere() -> None:
     assert links and all((ROOT / link).is_file() for link in links)
 
 
-@pytest.mark.parametrize(("command", "fields"), ROWS, ids=[c for c, _ in ROWS])
+#: Those that the README has, too, with tests of their own.
+LONG = ("doctor", "plan", "compare", "predict", "possible")
+
+
+@pytest.mark.parametrize(
+    ("command", "fields"),
+    [
+        pytest.param(
+            command, fields, id=command, marks=[pytest.mark.full] * command.startswith(LONG)
+        )
+        for command, fields in ROWS
+    ],
+)
 def test_a_command_has_what_is_to_be_read(command: str, fields: str) -> None:
     words = [sys.executable, "-m", "harness", *shlex.split(command), "--json"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)

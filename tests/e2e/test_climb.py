@@ -25,6 +25,7 @@ def measurer(catalogue: Catalogue, tmp_path: Path) -> Iterator[Measurer]:
     session.close()
 
 
+@pytest.mark.full
 def test_a_wrong_rung_ends_the_climb_and_lower_ones_are_measured(
     measurer: Measurer, catalogue: Catalogue
 ) -> None:

@@ -122,7 +122,18 @@ def struck(request: pytest.FixtureRequest) -> dict[Cell, Found]:
     return out
 
 
-@pytest.mark.parametrize("cell", ONE_OF_EACH, ids=lambda c: f"{c.kind}-{c.strategy}-{c.rank}")
+#: What ends a rank at once, in ways that are told alike; and an agent's end in two more ways.
+ALIKE = (
+    "exit3", "segfault", "recursion", "io_error", "chatty", "system_exit", "interrupted", "exec",
+    "device_oom", "agent_stops", "agent_at_start",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(c, marks=[pytest.mark.full] * (c.kind in ALIKE)) for c in ONE_OF_EACH],
+    ids=lambda c: f"{c.kind}-{c.strategy}-{c.rank}",
+)
 def test_the_rank_that_broke_is_named(struck: dict[Cell, Found], cell: Cell) -> None:
     if cell not in struck:
         pytest.skip(EMULATED.reason)

@@ -11,7 +11,6 @@ from typing import NoReturn
 import numpy as np
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from harness.analysis.samples.period import period
 from harness.base.documents import to_doc
@@ -255,7 +254,8 @@ def _shares_data(roots: Sequence[nn.Module]) -> bool:
         return True
     meshes = [m for p in root.parameters() if (m := getattr(p, "device_mesh", None))]
     flat = all(m.ndim == 1 and m.size() == dist.get_world_size() for m in meshes)
-    return isinstance(root, FSDPModule) and bool(meshes) and flat
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # a script that has not loaded it has none
+    return fsdp is not None and isinstance(root, fsdp.FSDPModule) and bool(meshes) and flat
 
 
 def _distinct(watch: Watch) -> float:

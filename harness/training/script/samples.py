@@ -67,7 +67,8 @@ def arrived(
     known = {size for size in sizes if size}
     given = args[0] if args else next(iter(kwargs.values()), None)
     if isinstance(given, list | tuple) and given:
-        return _of_list(given, [*args[1:], *kwargs.values()], known)
+        others = [x for x in (*args, *kwargs.values()) if x is not given]
+        return _of_list(given, others, known)
     rows = len(first)
     columns = first.shape[1] if first.dim() > 1 else 0
     if not known or rows in known or columns not in known:
@@ -87,8 +88,11 @@ def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]
         return Arrived(count=many, listed=True)
     parts = [x for x in given if isinstance(x, Tensor) and x.dim()]
     heads = {len(x) for x in parts}
+    if not parts and many in known:
+        return Arrived(count=many, listed=True)
     if not parts:
-        return Arrived(count=many, listed=True) if many in known else Arrived(unclear="a list")
+        kind = type(given[0]).__name__
+        return Arrived(unclear=f"the model gets a list of {many} of {kind}: samples, or inputs")
     if heads <= set(known):
         return Arrived(count=len(parts[0]))
     beside = any(isinstance(x, list | tuple) and len(x) == many for x in others)
@@ -113,7 +117,8 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: Arrived) -> Sequ
     """
     if how.listed:
         given = args[0] if args else next(iter(kwargs.values()))
-        return [_stacked([next(tensors(x)) for x in given])]
+        firsts = (next(tensors(x), None) for x in given)
+        return [_stacked([x for x in firsts if x is not None])]
     found = itertools.islice(tensors(args, kwargs), MOST)
     first = next(found)  # what ``first_input`` has found, too
     if how.late:

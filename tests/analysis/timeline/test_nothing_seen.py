@@ -87,6 +87,7 @@ def test_a_trace_that_lacks_what_ran_is_refused(
         budget_of(launch[0], "x", launch[1], 3, True)
 
 
+@pytest.mark.full
 def test_a_truncated_or_missing_trace_is_refused(launch: tuple[Path, list[RankRecord]]) -> None:
     path = launch[0] / "launches" / "x" / "rank1.trace.json.gz"
     path.write_bytes(path.read_bytes()[:-5000])

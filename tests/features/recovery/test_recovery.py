@@ -63,8 +63,15 @@ def test_a_large_checkpoint_is_no_hang() -> None:
     assert small.step_s < 11 and large.step_s > 28 and large.collective_s > 26
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    ("asynchronous", "strategy"),
+    [
+        pytest.param(False, "ddp", marks=pytest.mark.full, id="sync-ddp"),
+        pytest.param(False, "fsdp", id="sync-fsdp"),
+        pytest.param(True, "ddp", id="async-ddp"),
+        pytest.param(True, "fsdp", marks=pytest.mark.full, id="async-fsdp"),
+    ],
+)
 def test_what_goes_on_is_what_was_never_broken_to_the_bit(
     launcher: Bench, tmp_path: Path, strategy: str, asynchronous: bool
 ) -> None:
@@ -96,7 +103,7 @@ def test_a_codec_goes_on_with_what_it_owes(launcher: Bench, tmp_path: Path, code
     assert trial.equal
 
 
-@pytest.mark.parametrize("into", [1, 3])
+@pytest.mark.parametrize("into", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_a_sharded_checkpoint_goes_into_smaller_and_larger_worlds(
     launcher: Bench, tmp_path: Path, into: int
 ) -> None:

@@ -321,6 +321,7 @@ def test_suites_in_two_folders_keep_their_own_rules(pytester: pytest.Pytester) -
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.full
 def test_a_strategy_that_breaks_when_described_is_an_error(pytester: pytest.Pytester) -> None:
     (pytester.mkdir("mine") / "brok.py").write_text(
         '"""Broken."""\nprint("noise")\nSUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="own")\n'

@@ -70,6 +70,7 @@ def test_detached_watched_and_collected(env: dict[str, str], tmp_path: Path) -> 
     assert "SCALEPROOF_SUBMITTED" not in found["environment"]
 
 
+@pytest.mark.full
 def test_a_detached_run_can_be_cancelled(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CLUSTER)
     where = ("--results", str(tmp_path))

@@ -160,6 +160,7 @@ def test_garbage_is_dropped_and_an_honest_node_still_gets_in(
     assert program.receive() == [({"hello": 1}, b"")]
 
 
+@pytest.mark.full
 def test_a_slow_peer_keeps_nobody_waiting_and_is_dropped_in_time(
     listener: Listener, token: Path
 ) -> None:

@@ -47,6 +47,7 @@ def test_a_control_runs_in_its_own_environment_and_gives_a_ratio(tmp_path: Path)
 @pytest.mark.parametrize(
     ("given", "said"), [("nowhere/python", "no such program"), ("true", "its agents do not start")]
 )
+@pytest.mark.full
 def test_a_control_that_is_no_environment_is_named(
     given: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

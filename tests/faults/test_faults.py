@@ -122,8 +122,10 @@ def struck(request: pytest.FixtureRequest) -> dict[Cell, Found]:
     return out
 
 
-#: What ends a rank at once, in ways that are told alike; and an agent's end in two more ways.
+#: What ends a rank at once, or keeps it silent, in ways that are told alike; and an agent's end in
+#: two more ways.
 ALIKE = (
+    "reorder", "dtype", "no_data",
     "exit3", "segfault", "recursion", "io_error", "chatty", "system_exit", "interrupted", "exec",
     "device_oom", "agent_stops", "agent_at_start",
 )  # fmt: skip

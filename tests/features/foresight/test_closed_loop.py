@@ -13,6 +13,7 @@ def found() -> list[LoopTrial]:
     return trials(120, seed=1)
 
 
+@pytest.mark.full
 def test_intervals_hold_the_truth_as_often_as_they_say(found: list[LoopTrial]) -> None:
     """80 % stated; 120 worlds have a standard error of 4 %."""
     covered = np.array([t.covered for t in found]).mean(axis=0)

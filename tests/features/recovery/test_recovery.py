@@ -112,6 +112,7 @@ def test_a_sharded_checkpoint_goes_into_smaller_and_larger_worlds(
     assert trial.equal and trial.world == into
 
 
+@pytest.mark.full
 def test_a_hang_is_noticed_and_recovered_from(launcher: Bench, tmp_path: Path) -> None:
     course = Course(case=case_of(launcher, "ddp"), fault=Fault.HANG)
     trial = one(launcher, tmp_path, course)

@@ -109,6 +109,7 @@ def test_outliers_and_problems_are_named_with_their_nodes(
     assert code == {3: 10}.get(status, status), seen
 
 
+@pytest.mark.full
 def test_real_agents_say_how_their_nodes_are(
     capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:

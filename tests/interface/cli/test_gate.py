@@ -38,6 +38,7 @@ def test_what_is_wrong_with_a_training_is_unfit(
     assert "step1_gradient" in step[0]["told"]
 
 
+@pytest.mark.full
 def test_a_right_training_and_its_collectives_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

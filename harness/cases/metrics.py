@@ -43,8 +43,8 @@ class Metric:
     ``scaling`` ones belong to ladders and need a mode; ``per_rank`` ones are divided by linear
     scaling, ``of_schedule`` ones also by what the strategy's schedule allows. ``between_ranks``:
     one rank alone has none. ``signed`` ones may lie below zero, so that no two of them have a
-    ratio. ``of_device``: a device tells it, cores do not. ``measured_by`` is the command that
-    measures what plans do not.
+    ratio. ``of_device``: a device tells it, cores do not. ``share``: a part of a whole.
+    ``measured_by`` is the command that measures what plans do not.
     """
 
     form: Form
@@ -60,6 +60,7 @@ class Metric:
     between_ranks: bool = False
     signed: bool = False
     of_device: bool = False
+    share: bool = False
     measured_by: str = ""
     times: tuple[Factor, ...] = ()
     over: tuple[Factor, ...] = ()
@@ -86,7 +87,7 @@ class Metric:
             return -math.inf, math.inf
         if self.per_rank:
             return 0.0, IMPLAUSIBLE
-        return 0.0, 1.0 if self.profiled and self.unit == "1" else math.inf
+        return 0.0, 1.0 if self.share else math.inf
 
     @property
     def tabled(self) -> bool:
@@ -112,11 +113,12 @@ _FABRIC = Metric(form=Form.ABSOLUTE, unit="B/s", measured_by="scaleproof fabric"
 _RECOVERY = Metric(
     form=Form.ABSOLUTE, unit="s", more_is_better=False, measured_by="scaleproof recover"
 )
-_GOODPUT = Metric(form=Form.ABSOLUTE, unit="1", measured_by="scaleproof goodput")
+_GOODPUT = Metric(form=Form.ABSOLUTE, unit="1", share=True, measured_by="scaleproof goodput")
 
 
 def _share(name: str, *, means: str, between_ranks: bool = False) -> Metric:
-    share = Metric(form=Form.ABSOLUTE, unit="1", read=f"budget.{name}", more_is_better=False)
+    read = f"budget.{name}"
+    share = Metric(form=Form.ABSOLUTE, unit="1", read=read, more_is_better=False, share=True)
     return replace(share, means=means, between_ranks=between_ranks)
 
 
@@ -132,13 +134,13 @@ METRICS: Mapping[str, Metric] = {
         scaling=True,
         per_rank=True,
         of_schedule=True,
-        means="the same over what the schedule allows: a pipeline's bubble is no loss",
+        means="efficiency over what the schedule allows: a pipeline's bubble is no loss",
     ),
     "speedup": replace(
         _RATE_RATIO, unit="x", scaling=True, means="throughput of the case over its baseline's"
     ),
     "throughput_ratio": replace(
-        _RATE_RATIO, means="the same for cases of one world: what a change brings"
+        _RATE_RATIO, means="throughput over that of a case of the same world: what a change brings"
     ),
     "step_time_ratio": replace(
         _STEP, form=Form.RATIO, unit="1", means="mean step of the case over its baseline's"
@@ -160,30 +162,33 @@ METRICS: Mapping[str, Metric] = {
         _RATE, means="distinct samples trained on over the time of the window, of all ranks"
     ),
     "throughput_per_device": replace(
-        _RATE, over=_PER_DEVICE, means="the same over the number of ranks"
+        _RATE, over=_PER_DEVICE, means="throughput over the number of devices, one of each rank"
     ),
     "tokens_per_s": replace(_TOKENS, means="throughput in tokens, of models of sequences"),
     "tokens_per_s_per_device": replace(
-        _TOKENS, over=_PER_DEVICE, means="the same over the number of ranks"
+        _TOKENS, over=_PER_DEVICE, means="tokens a second over the number of devices"
     ),
     "flops_per_s": replace(
         _FLOPS,
-        means="throughput in model FLOPs: each operation of forward and backward once (PaLM, 2023)",
+        means="FLOPs a second by the model: forward and backward, each operation once (PaLM)",
     ),
     "flops_per_s_per_device": replace(
-        _FLOPS, over=_PER_DEVICE, means="the same over the number of ranks"
+        _FLOPS, over=_PER_DEVICE, means="model FLOPs a second over the number of devices"
     ),
     "mfu": replace(
-        _MFU, means="that over the device's peak in the case's precision, by its data sheet"
+        _MFU, means="model FLOPs a second and device, over its data sheet's peak in that precision"
     ),
     "hfu": replace(
         _MFU,
         times=(Factor.HARDWARE_FLOPS,),
-        means="as mfu, with what is computed again: how busy a device is, not how fast",
+        means="as mfu, with FLOPs that are computed again: how busy a device is, not how fast",
     ),
     "step_s": replace(_STEP, means="mean step of the window, each as long as its slowest rank's"),
     "median_step_s": replace(
-        _STEP, read="steps.median_s", tail="", means="the median of these steps"
+        _STEP,
+        read="steps.median_s",
+        tail="",
+        means="median step of the window, each as long as its slowest rank's",
     ),
     "peak_bytes": replace(
         _PEAK, means="peak memory of the largest rank: allocated on a device, resident on cores"
@@ -205,7 +210,11 @@ METRICS: Mapping[str, Metric] = {
     "energy_per_sample": replace(
         _ENERGY, means="what the devices took in the window, over the samples; launches on one node"
     ),
-    "energy_per_token": replace(_ENERGY, over=(Factor.TOKENS,), means="the same over tokens"),
+    "energy_per_token": replace(
+        _ENERGY,
+        over=(Factor.TOKENS,),
+        means="what the devices took in the window, over the tokens; launches on one node",
+    ),
     "comm_share": _share(
         "comm_share",
         between_ranks=True,
@@ -228,8 +237,13 @@ METRICS: Mapping[str, Metric] = {
     "host_idle_share": _share(
         "host_idle_share", means="share of a step in which a device waits for its host"
     ),
-    "stage_imbalance": _share(
-        "stage_imbalance", between_ranks=True, means="slowest stage's work over the mean, less 1"
+    "stage_imbalance": replace(
+        _share(
+            "stage_imbalance",
+            between_ranks=True,
+            means="compute of the busiest rank over the mean rank's: 1 is balanced",
+        ),
+        share=False,
     ),
     "expert_load_variation": Metric(
         form=Form.ABSOLUTE,
@@ -243,6 +257,7 @@ METRICS: Mapping[str, Metric] = {
         form=Form.ABSOLUTE,
         unit="1",
         read="dropped_share",
+        share=True,
         more_is_better=False,
         of_time=False,
         means="share of the choices of experts that found no room",
@@ -265,14 +280,23 @@ METRICS: Mapping[str, Metric] = {
     ),
     "time_to_loss": replace(
         _TO_LOSS,
-        means="time from the first step until the mean loss had come to where the plan asks",
+        means="time until the mean loss of several steps had come to where the plan asks",
     ),
     "time_to_loss_ratio": replace(
-        _TO_LOSS, form=Form.RATIO, unit="1", means="the same over its baseline's"
+        _TO_LOSS,
+        form=Form.RATIO,
+        unit="1",
+        means="time until the loss that the plan asks for, over its baseline's",
     ),
-    "samples_to_loss": replace(_SAMPLES_TO_LOSS, means="samples until then"),
+    "samples_to_loss": replace(
+        _SAMPLES_TO_LOSS,
+        means="samples until the mean loss of several steps had come to where the plan asks",
+    ),
     "samples_to_loss_ratio": replace(
-        _SAMPLES_TO_LOSS, form=Form.RATIO, unit="1", means="the same over its baseline's"
+        _SAMPLES_TO_LOSS,
+        form=Form.RATIO,
+        unit="1",
+        means="samples until the loss that the plan asks for, over its baseline's",
     ),
     "final_loss": replace(
         _TO_LOSS,
@@ -294,13 +318,13 @@ METRICS: Mapping[str, Metric] = {
         means="share of a step that is gone when batches are made once",
     ),
     "bus_bandwidth": replace(
-        _FABRIC, means="bytes that a collective moves over each link, over its time (as nccl-tests)"
+        _FABRIC, means="what the busiest link carried in a large collective (as nccl-tests)"
     ),
     "collective_latency": replace(
         _FABRIC,
         unit="s",
         more_is_better=False,
-        means="time of a collective of the smallest message",
+        means="time of a collective of few bytes",
     ),
     "recovery_s": replace(_RECOVERY, means="time from a fault to the first step of the new world"),
     "checkpoint_stall_s": replace(
@@ -312,10 +336,14 @@ METRICS: Mapping[str, Metric] = {
     "lost_work": replace(
         _GOODPUT,
         more_is_better=False,
-        means="share of that wall clock in which steps were computed that faults undid",
+        means="share of an interrupted training's wall clock spent on steps that faults undid",
     ),
     "interruptions": replace(
-        _GOODPUT, unit="1/h", more_is_better=False, means="faults in that wall clock"
+        _GOODPUT,
+        unit="1/h",
+        share=False,
+        more_is_better=False,
+        means="faults an hour of an interrupted training's wall clock",
     ),
     "checkpoint_bandwidth": replace(
         _RECOVERY,

@@ -116,7 +116,9 @@ def script_plan(
         raise SpecError(
             f"{many} nothing to be compared with",
             expected=f"more than {first_rung} rank{'s' * (first_rung > 1)}",
-            fix=EXAMPLE.replace("--cpus 2", f"--cpus {2 * first_rung}"),
+            fix=EXAMPLE.replace("--cpus 2", f"--cpus {2 * first_rung} --first-rung {first_rung}")
+            if first_rung > 1
+            else EXAMPLE,
         )
     case = replace(
         site.case(f"{SCRIPT}/{command.name}-own", mode),

@@ -97,7 +97,7 @@ def launcher(words: Sequence[str]) -> tuple[str, int]:
             return name, 1 + len(rest)
     rest = list(without_interpreter(words))
     if len(rest) < len(words) and rest[:1] == ["-m"] and rest[1:2] and rest[1] in _TORCHRUN:
-        return "torchrun", len(words) - len(rest) + 2
+        return TORCH, len(words) - len(rest) + 2
     return "", 0
 
 

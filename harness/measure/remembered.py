@@ -24,10 +24,12 @@ class Remembered:
     def __init__(self, known: Catalogue) -> None:
         self._known = known
         version = f"{digests.of_package()}-{metadata.version('torch')}"
-        self._path = _folder() / f"described-{version}.json"
+        folder = _folder()
+        self._path = folder / f"described-{version}.json" if folder is not None else None
         self._answers: dict[str, Json] = {}
-        with contextlib.suppress(OSError, ValueError):
-            self._answers = json.loads(self._path.read_text())
+        if self._path is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._answers = json.loads(self._path.read_text())
 
     def of(self, cases: Sequence[CaseSpec]) -> dict[str, Described]:
         """Those of these cases that are known, by their hash."""
@@ -38,10 +40,14 @@ class Remembered:
         }
 
     def keep(self, cases: Sequence[CaseSpec], described: Mapping[str, Described]) -> None:
-        """Answers for the next time; a home that cannot be written to remembers nothing."""
-        fresh = [c for c in cases if c.hash not in self._answers and self._lasts(c)]
+        """Answers for the next time; a home that cannot be written to remembers nothing.
+
+        An error may be a moment of a busy machine: it is no answer.
+        """
+        unknown = [c for c in cases if c.hash not in self._answers and self._lasts(c)]
+        fresh = [c for c in unknown if not described[c.hash].error]
         self._answers |= {c.hash: to_doc(described[c.hash]) for c in fresh}
-        if not fresh:
+        if not fresh or self._path is None:
             return
         with contextlib.suppress(OSError):
             files.write({self._path: json.dumps(self._answers)})
@@ -55,6 +61,9 @@ class Remembered:
         return shipped and not case.script and not packages
 
 
-def _folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "scaleproof"
+def _folder() -> Path | None:
+    """Where caches of this user lie; None for one without a home."""
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "scaleproof"
+    home = os.environ.get("HOME")
+    return Path(home) / ".cache/scaleproof" if home else None

@@ -32,7 +32,7 @@ class ModelFacts:
     loss_bytes_per_sample: int = 0
     copies: int = 4
     loss_floor: float | None = None
-    again_flops_per_sample: float | None = 0.0
+    again_flops_per_sample: float | None = None
 
 
 def exchanges(steps: range, period: int, until: int = 0, growth: float = 1.0) -> int:

@@ -119,11 +119,12 @@ class Watched:
 
     ``drawn`` is how many samples loaders handed out for a step (median; 0: unknown), ``whole`` how
     many the data set has if this rank's loader draws all of them by itself (0: a part, or unknown),
-    ``unclear`` why what reached the model cannot be told to be samples. ``evaluations`` are forward
-    passes in the window that train nothing; ``in_eval``: weights were stepped after passes in eval
-    mode alone; ``searched``: unused parameters were searched for, and there were none; ``random``:
-    the first forward pass drew random numbers, as dropout does; ``parallel``: ranks are replicas,
-    or shards of one, and share out the data.
+    ``stored`` a digest of what it stores for some of them (empty: nothing), ``unclear`` why what
+    reached the model cannot be told to be samples. ``evaluations`` are forward passes in the window
+    that train nothing; ``in_eval``: weights were stepped after passes in eval mode alone;
+    ``searched``: unused parameters were searched for, and there were none; ``random``: the first
+    forward pass drew random numbers, as dropout does; ``parallel``: ranks are replicas, or shards
+    of one, and share out the data.
     """
 
     world_size: int
@@ -149,6 +150,7 @@ class Watched:
     seeded: bool = True
     drawn: float = 0.0
     whole: int = 0
+    stored: str = ""
     unclear: str = ""
     evaluations: int = 0
     in_eval: bool = False

@@ -150,7 +150,8 @@ def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Seque
         check_flops(loaded, case, facts)
         if case.phase is Passes.FORWARD:  # each block's output is gone when the next one is done
             largest = max(facts.block_bytes, default=facts.activation_bytes_per_sample)
-            _KNOWN[key] = replace(facts, activation_bytes_per_sample=largest), model
+            facts = replace(facts, activation_bytes_per_sample=largest, again_flops_per_sample=0.0)
+            _KNOWN[key] = facts, model
             return _KNOWN[key]
         with contextlib.suppress(Exception):  # what needs data to run: the outputs of its blocks
             held = kept_bytes(loaded, case)

@@ -9,6 +9,7 @@ import pytest
 
 from harness.base.errors import ConfigError
 from harness.cases import Catalogue, Contrast, Device, Mode, Reach, Site, Threshold
+from harness.cases.metrics import METRICS
 from harness.cases.rules import load_thresholds, reach
 from harness.cases.vacuous import implied
 
@@ -216,3 +217,37 @@ def test_a_ratio_needs_no_unit_and_an_absolute_bound_does(tmp_path: Path) -> Non
         load_thresholds(file)
     assert "a bound on peak_bytes needs its unit" in str(caught.value)
     assert 'unit = "B"' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "bound", "refused"),
+    [
+        ("comm_share", "at_most = 1.2", True),
+        ("goodput", "at_least = 1.1", True),
+        ("stage_imbalance", "at_most = 1.2", False),
+        ("tokens_per_s", "at_least = 1e6", False),
+    ],
+)
+def test_a_part_of_a_whole_is_one_at_most_and_other_figures_are_not(
+    tmp_path: Path, metric: str, bound: str, refused: bool
+) -> None:
+    unit = METRICS[metric].unit
+    (file := tmp_path / "thresholds.toml").write_text(
+        f"""[[rule]]
+name = "a"
+source = "requirement"
+case = "pipeline/*"
+metric = "{metric}"
+unit = "{unit}"
+{bound}
+"""
+    )
+    if not refused:
+        assert load_thresholds(file)[0].metric == metric
+        return
+    with pytest.raises(ConfigError, match="can (miss|meet) that"):
+        load_thresholds(file)
+
+
+def test_every_metric_has_a_definition() -> None:
+    assert [name for name, metric in METRICS.items() if not metric.means] == []

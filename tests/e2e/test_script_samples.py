@@ -35,7 +35,7 @@ def test_samples_are_counted_as_what_they_are(measured: Measured, shape: str) ->
 @pytest.mark.parametrize(
     ("shape", "says"),
     [
-        ("packed", "1 rows reach the model in a step for which its loader hands out 16 samples"),
+        ("packed", "1 row reaches the model in a step for which its loader hands out 16 samples"),
         ("graph", "47 rows reach the model"),
         pytest.param("ambiguous", "a batch of 16 reaches the model as", marks=pytest.mark.full),
         ("no loader", "the model gets a list of 16 tensors (3, 8, 8): samples, or inputs"),
@@ -87,7 +87,9 @@ def test_mistakes_that_content_hides_are_named(
     assert verdict.status is Status.ERROR and says in verdict.detail, verdict.detail
 
 
-@pytest.mark.parametrize("right", ["peeks", pytest.param("--fsdp", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "right", ["peeks", "own data", "attacks", pytest.param("--fsdp", marks=pytest.mark.full)]
+)
 def test_what_only_looks_like_a_mistake_is_none(measured: Measured, right: str) -> None:
     words = (right,) if right == "--fsdp" else ("--mistake", right)
     verdict = measured("shapes.py", "views", *words)
@@ -98,7 +100,8 @@ def test_what_only_looks_like_a_mistake_is_none(measured: Measured, right: str) 
     ("mistake", "says"),
     [
         ("searches", "find_unused_parameters=True searches the graph in every step"),
-        ("rank 0 evaluates", "rank 0 evaluates within the window"),
+        ("rank 0 evaluates", "rank 0 evaluates within the window (3 forward passes)"),
+        ("made up", "a data set that stores none: right if each rank makes others"),
     ],
 )
 def test_what_costs_time_and_is_right_is_a_remark(
@@ -106,7 +109,8 @@ def test_what_costs_time_and_is_right_is_a_remark(
     mistake: str,
     says: str,
 ) -> None:
-    verdict = measured("shapes.py", "views", "--mistake", mistake)
+    twelve = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
+    verdict = measured("shapes.py", "views", "--mistake", mistake, protocol=twelve)
     assert verdict.value is not None, verdict.detail
     record = measured.session.run.record(complete=False)
     told = " ".join(" ".join(script_table(record)).split())
@@ -128,7 +132,7 @@ def test_a_ladder_needs_a_rung_above_its_first() -> None:
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     with pytest.raises(SpecError, match="2 ranks have nothing to be compared with") as caught:
         script_plan(["-m", "train"], site, first_rung=2)
-    assert "--cpus 4" in (caught.value.fix or "")
+    assert "--cpus 4 --first-rung 2" in (caught.value.fix or "")
     wide = Site(device=Device.CPU, backend="gloo", nodes=(8,))
     plan = script_plan(["-m", "train"], wide, first_rung=2)
     assert [a.case.world_size for a in plan.arms] == [2, 4, 8]

@@ -58,7 +58,13 @@ def test_a_home_that_takes_nothing_remembers_nothing(
     Remembered(KNOWN).keep([case], {case.hash: Described()})
     assert Remembered(KNOWN).of([case]) == {}
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    Remembered(KNOWN).keep([case], {case.hash: Described(error="took more than 60 s to answer")})
+    assert Remembered(KNOWN).of([case]) == {}, "a busy moment is no answer"
     Remembered(KNOWN).keep([case], {case.hash: Described()})
     (file,) = cache.rglob("described-*")
     file.write_text("{torn")
     assert Remembered(KNOWN).of([case]) == {}, "a torn file is asked for again"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    Remembered(KNOWN).keep([case], {case.hash: Described()})
+    assert Remembered(KNOWN).of([case]) == {}, "a user without a home"

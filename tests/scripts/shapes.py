@@ -40,6 +40,16 @@ class Data(Dataset[torch.Tensor]):
         return self.images[number] + noise
 
 
+class MadeUp(Dataset[torch.Tensor]):
+    """Stores nothing: each rank draws numbers of its own."""
+
+    def __len__(self) -> int:
+        return 512
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.randn(3, 8, 8)
+
+
 class Net(nn.Module):
     """One layer that is computed on whatever shape the samples have."""
 
@@ -82,12 +92,14 @@ def main() -> None:
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    data = Data(rank)
-    batch = asked.batch // world if asked.divide else asked.batch
     mistakes = asked.mistake
+    own = mistakes in ("own data", "made up")
+    torch.manual_seed(rank if own else 0)
+    data = MadeUp() if mistakes == "made up" else Data(rank)
+    batch = asked.batch // world if asked.divide else asked.batch
     sampler = None
     draw = torch.Generator().manual_seed(rank if mistakes == "shuffled apart" else 0)
-    alone = mistakes in ("augmented", "shuffled apart", "augmented, shuffled", "same data")
+    alone = own or mistakes in ("augmented", "shuffled apart", "augmented, shuffled", "same data")
     if not alone:
         sampler = DistributedSampler(data, num_replicas=world, rank=rank)
     shuffles = mistakes in ("augmented, shuffled", "shuffled apart")
@@ -97,12 +109,17 @@ def main() -> None:
     )  # fmt: skip
     if mistakes == "peeks":  # right: to learn the shape, as tutorials do
         next(iter(loader))
+    torch.manual_seed(0)
     model: nn.Module = Net()
+    if own:
+        torch.manual_seed(rank)
     if asked.fsdp:
         fully_shard(model)
     else:
         model = DistributedDataParallel(model, find_unused_parameters=mistakes == "searches")
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    noise = torch.zeros(batch, 3, 8, 8, requires_grad=True)
+    attack = torch.optim.SGD([noise], lr=0.1) if mistakes == "attacks" else None
     done = epoch = 0
     while done < asked.steps:
         if sampler is not None and mistakes != "no set_epoch":
@@ -110,6 +127,13 @@ def main() -> None:
         epoch += 1
         batches = data.images.split(batch) if asked.shape == "no loader" else loader
         for x in batches:
+            if attack is not None:  # right: a perturbation is trained against a model in eval mode
+                model.module.eval()
+                attack.zero_grad()
+                (-model.module(*shaped(x + noise)).square().mean()).backward()
+                attack.step()
+                model.module.train()
+                x = (x + noise).detach()
             optimizer.zero_grad()
             model(
                 *shaped(x + 1e-3 * done if asked.shape == "no loader" else x)

@@ -9,10 +9,10 @@ from harness.record import LaunchRecord, RunRecord
 
 #: What is lacking where a factor is unknown.
 NEEDED = {
-    Factor.TOKENS: "a model of sequences: a sample of this one is no text",
+    Factor.TOKENS: "the tokens of a sample, which this model or script does not state",
     Factor.MODEL_FLOPS: "the FLOPs of a sample, which this model or script does not state",
     Factor.HARDWARE_FLOPS: "the FLOPs that are computed again, which could not be counted",
-    Factor.DEVICES: "a device",
+    Factor.DEVICES: "a device for each rank: these share one",
     Factor.PEAK: "a device whose peak in this precision is known (harness/host/devices.toml)",
 }
 
@@ -37,7 +37,7 @@ def factor(run: RunRecord, case: CaseSpec, name: Factor) -> float | None:
     sequences have no tokens, cores and parts of a GPU no peak.
     """
     if name is Factor.DEVICES:
-        return float(case.world_size)
+        return None if run.settings.shared_gpu else float(case.world_size)
     if name is Factor.PEAK:
         part = run.machine.mig  # its name is that of the whole GPU
         return None if part or case.device is Device.CPU else peaks(run.machine.gpu).get(case.dtype)

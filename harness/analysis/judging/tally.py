@@ -30,7 +30,7 @@ class Tally:
     beside: int = 0
 
     def __str__(self) -> str:
-        """``9 of 11 requirements hold, 2 undecided (6 of stand-ins)``"""
+        """``9 of 11 requirements hold, 2 undecided (6 of the 11 are of stand-ins)``"""
         noun = "requirement" if self.total == 1 else "requirements"
         parts = [f"{self.hold} of {self.total} {noun} hold{'s' if self.total == 1 else ''}"]
         for count, word in (
@@ -45,7 +45,8 @@ class Tally:
         apart = ""
         if self.stand_ins:
             of_all = "all" if self.stand_ins == self.total else f"{self.stand_ins}"
-            apart = f" ({of_all} of stand-ins)"
+            whole = "" if len(parts) == 1 or of_all == "all" else f" of the {self.total} are"
+            apart = f" ({of_all}{whole} of stand-ins)"
         return ", ".join(parts) + apart
 
 

@@ -29,18 +29,9 @@ def _differences(
     every = [*mine, *base]
     if len({_seen(x).source for x in every}) > 1:
         yield "the script's file was changed between launches"
-    alike = [mine, base, () if any(_seen(x).sharded for x in every) else every]
-    for launches in alike if _seeded(every) else ():
-        starts = {_seen(x).start: x.launch for x in launches}
-        ways = {(_seen(x).way, _seen(x).start) for x in launches}
-        if len(starts) == len(ways) == 2 and len({way for way, _ in ways}) == 2:
-            yield "a fork starts from other parameters than a fresh interpreter: use --fresh"
-        elif len(starts) > 1:
-            few = " and ".join(list(starts.values())[:2])
-            yield (
-                f"{few} start from different parameters: was one resumed, or is no seed set?"
-                " A script that goes on from its last checkpoint needs a folder without one"
-            )
+    together = () if any(_seen(x).sharded for x in every) else every
+    for launches in (mine, base, together) if _seeded(every) else ():
+        yield from _starts(launches)
     if not mine or not base:
         return
     a = mine[0]
@@ -55,18 +46,43 @@ def _differences(
     yield from _gradients(a, b)
 
 
+def _starts(launches: Sequence[LaunchRecord]) -> Iterator[str]:
+    """Launches of a training with a seed begin with the same parameters."""
+    starts = {_seen(x).start: x.launch for x in launches}
+    ways = {(_seen(x).way, _seen(x).start) for x in launches}
+    if len(starts) == len(ways) == 2 and len({way for way, _ in ways}) == 2:
+        yield "a fork starts from other parameters than a fresh interpreter: use --fresh"
+    elif len(starts) > 1:
+        few = " and ".join(list(starts.values())[:2])
+        yield (
+            f"{few} start from different parameters: was one resumed, or is no seed set?"
+            " A script that goes on from its last checkpoint needs a folder without one"
+        )
+
+
 def _whole_data(case: CaseSpec, a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
     """Replicas share out the data set: where content cannot tell, the loader can.
 
     Augmentation makes other rows of the same samples, and every rank can shuffle by itself.
     """
+    if not draws_whole(a, b) or not _seen(a).stored:
+        return
+    yield (
+        f"samples: each of {case.world_size} ranks draws from all {_seen(a).whole:,} samples of the"
+        f" data set, as on {_of(b)}: is a DistributedSampler missing?"
+    )
+
+
+def draws_whole(a: LaunchRecord, b: LaunchRecord) -> bool:
+    """Whether each of several replicas draws from a data set as large as the baseline's, and what
+    they store for its samples, if anything, is the same.
+    """
     seen = [r.watched for r in a.ranks if r.watched is not None]
     size = _seen(b).whole
-    if size and case.world_size > 1 and all(w.parallel and w.whole == size for w in seen):
-        yield (
-            f"samples: each of {case.world_size} ranks draws from all {size:,} samples of the data"
-            f" set, as on {_of(b)}: is a DistributedSampler missing?"
-        )
+    alike = len({w.stored for w in seen}) == 1
+    return (
+        bool(size) and alike and len(seen) > 1 and all(w.parallel and w.whole == size for w in seen)
+    )
 
 
 def _of(launch: LaunchRecord) -> str:

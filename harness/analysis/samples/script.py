@@ -79,16 +79,8 @@ def declared(case: CaseSpec) -> int | None:
 def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
     """Why samples cannot be counted by their content; empty where they can."""
     watched = [r.watched for r in ranks if r.watched is not None]
-    if all(not w.roots for w in watched):
-        return "no module with parameters is called with samples"
-    several = next((w.roots for w in watched if len(w.roots) > 1), None)
-    if several is not None:
-        listed = ", ".join(f"{name.partition(':')[2]} {n}" for name, n in several.items())
-        return f"several modules are called with rows of their own ({listed} a step)"
-    if unclear := next((w.unclear for w in watched if w.unclear), ""):
-        return unclear
-    if unlike := next(filter(None, map(_undrawn, watched, samples)), ""):
-        return unlike
+    if why := uncounted(watched, [float(np.median(_came(s))) for s in samples]):
+        return why
     last = len(samples[0].marks_s) - 2
     for s in samples:
         assert s.seen is not None
@@ -98,20 +90,35 @@ def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
     return ""
 
 
-def _undrawn(watched: Watched, samples: Samples) -> str:
+def uncounted(watched: Sequence[Watched], came: Sequence[float]) -> str:
+    """Why what reached the model is no number of samples, by what hooks and loaders saw on each
+    rank, ``came`` rows a step; empty where it is one.
+    """
+    if all(not w.roots for w in watched):
+        return "no module with parameters is called with samples"
+    several = next((w.roots for w in watched if len(w.roots) > 1), None)
+    if several is not None:
+        listed = ", ".join(f"{name.partition(':')[2]} {n}" for name, n in several.items())
+        return f"several modules are called with rows of their own ({listed} a step)"
+    if unclear := next((w.unclear for w in watched if w.unclear), ""):
+        return unclear
+    return next(filter(None, map(_undrawn, watched, came)), "")
+
+
+def _undrawn(watched: Watched, came: float) -> str:
     """Why rows are no samples by a second witness, who does not know of the model: the loader.
 
     They are as many, or several views of each, or this rank's share of what all ranks draw.
     """
-    came = float(np.median(_came(samples)))
     drawn = watched.drawn
     if not came or not drawn or came % drawn == 0:
         return ""
     ranks = drawn / came
     if ranks.is_integer() and watched.world_size % ranks == 0:
         return ""
+    rows = "1 row reaches" if came == 1 else f"{came:g} rows reach"
     return (
-        f"{came:g} rows reach the model in a step for which its loader hands out {drawn:g} samples"
+        f"{rows} the model in a step for which its loader hands out {drawn:g} samples"
         " (time first, packed, or a graph?)"
     )
 

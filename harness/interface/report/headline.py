@@ -6,7 +6,7 @@ from statistics import fmean
 
 from harness.analysis.again import command
 from harness.analysis.judging.promise import MOST_PAIRS
-from harness.analysis.judging.tally import requirements, tally, wrong
+from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.base.numbers import si
 from harness.cases import Form, metrics
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
@@ -37,7 +37,9 @@ def headline(run: RunRecord) -> str:
     largest = _largest(run)
     if not judged:
         return ". ".join(filter(None, [_unruled(run), largest]))
-    worst = min([*judged, *wrong(run)], key=lambda v: SEVERITY.index(v.counts))
+    # Of equally bad ones that of hardware: a stand-in says nothing of it.
+    every = [*judged, *wrong(run)]
+    worst = min(every, key=lambda v: (SEVERITY.index(v.counts), of_stand_in(run, v)))
     parts = [f"{worst.counts}: {tally(run)}"]
     if worst.counts is not Status.PASS:
         parts[0] += f"; {_why(run, worst)}"

@@ -44,7 +44,7 @@ _PLAIN = "efficiency [95% limits] = throughput per rank v plain training on one 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ScreenRow:
     """One requirement, or one rung that nothing was asked of."""
 
     name: str
@@ -86,28 +86,8 @@ def measured_on(run: RunRecord) -> str:
 
 def _rows(run: RunRecord, width: int) -> list[str]:
     """Requirements, the worst first; then rungs of ladders that have none; stand-ins apart."""
-    caught = [v for v in run.verdicts if v.reason is Reason.CAUGHT]
-    asked = [*wrong(run), *requirements(run)]
-    rungs_of = {
-        (plan.hash, rung.row.case.hash): rung
-        for plan in run.plans
-        for rung in ladder_rows(run, plan)
-    }
-    names = _names(run, [v.case_hash for v in (*asked, *caught)], list(rungs_of))
     marks = _Marks()
-    apart: dict[bool, list[Row]] = {False: [], True: []}
-    for v in (*asked, *caught):
-        rung = rungs_of.get((v.plan, v.case_hash))
-        row = _row(v, rung, names, marks)
-        if v.value is None and v.status is Status.INCONCLUSIVE and (hint := _by_pilots(run, v)):
-            row = replace(row, value=hint)  # of a wrong training there is no figure
-        apart[of_stand_in(run, v)].append(row)
-    judged = {v.plan for v in requirements(run)}
-    ruled = {(v.plan, v.case_hash) for v in asked}
-    for (plan, case), rung in rungs_of.items():
-        if plan not in judged and (plan, case) not in ruled:
-            apart[bool(run.stand_ins(rung.row.case))].append(_recorded(rung, names[case], marks))
-    shown, hidden = _fitting(apart)
+    shown, hidden = _fitting(_apart(run, marks))
     if not any(shown.values()):
         return []
     header, *laid_out = _laid_out([*shown[False], *shown[True]], marks.header, width)
@@ -150,6 +130,30 @@ class _Marks:
         return wrap(f" {'; '.join(notes)}", width, 1) if used else []
 
 
+def _apart(run: RunRecord, marks: _Marks) -> Mapping[bool, Sequence[ScreenRow]]:
+    """All rows: those of hardware (False), and those of stand-ins."""
+    caught = [v for v in run.verdicts if v.reason is Reason.CAUGHT]
+    asked = [*wrong(run), *requirements(run)]
+    rungs_of = {
+        (plan.hash, rung.row.case.hash): rung
+        for plan in run.plans
+        for rung in ladder_rows(run, plan)
+    }
+    names = _names(run, [v.case_hash for v in (*asked, *caught)], list(rungs_of))
+    apart: dict[bool, list[ScreenRow]] = {False: [], True: []}
+    for v in (*asked, *caught):
+        row = _row(v, rungs_of.get((v.plan, v.case_hash)), names, marks)
+        if v.value is None and v.status is Status.INCONCLUSIVE and (hint := _by_pilots(run, v)):
+            row = replace(row, value=hint)  # of a wrong training there is no figure
+        apart[of_stand_in(run, v)].append(row)
+    judged = {v.plan for v in requirements(run)}
+    ruled = {(v.plan, v.case_hash) for v in asked}
+    for (plan, case), rung in rungs_of.items():
+        if plan not in judged and (plan, case) not in ruled:
+            apart[bool(run.stand_ins(rung.row.case))].append(_recorded(rung, names[case], marks))
+    return apart
+
+
 def _names(
     run: RunRecord, cases: Sequence[str], rungs_of: Sequence[tuple[str, str]]
 ) -> dict[str, str]:
@@ -161,11 +165,11 @@ def _names(
     return {h: short[h] + known[h].extras if alike[short[h]] > 1 else short[h] for h in hashes}
 
 
-def _row(v: Verdict, rung: LadderRow | None, names: dict[str, str], marks: _Marks) -> Row:
+def _row(v: Verdict, rung: LadderRow | None, names: dict[str, str], marks: _Marks) -> ScreenRow:
     caught = v.reason is Reason.CAUGHT
     value = "n/a" if v.value is None else _figure(v)
     of_point = rung is not None and in_table(v, rung.point.against)
-    return Row(
+    return ScreenRow(
         name=names.get(v.case_hash, v.case),
         speedup=f"{rung.point.speedup:.2f}x" if rung is not None and of_point else "",
         value="caught, as it should" if caught else value,
@@ -184,12 +188,12 @@ def _by_pilots(run: RunRecord, v: Verdict) -> str:
     return ""
 
 
-def _recorded(rung: LadderRow, name: str, marks: _Marks) -> Row:
+def _recorded(rung: LadderRow, name: str, marks: _Marks) -> ScreenRow:
     """A rung that nothing was asked of; marked where nobody should rely on it."""
     point = rung.point
     status = str(Status.RECORDED if rung.verdict is None else rung.verdict.status)
     doubtful = rung.verdict is not None and rung.verdict.doubt
-    return Row(
+    return ScreenRow(
         name=name,
         speedup=f"{point.speedup:.2f}x",
         value=_ratio(point.efficiency, point.efficiency_low, point.efficiency_high),
@@ -211,7 +215,9 @@ def _ratio(value: float, low: float | None, high: float | None) -> str:
     return f"{value:.2f}" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")
 
 
-def _fitting(apart: Mapping[bool, Sequence[Row]]) -> tuple[dict[bool, list[Row]], Counter[str]]:
+def _fitting(
+    apart: Mapping[bool, Sequence[ScreenRow]],
+) -> tuple[dict[bool, list[ScreenRow]], Counter[str]]:
     """The rows that a screen has room for, the worst ones, and how many others by their word."""
     words = [str(status) for status in SEVERITY]
     ranked = sorted(
@@ -222,9 +228,9 @@ def _fitting(apart: Mapping[bool, Sequence[Row]]) -> tuple[dict[bool, list[Row]]
     return shown, Counter(row.status for row in ranked[MOST_ROWS:])
 
 
-def _laid_out(rows: Sequence[Row], header: str, width: int) -> list[str]:
+def _laid_out(rows: Sequence[ScreenRow], header: str, width: int) -> list[str]:
     """The header and a line for each row: a long name is shortened, figures never are."""
-    figures: list[Column[Row]] = [
+    figures: list[Column[ScreenRow]] = [
         Column(header, 99, lambda r: f"{r.value} {r.mark}".rstrip(), left=True),
         Column("needs", 97, lambda r: r.bound),
         Column("verdict", 98, lambda r: r.status, left=True),
@@ -234,7 +240,7 @@ def _laid_out(rows: Sequence[Row], header: str, width: int) -> list[str]:
     figures = [c for c in figures if any(c.cell(row) for row in rows)]
     taken = sum(2 + max(len(c.header), *(len(c.cell(row)) for row in rows)) for c in figures)
     room = max(LEAST_NAME, width - taken - 2)
-    name = Column[Row]("case @ ranks", 100, lambda r: shortened(r.name, room), left=True)
+    name = Column[ScreenRow]("case @ ranks", 100, lambda r: shortened(r.name, room), left=True)
     return table([name, *figures], rows, width)
 
 

@@ -36,7 +36,7 @@ class ScriptRow:
 
 
 @dataclass(frozen=True)
-class Told:
+class ScriptSection:
     """A script on a page: its name, its table, what was checked and noticed."""
 
     name: str
@@ -54,10 +54,10 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     return [rule("your script", width), *out] if out else []
 
 
-def told(run: RunRecord) -> list[Told]:
+def told(run: RunRecord) -> list[ScriptSection]:
     """The same for a page."""
     return [
-        Told(
+        ScriptSection(
             name=rows[0].arm.case.family + rows[0].arm.case.extras,
             table=Table(columns=_COLUMNS, rows=rows).html("your script"),
             notes=[NOTE, *(" ".join(line.split()) for line in _checks(rows, 10_000))],
@@ -97,49 +97,79 @@ NOTE = "steady step = median of steps, all in = mean of steps, evaluations and l
 
 
 def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
-    """What held on every launch, what was no matter here and why, and what is worth a look."""
-    several = [row for row in rows if row.arm.case.world_size > 1]
-    sharded = any(row.seen.sharded for row in several)
-    held = ["one world", "steps of one period", "samples by content"]
+    """What held on every launch, what could not be checked and why, and what is worth a look."""
+    held = []
     missing = []
-    if all(same_training.begin_alike(row.launches) for row in rows):
-        held.append("one start in all launches")
-    else:
-        missing.append("one start (no seed is set: launches are compared by speed)")
-    if not several:
-        missing.append("all of more ranks")
-    elif sharded:
-        missing.append("replicas (parameters are sharded)")
-        if not any(script.shards(row.seen) for row in several):
-            held.append("shards exchanged as often as needed")
-    else:
-        held += ["replicas equal at both ends", "gradients exchanged once"]
-    first = rows[0]
-    lowest = "one rank" if first.arm.case.world_size == 1 else first.arm.case.world
-    for row in several:
-        pair = row.launches[0], first.launches[0]
-        alike = same_training.begin_alike(pair)
-        random = same_training.random(pair)
-        if row is not first and alike and not random and same_training.same_samples(*pair):
-            held.append(f"gradient of {row.arm.case.world} equal to {lowest}'s")
-        elif row is not first:
-            weak = row.arm.case.mode is Mode.WEAK
-            why = "weak: other samples" if weak else "the first samples differ"
-            why = "forward passes draw random numbers" if random else why
-            why = why if alike else "no seed is set"
-            missing.append(f"gradient of {row.arm.case.world} against {lowest}'s ({why})")
-    if any(row.seen.backwards > 1 for row in rows):
-        missing.append("that the loss is divided by the number of accumulated passes")
-    if any(row.arm.case.samples_per_step and not row.seen.roots for row in rows):
-        missing.append("samples (as declared)")
+    for what, why_not in (*_of_all(rows), *_of_several(rows)):
+        if why_not is None:
+            held.append(what)
+        else:
+            missing.append(f"{what} ({why_not})" if why_not else what)
     out = wrap(f" checked    {', '.join(held)}", width, 12)
     out += wrap(f" not        {', '.join(missing)}", width, 12) if missing else []
     for row in rows:
-        out += [line for text in _remarks(row) for line in wrap(f" noticed    {text}", width, 12)]
+        remarks = _remarks(row, rows[0].launches[0])
+        out += [line for text in remarks for line in wrap(f" noticed    {text}", width, 12)]
     return out
 
 
-def _remarks(row: ScriptRow) -> list[str]:
+def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
+    """(Check, why it could not be made: None if it held) of every script."""
+    yield "one world", None
+    yield "steps of one period", None
+    counted = all(_by_content(row) for row in rows)
+    yield ("samples by content", None) if counted else ("samples", "as declared")
+    seeded = all(same_training.begin_alike(row.launches) for row in rows)
+    why = None if seeded else "no seed is set: launches are compared by speed"
+    yield ("one start in all launches" if seeded else "one start"), why
+    if any(row.seen.backwards > 1 for row in rows):
+        yield "that the loss is divided by the number of accumulated passes", ""
+
+
+def _by_content(row: ScriptRow) -> bool:
+    """Whether samples were counted by what reached the model, not by what the user says."""
+    watched = [r.watched for r in row.launches[0].ranks if r.watched is not None]
+    came = [float(sum(w.roots.values())) for w in watched]
+    alike = any(rows > 1 >= w.distinct * rows for w, rows in zip(watched, came, strict=True))
+    return not alike and not script.uncounted(watched, came)
+
+
+def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
+    """The same of rungs with several ranks."""
+    several = [row for row in rows if row.arm.case.world_size > 1]
+    if not several:
+        yield "all of more ranks", ""
+        return
+    if any(row.seen.sharded for row in several):
+        yield "replicas", "parameters are sharded"
+        if not any(script.shards(row.seen) for row in several):
+            yield "shards exchanged as often as needed", None
+    else:
+        yield "replicas equal at both ends", None
+        yield "gradients exchanged once", None
+    first = rows[0]
+    lowest = "one rank" if first.arm.case.world_size == 1 else first.arm.case.world
+    for row in several:
+        if row is first:
+            continue
+        why = _gradient_uncompared(row, first)
+        compared = f"equal to {lowest}'s" if why is None else f"against {lowest}'s"
+        yield f"gradient of {row.arm.case.world} {compared}", why
+
+
+def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
+    """Why the first gradient was not compared with that of the lowest rung; None if it was."""
+    pair = row.launches[0], first.launches[0]
+    if not same_training.begin_alike(pair):
+        return "no seed is set"
+    if same_training.random(pair):
+        return "forward passes draw random numbers"
+    if same_training.same_samples(*pair):
+        return None
+    return "weak: other samples" if row.arm.case.mode is Mode.WEAK else "the first samples differ"
+
+
+def _remarks(row: ScriptRow, base: LaunchRecord) -> list[str]:
     seen = row.seen
     world = row.arm.case.world
     out = []
@@ -155,6 +185,11 @@ def _remarks(row: ScriptRow) -> list[str]:
         )
     if seen.sharded and row.arm.case.world_size > 1:
         out += [f"{world}: {remark}" for remark in script.shards(seen)]
+    if not seen.stored and same_training.draws_whole(row.launches[0], base):
+        out.append(
+            f"{world}: each rank draws from all {seen.whole:,} samples of a data set that stores"
+            " none: right if each rank makes others, else a DistributedSampler is missing"
+        )
     if seen.searched:
         out.append(
             f"{world}: find_unused_parameters=True searches the graph in every step, and every"
@@ -168,7 +203,7 @@ def _remarks(row: ScriptRow) -> list[str]:
             f" least busy one makes {min(passes)}: the others wait for it"
         )
     elif any(passes):
-        out.append(f"{world}: the window has {passes[0]} forward passes of evaluation on each rank")
+        out.append(f"{world}: the window has {passes[0]} forward passes that train nothing")
     if not seen.even:
         out.append(
             f"{world}: steps do not exchange equally many bytes: is a step of the training more"

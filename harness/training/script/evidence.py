@@ -224,6 +224,7 @@ def watched_by(watch: Watch) -> Watched:
         distinct=_distinct(watch),
         drawn=_drawn(watch),
         whole=watch.hooks.loaders.whole,
+        stored=watch.hooks.loaders.stored,
         unclear=watch.unclear,
         evaluations=watch.evaluations[last[1]] - watch.evaluations[watch.first],
         in_eval=watch.hooks.in_eval,

@@ -67,7 +67,9 @@ class Hooks:
         self.loaders = Loaders(observer.handed)
         self.reads = self.evaluations = 0
         self.seeded = self.in_eval = False
-        self._trained = self._evaluated = False  # forward passes since the last optimizer step
+        self._trained = False  # whether weights were trained since the last optimizer step
+        self._evaluated: nn.Module | None = None  # called since then in eval mode, with gradients
+        self._evaluating: nn.Module | None = None
         self._between: Span | None = None
 
     def install(self) -> None:
@@ -158,8 +160,11 @@ class Hooks:
 
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
         self._leave_between()
-        self.in_eval |= self._evaluated and not self._trained
-        self._evaluated = self._trained = False
+        if self._evaluated is not None and not self._trained:
+            stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            self.in_eval |= any(id(p) in stepped for p in self._evaluated.parameters())
+        self._evaluated = None
+        self._trained = False
         self._observer.stepping(self._number(optimizer), optimizer)
         self._in_step += 1
         if spans.seen():
@@ -189,7 +194,8 @@ class Hooks:
         if torch.compiler.is_compiling() or self._open is not None:
             return
         if not _trains(module):
-            self._evaluated |= torch.is_grad_enabled() and _learns(module)
+            if self._evaluated is None and torch.is_grad_enabled() and _learns(module):
+                self._evaluated = module
             return
         if id(module) not in self._hooked:
             self._hooked.add(id(module))
@@ -208,6 +214,7 @@ class Hooks:
             return
         if not (torch.is_grad_enabled() and module.training):
             self._evaluate(module)
+            self._evaluating = module  # what it wraps is the same pass
             return
         self._open = module
         self._trained = True
@@ -221,13 +228,17 @@ class Hooks:
 
     def _evaluate(self, module: nn.Module, *_: Any) -> None:
         """A forward pass that trains nothing, or looks like it; also past a wrapper."""
-        if self._open is not None or torch.compiler.is_compiling() or self._in_backward:
+        inside = self._open is not None or self._evaluating is not None
+        if inside or torch.compiler.is_compiling() or self._in_backward:
             return
         if not (torch.is_grad_enabled() and module.training):
             self.evaluations += 1
-            self._evaluated |= torch.is_grad_enabled()
+            if torch.is_grad_enabled():
+                self._evaluated = module
 
     def _return(self, module: nn.Module, _: Any, output: object) -> None:
+        if self._evaluating is module:
+            self._evaluating = None
         if self._open is module:
             self._open = None
             if spans.seen():

@@ -4,7 +4,9 @@ A loader takes the numbers of a batch's samples from its sampler long before it 
 and hands out batches in that order.
 """
 
+import contextlib
 import functools
+import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sized
 from typing import Any, cast
@@ -20,6 +22,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 #: Where an iterator keeps the sizes of batches that it has not handed out yet, and its loader.
 _SIZES, _LOADER = "scaleproof_sizes", "scaleproof_loader"
+#: Characters of an entry that tell it from others.
+ENTRY = 400
 
 
 class Loaders:
@@ -30,6 +34,7 @@ class Loaders:
         self._last: dict[int, int] = {}
         self._batches: Counter[int] = Counter()
         self._whole: dict[int, int] = {}
+        self._datasets: dict[int, object] = {}
         self._passes: dict[int, set[int]] = {}
         self.repeated = False
 
@@ -44,6 +49,14 @@ class Loaders:
         main = self._batches.most_common(1)
         return self._whole.get(main[0][0], 0) if main else 0
 
+    @property
+    def stored(self) -> str:
+        """A digest of what the main loader's data set stores for some of its samples; empty where
+        it stores nothing, as one that makes them up.
+        """
+        main = self._batches.most_common(1)
+        return _stored(self._datasets.get(main[0][0])) if main else ""
+
     def install(self) -> None:
         """For the rest of this process."""
         kind = cast(Any, _BaseDataLoaderIter)
@@ -54,27 +67,31 @@ class Loaders:
             setattr(iterator, _LOADER, loader)
             setattr(iterator, _SIZES, deque())
             self._whole[id(loader)] = _drawn_whole(loader)
+            self._datasets[id(loader)] = loader.dataset
             make(iterator, loader, *args, **more)
 
         @functools.wraps(draw)
         def drawn(iterator: Any) -> Any:
             numbers = draw(iterator)
-            getattr(iterator, _SIZES).append(_count(numbers))
+            if (sizes := getattr(iterator, _SIZES, None)) is not None:
+                sizes.append(_count(numbers))
             return numbers
 
         @functools.wraps(hand)
         def handed(iterator: Any) -> Any:
+            loader = getattr(iterator, _LOADER, None)
+            if loader is None:  # one that never called what it inherits
+                return hand(iterator)
+            sizes = getattr(iterator, _SIZES)
             try:
                 batch = hand(iterator)
             except StopIteration:
-                self._passed(getattr(iterator, _LOADER))
-                getattr(iterator, _SIZES).clear()
+                self._passed(loader)
+                sizes.clear()
                 raise
-            loader = id(getattr(iterator, _LOADER))
-            sizes = getattr(iterator, _SIZES)
             size = sizes.popleft() if sizes else 0
-            self._batches[loader] += 1
-            self._last[loader] = size
+            self._batches[id(loader)] += 1
+            self._last[id(loader)] = size
             self._handed(size)
             return batch
 
@@ -114,3 +131,21 @@ def _drawn_whole(loader: DataLoader[Any]) -> int:
         return 0
     size = len(loader.dataset)
     return size if len(cast(Sized, sampler)) == size else 0
+
+
+def _stored(dataset: object) -> str:
+    """A digest of a few of the entries that a data set has for its samples: paths, rows, numbers.
+
+    Ranks that store the same share one data set; others have each their own, as parts of it are.
+    """
+    if not isinstance(dataset, Sized):
+        return ""
+    size = len(dataset)
+    entries = []
+    for name, kept in sorted(vars(dataset).items()):
+        parts = kept if isinstance(kept, tuple) and len(kept) != size else (kept,)
+        for part in parts:
+            with contextlib.suppress(Exception):  # a user's own kind of container
+                if not isinstance(part, str) and size and len(part) == size:
+                    entries += [f"{name} {part[i]!r}"[:ENTRY] for i in (0, size // 2, size - 1)]
+    return hashlib.sha256("\n".join(entries).encode()).hexdigest()[:16] if entries else ""

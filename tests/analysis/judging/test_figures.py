@@ -12,7 +12,7 @@ from harness.analysis.judging.verdicts import verdicts
 from harness.cases import Device
 from harness.cases.metrics import METRICS, metric
 from harness.cases.rules import load_thresholds
-from harness.record import LaunchRecord, Purpose, RunRecord, Status
+from harness.record import LaunchRecord, Purpose, RunRecord, Status, Verdict
 
 #: An H100's dense peak in bf16, by NVIDIA's data sheet.
 PEAK = 989.4e12
@@ -46,6 +46,24 @@ def on_h100(sample_run: RunRecord) -> RunRecord:
     }  # fmt: skip
     machine = replace(doc.machine, gpu="NVIDIA H100 80GB HBM3", num_gpus=2)
     return replace(doc, plans=plans, described=facts, machine=machine)
+
+
+def judged(run: RunRecord, folder: Path, metric: str, unit: str, bound: str) -> Verdict:
+    """What a rule with this bound says of the rung of two ranks."""
+    (file := folder / "thresholds.toml").write_text(
+        f"""[[rule]]
+name = "one"
+source = "requirement"
+case = "ddp/*"
+metric = "{metric}"
+unit = "{unit}"
+{bound}
+world = 2
+"""
+    )
+    every = verdicts(replace(run, thresholds=load_thresholds(file)))
+    (verdict,) = [v for v in every if v.metric == metric]
+    return verdict
 
 
 def of_two(run: RunRecord) -> LaunchRecord:
@@ -85,6 +103,9 @@ def test_what_is_unknown_is_no_figure(on_h100: RunRecord, sample_run: RunRecord)
     told = replace(on_h100, described={**on_h100.described, case.hash: unknown})
     assert figure(told, case, launch, METRICS["hfu"]) is None
     assert figure(told, case, launch, METRICS["mfu"]) is not None
+    shared = replace(on_h100, settings=replace(on_h100.settings, shared_gpu=True))
+    for name in ("mfu", "throughput_per_device"):
+        assert figure(shared, case, launch, METRICS[name]) is None, "ranks that share a device"
     single = replace(bare, facts=replace(bare.facts, tokens_per_sample=1))
     images = replace(on_h100, described={**on_h100.described, case.hash: single})
     assert figure(images, case, launch, METRICS["tokens_per_s"]) is None
@@ -108,19 +129,8 @@ def test_a_rule_bounds_them(
     launch = of_two(sample_run)
     measured = launch.throughput
     assert measured is not None
-    (file := tmp_path / "thresholds.toml").write_text(
-        f"""[[rule]]
-name = "rate"
-source = "requirement"
-case = "ddp/*"
-metric = "throughput_per_device"
-unit = "samples/s"
-at_least = {share * measured / 2}
-world = 2
-"""
-    )
-    judged = verdicts(replace(sample_run, thresholds=load_thresholds(file)))
-    (verdict,) = [v for v in judged if v.metric == "throughput_per_device"]
+    bound = f"at_least = {share * measured / 2}"
+    verdict = judged(sample_run, tmp_path, "throughput_per_device", "samples/s", bound)
     assert (verdict.status is Status.PASS) == holds
 
 
@@ -135,17 +145,5 @@ world = 2
 def test_a_rule_on_what_a_machine_does_not_tell_says_so(
     sample_run: RunRecord, tmp_path: Path, name: str, unit: str, says: str
 ) -> None:
-    (file := tmp_path / "thresholds.toml").write_text(
-        f"""[[rule]]
-name = "unknown"
-source = "requirement"
-case = "ddp/*"
-metric = "{name}"
-unit = "{unit}"
-at_most = 0.5
-world = 2
-"""
-    )
-    judged = verdicts(replace(sample_run, thresholds=load_thresholds(file)))
-    (verdict,) = [v for v in judged if v.metric == name]
+    verdict = judged(sample_run, tmp_path, name, unit, "at_most = 0.5")
     assert verdict.status is Status.INCONCLUSIVE and verdict.detail.startswith(says)

@@ -7,13 +7,16 @@ and hands out batches in that order.
 import contextlib
 import functools
 import hashlib
+import re
+import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sized
+from collections.abc import Callable, Collection, Iterator, Sized
 from typing import Any, cast
 
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -24,6 +27,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 _SIZES, _LOADER = "scaleproof_sizes", "scaleproof_loader"
 #: Characters of an entry that tell it from others.
 ENTRY = 400
+#: Where an object of no words lies says nothing of what it is.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Loaders:
@@ -34,7 +39,7 @@ class Loaders:
         self._last: dict[int, int] = {}
         self._batches: Counter[int] = Counter()
         self._whole: dict[int, int] = {}
-        self._datasets: dict[int, object] = {}
+        self._datasets: dict[int, weakref.ref[object]] = {}  # they live as long as without us
         self._passes: dict[int, set[int]] = {}
         self.repeated = False
 
@@ -55,7 +60,8 @@ class Loaders:
         it stores nothing, as one that makes them up.
         """
         main = self._batches.most_common(1)
-        return _stored(self._datasets.get(main[0][0])) if main else ""
+        known = self._datasets.get(main[0][0]) if main else None
+        return _stored(known()) if known is not None else ""
 
     def install(self) -> None:
         """For the rest of this process."""
@@ -67,7 +73,8 @@ class Loaders:
             setattr(iterator, _LOADER, loader)
             setattr(iterator, _SIZES, deque())
             self._whole[id(loader)] = _drawn_whole(loader)
-            self._datasets[id(loader)] = loader.dataset
+            with contextlib.suppress(TypeError):  # a list
+                self._datasets[id(loader)] = weakref.ref(loader.dataset)
             make(iterator, loader, *args, **more)
 
         @functools.wraps(draw)
@@ -137,15 +144,21 @@ def _stored(dataset: object) -> str:
     """A digest of a few of the entries that a data set has for its samples: paths, rows, numbers.
 
     Ranks that store the same share one data set; others have each their own, as parts of it are.
+    Empty also for a user's own kind that cannot be asked.
     """
-    if not isinstance(dataset, Sized):
-        return ""
-    size = len(dataset)
-    entries = []
-    for name, kept in sorted(vars(dataset).items()):
-        parts = kept if isinstance(kept, tuple) and len(kept) != size else (kept,)
-        for part in parts:
-            with contextlib.suppress(Exception):  # a user's own kind of container
-                if not isinstance(part, str) and size and len(part) == size:
-                    entries += [f"{name} {part[i]!r}"[:ENTRY] for i in (0, size // 2, size - 1)]
+    entries: list[str] = []
+    with contextlib.suppress(Exception):
+        entries = list(_entries(dataset))
     return hashlib.sha256("\n".join(entries).encode()).hexdigest()[:16] if entries else ""
+
+
+def _entries(dataset: object) -> Iterator[str]:
+    """A data set inside of another is asked for what it stores, not for samples: it may draw."""
+    size = len(cast(Sized, dataset))
+    for name, kept in sorted(vars(dataset).items()):
+        for part in kept if isinstance(kept, tuple) and len(kept) != size else (kept,):
+            if isinstance(part, Dataset):
+                yield from _entries(part)
+            elif isinstance(part, Sized) and not isinstance(part, str) and 0 < len(part) == size:
+                entries = (cast(Any, part)[i] for i in (0, size // 2, size - 1))
+                yield from (f"{name} {_ADDRESS.sub('', repr(entry))}"[:ENTRY] for entry in entries)

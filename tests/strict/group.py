@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import sys
 import time
 import traceback
 from typing import Any
@@ -76,6 +77,9 @@ class Nccl(dist.ProcessGroup):
         self.called, self._size = options.group_name, size
         self._gloo = dist.ProcessGroupGloo(store, rank, size, options._timeout)
         self._register_backend(torch.device(NAME), dist.ProcessGroup.BackendType.NCCL, self._gloo)
+        # torch makes a group written in Python the whole group, whatever else it was asked to carry.
+        asked = sys._getframe(1).f_locals.get("backend_config")
+        self._carries_host = asked is not None and "cpu:gloo" in str(asked)
 
     def _set_sequence_number_for_group(self) -> None:
         return None
@@ -88,6 +92,8 @@ class Nccl(dist.ProcessGroup):
             return [self._raw(x) for x in given]
         if UNWRAPPED[0] and not isinstance(given, Strict):
             return given
+        if self._carries_host and given.device.type == "cpu":
+            return getattr(given, "raw", given)
         if not isinstance(given, Strict):
             raise RuntimeError(f"No backend type associated with device type {given.device.type}")
         if not given.raw.is_contiguous():

@@ -92,6 +92,7 @@ def test_every_codec_trains_right(worlds: Worlds, codec: str) -> None:
         pytest.param("fsdp/mlp-nano", {"optimizer": "lars"}, marks=pytest.mark.full),
         pytest.param("ddp/decoder-nano", {"checkpoint": True}, marks=pytest.mark.full),
         pytest.param("ddp/decoder-nano", {"offload": True}, marks=pytest.mark.full),
+        ("fsdp/mlp-nano", {"knobs": {"fsdp.offload": True}}),
         pytest.param("ddp/mlp-nano", {"accumulate": 2}, marks=pytest.mark.full),
         pytest.param("ddp/mlp-nano", {"stepping": "fused"}, marks=pytest.mark.full),
         pytest.param("ddp/mlp-nano", {"stepping": "foreach"}, marks=pytest.mark.full),

@@ -20,6 +20,8 @@ SIZES = {
     "124m": dict(d=768, layers=12, heads=12, kv=12, ff=3072, vocab=50304, seq=1024, batch=8),
     "175m": dict(d=896, layers=14, heads=14, kv=14, ff=3584, vocab=32000, seq=1024, batch=8),
     "350m": dict(d=1024, layers=24, heads=16, kv=16, ff=4096, vocab=50304, seq=1024, batch=8),
+    # A head of two blocks' work: with 22 blocks every stage of 2, 4 or 8 has as much to do.
+    "1b2": dict(d=2048, layers=22, heads=16, kv=16, ff=8192, vocab=50304, seq=1024, batch=4),
     "1b3": dict(d=2048, layers=24, heads=16, kv=16, ff=8192, vocab=50304, seq=1024, batch=4),
     "llama-1b": dict(
         d=2048, layers=16, heads=32, kv=8, ff=8192, vocab=128256, seq=2048, batch=2, gated=True

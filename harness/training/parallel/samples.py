@@ -33,7 +33,7 @@ class Wrapped:
             ctx,
             named=self.named,
             synchronise=self.synchronise,
-            whole=whole,
+            whole=lambda shard: whole(shard).to(ctx.device),  # shards may be kept on the host
             placements=placements(self.module),
         )
 

@@ -9,7 +9,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from harness.training.describe import case_batching
 from harness.training.feeds import Source, whole_epochs
 from harness.training.observe import beside, threads
 from harness.training.observe.memory import Memory
+from harness.training.rank import joining
 from harness.training.rank.barrier import Barrier
 from harness.training.rank.sources import sources
 from harness.training.rank.window import Measured
@@ -170,7 +170,7 @@ class Rank:
             pid=os.getpid(),
             device=self.accelerator.name,
             device_uuid=self.accelerator.uuid,
-            backend=dist.get_backend() if dist.is_initialized() else "",
+            backend=joining.carrier(self.accelerator.device),
             window_s=0.0 if measured is None else measured.window_s,
             cpu_s=0.0 if grown is None else grown.cpu_s,
             setup_s=self.lap.total_s - stepping_s,
@@ -228,16 +228,7 @@ def set_up(
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         dist.set_debug_level_from_env()
     store, earlier = place.store(), threads.running()
-    together = case.communicate and place.world_size > 1  # a rank alone needs no communicator
-    dist.init_process_group(
-        case.backend if case.communicate else "fake",
-        store=store,
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=timedelta(seconds=spec.deadlines.collective_s),
-        device_id=device if together and case.backend == "nccl" else None,
-        pg_options=_prioritised() if case.priority_stream and case.backend == "nccl" else None,
-    )
+    joining.join(spec, store, place.rank, device)
     lap("process group")
     if place.world_size > 1:
         dist.all_reduce(torch.zeros(1, device=device))
@@ -258,13 +249,6 @@ def set_up(
         shared=beside.shared_memory(),
         beats=beats,
     )
-
-
-def _prioritised() -> Any:
-    """NCCL's kernels go before others that wait for the device."""
-    options = dist.ProcessGroupNCCL.Options()
-    options.is_high_priority_stream = True
-    return options
 
 
 def set_backend(environment: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from harness.training.transports import Codec
 
 SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed", dims=("fsdp", "dp"), replicas=True,
-    uneven=True, forward=True,
+    uneven=True, forward=True, on_host="offload",
     precisions=("fp32", "bf16", "autocast", "fp16", "fp8"), products=("dp:2,fsdp:2",),
 )  # fmt: skip
 KNOBS = dict(reshard=True, reshard_to=0, scatter="own", prefetch=0, offload=False, mixed=False)

@@ -1,0 +1,80 @@
+"""How a rank joins its world: which backend carries which tensors, and when communicators open."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.base import modules
+from harness.cases import CaseSpec, Dim, Supports
+from harness.cases.heads import facts, read_head
+from harness.launch.wire.messages import LaunchSpec
+
+#: Pings and the like are of the host whatever a case's ranks exchange.
+HOST_BACKEND = "gloo"
+
+
+def join(spec: LaunchSpec, store: dist.Store, rank: int, device: torch.device) -> None:
+    """Open the process group that a case asks for."""
+    case = spec.case
+    backend = case.backend if case.communicate else "fake"
+    nccl = backend == "nccl"
+    supports = _supports(spec)
+    if nccl and _exchanges_on_host(case, supports):
+        backend = f"cpu:{HOST_BACKEND},{device.type}:{backend}"
+    alone = case.world_size == 1  # it needs no communicator
+    at_once = nccl and not alone and not _in_pairs(case, supports)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=case.world_size,
+        timeout=timedelta(seconds=spec.deadlines.collective_s),
+        device_id=device if at_once else None,
+        pg_options=_prioritised() if case.priority_stream and nccl else None,
+    )
+
+
+def carrier(device: torch.device) -> str:
+    """The backend that carries a device's tensors; empty without a process group."""
+    if not dist.is_initialized():
+        return ""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
+    return backends.get(device.type, dist.get_backend())
+
+
+def _supports(spec: LaunchSpec) -> Supports | None:
+    """What the strategy says of itself, before a user's file is imported; None for a script."""
+    if spec.case.script:
+        return None
+    file = spec.files["strategies"]
+    if file.endswith(".py"):
+        _, head = read_head(Path(file))
+        return facts(Supports, head["SUPPORTS"], file)
+    return facts(Supports, modules.load(file).SUPPORTS, file)
+
+
+def _in_pairs(case: CaseSpec, supports: Supports | None) -> bool:
+    """Whether ranks send to each other in pairs.
+
+    NCCL puts sends and receives on the world's stream, one after the other, where the world has a
+    communicator from the start. Otherwise each pair opens its own
+    (https://github.com/pytorch/pytorch/issues/132900).
+    """
+    return supports is not None and supports.mesh(case).size(Dim.PP) > 1
+
+
+def _prioritised() -> Any:
+    """NCCL's kernels go before others that wait for the device."""
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    return options
+
+
+def _exchanges_on_host(case: CaseSpec, supports: Supports | None) -> bool:
+    """Whether tensors of the host are exchanged, too, as those of shards that are kept there."""
+    if supports is None or not supports.on_host:
+        return False
+    return bool(case.knobs.get(f"{case.strategy}.{supports.on_host}"))

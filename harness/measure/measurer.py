@@ -5,6 +5,8 @@ measured once however often it is asked for; every launch is in the chain as soo
 
     describe -> climb (gates, ascending) -> pilots -> windows frozen -> blocks until decided
     -> a fresh set where a FAIL would be reported -> verdicts
+
+All plans go through these stages together; of a run that takes long one of them goes first.
 """
 
 import functools
@@ -22,6 +24,7 @@ from harness.cases import Arm, Plan, Role, Window, metrics
 from harness.measure import blocks, piloting, profiling, referring, together
 from harness.measure.climb import climb
 from harness.measure.confirming import confirm
+from harness.measure.leading import first_verdict, lead
 from harness.measure.order import Order
 from harness.measure.progress import Moment
 from harness.measure.session import Session
@@ -61,12 +64,11 @@ class Measurer:
         try:
             if self._session.settings.fabric:
                 Sweeper(self._session).first(new)
-            for stage in (self._climb, self._pilot):
-                self._attempt(new, stage)
-            piloting.freeze(self.run, [p for p in new if self._arms[p.hash]])
-            self._foresee_cuts(new)
-            for stage in (self._refer, self._finish, self._first_blocks):
-                self._attempt(new, stage)
+            first = self._lead(new)
+            if first is not None:
+                self._begin([first])
+                self._tell_first(first)
+            self._begin([plan for plan in new if plan is not first])
             while more := blocks.extra(self.run, new, self._arms, self._more_until_s(new)):
                 plan, arms, alone = more
                 self._attempt([plan], functools.partial(self._further, arms=arms, alone=alone))
@@ -76,6 +78,29 @@ class Measurer:
             self._done |= {p.hash: tuple(verdicts.of_plan(self.run.bare(), p)) for p in done}
         finally:  # also where it broke
             self.run.keep()
+
+    def _lead(self, plans: Sequence[Plan]) -> Plan | None:
+        """The plan that is measured before the others are begun, if the run takes long."""
+        cases = {arm.case.hash for plan in plans for arm in plan.arms}
+        if len(plans) < 2 or not cases <= self.run.described.keys():
+            return None
+        seconds = {plan.hash: left_s(self._session, [plan], self._arms) for plan in plans}
+        return lead(plans, seconds, self.run.thresholds, self.run.machine.hardware_class)
+
+    def _tell_first(self, plan: Plan) -> None:
+        if plan.hash not in self._broken:
+            sentence = first_verdict(verdicts.of_plan(self.run.bare(), plan), self.run.elapsed_s)
+            if sentence is not None:
+                self._progress.note(sentence)
+
+    def _begin(self, plans: Sequence[Plan]) -> None:
+        """From gates to the blocks that every plan gets, stage by stage."""
+        for stage in (self._climb, self._pilot):
+            self._attempt(plans, stage)
+        piloting.freeze(self.run, [plan for plan in plans if self._arms[plan.hash]])
+        self._foresee_cuts(plans)
+        for stage in (self._refer, self._finish, self._first_blocks):
+            self._attempt(plans, stage)
 
     def _more_until_s(self, plans: Sequence[Plan]) -> float | None:
         """Until when more blocks may run: what comes after them must fit in, too."""

@@ -1,0 +1,55 @@
+"""Which plan of a long run goes first, so that whoever waits sees a verdict early."""
+
+from collections.abc import Mapping, Sequence
+
+from harness.base.numbers import duration
+from harness.cases import Plan, Threshold
+from harness.record import Verdict
+
+#: Runs that are shorter show all their verdicts soon enough.
+LONG_S = 600.0
+
+
+def lead(
+    plans: Sequence[Plan],
+    seconds: Mapping[str, float],
+    thresholds: Sequence[Threshold],
+    hardware: str,
+) -> Plan | None:
+    """The plan that a rule judges and that takes least, of a run that takes long.
+
+    ``seconds`` says by plan how long each takes alone. No stand-in leads: it says nothing of
+    hardware.
+    """
+    if len(plans) < 2 or sum(seconds.values()) < LONG_S:
+        return None
+    judged = [p for p in plans if _on_hardware(p) and _judged(p, thresholds, hardware)]
+    return min(judged, key=lambda p: seconds[p.hash], default=None)
+
+
+def first_verdict(verdicts: Sequence[Verdict], elapsed_s: float) -> str | None:
+    """What the first plan came to, of its largest world; None where nothing was measured.
+
+    It is said as it stands: more blocks, or a fresh set, may still change the word.
+    """
+    ruled = [v for v in verdicts if v.rule is not None and v.value is not None]
+    if not ruled:
+        return None
+    largest = ruled[-1]
+    figure = f"{largest.metric} {largest.value:.2f}"
+    if largest.low is not None:
+        figure += f" [{largest.low:.2f}, {largest.high:.2f}]"
+    when = duration(elapsed_s)
+    return f"after {when}: {largest.case} {figure}, needs {largest.bound}: so far {largest.status}"
+
+
+def _on_hardware(plan: Plan) -> bool:
+    return not any(arm.case.stand_in for arm in plan.arms)
+
+
+def _judged(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> bool:
+    return any(
+        rule.matches(plan.arm(contrast.subject).case, contrast, hardware)
+        for rule in thresholds
+        for contrast in plan.contrasts
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from harness import (
     ON_GPUS,
@@ -38,20 +38,23 @@ AS_TRAINED: dict[str, Any] = dict(precision=Precision.AUTOCAST)
 COMPILED: dict[str, Any] = dict(compiled="inductor")
 #: One block's matrix products are kept, all else is computed again.
 SELECTIVE: dict[str, Any] = dict(checkpoint=True, selective=True)
-#: What each family trains on GPUs, by the GiB that a card has at least: sharded and cut models of a
-#: size that needs it, and as large a batch as the baseline on one GPU has room for. Activations are
-#: computed again only where they do not fit. Codecs train where communication is what bounds the
-#: step. The first of each, and codecs, show mechanics: no such step can fill a GPU.
-ON_GPU: Mapping[str, Sequence[tuple[int, str, dict[str, Any]]]] = {
-    "ddp": (
-        (0, "decoder-nano", {}),
-        (14, "decoder-124m", dict(seq_len=1024, micro_batch=8, **COMPILED)),
-        (22, "decoder-124m", dict(seq_len=1024, micro_batch=16, **COMPILED)),
-        (24, "decoder-350m", dict(seq_len=2048, micro_batch=4, **COMPILED)),
-        (40, "decoder-350m", dict(seq_len=2048, micro_batch=8, **COMPILED)),
-        (80, "decoder-350m", dict(seq_len=2048, micro_batch=16, **COMPILED)),
-        (140, "decoder-350m", dict(seq_len=2048, micro_batch=32, **COMPILED)),
-    ),
+Sized: TypeAlias = Sequence[tuple[int, str, dict[str, Any]]]
+#: What replicas train, by the GiB that a card has at least, as large a batch as there is room for.
+DATA_PARALLEL: Sized = (
+    (0, "decoder-nano", {}),
+    (14, "decoder-124m", dict(seq_len=1024, micro_batch=8, **COMPILED)),
+    (22, "decoder-124m", dict(seq_len=1024, micro_batch=16, **COMPILED)),
+    (24, "decoder-350m", dict(seq_len=2048, micro_batch=4, **COMPILED)),
+    (40, "decoder-350m", dict(seq_len=2048, micro_batch=8, **COMPILED)),
+    (80, "decoder-350m", dict(seq_len=2048, micro_batch=16, **COMPILED)),
+    (140, "decoder-350m", dict(seq_len=2048, micro_batch=32, **COMPILED)),
+)
+#: What each family trains on GPUs: sharded and cut models of a size that needs it. Activations are
+#: computed again only where they do not fit. Codecs train what DDP does: both ladders share their
+#: baseline. The first of each shows mechanics: no such step can fill a GPU.
+ON_GPU: Mapping[str, Sized] = {
+    "ddp": DATA_PARALLEL,
+    "compressed": DATA_PARALLEL,
     "fsdp": (
         (0, "decoder-nano", {}),
         (15, "decoder-350m", dict(seq_len=2048, micro_batch=2, **COMPILED)),
@@ -65,11 +68,10 @@ ON_GPU: Mapping[str, Sequence[tuple[int, str, dict[str, Any]]]] = {
         (0, "decoder-nano", {}),
         (15, "decoder-124m", dict(seq_len=1024, checkpoint=True, **COMPILED)),
         (32, "decoder-350m", dict(seq_len=2048, checkpoint=True, **COMPILED)),
-        (40, "decoder-1b3", dict(seq_len=2048, checkpoint=True, **COMPILED)),
-        (80, "decoder-1b3", dict(seq_len=2048, **SELECTIVE, **COMPILED)),
-        (140, "decoder-1b3", dict(seq_len=2048, **COMPILED)),
+        (40, "decoder-1b2", dict(seq_len=2048, checkpoint=True, **COMPILED)),
+        (80, "decoder-1b2", dict(seq_len=2048, **SELECTIVE, **COMPILED)),
+        (140, "decoder-1b2", dict(seq_len=2048, **COMPILED)),
     ),
-    "compressed": ((0, "mlp-small", {}), (14, "mlp-8192", {})),
     "strong": (
         (0, "decoder-nano", dict(global_batch=16)),
         (14, "decoder-124m", dict(seq_len=1024, global_batch=8, **COMPILED)),

@@ -23,9 +23,11 @@ from harness.record import Described, LaunchRecord, Purpose
 #: reaches, and that of a link's rate: what is usual, where nothing was measured.
 CORE_FLOPS, PEAK_SHARE, ROOFLINE_SHARE, LINK_SHARE = 3e10, 0.4, 0.55, 0.7
 #: Seconds to start and end a world: a GPU's rank makes a context, opens NCCL and loads its kernels.
-START_S = {Device.CPU: 0.15, Device.CUDA: 8.0}
-#: Seconds to find what Inductor has compiled before in its cache, for each world.
-COMPILED_S = 10.0
+#: Of GPUs a guess: 4 to 8 s are usual.
+START_S = {Device.CPU: 0.15, Device.CUDA: 6.0}
+#: Seconds in which Inductor compiles the block of a model, and in which a world finds that in its
+#: cache: a second of CPU here (``python benchmarks/cost/compiled.py``).
+COMPILING_S, COMPILED_S = 30.0, 2.0
 #: Seconds to train a gate's twin on one rank, and to write down and read a profile.
 GATE_S = 0.3
 PROFILE_S = {Device.CPU: 1.0, Device.CUDA: 4.0}
@@ -95,6 +97,10 @@ class LaunchCosts:
             steps = self._trained(case, steps)
         return start + steps * step + more
 
+    def lasting(self, plan: Plan, arm: Arm) -> Window:
+        """What a timed launch runs at least, before a pilot has settled it."""
+        return plan.protocol.lasting(plan.window, self.step_s(arm.case))
+
     def _trained(self, case: CaseSpec, steps: int) -> int:
         """Steps of a reference and of its replicates."""
         described = self._described[case.hash]
@@ -146,6 +152,8 @@ def coming(  # noqa: PLR0913
     pilots have settled.
     """
     have = _have(plans, launches, described)
+    launched = {x.case for x in launches}
+    compiled = {_graph(a.case) for p in plans for a in p.arms if a.case.hash in launched}
     for plan in plans:
         timed_arms = arms[plan.hash]
         settled = (windows or {}).get(plan.hash, {})
@@ -175,13 +183,25 @@ def coming(  # noqa: PLR0913
                         have[key] = missing
                 if not new:
                     continue
-                took = max(
-                    costs.of(arm.case, purpose, settled.get(arm.name, window)) for arm, _ in new
-                )
+                if purpose in (Purpose.TIMED, Purpose.REFERENCE):
+                    lasting = {a.name: costs.lasting(plan, a) for a, _ in new} | settled
+                else:
+                    lasting = {a.name: window for a, _ in new}
+                took = max(costs.of(a.case, purpose, lasting[a.name]) for a, _ in new)
+                if graphs := {_graph(a.case) for a, _ in new} - compiled - {None}:
+                    took += COMPILING_S
+                    compiled |= graphs
                 many = max(count for _, count in new)
                 yield from [Coming(plan, purpose, tuple(a for a, _ in new), took)] * many
                 if purpose is Purpose.TIMED and further and plan.contrasts:
                     yield Coming(plan, purpose, tuple(a for a, _ in new), further * took)
+
+
+def _graph(case: CaseSpec) -> object:
+    """What Inductor compiles once for all launches of this run; None: nothing."""
+    if case.compiled is not Compiled.INDUCTOR:
+        return None
+    return case.model, case.size, case.precision, case.seq_len, case.checkpoint, case.selective
 
 
 def _have(

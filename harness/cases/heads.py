@@ -47,7 +47,8 @@ class Supports:
     ``compiles``: blocks can be compiled, which what is sent inside of them keeps from. ``needs``
     are names that a model's head must have, ``packages`` what pip has to install where ranks
     run, ``precisions`` those that it can train in,
-    ``products`` meshes of several dimensions that are tested. ``beside`` is the strategy whose
+    ``products`` meshes of several dimensions that are tested. ``on_host`` is the knob with which
+    its ranks exchange tensors of the host, too. ``beside`` is the strategy whose
     learning its own is measured by. ``metrics`` and ``baselines`` are those of its usual ladder.
     """
 
@@ -61,6 +62,7 @@ class Supports:
     packages: tuple[str, ...] = ()
     precisions: tuple[Precision, ...] = USUAL
     products: tuple[str, ...] = ()
+    on_host: str = ""
     replicas: bool = False
     uneven: bool = False
     compressor: bool = False

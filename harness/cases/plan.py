@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -100,6 +101,15 @@ class Protocol:
             raise ValueError(
                 f"a protocol needs 0 <= cut < steps and min_blocks <= max_blocks: {self}"
             )
+
+    def lasting(self, window: Window, step_s: float) -> Window:
+        """The window, with as many steps as the protocol's seconds ask for.
+
+        ``step_s`` is what a step takes, in s.
+        """
+        cut = max(window.cut, math.ceil(self.cut_s / step_s))
+        kept = max(window.steps - window.cut, math.ceil(self.kept_s / step_s))
+        return replace(window, steps=cut + kept, cut=cut)
 
 
 @dataclass(frozen=True, kw_only=True)

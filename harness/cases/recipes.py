@@ -25,7 +25,7 @@ PACED = Protocol(steps=16, cut=2)
 #: All of a short training, a few times over.
 LEARNING = Protocol(steps=320, cut=6, max_blocks=4)
 #: Clocks and power of a GPU settle within seconds, not within steps.
-ON_GPUS = Protocol(steps=28, cut=6, cut_s=5.0, kept_s=5.0)
+ON_GPUS = Protocol(steps=16, cut=4, cut_s=2.0, kept_s=3.0)
 
 
 def plain(case: CaseSpec) -> CaseSpec:

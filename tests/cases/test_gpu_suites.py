@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis import roofline
 from harness.analysis.judging import obstacles
 from harness.analysis.judging.pairs import judged_of
 from harness.base.documents import from_doc, to_doc
@@ -89,7 +90,7 @@ def test_what_runs_on_gpus_is_what_people_train(recipes: Any) -> None:
     site = Site(device=Device.CUDA, backend="nccl", nodes=(8,))
     for name, plans in families(recipes, site).items():
         for plan in plans:
-            assert (plan.protocol.cut_s, plan.protocol.kept_s) == (5.0, 5.0), name
+            assert (plan.protocol.cut_s, plan.protocol.kept_s) == (2.0, 3.0), name
             assert all(a.case.precision is not Precision.FP32 for a in plan.arms), name
 
 
@@ -168,3 +169,18 @@ def _described(document: str) -> Described:
 def described(case: CaseSpec) -> Described:
     """As an agent answers, which gets the case as a document; each case once."""
     return _described(json.dumps(to_doc(case), sort_keys=True))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("on", ["8xh100", "8xa100"])
+def test_no_default_wastes_half_of_a_card_by_its_roofline(recipes: Any, on: str) -> None:
+    """The efficiency of a slow step flatters; what is small is mechanics, and no default is."""
+    machine = hardware.parse(on).machine
+    site = Site(
+        device=Device.CUDA, backend="nccl", nodes=(8,), gpu_memory_gib=machine.gpu_memory_gib
+    )
+    for name in ("ddp", "strong", "fsdp", "pipeline", "topk"):
+        (plan,) = families(recipes, site)[name]
+        largest = max((a.case for a in plan.arms), key=lambda case: case.world_size)
+        most = roofline.mfu_of(described(largest), largest, machine.gpu)
+        assert most is not None and most >= 0.5, (on, largest.id, most)

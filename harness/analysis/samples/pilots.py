@@ -1,6 +1,5 @@
 """Pilots: what discarded launches settle before the first one counts. Pure, from their samples."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,7 +116,4 @@ def _window(plan: Plan, arm: Arm, pilots: Sequence[Pilot], sd: float | None) -> 
     cut = plan.pilot.cut + warm_up
     kept = pilot.steps[cut - plan.pilot.cut :]
     worth = steadiness.best_steps(kept, pilot.launch_s, sd or 0.0, least)
-    step_s = median(kept)
-    asked = plan.protocol
-    cut = max(cut, math.ceil(asked.cut_s / step_s))
-    return Window(steps=cut + max(worth, math.ceil(asked.kept_s / step_s)), cut=cut)
+    return plan.protocol.lasting(Window(steps=cut + worth, cut=cut), median(kept))

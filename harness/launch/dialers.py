@@ -1,4 +1,4 @@
-"""Agents that dial in: the command that starts one, and a job made of processes on this machine.
+"""Agents that dial in: the command that starts one, and what holds its process: here, or elsewhere.
 
 Agents listen to nobody: only the program that waits for them can be knocked at, and only until they
 are there.
@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -36,6 +37,41 @@ def shell(argv: Sequence[str], env: Mapping[str, str]) -> str:
     """One line for another machine's shell."""
     words = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
     return " ".join(["exec env", *words, shlex.join(argv)])
+
+
+class Host:
+    """Holds one agent's process on another machine, inside an actor, and dies with it."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], token: bytes) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (an undrained pipe would block it)
+        self._process = subprocess.Popen(
+            list(argv),
+            env={**os.environ, **env},
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=self._output,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(token)
+            self._process.stdin.close()
+
+    def poll(self) -> str:
+        """Empty while it runs, else the last thing that it wrote."""
+        if (status := self._process.poll()) is None:
+            return ""
+        self._output.seek(0)
+        return f"status {status}: {last_line(self._output.read().decode(errors='replace'))}"
+
+    def stop(self) -> None:
+        """End it, if it has not left by itself."""
+        try:
+            self._process.wait(timeout=LEAVE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 class Processes(Job):

@@ -8,9 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import signal
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -18,8 +15,7 @@ from typing import Any
 from harness.base.documents import Json
 from harness.base.errors import LaunchError
 from harness.cases import Device
-from harness.launch.children import die_with_parent
-from harness.launch.dialers import agent
+from harness.launch.dialers import Host, agent
 from harness.launch.engine import (
     Capabilities,
     Command,
@@ -27,7 +23,6 @@ from harness.launch.engine import (
     Job,
     State,
     importable,
-    last_line,
 )
 from harness.launch.wire.channel import read_token
 
@@ -68,39 +63,6 @@ class Ray:
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Actors:
         """Reserve the nodes and start the agents."""
         return Actors(commands, deployment)
-
-
-class Host:
-    """The actor: holds one agent's process, which dies with it."""
-
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], token: bytes) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            list(argv),
-            env={**os.environ, **env},
-            stdin=subprocess.PIPE,
-            stdout=self._said,
-            stderr=self._said,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(token)
-        self._process.stdin.close()
-
-    def poll(self) -> str:
-        """Empty while it runs, else the last thing that it wrote."""
-        if (status := self._process.poll()) is None:
-            return ""
-        self._said.seek(0)
-        return f"status {status}: {last_line(self._said.read().decode(errors='replace'))}"
-
-    def stop(self) -> None:
-        """End it, if it has not left by itself."""
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class Actors(Job):

@@ -27,7 +27,7 @@ from harness.launch.wire.evidence import lives
 from harness.launch.wire.messages import Deadlines, LaunchSpec, Timed
 from harness.record import Cause, RankRecord
 
-from . import ray_cluster, slurm
+from . import hyperqueue_cluster, monarch_hosts, ray_cluster, slurm
 
 FAULTS = Path(__file__).parents[2] / "faults" / "strategies"
 QUICK = Deadlines(start_s=60, first_step_s=30, step_s=8, collective_s=5)
@@ -39,6 +39,8 @@ ENGINES = (
     "slurm",
     pytest.param("slurm-rank", marks=pytest.mark.full),
     pytest.param("ray", marks=pytest.mark.full),  # starting its cluster takes half a minute
+    pytest.param("hyperqueue", marks=pytest.mark.full),
+    pytest.param("monarch", marks=pytest.mark.full),
 )
 #: What every process has in its environment that these tests start, however.
 OURS = f"TESTED_BY_SCALEPROOF={uuid.uuid4().hex}"
@@ -97,6 +99,14 @@ def component(name: str, folder: Path) -> Iterator[dict[str, object]]:
         pytest.importorskip("ray", reason="ray is not installed (pip install 'scaleproof[ray]')")
         with ray_cluster.cluster() as address:
             yield {"address": address}
+    elif name == "hyperqueue":
+        pytest.importorskip(name, reason="pip install 'scaleproof[hyperqueue]'")
+        with hyperqueue_cluster.cluster(folder) as server:
+            yield {"server_dir": server}
+    elif name == "monarch":
+        pytest.importorskip(name, reason="pip install 'scaleproof[monarch]'")
+        with monarch_hosts.hosts(folder) as workers:
+            yield {"workers": workers}
     else:
         yield {}
 
@@ -242,7 +252,13 @@ def test_a_node_whose_agent_dies_is_named_and_the_next_world_gets_a_new_one(benc
     assert cause.node == len(bench.nodes) - 1
     assert "agent is gone" in cause.message
     assert bench.launch("ddp/mlp-nano")[1] is None
-    if bench.name in ("hosts", "emulated", "slurm"):  # the others start all agents anew
+    if bench.name in (
+        "hosts",
+        "emulated",
+        "slurm",
+        "hyperqueue",
+        "monarch",
+    ):  # the others start all agents anew
         after = [node.agent for node in worlds.nodes]
         assert after[:-1] == before[:-1] and after[-1] != before[-1], "the others stay"
         assert "was started again" in worlds.notes[-1]

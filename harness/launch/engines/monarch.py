@@ -1,0 +1,165 @@
+"""Monarch: an actor on each worker host, which holds the agent's process.
+
+Needs the extra ``scaleproof[monarch]`` and worker loops that run (``workers``, their addresses), as
+Monarch's own jobs for Slurm and Kubernetes start them. Of Monarch it uses actors, no tensor engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from harness.base.errors import LaunchError, SpecError
+from harness.launch.dialers import Host, agent
+from harness.launch.engine import Capabilities, Command, Deployment, Job, State, importable
+from harness.launch.wire.channel import Channel, read_token
+
+ENGINE = dict(multi_node=True, joins=True, remote=True)
+SETTINGS = dict(
+    workers=[], wait_s=60, listen="", port=0, token_file="", python="", one_machine=False,
+)  # fmt: skip
+
+#: Seconds for an actor's answer. One that gives none is lost, or its host is.
+ANSWER_S = 10.0
+#: Monarch gives its actors no list of their own: this client trusts the network, as their hosts do.
+TRUST = "trust_all_connections"
+
+
+class Monarch:
+    def probe(self) -> Capabilities:
+        """Needs the package; whether workers answer is seen when actors are started."""
+        if importlib.util.find_spec("monarch") is None:
+            return Capabilities(
+                available=False,
+                reason="monarch is not installed (pip install 'scaleproof[monarch]')",
+            )
+        return Capabilities(available=True, version=metadata.version("torchmonarch"))
+
+    def plan(self, deployment: Deployment) -> tuple[Command, ...]:
+        """What each actor runs; its token comes in Monarch's own message and a pipe."""
+        workers = deployment.settings["workers"]
+        if len(workers) < len(deployment.nodes):
+            raise SpecError(
+                f"--nodes asks for {len(deployment.nodes)} nodes, {len(workers)} are listed",
+                where="[monarch] workers",
+                expected='the address of a worker loop for each node, as "tcp://gpu01:26600"',
+                fix=f"--nodes {len(workers)}" if workers else "workers = [...] in --cluster FILE",
+            )
+        return tuple(self.again(deployment, node, "") for node in range(len(deployment.nodes)))
+
+    def again(self, deployment: Deployment, node: int, host: str) -> Command:
+        """The command of one node."""
+        argv = agent(deployment, f"--order={node}", token="/dev/stdin")
+        return Command(nodes=(node,), argv=tuple(argv), env=importable())
+
+    def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Actors:
+        """Reach the workers and start the agents."""
+        return Actors(commands, deployment)
+
+
+class Actors(Job):
+    """One actor a host. The package is imported here only: it takes a second."""
+
+    def __init__(self, commands: Sequence[Command], deployment: Deployment) -> None:
+        import monarch.actor
+
+        #: Else Monarch ends this whole program when a host is lost; the agents' channels tell.
+        monarch.actor.unhandled_fault_hook = lambda failure: None
+        workers = deployment.settings["workers"][: len(commands)]
+        wait_s = float(deployment.settings["wait_s"])
+        self._processes: Any = None
+        try:
+            hosts = monarch.actor.attach_to_workers(ca=TRUST, workers=workers)
+            hosts.initialized.get(timeout=wait_s)
+            self._processes = hosts.spawn_procs(per_host={"agent": 1}, name="scaleproof")
+            actors = self._processes.spawn("agents", _holder(monarch.actor))
+            self._actors: list[Any] = [actors.slice(hosts=i, agent=0) for i in range(len(workers))]
+            token = read_token(deployment.token_file)
+            begun = [
+                actor.begin.call_one(command.argv, dict(command.env), token)
+                for actor, command in zip(self._actors, commands, strict=True)
+            ]
+            for answer in begun:
+                answer.get(timeout=wait_s)
+        except BaseException as error:
+            self._actors = []
+            self.stop()
+            if not isinstance(error, Exception):  # Ctrl-C
+                raise
+            text = str(error).strip().splitlines()[:1] or [f"no answer in {wait_s:g} s"]
+            raise LaunchError(
+                text[0],
+                where="monarch engine",
+                expected=f"worker loops at {', '.join(workers)}",
+                fix=_WORKER.format(workers[0]),
+            ) from None
+
+    def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
+        """Another agent in the same actor."""
+        assert command is not None
+        try:
+            begun = self._actors[node].begin.call_one(command.argv, dict(command.env), token)
+            begun.get(timeout=ANSWER_S)
+        except Exception as error:
+            raise LaunchError(f"its actor does not answer: {type(error).__name__}") from None
+        return None
+
+    def poll(self) -> tuple[State, str]:
+        """Ended as soon as one agent, or the actor that holds it, has."""
+        asked = [actor.ask.call_one() for actor in self._actors]
+        deadline = time.monotonic() + ANSWER_S
+        for i, answer in enumerate(asked):
+            try:
+                says = answer.get(timeout=max(0.1, deadline - time.monotonic()))
+            except Exception as error:
+                says = type(error).__name__
+            if says:
+                return State.ENDED, f"actor {i}: {says}"
+        return State.RUNNING, ""
+
+    def stop(self) -> None:
+        """The agents, the actors and their processes; the workers stay."""
+        actors = self._actors
+        processes = self._processes
+        self._actors = []
+        self._processes = None
+        for answer in [actor.end.call_one() for actor in actors]:
+            with contextlib.suppress(Exception):
+                answer.get(timeout=ANSWER_S)
+        if processes is not None:
+            with contextlib.suppress(Exception):
+                processes.stop().get(timeout=ANSWER_S)
+
+
+def _holder(actor: Any) -> Any:
+    """The class of actors: it is made here since its base is, and travels by value."""
+
+    class Held(actor.Actor):  # type: ignore[misc]
+        @actor.endpoint  # type: ignore[untyped-decorator]
+        def begin(self, argv: Sequence[str], env: Mapping[str, str], token: bytes) -> None:
+            self.host = Host(argv, env, token)
+
+        @actor.endpoint  # type: ignore[untyped-decorator]
+        def ask(self) -> str:
+            return self.host.poll()
+
+        @actor.endpoint  # type: ignore[untyped-decorator]
+        def end(self) -> None:
+            self.host.stop()
+
+    return Held
+
+
+#: Starts a worker loop by hand.
+_WORKER = (
+    "python -c \"from monarch.actor import run_worker_loop_forever as run; run(address='{}', "
+    f"ca='{TRUST}')\""
+)
+
+
+def build() -> Monarch:
+    return Monarch()

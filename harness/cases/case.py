@@ -84,12 +84,35 @@ class Stepping(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """What steps the parameters. SGD serves the gate: AdamW hides a wrong gradient scale."""
+    """What steps the parameters. SGD serves the gate: AdamW hides a wrong gradient scale.
+
+    ``momentum`` is SGD with it; ``frozen_adam`` freezes Adam's variance after the dense steps of
+    a compressed training.
+    """
 
     SGD = "sgd"
+    MOMENTUM = "momentum"
     ADAMW = "adamw"
+    ADAFACTOR = "adafactor"
+    FROZEN_ADAM = "frozen_adam"
     LARS = "lars"
     LAMB = "lamb"
+    MUON = "muon"
+    SHAMPOO = "shampoo"
+
+
+#: Each one's learning rate at a batch of ``base_batch``.
+USUAL_LR: Mapping[Optimizer, float] = {
+    Optimizer.SGD: 0.05,
+    Optimizer.MOMENTUM: 0.02,
+    Optimizer.ADAMW: 1e-3,
+    Optimizer.ADAFACTOR: 1e-2,
+    Optimizer.FROZEN_ADAM: 3e-4,
+    Optimizer.LARS: 1.0,
+    Optimizer.LAMB: 1e-2,
+    Optimizer.MUON: 2e-2,
+    Optimizer.SHAMPOO: 1e-3,
+}
 
 
 class LearningRate(StrEnum):
@@ -132,8 +155,9 @@ class CaseSpec:
     ``global_batch`` is required in strong mode and derived in weak mode.
     ``last_batch`` is the share of samples that the last batch of an epoch has (checked by the gate;
     timed are whole ones).
-    ``clip`` is the largest norm of all gradients, 0 for any; ``learning_rate`` grows with the
-    global batch beyond ``base_batch``, and is reached after ``warm_up`` steps.
+    ``clip`` is the largest norm of all gradients, 0 for any; ``lr`` is the learning rate, 0 for the
+    optimizer's own; ``learning_rate`` says how it grows with the global batch beyond
+    ``base_batch``, and it is reached after ``warm_up`` steps.
     ``first_device`` is the device (or core) of local rank 0; each rank has ``devices_per_rank``.
     ``shares`` is how fast each rank's device is beside the others: the batch is cut accordingly,
     and gradients are weighted so that every sample counts alike; empty = all alike.
@@ -169,6 +193,7 @@ class CaseSpec:
     precision: Precision = Precision.FP32
     optimizer: Optimizer = Optimizer.ADAMW
     clip: float = 0.0
+    lr: float = 0.0
     learning_rate: LearningRate = LearningRate.FIXED
     base_batch: int = 32
     warm_up: int = 0

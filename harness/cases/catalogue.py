@@ -206,6 +206,10 @@ class Catalogue:
         strategy = self.get("strategies", case.strategy)
         asked = case.knobs_of(strategy.name, strategy.knobs)
         less = twins.fewer(strategy.name, asked, strategy.head.get("TWIN", {}))
+        if case.compressor is not None:
+            codec = self.get("compressors", case.compressor)
+            asked = case.knobs_of(codec.name, codec.knobs)
+            less |= twins.fewer(codec.name, asked, codec.head.get("TWIN", {}))
         return next(itertools.islice(twins.candidates(case, sizes, less), number, None))
 
 

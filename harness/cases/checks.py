@@ -70,7 +70,7 @@ def _numbers(case: CaseSpec) -> Mistakes:
     for name in ("micro_batch", "global_batch", "seq_len", "accumulate", "devices_per_rank"):
         if (value := getattr(case, name)) is not None and value < 1:
             yield f"{name} = {value}", "at least 1", f"--set {name}=1"
-    for name, least in (("clip", 0), ("warm_up", 0), ("base_batch", 1)):
+    for name, least in (("clip", 0), ("lr", 0), ("warm_up", 0), ("base_batch", 1)):
         if (value := getattr(case, name)) < least or not math.isfinite(value):
             yield f"{name} = {value}", f"a number of at least {least}", f"--set {name}={least}"
 

@@ -22,6 +22,7 @@ NEEDED = {
     "TENSOR": "how its layers are cut by width",
     "CONTEXT": "which modules see the whole sequence",
     "EXPERTS": "where its experts are",
+    "TABLES": "where its embedding tables are",
 }
 
 #: What every strategy trains in that does not say otherwise.

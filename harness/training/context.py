@@ -19,6 +19,7 @@ from harness.cases.heads import facts
 from harness.record import WhatRan
 from harness.training import optimizers
 from harness.training.data import Batch
+from harness.training.matrices import note_outer
 from harness.training.tuning.recompute import OnHost
 from harness.training.tuning.tuned import tune
 
@@ -247,7 +248,7 @@ def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:
     if not isinstance(model, nn.Module):
         where = f"{loaded.model.__file__}: build(size)"
         raise TypeError(f"{where} returned {type(model).__name__}, not an nn.Module")
-    for stated in ("CONTEXT", "EXPERTS"):  # of which modules a mesh may ask for more
+    for stated in ("CONTEXT", "EXPERTS", "TABLES"):  # of which modules a mesh may ask for more
         setattr(model, stated.lower(), getattr(loaded.model, stated, None))
     if (tensor := getattr(loaded.model, "TENSOR", None)) is not None:
         model.tensor = {  # type: ignore[assignment]  # what nn.Module may hold, too
@@ -256,6 +257,7 @@ def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:
         }
     if case.precision is Precision.BF16:
         model = model.to(torch.bfloat16)
+    note_outer(model)
     model.tuned = tune(model, case)  # type: ignore[assignment]  # as above
     return cast(nn.Sequential, model)  # or another module, where nothing needs its parts
 

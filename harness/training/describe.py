@@ -25,6 +25,7 @@ from harness.cases import (
     twins,
 )
 from harness.record import Described, Expected, ModelFacts, Reference, Work
+from harness.training import optimizers
 from harness.training.context import Loaded, build_model, make_batch, parts
 from harness.training.shallow import flops, kept_bytes, step_work
 from harness.training.trainer import element_bytes, training_bytes
@@ -99,6 +100,9 @@ def accepted_twin(loaded: Loaded, case: CaseSpec) -> int:
     """
     most = getattr(loaded.strategy, "TWIN", {})
     less = twins.fewer(case.strategy, loaded.knobs(case), most)
+    if (compressor := loaded.compressor(case)) is not None:
+        most = getattr(compressor.module, "TWIN", {})
+        less |= twins.fewer(compressor.name, compressor.knobs, most)
     every = list(twins.candidates(case, loaded.model.SIZES, less))
     accepted = (number for number, twin in enumerate(every) if _accepts(loaded, twin))
     return next(accepted, len(every) - 1)
@@ -107,6 +111,7 @@ def accepted_twin(loaded: Loaded, case: CaseSpec) -> int:
 def _accepts(loaded: Loaded, twin: CaseSpec) -> bool:
     """Whether the strategy says what it expects of this case."""
     key = digest([twin.model, dict(loaded.size(twin)), twin.precision, str(twin.phase)])
+    key += f"+{optimizers.copies(twin)}"
     if key not in _TWINS:
         _TWINS[key] = model_facts(loaded, twin)
     facts, model = _TWINS[key]
@@ -174,6 +179,7 @@ def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Seque
 def _key(loaded: Loaded, case: CaseSpec) -> str:
     """The model, its size, and how it is computed."""
     key = digest([case.model, dict(loaded.size(case)), case.precision, case.checkpoint])
+    key += f"+{optimizers.copies(case)}"
     key += "".join(f"+{name}={case.series[name]}" for name in HOW if name in case.series)
     return f"{key}+{case.phase}"
 
@@ -234,7 +240,7 @@ def reference(
     if compressor is not None:
         encoding = [compressor.name, dict(compressor.knobs)]
         encoding += [compressor.start] if compressor.start else []
-    settable = ("clip", "learning_rate", "base_batch", "warm_up", *HOW)
+    settable = ("clip", "lr", "learning_rate", "base_batch", "warm_up", *HOW)
     settings += [f"{name}={case.series[name]}" for name in settable if name in case.series]
     size = dict(loaded.size(case))
     ordered = supports.oracle == "micro_batched"
@@ -265,6 +271,7 @@ def rounding(case: CaseSpec) -> float:
 
 def expect(loaded: Loaded, case: CaseSpec, model: nn.Module, facts: ModelFacts) -> Expected:
     """What the strategy says of itself; compressors are passed to those that take one."""
+    optimizers.check(case, loaded.supports.mesh(case), loaded.compressor(case))
     arguments = [case, model, case_batching(loaded, case), facts, loaded.knobs(case)]
     if (compressor := loaded.compressor(case)) is not None:
         arguments.append(compressor)
@@ -302,5 +309,5 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         step_s=None if step_s is None else step_s(size),
         # In fp32, whatever the outputs are: of log_softmax and of nll_loss backwards.
         loss_bytes_per_sample=0 if forward else 2 * 4 * x.numel(),
-        copies=1 if forward else 4,
+        copies=1 if forward else optimizers.copies(case),
     ), model

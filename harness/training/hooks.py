@@ -116,7 +116,15 @@ class Late:
             return self.inner(bucket)
         flat = bucket.buffer().div_(self.world_size)
         reduced = dist.all_reduce(flat, async_op=True).get_future()
-        first: torch.futures.Future[Tensor] = reduced.then(lambda f: f.value()[0])
+        heard = getattr(self.inner, "heard", None)  # of whole gradients, by those that need them
+        parameters = bucket.parameters()
+
+        def mean(f: torch.futures.Future[list[Tensor]]) -> Tensor:
+            if heard is not None:
+                heard(parameters, f.value()[0])
+            return f.value()[0]
+
+        first: torch.futures.Future[Tensor] = reduced.then(mean)
         return first
 
 

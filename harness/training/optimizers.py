@@ -4,7 +4,7 @@ Layer-wise optimizers and clipping use the norms of whole tensors, wherever thes
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,9 +12,19 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from harness.cases import CaseSpec, LearningRate, Optimizer as Name, Stepping
+from harness.cases import CaseSpec, Dim, LearningRate, Mesh, Optimizer as Name, Precision, Stepping
+from harness.cases.case import USUAL_LR
+from harness.training.frozen import FrozenAdam
+from harness.training.matrices import Muon, Shampoo
 from harness.training.parallel import norms
 from harness.training.tuning import kernels
+
+
+class Coding(Protocol):
+    """What is asked of a compressor: how many steps are dense."""
+
+    @property
+    def start(self) -> int: ...
 
 
 class LayerWise(Optimizer):
@@ -127,21 +137,58 @@ class LAMB(LayerWise):
         return way.add_(weights, alpha=group["weight_decay"])
 
 
-#: Each one's class, and its learning rate at a batch of ``base_batch``.
-KINDS: dict[Name, tuple[type[Optimizer], float]] = {
-    Name.SGD: (torch.optim.SGD, 0.05),
-    Name.ADAMW: (torch.optim.AdamW, 1e-3),
-    Name.LARS: (LARS, 1.0),
-    Name.LAMB: (LAMB, 1e-2),
+KINDS: dict[Name, type[Optimizer]] = {
+    Name.SGD: torch.optim.SGD,
+    Name.MOMENTUM: torch.optim.SGD,
+    Name.ADAMW: torch.optim.AdamW,
+    Name.ADAFACTOR: torch.optim.Adafactor,
+    Name.FROZEN_ADAM: FrozenAdam,
+    Name.LARS: LARS,
+    Name.LAMB: LAMB,
+    Name.MUON: Muon,
+    Name.SHAMPOO: Shampoo,
 }
+#: Steps after which a variance is frozen where no compressor says when it begins.
+FROZEN_AFTER = 16
+#: Those whose steps follow from whole tensors that no rank may hold a part of.
+_WHOLE = (Name.ADAFACTOR, Name.SHAMPOO)
+#: Copies of all weights at a step, gradients among them; four covariances and roots of square
+#: blocks are twice a matrix each.
+_COPIES = {Name.SHAMPOO: 12}
+
+
+def copies(case: CaseSpec) -> int:
+    """How many times the bytes of its weights an optimizer's step needs."""
+    return _COPIES.get(case.optimizer, 4)
+
+
+def check(case: CaseSpec, mesh: Mesh, compressor: Coding | None) -> None:
+    """ValueError for an optimizer that cannot step what ranks hold, or how they hear of it."""
+    name = case.optimizer
+    parts = [d for d in (Dim.FSDP, Dim.TP, Dim.EP) if mesh.size(d) > 1]
+    cut = parts if name in _WHOLE else [d for d in parts if d is not Dim.FSDP]
+    if cut and name in (*_WHOLE, Name.MUON):
+        raise ValueError(f"optimizer={name} needs whole matrices, of which {cut[0]} holds parts")
+    if name is Name.FROZEN_ADAM and compressor is not None and compressor.start < 1:
+        raise ValueError(
+            f"optimizer={name} freezes Adam's variance after the first dense steps:"
+            f" --set {case.strategy}.start=16"
+        )
 
 
 def chosen(
     case: CaseSpec, global_batch: int, on_cpu: bool
 ) -> tuple[type[Optimizer], dict[str, Any]]:
     """The class of a case's optimizer, and its settings."""
-    kind, base = KINDS[case.optimizer]
-    settings: dict[str, Any] = dict(lr=base * rate(case, global_batch))
+    kind = KINDS[case.optimizer]
+    usual = case.lr or USUAL_LR[case.optimizer]
+    settings: dict[str, Any] = dict(lr=usual * rate(case, global_batch))
+    if case.optimizer is Name.MOMENTUM:
+        settings["momentum"] = 0.9
+    if case.optimizer is Name.FROZEN_ADAM:
+        settings["frozen_after"] = int(case.knobs.get(f"{case.strategy}.start", FROZEN_AFTER))
+    if case.optimizer is Name.MUON and case.precision is Precision.FP32:
+        settings["dtype"] = torch.float32
     if case.optimizer is Name.ADAMW or case.stepping is not Stepping.USUAL:
         settings |= kernels.stepping(case, not on_cpu)
     return kind, settings
@@ -190,10 +237,14 @@ def prepared(
     return optimizer
 
 
+#: Those that look at a tensor as a whole.
+_WITH_NORMS = (Name.LARS, Name.LAMB, Name.MUON, *_WHOLE)
+
+
 def refuse(case: CaseSpec, why: str, *, clip: bool = True, warm_up: bool = False) -> None:
     """ValueError for a strategy that cannot have whole norms, or one step for all parameters."""
     asked: Sequence[tuple[bool, str]] = (
-        (case.optimizer in (Name.LARS, Name.LAMB), f"optimizer={case.optimizer}"),
+        (case.optimizer in _WITH_NORMS, f"optimizer={case.optimizer}"),
         (clip and case.clip > 0, "clip"),
         (warm_up and case.warm_up > 0, "warm_up"),
     )

@@ -34,6 +34,10 @@ def loaded(name: str) -> Any:
         "resnet-nano",
         "resnet-small",
         "synthetic-nano",
+        "gpt-nano",
+        "vit-nano",
+        "dit-nano",
+        "dlrm-nano",
     ],
 )
 def test_flops_are_what_torch_counts(name: str) -> None:

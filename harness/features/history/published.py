@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.base import files
 from harness.base.documents import Json
 from harness.base.errors import RecordError
-from harness.features.history import asv
+from harness.features.history import asv, offline
 from harness.features.history.trends import Trend, TrendStatus
 
 HTML, OWN, THEIRS = "html", "regressions.json", "regressions-asv.json"
@@ -58,6 +58,7 @@ def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) 
     ours = [_entry(html, index, trend, commits) for trend in trends]
     told = json.dumps({"regressions": [entry for entry in ours if entry]})
     files.write({html / THEIRS: theirs, html / OWN: told})
+    offline.beside(html, results)
     return html
 
 

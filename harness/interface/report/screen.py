@@ -67,6 +67,9 @@ def lines(
     out += _rows(run, width)
     out += [*beside.lines(run, width)]
     out += [line for plan in codecs.plans(run) for line in codecs.lines(run, plan, width)]
+    out += [
+        line for plan in codecs.tuned_plans(run) for line in codecs.tuned_lines(run, plan, width)
+    ]
     out += [*script.lines(run, width), *fabric.brief(run, width)]
     out += [*sections.lines(run, width), *_spent(run, width), *_noticed(run, width)]
     out += [line for remark in sections.remarks(run) for line in wrap(f" {remark}", width, 3)]

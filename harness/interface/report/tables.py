@@ -168,6 +168,7 @@ def summary(
         "",
         *beside.lines(run, width),
         *(line for plan in codecs.plans(run) for line in codecs.lines(run, plan, width)),
+        *(line for p in codecs.tuned_plans(run) for line in codecs.tuned_lines(run, p, width)),
         *script.lines(run, width),
         *fabric.lines(run, width),
         *sections.lines(run, width),

@@ -17,6 +17,7 @@ ERROR_BOUND = 1.0
 KNOBS = dict(rho=0.01, rows=5, columns=4.0, feedback=True)
 LOSSLESS = dict(rho=1.0)
 CLAIM = "contracts"
+METHOD = dict(optimizer="sgd")
 
 
 def _columns(n: int, knobs: Knobs) -> int:

@@ -1,6 +1,7 @@
 """Deep gradient compression: top-k by a sampled threshold, with momentum correction."""
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from harness.training import sparse
@@ -9,13 +10,21 @@ from harness.training.sparse import Sparse
 from harness.training.transports import Knobs, generator
 
 ERROR_BOUND = 1.0
-KNOBS = dict(rho=0.01, momentum=0.9, sampled=0.01, feedback=True)
-LOSSLESS = dict(rho=1.0, sampled=1.0, momentum=0.0)
+#: ``warm_up``: steps in which more is sent, in four stages; ``clip``: the largest norm of what all
+#: ranks together may send, 0 for any.
+KNOBS = dict(rho=0.01, momentum=0.9, sampled=0.01, feedback=True, warm_up=0, clip=0.0)
+LOSSLESS = dict(rho=1.0, sampled=1.0, momentum=0.0, clip=0.0)
 CLAIM = "contracts"
-#: What is sent adds up to the gradients only without momentum.
-TELESCOPES = dict(momentum=0.0)
+#: What is sent adds up to the gradients only without momentum, and uncut.
+TELESCOPES = dict(momentum=0.0, clip=0.0)
+#: The gate takes few steps.
+TWIN = dict(warm_up=2)
+#: Its momentum is in place of the optimizer's.
+METHOD = dict(optimizer="sgd")
 #: Samples at least, so that the threshold means something.
 FEWEST = 256
+#: The share that is kept in the first stage of the warm-up; its powers in the next ones.
+FIRST, STAGES = 0.25, 4
 
 promise = sparse.promise
 
@@ -31,6 +40,26 @@ class Corrected(Sparse):
         self.generator = generator(ctx)
         self.momentum = float(knobs["momentum"])
         self.velocity: dict[Tensor, Tensor] = {}
+        self.last_rho = self.rho
+        self.warm_up = int(knobs["warm_up"])
+        self.clip = float(knobs["clip"])
+        self.step = 0
+
+    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        self.rho = self.kept_now()
+        if self.clip:
+            flat = bucket.buffer()
+            most = self.clip / self.world**0.5  # N such gradients, unlike each other, have ``clip``
+            flat.mul_((most / flat.norm().clamp(min=1e-30)).clamp(max=1.0))
+        self.step += bucket.is_last()
+        return super().__call__(bucket)
+
+    def kept_now(self) -> float:
+        """The share that is kept in this step: 25 %, 6.25 %, .. until it is the one asked for."""
+        if self.step >= self.warm_up:
+            return self.last_rho
+        stage = STAGES * self.step // self.warm_up
+        return float(max(self.last_rho, FIRST ** (stage + 1)))
 
     def sampled(self, x: Tensor, k: int) -> Tensor:
         """Entries above what a sample says; the largest of them if these are too many."""

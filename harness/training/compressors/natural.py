@@ -9,6 +9,7 @@ from harness.training.transports import Knobs
 ERROR_BOUND = 0.5
 KNOBS: dict[str, int] = {}
 CLAIM = "unbiased"
+METHOD = dict(optimizer="sgd")
 #: Exponents of fp32 that seven bits hold; smaller numbers are 0, larger ones the largest.
 LOWEST = 127 - 100
 

@@ -9,6 +9,7 @@ from harness.training.transports import Knobs
 ERROR_BOUND = 1.5
 KNOBS = dict(block=1024, feedback=True)
 CLAIM = "contracts"
+METHOD = dict(optimizer="sgd")
 SIGNS = transports.lookup(1, (-1.0, 1.0))
 
 

@@ -15,6 +15,7 @@ ERROR_BOUND = 1.0
 KNOBS = dict(rank=2, feedback=True)
 LOSSLESS = dict(rank=4096)
 CLAIM = "contracts"
+METHOD = dict(optimizer="momentum")
 
 
 def _matrix(shape: torch.Size) -> tuple[int, int]:

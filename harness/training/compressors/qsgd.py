@@ -9,6 +9,7 @@ from harness.training.transports import Knobs
 ERROR_BOUND = 4.0
 KNOBS = dict(block=512)
 CLAIM = "unbiased"
+METHOD = dict(optimizer="sgd")
 #: A sign and three bits of level.
 LEVELS = 7
 MEANING = transports.lookup(4, [*range(8), *(-level for level in range(8))])

@@ -19,6 +19,7 @@ ERROR_BOUND = 32.0
 KNOBS = dict(rho=0.1, feedback=True)
 LOSSLESS = dict(rho=1.0)
 CLAIM = "contracts"
+METHOD = dict(optimizer="sgd")
 
 
 def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:

@@ -11,6 +11,7 @@ ERROR_BOUND = 16.0
 #: ``magnitude`` of every element of the gradient.
 KNOBS = dict(magnitude=0.01)
 CLAIM = "descends"
+METHOD = dict(optimizer="sgd")
 
 
 class Codec:

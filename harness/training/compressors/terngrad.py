@@ -1,15 +1,20 @@
 """TernGrad: -1, 0 or 1 times each block's largest magnitude, drawn without bias; 2 bits packed."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from harness.training import transports
+from harness.training.context import RankContext
 from harness.training.transports import Knobs
 
 ERROR_BOUND = 16.0
-#: ``clip`` in standard deviations, 0 for none: what is clipped is biased.
+#: ``clip`` in standard deviations, 2.5 in the paper, 0 for none: what is clipped is biased, so that
+#: its direction is all that is claimed of it.
 KNOBS = dict(block=1024, clip=0.0)
 CLAIM = "unbiased"
+METHOD = dict(optimizer="momentum")
 MEANING = transports.lookup(2, (-1.0, 0.0, 1.0, 0.0))
 
 
@@ -44,4 +49,10 @@ class Codec:
         return blocks.mul_(scale[..., None]).flatten(1)
 
 
-promise, build = transports.gathered(Codec, "(N-1) (n/4 + 4 n/block)")
+promise, _build = transports.gathered(Codec, "(N-1) (n/4 + 4 n/block)")
+
+
+def build(ctx: RankContext, knobs: Knobs) -> Any:
+    hook: Any = _build(ctx, knobs)
+    hook.claim = "descends" if knobs["clip"] else CLAIM
+    return hook

@@ -13,6 +13,7 @@ ERROR_BOUND = 1.0
 KNOBS = dict(threshold=0.01, rho=0.05, feedback=True)
 LOSSLESS = dict(threshold=0.0, rho=1.0)
 CLAIM = "contracts"
+METHOD = dict(optimizer="sgd")
 
 promise = sparse.promise
 

@@ -12,6 +12,7 @@ ERROR_BOUND = 1.0
 KNOBS = dict(rho=0.01, feedback=True)
 LOSSLESS = dict(rho=1.0)
 CLAIM = "contracts"
+METHOD = dict(optimizer="sgd")
 
 promise = sparse.promise
 

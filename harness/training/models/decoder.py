@@ -1,4 +1,4 @@
-"""Decoder-only transformer: GPT-2 and Llama shapes from nano to 8B, every strategy's workload."""
+"""Decoder-only transformer: GPT-2 and Llama shapes from nano to 70B, every strategy's workload."""
 
 import functools
 import math
@@ -28,6 +28,9 @@ SIZES = {
     ),
     "llama-8b": dict(
         d=4096, layers=32, heads=32, kv=8, ff=14336, vocab=128256, seq=2048, batch=1, gated=True
+    ),
+    "llama-70b": dict(
+        d=8192, layers=80, heads=64, kv=8, ff=28672, vocab=128256, seq=2048, batch=1, gated=True
     ),
 }
 

@@ -23,6 +23,21 @@ SIZES = {
     "30b": dict(
         d=2048, layers=48, heads=32, kv=4, ff=1024, experts=128, vocab=151936, seq=4096, batch=1
     ),
+    "mixtral-nano": dict(
+        d=64, layers=2, heads=4, kv=2, ff=128, experts=8, vocab=256, seq=32, batch=8, gated=True
+    ),
+    "mixtral-8x7b": dict(
+        d=4096,
+        layers=32,
+        heads=32,
+        kv=8,
+        ff=14336,
+        experts=8,
+        vocab=32000,
+        seq=4096,
+        batch=1,
+        gated=True,
+    ),
 }
 #: All blocks between the embedding and the head are equal.
 ALIKE = True
@@ -34,18 +49,25 @@ batch, tokens, floor = decoder.batch, decoder.tokens, decoder.floor
 
 
 class Experts(nn.Module):
-    """Two-layer networks, side by side: (experts, room, d) -> the same shape."""
+    """Two-layer networks, side by side: (experts, room, d) -> the same shape.
 
-    def __init__(self, experts: int, d: int, ff: int) -> None:
+    With GELU, or SwiGLU when ``gated``.
+    """
+
+    def __init__(self, experts: int, d: int, ff: int, gated: bool = False) -> None:
         super().__init__()
-        self.up = nn.Parameter(torch.empty(experts, d, ff))
+        self.gated = gated
+        self.up = nn.Parameter(torch.empty(experts, d, ff * (2 if gated else 1)))
         self.down = nn.Parameter(torch.empty(experts, ff, d))
         for weight in (self.up, self.down):
             nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)
 
     def forward(self, rooms: Tensor) -> Tensor:
-        hidden = functional.gelu(rooms @ self.up, approximate="tanh")
-        return hidden @ self.down
+        hidden = rooms @ self.up
+        if self.gated:
+            gate, wide = hidden.chunk(2, -1)
+            return functional.silu(gate) * wide @ self.down
+        return functional.gelu(hidden, approximate="tanh") @ self.down
 
 
 class ExpertBlock(nn.Module):
@@ -66,7 +88,7 @@ class ExpertBlock(nn.Module):
         self.attention = CausalAttention()
         self.out = nn.Linear(d, d, bias=False)
         self.router = nn.Linear(d, size["experts"], bias=False)
-        self.experts = Experts(size["experts"], d, size["ff"])
+        self.experts = Experts(size["experts"], d, size["ff"], bool(size.get("gated")))
         self.routing = Routing(size["experts"], self.top)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -154,6 +176,6 @@ def flops(size: Mapping[str, Json]) -> float:
     layers = size["layers"]
     dim = d // size["heads"]
     attention = d * (size["heads"] + 2 * size["kv"]) * dim + d * d
-    routed = d * size["experts"] + size["top"] * 2 * d * size["ff"]
+    routed = d * size["experts"] + size["top"] * (3 if size.get("gated") else 2) * d * size["ff"]
     weights = layers * (attention + routed) + d * size["vocab"]
     return float(6.0 * weights * s + 12.0 * layers * s * s * d)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from harness.cases import CaseSpec, Dim, Mesh
 from harness.record import ModelFacts
 from harness.training.context import RankContext
+from harness.training.matrices import carry_outer
 from harness.training.parallel import groups, traffic
 from harness.training.parallel.traffic import Traffic
 from harness.training.trainer import LocalTrainer
@@ -56,8 +57,10 @@ def sharded(model: nn.Module, ctx: RankContext, knobs: Mapping[str, Any]) -> Wra
     """
     hybrid = ctx.mesh.size(*groups.REPLICATED) > 1
     mesh = groups.parameters(ctx, *([Dim.DP, Dim.FSDP] if hybrid else [Dim.FSDP]))
+    plain = list(model.parameters())
     for block in (*model.children(), model):
         fully_shard(block, mesh=mesh, **knobs)
+    carry_outer(plain, model.parameters())
     assert isinstance(model, FSDPModule)
     return Wrapped(module=model, synchronise=model.set_requires_gradient_sync)
 
@@ -65,8 +68,10 @@ def sharded(model: nn.Module, ctx: RankContext, knobs: Mapping[str, Any]) -> Wra
 def replicated(model: nn.Module, ctx: RankContext) -> Wrapped:
     """Replicas that may be cut along other dimensions (FSDP2's ``replicate``)."""
     mesh = groups.parameters(ctx, Dim.DP)
+    plain = list(model.parameters())
     for block in (*model.children(), model):
         replicate(block, mesh=mesh)
+    carry_outer(plain, model.parameters())
     assert isinstance(model, FSDPModule)
     return Wrapped(module=model, synchronise=model.set_requires_gradient_sync)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from harness.training.context import Loaded, RankContext
 from harness.training.data import Batch
+from harness.training.matrices import carry_outer
 from harness.training.parallel.outer import fill, vector
 from harness.training.rank.oracle import Oracle
 
@@ -24,6 +25,8 @@ class Simulated(Oracle):
     def __init__(self, model: nn.Module, loaded: Loaded, ctx: RankContext) -> None:
         super().__init__(model, ctx, parts=ctx.case.accumulate, scale_last=False)
         models = [copy.deepcopy(model) for _ in range(ctx.batching.shards)]
+        for worker in models:
+            carry_outer(model.parameters(), worker.parameters())
         self.workers = [(m, ctx.optimizer(m.parameters())) for m in models]
         self.weighted = bool(getattr(loaded.strategy, "WEIGHTED", True))
         self.rules = loaded.strategy.Simulation(models, ctx.batching, loaded.knobs(ctx.case))

@@ -12,7 +12,9 @@ from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer, due
 
 SUPPORTS = dict(recovers=False, worlds="any", oracle="simulated", beside="ddp", initial="broadcast")
-KNOBS = dict(period=8, pull=0.25)
+#: ``beta``: how far the centre is drawn to the mean of all ranks, each of which has an equal part.
+KNOBS = dict(period=8, beta=0.9)
+VERSION = 2  # before, each rank pulled by 0.25 whatever their number
 TWIN = dict(period=2)
 
 
@@ -21,9 +23,8 @@ def expect(
 ) -> Expected:
     """An all-reduce of how far ranks are from the centre (Zhang, Choromanska and LeCun, 2015)."""
     period = outer.number(knobs, "period")
-    pull = float(knobs["pull"])
-    if not 0 < pull * case.world_size <= 1 and case.world_size > 1:
-        raise ValueError(f"pull = {pull}: ranks times pull is above 0, and at most 1")
+    if not 0 < knobs["beta"] <= 1:
+        raise ValueError(f"beta = {knobs['beta']}: above 0, and at most 1")
     sent = traffic.all_reduce(outer.payload(model), case.world_size)
     formula = "2 (N-1)/N bytes(P)"
     return outer.expected(case, model, batching, facts, period, sent, formula, states=1)
@@ -32,10 +33,10 @@ def expect(
 class Elastic:
     """One rank's part; every rank has the same copy of the centre."""
 
-    def __init__(self, model: nn.Module, knobs: Knobs) -> None:
+    def __init__(self, model: nn.Module, ranks: int, knobs: Knobs) -> None:
         self.model = model
         self.period = int(knobs["period"])
-        self.pull = float(knobs["pull"])
+        self.pull = float(knobs["beta"]) / ranks  # the paper's alpha
         self.centre = outer.vector(model)
 
     def after(self, step: int) -> None:
@@ -55,7 +56,7 @@ class Simulation:
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
         self.models = models
         self.period = int(knobs["period"])
-        self.pull = float(knobs["pull"])
+        self.pull = float(knobs["beta"]) / len(models)
         self.centre = outer.vector(models[0])
 
     def after(self, step: int) -> None:
@@ -69,5 +70,5 @@ class Simulation:
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> OuterTrainer:
     trainer = outer.trainer(model, ctx)
-    trainer.rule = Elastic(model, knobs)
+    trainer.rule = Elastic(model, ctx.world_size, knobs)
     return trainer

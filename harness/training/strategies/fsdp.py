@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 
-from harness.cases import Batching, CaseSpec, Device, Dim, Passes, Precision
+from harness.cases import Batching, CaseSpec, Device, Dim, Optimizer, Passes, Precision
 from harness.record import Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
+from harness.training.matrices import gathers as matrices_gathered, is_hidden
 from harness.training.parallel import samples, traffic
 from harness.training.parallel.scatter import OverAllToAll, codec_of, coded_bytes
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
@@ -63,6 +64,10 @@ def expect(
     sent = traffic.sharded(blocks, size, n, gathers, replicas, scatter, gathered)
     passes = 0 if forward else 2 - (scatter(1.0, 2).sent < 1)
     formula = f"{gathers + passes:g} (N-1)/N bytes(P)"
+    if case.optimizer is Optimizer.MUON and not forward:
+        hidden = [p.shape for p in model.parameters() if is_hidden(p)]
+        sent += matrices_gathered(hidden, size, n)
+        formula += " + (N-1)/N bytes(matrices)"
     for shapes in blocks if again else ():
         part = traffic.padded(shapes, gathered, n) * n / again
         sent += traffic.all_gather(part, again) * batching.accumulate

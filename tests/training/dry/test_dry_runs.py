@@ -25,8 +25,6 @@ ENTRIES = KNOWN.entries
 MODELS = ("mlp", "decoder", "moe")
 #: Its ranks call each other by RPC, which needs peers that answer.
 APART = ("parameter_server",)
-#: Knobs that have to shrink with the world.
-SHRINKING = {"easgd": lambda world: {"easgd.pull": 0.5 / world}}
 STRATEGIES = [
     name for name, entry in ENTRIES["strategies"].items()
     if name not in ("single", "compressed", *APART) and not entry.supports.packages
@@ -48,8 +46,7 @@ def case_of(strategy: str, world: int) -> CaseSpec:
     site = Site(device=Device.CPU, backend="nccl", nodes=(8,) * (world // 8))
     cut = supports.products and supports.dims[0] in ("tp", "cp", "pp", "ep")
     mesh = str(Mesh.parse(supports.products[0]).at(world)) if cut else ""
-    knobs = SHRINKING.get(strategy, lambda _: {})(world)
-    return KNOWN.normalise(site.case(f"{strategy}/{model}-{size}", mesh=mesh, knobs=knobs))
+    return KNOWN.normalise(site.case(f"{strategy}/{model}-{size}", mesh=mesh))
 
 
 def told(strategy: str, world: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from harness.analysis.choices import breakeven
+from harness.analysis.choices import breakeven, tuned
 from harness.interface.report.page.svg import Curve, chart
 from harness.interface.report.sides import codecs
 from harness.record import RunRecord
@@ -59,4 +59,9 @@ def sections(run: RunRecord) -> list[Section]:
                 notes=codecs.notes(costs, here),
             )
         )
+    for plan in codecs.tuned_plans(run):
+        losses = tuned.best(run, plan)
+        table = Markup(codecs.tuned_table(losses).html(plan.name))
+        notes = codecs.tuned_notes(losses)
+        out.append(Section(title=plan.name, table=table, drawn=Markup(""), notes=notes))
     return out

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from harness.analysis.choices import breakeven
+from harness.analysis.choices import breakeven, tuned
 from harness.analysis.choices.breakeven import DENSE, EncodingCost, Pays
+from harness.analysis.choices.tuned import TunedLoss
 from harness.base.numbers import si
 from harness.cases import Plan
 from harness.interface.report.tabled import Table
@@ -17,6 +18,8 @@ from harness.record import RunRecord
 RATES = (100e6, 1e9, 10e9)
 #: What plans of codecs are called, behind their model.
 NAMED = " codecs"
+#: What a plan of the same codecs is called that looks for each one's best learning rate.
+TUNED = f"{NAMED}, tuned"
 
 
 #: A loss so many times that of dense training is one.
@@ -136,6 +139,56 @@ def _here(others: Sequence[EncodingCost], dense: EncodingCost, here: float) -> s
 def learned_less(c: EncodingCost, dense: EncodingCost) -> bool:
     """Whether its loss is above dense training's after as many steps; unknown is no reproach."""
     return c.loss is not None and dense.loss is not None and c.loss > WORSE * dense.loss
+
+
+def tuned_plans(run: RunRecord) -> list[Plan]:
+    return [plan for plan in run.plans if plan.name.endswith(TUNED)]
+
+
+def tuned_table(losses: Sequence[TunedLoss]) -> Table[TunedLoss]:
+    """A line a codec: its best rate and loss beside dense training's, under one optimizer."""
+    return Table(
+        columns=[
+            Column("", 99, lambda t: t.name, left=True),
+            Column("optimizer", 98, lambda t: t.optimizer, left=True),
+            Column("rate", 90, lambda t: f"{t.lr:g}{'*' if t.at_edge else ''}", raw=lambda t: t.lr),
+            Column("loss", 97, lambda t: f"{t.loss:.3f}", raw=lambda t: t.loss),
+            Column("dense", 95, lambda t: _of_dense(t), raw=lambda t: t.dense_loss),
+            Column("its rate", 60, lambda t: "" if t.dense_lr is None else f"{t.dense_lr:g}"),
+            Column("of dense", 80, lambda t: _times(t)),
+        ],
+        rows=losses,
+    )
+
+
+def _of_dense(t: TunedLoss) -> str:
+    return "" if t.dense_loss is None else f"{t.dense_loss:.3f}"
+
+
+def _times(t: TunedLoss) -> str:
+    return "" if not t.dense_loss else f"{t.loss / t.dense_loss:.2f}x"
+
+
+def tuned_notes(losses: Sequence[TunedLoss]) -> list[str]:
+    """What was tried, and where the grid may have been too small."""
+    factors = ", ".join(f"{factor:g}" for factor in tuned.FACTORS)
+    out = [f"each at the best of {factors} times its optimizer's usual rate; so is dense training"]
+    if any(t.at_edge for t in losses):
+        out.append("*: the end of that grid: a better rate may lie beyond")
+    if ruined := [f"{t.name} at {lr:g}" for t in losses for lr in t.diverged]:
+        out.append(f"no loss was left: {', '.join(ruined)}")
+    return out
+
+
+def tuned_lines(run: RunRecord, plan: Plan, width: int) -> list[str]:
+    """The table of such a plan under its name, and what follows."""
+    losses = tuned.best(run, plan)
+    return [
+        rule(plan.name, width),
+        *tuned_table(losses).lines(width),
+        *(f" {note}" for note in tuned_notes(losses)),
+        "",
+    ]
 
 
 def lines(run: RunRecord, plan: Plan, width: int, rates: Sequence[float] = RATES) -> list[str]:

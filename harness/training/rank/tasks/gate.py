@@ -136,6 +136,9 @@ def run_gate(
         if optimizer is Optimizer.SGD:
             checks += counted.checks(loaded, twin, context(twin), traffic)
             first = traffic.issued
+        elif optimizer is Optimizer.MUON:  # what it gathers is in the closed form
+            again = counted.checks(loaded, twin, context(twin), traffic)
+            checks += [replace(check, name=f"{optimizer}.{check.name}") for check in again]
     if (compressor := loaded.compressor(case)) is not None:
         checks.append(_progress(loaded, case, context))
         checks += invariants.checks(context(case), compressor)

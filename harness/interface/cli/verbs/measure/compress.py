@@ -4,14 +4,25 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
-from harness.analysis.choices import breakeven
+from harness.analysis.choices import breakeven, tuned
 from harness.analysis.choices.breakeven import DENSE, EncodingCost
+from harness.analysis.choices.tuned import TunedLoss
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, SpecError, nearest
 from harness.base.numbers import si
-from harness.cases import CaseSpec, Catalogue, Mode, Plan, Protocol, Role, Site
+from harness.cases import (
+    Arm,
+    CaseSpec,
+    Catalogue,
+    Mode,
+    Optimizer,
+    Plan,
+    Protocol,
+    Role,
+    Site,
+)
 from harness.cases.recipes import LEARNING, beside
 from harness.cases.targets import normalise
 from harness.interface.cli import measuring
@@ -62,6 +73,11 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         action="store_true",
         dest="bare",
         help="also each codec without its error feedback",
+    )
+    sub.add_argument(
+        "--tuned",
+        action="store_true",
+        help="also train each under the optimizer that it is published with, at its best rate",
     )
     sub.add_argument(
         "--confirm",
@@ -127,6 +143,7 @@ def act(asked: Asked) -> Answer:
         )
     rates = _rates(args.rates)
     plan = _plan(args.target, _named(known, args), site, known, bare=args.bare)
+    tuned_plan = _tuned(args.target, _named(known, args), site, known)
     session = measuring.session(asked, known, site)
     session.run.announce([plan])
     measurer = Measurer(session)
@@ -136,17 +153,23 @@ def act(asked: Asked) -> Answer:
         record = session.run.record(complete=True)
         costs = breakeven.costs(record, plan)
         here = breakeven.link_bps(record, plan.arms[0].case)
+        if args.tuned:
+            session.run.announce([tuned_plan])
+            measurer.measure([tuned_plan])
         if args.confirm:
             confirmed = _confirm(session, measurer, plan, args.confirm, costs, here)
     record = session.save(complete=True)
     judged = measuring.judged(session, record, asked)
     shown = codecs.lines(record, plan, width, rates)
-    document = {
+    document: dict[str, Json] = {
         "link_bps": _finite(here),
         "costs": _documents(costs),
         "confirmed": to_doc(tuple(confirmed)),
         "run": str(session.run.folder),
     }
+    if args.tuned:
+        document["tuned"] = to_doc(tuple(tuned.best(record, tuned_plan)))
+        shown += codecs.tuned_lines(record, tuned_plan, width)
     shown += _told(confirmed, args.confirm, width)
     failed = any(v.status is Status.ERROR for v in record.verdicts)
     missed = any(not c.right for c in confirmed)
@@ -219,6 +242,40 @@ def _plan(model: str, names: Sequence[str], site: Site, known: Catalogue, *, bar
     others = [a for a in plan.arms if a.case.communicate]
     asked = [c for c in plan.contrasts if c.subject != APART or c.metric != "sent_bytes"]
     return replace(plan, arms=(*others, *apart), contrasts=tuple(asked), to_loss=0.3)
+
+
+def _tuned(model: str, names: Sequence[str], site: Site, known: Catalogue) -> Plan:
+    """Each codec under the optimizer of its ``METHOD``, and dense training under each of these.
+
+    Every one at every rate of its grid; only losses are asked for, so there are no blocks.
+    """
+    hooked, coding = _strategies(known)
+    cases: dict[str, CaseSpec] = {}
+
+    def add(target: str, optimizer: str, knobs: Mapping[str, Json]) -> None:
+        case = known.normalise(
+            site.case(f"{target}/{model}", Mode.WEAK, optimizer=Optimizer(optimizer), knobs=knobs)
+        )
+        for lr in tuned.grid(case):
+            cases[f"{case.compressor or DENSE}, {optimizer} at {lr:g}"] = replace(case, lr=lr)
+
+    methods = {name: known.get("compressors", name).head.get("METHOD") for name in names}
+    for name, method in methods.items():
+        if not method:
+            continue
+        dense_steps = {f"{coding}.start": method["start"]} if "start" in method else {}
+        if dense_steps:
+            add(f"{hooked}", Optimizer.ADAMW, {})  # what a frozen variance stands in for
+        else:
+            add(f"{hooked}", method["optimizer"], {})
+        add(f"{coding}:{name}", method["optimizer"], dense_steps)
+    return Plan(
+        name=f"{model}{codecs.TUNED}",
+        arms=tuple(Arm(name=name, case=case, role=Role.SUBJECT) for name, case in cases.items()),
+        contrasts=(),
+        protocol=Protocol(steps=STEPS, cut=6, min_blocks=0, max_blocks=0, fixed=True),
+        to_loss=0.3,
+    )
 
 
 def _confirm(
@@ -331,6 +388,7 @@ class Compressed(TypedDict):
     link_bps: float | None
     costs: Sequence[CodecCost]
     confirmed: Sequence[Confirmed]
+    tuned: NotRequired[Sequence[TunedLoss]]
     run: str
 
 

@@ -1,0 +1,67 @@
+"""1-bit Adam's exchange: momentum in place of gradients, by signs in two phases."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.training import transports
+from harness.training.compressors import onebit
+from harness.training.context import RankContext
+from harness.training.hooks import done
+from harness.training.transports import Knobs, TwoPhase
+
+ERROR_BOUND = 1.5
+KNOBS = dict(block=1024, feedback=True, momentum=0.9)
+CLAIM = "contracts"
+#: What it is published with: Adam whose variance is frozen after the dense steps (``start``).
+METHOD = dict(optimizer="frozen_adam", start=16)
+
+
+class Momentum(TwoPhase):
+    """Encodes b u + g, u being what all were given of it before (Tang et al., 2021, Algorithm 1).
+
+    What is handed on is that less b u: the gradient of which Adam's own mean becomes what was
+    exchanged. So any optimizer can step with it, and what is owed adds up to the gradients.
+    """
+
+    def __init__(self, ctx: RankContext, knobs: Knobs) -> None:
+        codec = onebit.Codec(knobs, transports.generator(ctx))
+        super().__init__(ctx, codec, bool(knobs["feedback"]), transports.mean)
+        self.momentum = float(knobs["momentum"])
+        self.velocity: dict[Tensor, Tensor] = {}
+
+    def heard(self, parameters: list[Tensor], mean: Tensor) -> None:
+        """The momentum goes on where gradients are exchanged whole."""
+        parts = mean.split([p.numel() for p in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            before = self.velocity.get(parameter)
+            whole = part.float()
+            self.velocity[parameter] = (
+                whole.clone() if before is None else self.momentum * before + whole
+            )
+
+    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        parameters = bucket.parameters()
+        flat = bucket.buffer()
+        before = torch.cat([self._of(p) for p in parameters]).mul_(self.momentum).to(flat.dtype)
+        flat.add_(before)
+        made: Tensor = super().__call__(bucket).wait()
+        for parameter, part in zip(
+            parameters, made.split([p.numel() for p in parameters]), strict=True
+        ):
+            self.velocity[parameter] = part.float().clone()
+        return done(made.sub_(before))
+
+    def _of(self, parameter: Tensor) -> Tensor:
+        """The momentum of a parameter, flat."""
+        known = self.velocity.get(parameter)
+        return parameter.new_zeros(parameter.numel()).float() if known is None else known
+
+
+def build(ctx: RankContext, knobs: Knobs) -> Any:
+    return Momentum(ctx, knobs)
+
+
+promise = onebit.promise

@@ -1,0 +1,144 @@
+"""Diffusion transformer: noisy latents as patches, blocks that a time and a class modulate."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.base.documents import Json
+from harness.training.data import hashed, uniform
+from harness.training.models.vit import EncoderBlock
+
+#: Peebles and Xie (2023), table 1: latents of 4 channels, 8 times smaller than the image.
+SIZES = {
+    "nano": dict(d=64, layers=2, heads=4, patch=2, latent=8, classes=16, batch=8),
+    "tiny": dict(d=192, layers=4, heads=3, patch=2, latent=16, classes=16, batch=8),
+    "s2": dict(d=384, layers=12, heads=6, patch=2, latent=32, classes=1000, batch=64),
+    "b2": dict(d=768, layers=12, heads=12, patch=2, latent=32, classes=1000, batch=32),
+    "l2": dict(d=1024, layers=24, heads=16, patch=2, latent=32, classes=1000, batch=16),
+    "xl2": dict(d=1152, layers=28, heads=16, patch=2, latent=32, classes=1000, batch=16),
+    "xl2-512": dict(d=1152, layers=28, heads=16, patch=2, latent=64, classes=1000, batch=4),
+}
+#: All blocks between the patches and the head are equal.
+ALIKE = True
+CHANNELS = 4
+#: Sines and cosines of a time, and times that there are.
+WAVES, TIMES = 256, 1000
+
+
+class Conditioned(nn.Module):
+    """A latent, a time and a class, (B, C H W + 2) -> their sum's token and those of patches.
+
+    The first token of what it returns, (B, 1 + patches, d), is what modulates all blocks.
+    """
+
+    def __init__(self, size: Mapping[str, Json]) -> None:
+        super().__init__()
+        d, patch = size["d"], size["patch"]
+        self.latent = size["latent"]
+        self.classes = size["classes"]
+        self.project = nn.Conv2d(CHANNELS, d, patch, stride=patch)
+        self.times = nn.Sequential(nn.Linear(WAVES, d), nn.SiLU(), nn.Linear(d, d))
+        self.labels = nn.Embedding(size["classes"] + 1, d)  # one more: of no class
+        self.positions = nn.Parameter(torch.empty(1, _patches(size), d))
+        nn.init.normal_(self.positions, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        edge = self.latent
+        image, time, label = x.split((CHANNELS * edge * edge, 1, 1), 1)
+        patches = self.project(image.view(-1, CHANNELS, edge, edge)).flatten(2).transpose(1, 2)
+        steps = torch.arange(WAVES // 2, device=x.device)
+        angles = time.float() * torch.exp(-math.log(10_000) * steps / (WAVES // 2))
+        waves = torch.cat((angles.cos(), angles.sin()), 1).to(x.dtype)
+        known = label[:, 0].long().clamp(max=self.classes)
+        condition = self.times(waves) + self.labels(known)
+        return torch.cat((condition[:, None], patches + self.positions), 1)
+
+
+def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Normalised tokens (B, S, d), scaled and shifted by (B, d)."""
+    normal = functional.layer_norm(x, x.shape[-1:], eps=1e-6)
+    return normal * (1 + scale[:, None]) + shift[:, None]
+
+
+class DiTBlock(EncoderBlock):
+    """Attention and feed-forward, each shifted, scaled and gated by the first token (adaLN)."""
+
+    def __init__(self, d: int, heads: int) -> None:
+        super().__init__(d, heads)
+        del self.norm1, self.norm2  # theirs have no weights
+        self.modulation = nn.Linear(d, 6 * d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        condition, tokens = x[:, :1], x[:, 1:]
+        parts = self.modulation(functional.silu(condition[:, 0])).chunk(6, 1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = parts
+        tokens = tokens + gate1[:, None] * self.attended(modulated(tokens, shift1, scale1))
+        tokens = tokens + gate2[:, None] * self.fed_forward(modulated(tokens, shift2, scale2))
+        return torch.cat((condition, tokens), 1)
+
+
+class Unpatched(nn.Module):
+    """Tokens to noise and its variance, (B, 1 + S, d) -> (B, S, patch^2 2 C)."""
+
+    def __init__(self, size: Mapping[str, Json]) -> None:
+        super().__init__()
+        d = size["d"]
+        self.modulation = nn.Linear(d, 2 * d)
+        self.fc = nn.Linear(d, size["patch"] ** 2 * 2 * CHANNELS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift, scale = self.modulation(functional.silu(x[:, 0])).chunk(2, 1)
+        noise: Tensor = self.fc(modulated(x[:, 1:], shift, scale))
+        return noise
+
+
+def build(size: Mapping[str, Json]) -> nn.Sequential:
+    """Patches, blocks and head; initialised as linear layers are, not with gates of zero."""
+    blocks = [(f"block{i}", DiTBlock(size["d"], size["heads"])) for i in range(size["layers"])]
+    named = [("patches", Conditioned(size)), *blocks, ("head", Unpatched(size))]
+    return nn.Sequential(OrderedDict(named))
+
+
+def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
+    """Noisy latents with a time and a class, (B, C H W + 2), and the noise by patch (B, S, p^2 C).
+
+    The noise is the latent's own: what is left when a smooth picture is taken away.
+    """
+    edge, patch = size["latent"], size["patch"]
+    noise = uniform(ids, CHANNELS * edge * edge)
+    drawn = hashed(ids + 7, 2)
+    time, label = drawn[:, :1] % TIMES, drawn[:, 1:] % size["classes"]
+    share = (time + 1).float() / TIMES
+    picture = (label.float() + 1) / size["classes"]
+    noisy = share.sqrt() * noise + (1 - share).sqrt() * picture
+    cut = noise.view(-1, CHANNELS, edge // patch, patch, edge // patch, patch)
+    targets = cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+    return torch.cat((noisy, time.float(), label.float()), 1), targets.contiguous()
+
+
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Squared error of the noise; the variance is trained to be that of a unit."""
+    noise, variance = output.float().chunk(2, -1)
+    return functional.mse_loss(noise, targets.float()) + variance.square().mean()
+
+
+def tokens(size: Mapping[str, Json]) -> int:
+    return _patches(size)
+
+
+def _patches(size: Mapping[str, Json]) -> int:
+    return int(size["latent"] // size["patch"]) ** 2
+
+
+def flops(size: Mapping[str, Json]) -> float:
+    """6 per multiply-add, 4 where the input needs no gradient; and attention."""
+    d, layers = size["d"], size["layers"]
+    s = tokens(size)
+    square = size["patch"] ** 2
+    entry = 4.0 * (s * CHANNELS * square * d + WAVES * d) + 6.0 * d * d
+    blocks = layers * (6.0 * (12 * d * d * s + 6 * d * d) + 12.0 * s * s * d)
+    return float(entry + blocks + 6.0 * (s * d * square * 2 * CHANNELS + 2 * d * d))

@@ -1,0 +1,53 @@
+"""asv's page loads nothing from elsewhere, where npm has installed what it wants."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import asv
+import pytest
+
+from harness.features.history import offline
+
+
+@pytest.fixture
+def html(tmp_path: Path) -> Path:
+    """asv's own template, as ``asv publish`` copies it."""
+    shutil.copytree(Path(asv.__file__).parent / "www", tmp_path / "html")
+    return tmp_path / "html"
+
+
+def installed(results: Path) -> None:
+    for package, file in offline.PACKAGES.values():
+        path = results / "node_modules" / package.rpartition("@")[0] / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"// {package} {file}")
+
+
+def loaded(html: Path) -> list[str]:
+    """Scripts and styles of the page, as a browser asks for them."""
+    text = (html / "index.html").read_text()
+    scripts = re.findall(r'<script[^>]*src="([^"]+)"', text)
+    return scripts + re.findall(r'<link[^>]*href="([^"]+\.css)"', text)
+
+
+def test_all_that_asv_loads_lies_beside_its_page(html: Path, tmp_path: Path) -> None:
+    installed(tmp_path)
+    before = loaded(html)
+    assert any(address.startswith("https:") for address in before)
+    assert offline.beside(html, tmp_path) == []
+    after = loaded(html)
+    assert len(after) == len(before)
+    assert all((html / address).is_file() for address in after), after
+    assert "integrity" not in (html / "index.html").read_text(), "copies are other files"
+    assert offline.beside(html, tmp_path) == [], "twice is once"
+
+
+def test_what_is_not_installed_is_told_and_stays(html: Path, tmp_path: Path) -> None:
+    before = loaded(html)
+    missing = offline.beside(html, tmp_path)
+    assert set(missing) == set(offline.PACKAGES)
+    assert loaded(html) == before
+    assert "npm install --prefix" in offline.command(tmp_path)

@@ -1,0 +1,166 @@
+"""Exchanges as their papers write them down, all workers in one process, against real ranks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from literature.conftest import World
+from torch import nn
+
+from harness.training.compressors import dgc, onebit_adam, terngrad
+from harness.training.frozen import FrozenAdam
+from harness.training.hooks import Late
+from harness.training.rank.invariants import CodecBucket
+from harness.training.strategies import easgd
+
+RANKS, SIZE, STEPS = 4, 64, 12
+
+
+def gradient(step: int, rank: int) -> np.ndarray:
+    source = np.random.default_rng(step * 100 + rank)
+    return source.normal(size=SIZE) * (1 + 5 * (np.arange(SIZE) % 7 == step % 7))
+
+
+def place(rank: int, ranks: int = RANKS) -> Any:
+    """What a hook asks of its context."""
+    case = SimpleNamespace(seed=0)
+    return SimpleNamespace(rank=rank, world_size=ranks, device=torch.device("cpu"), case=case)
+
+
+def stepped(hook: Any, optimizer: Any, weight: nn.Parameter, rank: int) -> np.ndarray:
+    bucket = CodecBucket([weight])
+    for step in range(STEPS):
+        flat = torch.tensor(gradient(step, rank), dtype=torch.float32)
+        weight.grad = hook(bucket.fill(flat)).wait().clone().view_as(weight)
+        optimizer.step()
+    return weight.detach().double().numpy()
+
+
+def onebit_adam_by_hand(dense: int, lr: float, block: int) -> np.ndarray:
+    """Tang et al., "1-bit Adam" (ICML 2021), Algorithm 1: every worker and server in turn.
+
+    Workers compress their own new momentum and keep what is lost (delta); the server of each part
+    adds, compresses once more and keeps what that loses (delta bar). A block's scale is its mean
+    magnitude.
+    """
+
+    def compressed(x: np.ndarray) -> np.ndarray:
+        blocks = x.reshape(-1, block)
+        scale = np.abs(blocks).mean(1, keepdims=True)
+        return (scale * np.where(blocks >= 0, 1, -1)).reshape(-1)
+
+    weight, momentum, variance = np.zeros(SIZE), np.zeros(SIZE), np.zeros(SIZE)
+    owed, server_owed = np.zeros((RANKS, SIZE)), np.zeros(SIZE)
+    for t in range(STEPS):
+        grads = np.stack([gradient(t, rank) for rank in range(RANKS)])
+        if t < dense:
+            momentum = 0.9 * momentum + 0.1 * grads.mean(0)
+            variance = 0.999 * variance + 0.001 * grads.mean(0) ** 2
+        else:
+            wanted = 0.9 * momentum + 0.1 * grads + owed
+            sent = np.stack([compressed(row) for row in wanted])
+            owed = wanted - sent
+            total = sent.mean(0) + server_owed
+            momentum = compressed(total)
+            server_owed = total - momentum
+        weight = weight - lr * momentum / (np.sqrt(variance) + 1e-8)
+    return weight
+
+
+@pytest.mark.parametrize("dense", [pytest.param(1, marks=pytest.mark.full), 4])
+def test_onebit_adam(world: World, dense: int) -> None:
+    def rank_of(rank: int) -> np.ndarray:
+        weight = nn.Parameter(torch.zeros(SIZE))
+        knobs = {"block": 8, "feedback": True, "momentum": 0.9}
+        hook = Late(onebit_adam.build(place(rank), knobs), dense, RANKS)
+        return stepped(hook, FrozenAdam([weight], 0.01, dense), weight, rank)
+
+    wanted = onebit_adam_by_hand(dense, 0.01, 8)
+    for seen in world(RANKS, rank_of):
+        np.testing.assert_allclose(seen, wanted, rtol=2e-4, atol=1e-5)
+
+
+def dgc_by_hand(rho: float, warm_up: int, clip: float, lr: float) -> np.ndarray:
+    """Lin et al., "Deep gradient compression" (ICLR 2018), Algorithm 4 with sections 3.2 and 3.3.
+
+    Local clipping to clip / sqrt(N), momentum correction, factor masking, and a sparsity that
+    grows from 75 % through 93.75, 98.4375 and 99.6 %, exponentially, while it warms up.
+    """
+    velocity, owed, weight = np.zeros((RANKS, SIZE)), np.zeros((RANKS, SIZE)), np.zeros(SIZE)
+    for t in range(STEPS):
+        share = max(rho, 0.25 ** (1 + t * 4 // warm_up)) if t < warm_up else rho
+        k = max(1, int(share * SIZE))
+        total = np.zeros(SIZE)
+        for rank in range(RANKS):
+            local = gradient(t, rank)
+            local = local * min(1.0, clip / np.sqrt(RANKS) / np.linalg.norm(local))
+            velocity[rank] = 0.9 * velocity[rank] + local
+            owed[rank] += velocity[rank]
+            mask = np.zeros(SIZE, bool)
+            mask[np.argsort(-np.abs(owed[rank]))[:k]] = True
+            total += np.where(mask, owed[rank], 0)
+            owed[rank][mask] = velocity[rank][mask] = 0
+        weight = weight - lr * total / RANKS
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "clip"), [pytest.param(0, 1e9, marks=pytest.mark.full), (4, 2.0)]
+)
+def test_dgc(world: World, warm_up: int, clip: float) -> None:
+    """Plain SGD steps with it: its momentum is in place of the optimizer's."""
+
+    def rank_of(rank: int) -> np.ndarray:
+        weight = nn.Parameter(torch.zeros(SIZE))
+        knobs = dict(dgc.KNOBS, rho=0.05, sampled=1.0, warm_up=warm_up, clip=clip)
+        hook = dgc.build(place(rank), knobs)
+        return stepped(hook, torch.optim.SGD([weight], 0.1), weight, rank)
+
+    wanted = dgc_by_hand(0.05, warm_up, clip, 0.1)
+    for seen in world(RANKS, rank_of):
+        np.testing.assert_allclose(seen, wanted, rtol=1e-4, atol=1e-5)
+    assert dgc.METHOD["optimizer"] == "sgd"
+
+
+@pytest.mark.parametrize("clip", [0.0, 2.5])
+def test_terngrad_is_unbiased_where_it_says_so(clip: float) -> None:
+    """Wen et al. (NeurIPS 2017): E[s b sign(g)] = g (Theorem 1), but not where g is clipped."""
+    x = torch.distributions.StudentT(3.0).sample((1, 256)) * 2
+    codec = terngrad.Codec({"block": 256, "clip": clip}, torch.Generator().manual_seed(3))
+    draws = 2000
+    mean = torch.stack([codec.decode(codec.encode(x), 256)[0] for _ in range(draws)]).mean(0)
+    largest = float(x.abs().max() if not clip else min(x.abs().max(), clip * x.std(correction=0)))
+    noise = (256 * largest * float(x.abs().mean()) / draws) ** 0.5
+    is_off = float((mean - x[0]).norm()) > 2 * noise
+    assert is_off == bool(clip)
+    hook = terngrad.build(place(0, 1), {"block": 256, "clip": clip})
+    assert hook.claim == ("descends" if clip else "unbiased")
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_easgd_at_any_number_of_ranks(ranks: int) -> None:
+    """Zhang, Choromanska and LeCun (NeurIPS 2015), Algorithm 1, with alpha = beta / p, beta = 0.9.
+
+    Every worker is drawn to the centre before anybody's pull on it is added.
+    """
+    start = np.random.default_rng(0).normal(size=(ranks, 5))
+    models = [nn.Linear(5, 1, bias=False).double() for _ in range(ranks)]
+    centre = start[0]
+    for model, row in zip(models, start, strict=True):
+        model.weight.detach().copy_(torch.tensor(row)[None])
+    batching: Any = None
+    knobs = dict(easgd.KNOBS, period=1)
+    rules = easgd.Simulation(models, batching, knobs)
+    workers = start
+    for step in range(4):
+        away = workers - centre
+        workers = workers - 0.9 / ranks * away
+        centre = centre + 0.9 / ranks * away.sum(0)
+        rules.after(step)
+    seen = np.stack([model.weight.detach().numpy()[0] for model in models])
+    np.testing.assert_allclose(seen, workers, rtol=1e-12)
+    np.testing.assert_allclose(rules.centre.numpy(), centre, rtol=1e-12)

@@ -126,24 +126,47 @@ def read(path: Path, option: str, then: str = "scaleproof plan") -> tuple[dict[s
 def read_tables(path: Path, name: str, option: str) -> tuple[list[TomlTable], Problems]:
     """All ``[[name]]`` tables of a TOML file; anything else at top level is a problem."""
     doc, problems = read(path, option)
-    for key in doc.keys() - {name}:
+    refuse_others(doc, [name], problems)
+    return tables_of(doc, name, problems), problems
+
+
+def refuse_others(doc: Mapping[str, Any], known: Sequence[str], problems: Problems) -> None:
+    """Write down every key at top level that is none of these."""
+    for key in doc.keys() - set(known):
         line = problems.line_of(rf"\[*\s*{re.escape(key)}\b")
-        problems.add(line, f"unknown top-level key {key!r}", meant(key, [name]))
+        problems.add(line, f"unknown top-level key {key!r}", meant(key, known))
+
+
+def tables_of(doc: Mapping[str, Any], name: str, problems: Problems) -> list[TomlTable]:
+    """The ``[[name]]`` tables of a file that was read, each with its lines."""
     rows = doc.get(name, [])
-    if not isinstance(rows, list):
-        problems.add(1, f"{name!r} must be a list of tables", f"write [[{name}]]")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        problems.add(problems.line_of(name), f"{name!r} must be tables", f"write [[{name}]]")
         rows = []
     starts = problems.lines_of(rf"\[\[\s*{name}\s*\]\]")
     starts += [0] * (len(rows) - len(starts))  # inline tables have no line of their own
-    ends = [*starts[1:], len(problems.lines) + 1]
-    tables = []
-    for values, start, end in zip(rows, starts, ends, strict=False):
-        lines: dict[str, int] = {}
-        for number in range(start + 1, end):
-            if match := re.match(r"\s*([A-Za-z0-9_-]+)\s*=", problems.lines[number - 1]):
-                lines.setdefault(match[1], number)
-        tables.append(TomlTable(line=start, values=values, lines=lines))
-    return tables, problems
+    return [_table(row, start, problems) for row, start in zip(rows, starts, strict=False)]
+
+
+def table_of(doc: Mapping[str, Any], name: str, problems: Problems) -> TomlTable:
+    """The one ``[name]`` table of a file that was read; empty where there is none."""
+    row = doc.get(name, {})
+    if not isinstance(row, dict):
+        problems.add(problems.line_of(name), f"{name!r} must be a table", f"write [{name}]")
+        row = {}
+    return _table(row, problems.line_of(rf"\[\s*{name}\s*\]"), problems)
+
+
+def _table(values: Mapping[str, Any], start: int, problems: Problems) -> TomlTable:
+    """A table and where its keys stand: up to the next header."""
+    lines: dict[str, int] = {}
+    for number in range(start + 1, len(problems.lines) + 1) if start else ():
+        text = problems.lines[number - 1]
+        if re.match(r"\s*\[\[?\s*[A-Za-z]", text):
+            break
+        if match := re.match(r"\s*([A-Za-z0-9_-]+)\s*=", text):
+            lines.setdefault(match[1], number)
+    return TomlTable(line=start, values=values, lines=lines)
 
 
 def check_table(table: TomlTable, keys: Mapping[str, Key], problems: Problems, name: str) -> bool:

@@ -130,7 +130,8 @@ class Threshold:
         return self.waiver is not None and today <= datetime.date.fromisoformat(self.waiver.expires)
 
 
-_KEYS = keys_of(
+#: What a table of a rule may hold.
+KEYS = keys_of(
     Threshold,
     baseline=Key(kind=str, choices=BASELINES),
     waiver=Key(kind=str),
@@ -146,7 +147,7 @@ def load_thresholds(path: Path, known: Catalogue | None = None) -> tuple[Thresho
     """
     tables, problems = read_tables(path, "rule", "--thresholds")
     rules = [
-        _rule(table, problems) if check_table(table, _KEYS, problems, "rule") else None
+        rule_of(table, problems) if check_table(table, KEYS, problems, "rule") else None
         for table in tables
     ]
     seen: dict[str, int] = {}
@@ -168,7 +169,7 @@ def load_thresholds(path: Path, known: Catalogue | None = None) -> tuple[Thresho
     return tuple(r for r in rules if r is not None)
 
 
-def _rule(table: TomlTable, problems: Problems) -> Threshold | None:
+def rule_of(table: TomlTable, problems: Problems) -> Threshold | None:
     """A table as a rule; None if something is wrong with it."""
     values = table.values
     before = len(problems.found)

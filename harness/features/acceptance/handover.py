@@ -1,6 +1,6 @@
 """The acceptance document's content: what was required of a system, and what came of each.
 
-    runs -> every rule with its verdicts -> Requirement -> one word for all of them
+    runs, contract -> every clause with its evidence -> Requirement -> one word for all of them
          -> nodes to exclude, what differs between nodes, seals to check
 
 A requirement that nothing judged is not met: it stands in the document as not measured. What
@@ -8,40 +8,35 @@ stand-ins and controls have shown is no evidence of a system: it stands apart an
 """
 
 import datetime
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis import nodes as nodes_
 from harness.analysis.judging import neighbours
-from harness.analysis.judging.tally import of_stand_in
 from harness.analysis.nodes import Drift, Examined
 from harness.analysis.reached import reached
-from harness.analysis.verify import rejudge, verify
+from harness.analysis.verify import verify
 from harness.base.documents import fields_of
 from harness.cases import Reach, Threshold
-from harness.record import Reason, RunRecord, Status, Verdict, signature
+from harness.features.acceptance.clauses import (
+    Evidence,
+    Requirement,
+    evidence,
+    hosts_of,
+    judged,
+    parts,
+    reference,
+    requirement,
+    worst_first,
+)
+from harness.features.acceptance.contract import Clause, Contract
+from harness.record import Purpose, RunRecord, Status, signature
 from harness.record.outcome import SEVERITY
 
 #: Facts of a machine that nodes of one system have in common.
 _SHARED = ("cpu", "num_cores", "memory_gib", "gpu", "num_gpus", "gpu_memory_gib", "driver",
            "kernel", "mig", "power_limit_w", "infiniband")  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Requirement:
-    """One rule of a contract. ``status`` is its worst verdict's, None where nothing judged it;
-    ``evidence`` are its verdicts, worst first, each with its run: of equal ones that which is
-    nearest to the bound, or farthest beyond it. ``late``: it was given after what it judges had
-    been measured.
-    """
-
-    rule: Threshold
-    status: Status | None
-    evidence: tuple[tuple[str, Verdict], ...]
-    waived: bool
-    late: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +54,18 @@ class Seal:
     num_launches: int
     differences: tuple[str, ...]
     command: tuple[str, ...]
+    nonce: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node that was measured: its hardware, how many devices of it trained, in which runs."""
+
+    host: str
+    hardware: str
+    devices: int
+    of: int
+    runs: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +74,21 @@ class Handover:
 
     ``stand_ins`` are the rules that judged waiting models, shared cores, emulated links and
     controls, with these verdicts. ``beyond`` are rules that ask for other hardware than was there,
-    and for which.
+    and for which. ``nodes`` are all that any run had, ``accepted`` the runs that clauses were held
+    against.
     """
 
     status: Status
     made_on: str
+    contract: Contract | None
     requirements: tuple[Requirement, ...]
     stand_ins: tuple[Requirement, ...]
     beyond: tuple[tuple[str, str], ...]
     exclude: tuple[tuple[str, str], ...]
     drift: tuple[Drift, ...]
+    nodes: tuple[Node, ...]
     seals: tuple[Seal, ...]
+    accepted: tuple[Seal, ...]
 
     def count(self, status: Status | None) -> int:
         return sum(r.status is status for r in self.requirements)
@@ -90,33 +101,110 @@ class Handover:
 def handover(
     runs: Sequence[tuple[RunRecord, Path]],
     today: datetime.date,
-    contract: Sequence[Threshold] | None = None,
+    contract: Contract | None = None,
+    accepted: Sequence[tuple[RunRecord, Path]] = (),
 ) -> Handover:
-    """What these runs together say of a system: by the rules of a contract, or else by their own.
+    """What these runs together say of a system: by the clauses of a contract, or else by their own
+    rules; ``accepted`` are the runs that clauses on what was accepted are held against.
 
     Without a contract rules that ask for other hardware are no requirements of this one.
     """
     seals = tuple(_seal(run, folder) for run, folder in runs)
-    judged = [run if contract is None else rejudge(run, contract) for run, _ in runs]
-    own = {t for run, _ in runs for t in run.thresholds}
-    beyond = {} if contract is not None else _beyond(judged)
-    rules = dict.fromkeys(t for run in judged for t in run.thresholds if t not in beyond)
-    every = [_requirement(rule, judged, rule not in own, today) for rule in rules]
-    stand_ins = [_requirement(rule, judged, rule not in own, today, apart=True) for rule in rules]
+    before = tuple(_seal(run, folder) for run, folder in accepted)
+    records = [run for run, _ in runs]
+    references = [run for run, _ in accepted]
+    beyond: Mapping[Threshold, str] = {}
+    if contract is None:
+        beyond = _beyond(records)
+        every = _by_their_own(records, beyond, today)
+    else:
+        every = by_contract(contract, records, references, today)
+    counted = [_counting(r, today, apart=False) for r in every]
+    stand_ins = [_counting(r, today, apart=True) for r in every]
     shown_apart = {r.rule for r in stand_ins if r.evidence}
     # Without a contract a rule of stand-ins alone asks nothing of the system.
-    asked = [r for r in every if r.evidence or contract is not None or r.rule not in shown_apart]
+    asked = [r for r in counted if r.evidence or contract is not None or r.rule not in shown_apart]
     requirements = sorted(asked, key=_severity)
     return Handover(
-        status=_overall(requirements, judged, seals),
+        status=overall(requirements, records, (*seals, *before)),
         made_on=today.isoformat(),
+        contract=contract,
         requirements=tuple(requirements),
         stand_ins=tuple(r for r in stand_ins if r.evidence),
         beyond=tuple((rule.name, why) for rule, why in beyond.items()),
-        exclude=tuple(_exclude(judged)),
-        drift=tuple(_drift(judged)),
+        exclude=tuple(_exclude(records)),
+        drift=tuple(_drift(records)),
+        nodes=tuple(_nodes(records)),
         seals=seals,
+        accepted=before,
     )
+
+
+def by_contract(
+    contract: Contract,
+    runs: Sequence[RunRecord],
+    accepted: Sequence[RunRecord],
+    today: datetime.date,
+) -> list[Requirement]:
+    """What came of every clause."""
+    shown = judged(contract, runs, accepted)
+    return [
+        requirement(
+            clause,
+            shown[clause.name],
+            [part.name for part in parts(contract, clause.per, runs)],
+            _lacking(clause, shown[clause.name], accepted),
+            late=_late(clause, contract, runs),
+            today=today,
+        )
+        for clause in contract.clauses
+    ]
+
+
+def _late(clause: Clause, contract: Contract, runs: Sequence[RunRecord]) -> bool:
+    """Whether nothing proves that a clause was agreed on before what it judges was measured."""
+    return any(
+        clause.rule not in run.thresholds and not contract.known_to(run.settings.nonce)
+        for run in runs
+    )
+
+
+def _lacking(clause: Clause, shown: Sequence[Evidence], accepted: Sequence[RunRecord]) -> list[str]:
+    """What was accepted and was not measured again."""
+    if clause.of_accepted is None:
+        return []
+    measured = {e.verdict.case for e in shown}
+    return [f"{case}, as accepted" for case in reference(clause, accepted) if case not in measured]
+
+
+def _by_their_own(
+    runs: Sequence[RunRecord], beyond: Mapping[Threshold, str], today: datetime.date
+) -> list[Requirement]:
+    """What came of the rules that runs were measured with."""
+    rules = dict.fromkeys(t for run in runs for t in run.thresholds if t not in beyond)
+    out = []
+    for rule in rules:
+        verdicts = [
+            evidence(run, "", rule, v)
+            for run in runs
+            if rule in run.thresholds
+            for v in run.verdicts
+            if v.rule == rule.name and v.status is not Status.SKIP
+        ]
+        clause = Clause(rule=rule, says=rule.note, asked_by="")
+        shown = worst_first(verdicts)
+        out.append(requirement(clause, shown, [""], [], late=False, today=today))
+    return out
+
+
+def _counting(of: Requirement, today: datetime.date, *, apart: bool) -> Requirement:
+    """The requirement by that part of its evidence which counts, or which stands apart."""
+    shown = [e for e in of.evidence if e.apart is apart]
+    if len(shown) == len(of.evidence):
+        return of
+    units = [u for u in of.units if not apart or any(e.unit == u for e in shown)]
+    lacking = [u for u in of.unmeasured if u not in of.units]
+    return requirement(of.clause, shown, units, lacking, late=of.late, today=today)
 
 
 def _beyond(runs: Sequence[RunRecord]) -> dict[Threshold, str]:
@@ -130,75 +218,27 @@ def _beyond(runs: Sequence[RunRecord]) -> dict[Threshold, str]:
     }
 
 
-def _severity(one: Requirement) -> int:
+def _severity(requirement: Requirement) -> int:
     """Worst first; what nobody measured comes right after what is undecided."""
-    if one.status is None:
+    if requirement.status is None:
         return 2 * SEVERITY.index(Status.INCONCLUSIVE) + 1
-    return 2 * SEVERITY.index(one.status)
+    return 2 * SEVERITY.index(requirement.status)
 
 
-def _requirement(
-    rule: Threshold,
-    runs: Sequence[RunRecord],
-    late: bool,
-    today: datetime.date,
-    *,
-    apart: bool = False,
-) -> Requirement:
-    """What came of a rule in all runs; with ``apart`` what stand-ins and controls showed of it."""
-    evidence = [
-        (run.run, v)
-        for run in runs
-        if rule in run.thresholds
-        for v in run.verdicts
-        if v.rule == rule.name and v.status is not Status.SKIP and of_no_system(run, v) is apart
-    ]
-    evidence.sort(key=lambda f: (SEVERITY.index(f[1].status), margin(rule, f[1])))
-    worst = evidence[0][1].status if evidence else None
-    failed = worst in (Status.FAIL, Status.ERROR)
-    return Requirement(
-        rule=rule,
-        status=worst,
-        evidence=tuple(evidence),
-        waived=failed and rule.waived(today),
-        late=late,
-    )
-
-
-def margin(rule: Threshold, verdict: Verdict) -> float:
-    """How far a value is inside the bound, as a share of it; negative beyond, -inf without one."""
-    if verdict.value is None:
-        return -math.inf
-    value = verdict.value
-    inside = []
-    if rule.at_least is not None:
-        inside.append((value - rule.at_least) / (abs(rule.at_least) or 1.0))
-    if rule.at_most is not None:
-        inside.append((rule.at_most - value) / (abs(rule.at_most) or 1.0))
-    return min(inside, default=math.inf)
-
-
-def of_no_system(run: RunRecord, verdict: Verdict) -> bool:
-    """Whether a verdict says nothing of the hardware: something stood in for it, or a training was
-    wrong on purpose to see that this is noticed.
-    """
-    return verdict.reason in (Reason.CAUGHT, Reason.NOT_CAUGHT) or of_stand_in(run, verdict)
-
-
-def _overall(
+def overall(
     requirements: Sequence[Requirement], runs: Sequence[RunRecord], seals: Sequence[Seal]
 ) -> Status:
     if any(s.differences for s in seals):
         return Status.ERROR
-    told = {r.status for r in requirements if not r.waived}
+    asked = {r.status for r in requirements if not r.waived}
     for status in (Status.ERROR, Status.FAIL):
-        if status in told:
+        if status in asked:
             return status
-    if not told:
+    if not asked:
         broken = any(v.counts is Status.ERROR for run in runs for v in run.verdicts)
         return Status.ERROR if broken else Status.RECORDED
     open_ = {None, Status.INCONCLUSIVE, Status.RECORDED, Status.SKIP}
-    return Status.INCONCLUSIVE if told & open_ else Status.PASS
+    return Status.INCONCLUSIVE if asked & open_ else Status.PASS
 
 
 def _exclude(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
@@ -215,6 +255,28 @@ def _exclude(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
                     why.setdefault(launch.ranks[0].host, []).append(f"GPU {gpu.index} was lost")
     for host, reasons in why.items():
         yield host, "; ".join(dict.fromkeys(reasons))
+
+
+def _nodes(runs: Sequence[RunRecord]) -> Iterator[Node]:
+    """Every node of the runs by name, with what of it really trained."""
+    machines = {m.host: m for run in runs for m in run.nodes or (run.machine,)}
+    for host, machine in machines.items():
+        trained = {
+            (rank.local_rank if not rank.device_uuid else rank.device_uuid)
+            for run in runs
+            for launch in run.launches
+            if launch.purpose is Purpose.TIMED
+            for rank in launch.ranks
+            if rank.host == host
+        }
+        there = machine.num_gpus or machine.num_cores
+        yield Node(
+            host=host,
+            hardware=machine.title,
+            devices=min(len(trained), there),
+            of=there,
+            runs=tuple(run.run for run in runs if host in hosts_of(run)),
+        )
 
 
 def _drift(runs: Sequence[RunRecord]) -> Iterator[Drift]:
@@ -247,4 +309,5 @@ def _seal(run: RunRecord, folder: Path) -> Seal:
         num_launches=len(run.launches),
         differences=tuple(wrong),
         command=run.settings.argv,
+        nonce=run.settings.nonce,
     )

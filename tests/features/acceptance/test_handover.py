@@ -7,10 +7,10 @@ import gzip
 import hashlib
 import html
 import json
-import math
 import re
 import shlex
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ import pytest
 from harness.analysis.nodes import Examined, drift
 from harness.base.documents import from_doc, to_doc
 from harness.cases import Threshold
-from harness.features.acceptance.handover import handover, margin
+from harness.features.acceptance.clauses import margin
+from harness.features.acceptance.contract import Clause, Contract, Terms
+from harness.features.acceptance.handover import handover
 from harness.interface.cli.main import main
 from harness.record import RunRecord, Status
 from harness.record.fabric import Paired, Suspects
@@ -38,6 +40,12 @@ def rule(**fields: Any) -> Threshold:
     return from_doc(Threshold, {**RULE, "at_least": 0.5, **fields})
 
 
+def agreed(*rules: Threshold) -> Contract:
+    """Rules as clauses of the system."""
+    clauses = tuple(Clause(rule=r, says="", asked_by="") for r in rules)
+    return Contract(name="agreed", terms=Terms(), clauses=clauses, groups=(), sha256="0" * 64)
+
+
 @pytest.mark.parametrize(
     ("rules", "status", "waived"),
     [
@@ -50,7 +58,7 @@ def rule(**fields: Any) -> Threshold:
 def test_one_word_for_all_requirements(
     sample_run: RunRecord, sample: Path, rules: list[Threshold], status: Status, waived: int
 ) -> None:
-    found = handover([(sample_run, sample)], TODAY, rules)
+    found = handover([(sample_run, sample)], TODAY, agreed(*rules))
     assert found.status is status and found.num_waived == waived
     assert len(found.requirements) == len(rules)
 
@@ -102,8 +110,8 @@ def test_rules_of_a_contract_that_came_late_are_told(
     words = ["handover", str(sample), "--contract", str(contract), "--to", str(tmp_path / "to")]
     assert main(words) == 0
     assert "given after the measurement" in capsys.readouterr().out
-    (own,) = handover([(sample_run, sample)], TODAY, [t for t in sample_run.thresholds
-                                                      if t.name == "cpu_ddp_weak"]).requirements  # fmt: skip
+    known = [t for t in sample_run.thresholds if t.name == "cpu_ddp_weak"]
+    (own,) = handover([(sample_run, sample)], TODAY, agreed(*known)).requirements
     assert not own.late
 
 
@@ -152,7 +160,7 @@ def main_job(monkeypatch: pytest.MonkeyPatch) -> tuple[RunRecord, Path]:
 
 def test_stand_ins_and_controls_accept_no_system(main_job: tuple[RunRecord, Path]) -> None:
     made = handover([main_job], TODAY)
-    cases = {v.case for r in made.requirements for _, v in r.evidence}
+    cases = {v.case for r in made.requirements for v in (e.verdict for e in r.evidence)}
     assert cases and not any("paced" in case or "broken" in case for case in cases)
     assert {r.rule.name for r in made.stand_ins} >= {"planted_85", "paced_ddp"}
     assert not {r.rule for r in made.stand_ins} & {r.rule for r in made.requirements}
@@ -165,7 +173,7 @@ def test_a_contract_that_only_a_stand_in_meets_is_not_measured(
     paced = next(t for t in run.thresholds if t.name == "paced_ddp")
     seen = {v.status for v in run.verdicts if v.rule == "paced_ddp"}
     assert seen == {Status.PASS}, "else this shows nothing"
-    made = handover([main_job], TODAY, [paced])
+    made = handover([main_job], TODAY, agreed(paced))
     assert made.status is Status.INCONCLUSIVE
     assert [r.status for r in made.requirements] == [None]
     assert [r.status for r in made.stand_ins] == [Status.PASS]
@@ -178,7 +186,7 @@ def test_emulated_nodes_and_shared_gpus_accept_no_system(
     agrees = type("V", (), {"differences": ()})
     monkeypatch.setattr("harness.features.acceptance.handover.verify", lambda *a: agrees)
     run = replace(sample_run, settings=replace(sample_run.settings, **setting))
-    assert handover([(run, sample)], TODAY, [rule()]).status is Status.INCONCLUSIVE
+    assert handover([(run, sample)], TODAY, agreed(rule())).status is Status.INCONCLUSIVE
 
 
 def test_a_training_that_broke_is_no_mere_record(
@@ -248,7 +256,7 @@ def test_the_contract_travels_and_the_printed_recipe_gives_the_same_word(
     page = Path("handover.html").read_text()
     assert hashlib.sha256(text.encode()).hexdigest() in page
     recipe = html.unescape(re.search(r"<pre[^>]*>(sha256sum.*?)</pre>", page, re.S)[1])  # type: ignore[index]
-    lines = [line.partition("#")[0] for line in recipe.splitlines()[1:]]
+    lines = [line.partition("#")[0].strip() for line in recipe.splitlines()[1:]]
     assert lines[-1].endswith("contract.toml") and len(lines) == 3
     assert [main(shlex.split(line)[1:]) for line in lines] == [0, 0, 0]
     again = Path("again/handover.html").read_text()
@@ -265,6 +273,78 @@ def test_evidence_is_sorted_by_its_distance_from_the_bound(sample_run: RunRecord
         (dict(at_most=1.0, at_least=None), [0.9, 0.7, 0.55]),
     ):
         asked = rule(name=verdict.rule, **bound)
-        values = [v.value for v in sorted(verdicts, key=lambda v: margin(asked, v))]
+        values = [v.value for v in sorted(verdicts, key=lambda v: margin(asked, v) or 0.0)]
         assert values == order
-    assert margin(rule(), replace(verdict, value=None)) == -math.inf
+    assert margin(rule(), replace(verdict, value=None)) is None
+
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
+)  # fmt: skip
+#: What is to the right of the sheet, or hidden in a box that is too small, by the browser.
+CUT = """<script>addEventListener("load", () => {
+  const main = document.querySelector("main").getBoundingClientRect().right + 1;
+  const cut = [...document.querySelectorAll("td,th,pre,dd,figure,.wide")].filter(e =>
+    e.getBoundingClientRect().right > main || (e.scrollWidth > e.clientWidth + 1 && e.clientWidth));
+  document.body.dataset.cut = JSON.stringify(cut.map(e => e.textContent.slice(0, 60)));
+  document.body.dataset.cells = document.querySelectorAll("td").length;
+})</script></body>"""
+
+
+def browse(page: Path, *arguments: str) -> str:
+    profile = f"--user-data-dir={page.parent}/profile"
+    words = [str(CHROMIUM), *FLAGS, profile, *arguments, page.as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
+    return done.stdout
+
+
+def cut_off(page: Path, document: str, width: int) -> list[str]:
+    """What of a page a reader does not see at this width, as it is printed."""
+    page.write_text(document.replace("@media print", "@media all").replace("</body>", CUT))
+    dom = browse(page, f"--window-size={width},2000", "--virtual-time-budget=5000", "--dump-dom")
+    cells = re.search(r'data-cells="(\d+)"', dom)
+    assert cells is not None and int(cells[1]) > 20
+    found = re.search(r'data-cut="([^"]*)"', dom)
+    assert found is not None
+    return list(json.loads(html.unescape(found[1])))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: bash scripts/system-packages.sh")
+def test_nothing_is_cut_off_on_a_screen_or_on_a4(
+    main_job: tuple[RunRecord, Path], tmp_path: Path
+) -> None:
+    """Of a long record, at 180 mm, and printed: numbered sheets."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save(main_job[0], folder)
+    main(["handover", str(folder), "--to", str(tmp_path / "to")])
+    document = (tmp_path / "to" / "handover.html").read_text()
+    for width in (680, 1000):
+        assert cut_off(tmp_path / "page.html", document, width) == []
+    wide = document.replace("<td", "<td style='white-space:nowrap;min-width:300px'")
+    assert cut_off(tmp_path / "page.html", wide, 680), "else this shows nothing"
+    printed = tmp_path / "page.pdf"
+    browse(tmp_path / "to" / "handover.html", "--no-pdf-header-footer", f"--print-to-pdf={printed}")
+    sheets = len(re.findall(rb"/Type\s*/Page\b", printed.read_bytes()))
+    assert 4 <= sheets <= 40
+
+
+def test_only_a_decided_word_has_lines_to_sign(sample: Path, tmp_path: Path) -> None:
+    pages = {}
+    for bound, word in ((0.5, "PASS"), (0.99, "INCONCLUSIVE")):
+        text = "[[rule]]\n" + "".join(
+            f"{name} = {json.dumps(value)}\n"
+            for name, value in {**RULE, "mode": "weak", "at_least": bound}.items()
+        )
+        (tmp_path / "agreed.toml").write_text(text)
+        words = ["handover", str(sample), "--contract", str(tmp_path / "agreed.toml")]
+        main([*words, "--to", str(tmp_path / word)])
+        pages[word] = (tmp_path / word / "handover.html").read_text()
+    assert "for the supplier" in pages["PASS"]
+    assert "for the supplier" not in pages["INCONCLUSIVE"]
+    assert "There are no lines to sign" in pages["INCONCLUSIVE"]
+    first, _, rest = pages["INCONCLUSIVE"].partition("</section>")
+    assert "NOT SIGNED" in first and "more pairs would decide" in rest

@@ -1,21 +1,25 @@
 """The acceptance document as a page to print: its first sheet is for whoever signs."""
 
+import datetime
 import hashlib
 import json
+import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from markupsafe import Markup
 
 from harness.base.documents import to_doc
 from harness.base.numbers import si
 from harness.cases import Form, metrics
-from harness.features.acceptance.handover import Handover, Requirement
-from harness.interface.report import fabric, sections, tables
+from harness.features.acceptance.clauses import Evidence, Requirement
+from harness.features.acceptance.contract import Terms, due
+from harness.features.acceptance.handover import Handover, Node
+from harness.interface.report import fabric, sections, tables, text
 from harness.interface.report.coverage import coverage
 from harness.interface.report.page import scaling
 from harness.interface.report.page.spent import spent
@@ -27,6 +31,29 @@ from harness.record.archive import Manifest
 
 HERE = Path(__file__).parent
 WIDE = 10_000
+Row = TypeVar("Row")
+#: So many columns of a run's tables stand beside each other on A4.
+MOST_COLUMNS = 9
+#: The words that end an acceptance, one way or the other.
+DECIDED = (Status.PASS, Status.FAIL)
+#: What a run can measure beside its trainings.
+KINDS = ("bandwidth of links", "recovery from faults", "nodes in pairs")
+#: What the words of the document mean, for whoever has to read them in a dispute.
+DEFINITIONS = (
+    ("launch", "one start of fresh processes on all ranks of a training; the unit of replication"),
+    ("pair", "a launch of the subject and one of its baseline, measured in one turn"),
+    ("efficiency", "samples a second and rank, over those of the baseline; 1 is perfect scaling"),
+    ("[95%]", "an interval that holds at all looks together; each end errs once in 20 at most"),
+    ("PASS", "the whole interval meets the bound, and has what slow launches may hide to spare"),
+    ("FAIL", "the whole interval misses the bound, and that of a fresh set of launches as well"),
+    ("INCONCLUSIVE", "neither: too few pairs, a noisy host, or a value too close to the bound"),
+    ("NOT MEASURED", "no launch was of what the clause is about"),
+    ("RECORDED", "measured, but the bound is of a kind that can pass nothing"),
+    ("ERROR", "a training was wrong or broke, or a record does not verify"),
+    ("accepted", "the runs named “held against”: a PASS clears the share of the upper end of their"
+     " interval, a FAIL misses that of the lower end"),
+    ("chain", "a line for every launch, each with the digest of the line before"),
+)  # fmt: skip
 #: What each word means for whoever signs.
 MEANS = {
     Status.PASS: "Every requirement holds.",
@@ -56,32 +83,194 @@ def render(
     the contract.
     """
     folders = [f"checked/{packed.folder}" for packed in archived.manifest.runs]
-    again = ["scaleproof", "handover", *folders, "--to", "again"]
+    before = len(found.accepted)
+    again = ["scaleproof", "handover", *folders[: len(folders) - before], "--to", "again"]
     again += [] if agreed is None else ["--contract", f"{folders[0]}/contract.toml"]
+    for folder in folders[len(folders) - before :]:
+        again += ["--accepted", folder]
     data = json.dumps(to_doc(found), separators=(",", ":")).replace("<", "\\u003c")
+    terms = found.contract.terms if found.contract is not None else Terms()
     return (
         templates(HERE)
         .get_template("handover.html.jinja")
         .render(
             found=found,
+            terms=terms,
             sentence=sentence(found),
             means=MEANS[found.status],
-            machines=list(dict.fromkeys(run.machine.title for run, _ in runs)),
-            hosts=sum(len(run.nodes) or 1 for run, _ in runs[:1]),
+            decided=found.status in DECIDED,
+            unsigned=_unsigned(found),
+            footer=_footer(found, archived),
+            parties=_parties(found, terms),
             contract=contract(found.requirements).html("requirements"),
+            clauses=_clauses(found).html("clauses"),
             evidence=evidence(found.requirements).html("evidence"),
+            nodes=_nodes(found).html("nodes"),
+            covered=covered(found),
+            late=[r.rule.name for r in found.requirements if r.late],
+            remedy=_remedy(found, terms),
+            dues=_dues(found),
+            untested=list(untested(found, [run for run, _ in runs])),
+            open=list(_open(found)),
+            definitions=DEFINITIONS,
             agreed="" if agreed is None else hashlib.sha256(agreed).hexdigest(),
             folders=folders,
             again=shlex.join(again),
             stand_ins=contract(found.stand_ins).html("rules of stand-ins"),
             waived=[r for r in found.requirements if r.rule.waiver is not None],
             runs=[_run(run) for run, _ in runs],
-            drift=found.drift,
             archived=archived,
             files=sorted(archived.manifest.files.items()),
+            seals=[
+                (name, digest)
+                for name, digest in sorted(archived.manifest.files.items())
+                if "/launches/" not in name
+            ],
+            narrow=narrow,
             reproduce=[shlex.join(s.command) for s in found.seals],
             data=Markup(data),
         )
+    )
+
+
+def _unsigned(found: Handover) -> str:
+    """Which runs nobody vouches for; empty where all are signed."""
+    runs = [seal.run for seal in found.seals if not seal.signer]
+    if not runs:
+        return ""
+    few = "the run was" if len(found.seals) == 1 else f"{len(runs)} of {len(found.seals)} runs were"
+    return f"{few} not signed by who measured: figures could have been invented as a whole."
+
+
+def _footer(found: Handover, archived: Archived) -> str:
+    """What ties every page to this document: quotes would end the rule of the style."""
+    number = found.contract.terms.number if found.contract is not None else ""
+    title = f"contract {number}, " if number else ""
+    text = f"{title}{found.made_on}, {found.status}, archive {archived.sha256[:16]}"
+    return re.sub(r"[^\w .,:/()+-]", " ", text)
+
+
+def _parties(found: Handover, terms: Terms) -> list[tuple[str, str]]:
+    """Who, where and what; what is not in the contract is written by hand."""
+    by_hand = "________________________"
+    hardware = dict.fromkeys(node.hardware for node in found.nodes)
+    system = terms.system or "; ".join(hardware)
+    return [
+        ("buyer", terms.buyer or by_hand),
+        ("supplier", terms.supplier or by_hand),
+        ("place", terms.place or by_hand),
+        ("system", system),
+        ("measured of it", covered(found)),
+    ]
+
+
+def covered(found: Handover) -> str:
+    """``3 of 64 nodes (5 %)``: how much of the system the runs had."""
+    measured = len(found.nodes)
+    noun = "node" if measured == 1 else "nodes"
+    whole = found.contract.terms.nodes if found.contract is not None else 0
+    if not whole:
+        return f"{measured} {noun}; how many the system has is not stated"
+    if measured > whole:
+        return f"{measured} {noun}, more than the {whole} of the contract"
+    return f"{measured} of {whole} nodes ({measured / whole:.0%})"
+
+
+def _remedy(found: Handover, terms: Terms) -> str:
+    if not terms.remedy_days:
+        return "no remedy period was agreed on"
+    last = datetime.date.fromisoformat(found.made_on) + datetime.timedelta(days=terms.remedy_days)
+    return (
+        f"what does not hold may be mended and measured again within {terms.remedy_days} days,"
+        f" until {last.isoformat()}"
+    )
+
+
+def _dues(found: Handover) -> list[tuple[str, str]]:
+    """When clauses are to be measured again."""
+    made = datetime.date.fromisoformat(found.made_on)
+    dates = ((r.clause.name, due(r.clause, made)) for r in found.requirements)
+    return [(name, on.isoformat()) for name, on in dates if on is not None]
+
+
+def untested(found: Handover, runs: Sequence[RunRecord]) -> Iterator[str]:
+    """What the word says nothing of."""
+    for r in found.requirements:
+        if r.unmeasured:
+            units = ", ".join(r.unmeasured)
+            yield f"{r.rule.name}: not measured: {units}"
+        elif r.status is None:
+            yield f"{r.rule.name}: nothing that was measured is of {r.rule.case}"
+    idle = [f"{n.host} ({n.devices} of {n.of})" for n in found.nodes if n.devices < n.of]
+    if idle:
+        yield f"devices that no judged training used: {', '.join(idle)}"
+    whole = found.contract.terms.nodes if found.contract is not None else 0
+    if not whole:
+        yield "nodes that no run had: how many the system has is not stated"
+    elif len(found.nodes) < whole:
+        yield f"{whole - len(found.nodes)} of the {whole} nodes of the system"
+    if found.beyond:
+        yield f"rules for other hardware: {', '.join(name for name, _ in found.beyond)}"
+    kinds = {name for run in runs for name, there in _measured_kinds(run) if there}
+    lacking = [name for name in KINDS if name not in kinds]
+    if lacking:
+        yield f"not part of these runs: {', '.join(lacking)}"
+    yield "storage, security, power and cooling, and whatever no clause names"
+
+
+def _measured_kinds(run: RunRecord) -> Iterator[tuple[str, bool]]:
+    yield KINDS[0], bool(run.fabric)
+    yield KINDS[1], bool(run.recoveries) or bool(run.played)
+    yield KINDS[2], run.suspects is not None
+
+
+def _open(found: Handover) -> Iterator[tuple[str, str]]:
+    """What each clause that is not decided waits for."""
+    for r in found.requirements:
+        if r.status is None or (r.unmeasured and not r.evidence):
+            yield r.rule.name, f"measure {', '.join(r.unmeasured) or r.rule.case}"
+        elif r.status not in DECIDED:
+            waiting = [e.verdict for e in r.evidence if e.verdict.status is Status.INCONCLUSIVE]
+            reasons = dict.fromkeys(v.detail for v in waiting)
+            more = max((v.more for v in waiting if v.more), default=0)
+            pairs = f"; about {more} more pairs would decide" if more else ""
+            units = f"; not measured: {', '.join(r.unmeasured)}" if r.unmeasured else ""
+            yield r.rule.name, f"{'; '.join(reasons) or 'its bound cannot pass'}{pairs}{units}"
+
+
+def _clauses(found: Handover) -> Table[Requirement]:
+    """What was asked, by whom, and what follows if it does not hold."""
+    rows = found.requirements if found.contract is not None else ()
+    return Table(
+        columns=[
+            Column[Requirement]("clause", 100, lambda r: r.rule.name, left=True),
+            Column("says", 99, lambda r: r.clause.says, left=True),
+            Column("asked by", 60, lambda r: r.clause.asked_by, left=True),
+            Column("of each", 50, lambda r: r.clause.per, left=True),
+            Column("to be measured", 40, lambda r: r.clause.sampling, left=True),
+            Column("consequence", 30, lambda r: r.clause.consequence, left=True),
+            Column("bound is a", 20, lambda r: str(r.rule.source), left=True),
+        ],
+        rows=rows,
+    )
+
+
+def narrow(table: Table[Row]) -> Table[Row]:
+    """A table that a sheet of A4 holds: its most important columns, in their order."""
+    by_worth = sorted(table.told, key=lambda column: column.keep, reverse=True)[:MOST_COLUMNS]
+    return replace(table, columns=[c for c in table.told if c in by_worth])
+
+
+def _nodes(found: Handover) -> Table[Node]:
+    """Every node by name."""
+    return Table(
+        columns=[
+            Column[Node]("node", 100, lambda n: n.host, left=True),
+            Column("hardware", 90, lambda n: n.hardware, left=True),
+            Column("devices that trained", 80, lambda n: f"{n.devices} of {n.of}"),
+            Column("runs", 50, lambda n: "\n".join(n.runs), left=True),
+        ],
+        rows=found.nodes,
     )
 
 
@@ -91,9 +280,10 @@ def sentence(found: Handover) -> str:
     A rule is asked at several sizes; a requirement is a rule at one size, as reports count them.
     """
     total = len(found.requirements)
-    judged = [v.counts for r in found.requirements for _, v in r.evidence]
+    judged = [e.verdict.counts for r in found.requirements for e in r.evidence]
     sizes = f"({judged.count(Status.PASS)} of {len(judged)} requirements)"
-    noun = "rule holds" if total == 1 else "rules hold"
+    kind = "rule" if found.contract is None else "clause"
+    noun = f"{kind} holds" if total == 1 else f"{kind}s hold"
     told = [f"{found.count(Status.PASS)} of {total} {noun} {sizes}"]
     failed = found.count(Status.FAIL) + found.count(Status.ERROR) - found.num_waived
     counted = (
@@ -108,48 +298,57 @@ def sentence(found: Handover) -> str:
 
 
 def contract(requirements: Sequence[Requirement]) -> Table[Requirement]:
-    """A row for each requirement."""
+    """A row for each clause: its word, what it asks, and its worst figure."""
     return Table(
         columns=[
             Column[Requirement]("verdict", 100, _word, left=True),
-            Column("requirement", 96, lambda r: r.rule.name, left=True),
-            Column("of", 60, lambda r: r.rule.case, left=True),
-            Column("metric", 70, lambda r: r.rule.metric, left=True),
-            Column("bound", 97, lambda r: r.rule.bound),
+            Column("clause", 99, lambda r: r.rule.name, left=True),
+            Column("asks", 97, lambda r: r.clause.asks, left=True),
             Column("measured [95%]", 98, _measured, left=True),
             Column("at", 50, _where, left=True),
-            Column("pairs", 30, lambda r: str(r.evidence[0][1].n) if r.evidence else ""),
-            Column("cases", 40, lambda r: str(len(r.evidence)) if r.evidence else ""),
-            Column("source of the bound", 20, lambda r: str(r.rule.source), left=True),
+            Column("pairs", 30, lambda r: str(r.evidence[0].verdict.n) if r.evidence else ""),
+            Column("units", 60, _units, left=True),
         ],
         rows=requirements,
     )
 
 
+def screen(requirements: Sequence[Requirement], width: int) -> list[str]:
+    """The same for a terminal: two lines a clause, so that nothing has to be left out."""
+    out = []
+    for r in requirements:
+        out += text.wrap(f" {_word(r):<13} {r.rule.name}: {r.clause.asks}", width, 15)
+        shown = [_measured(r), _needs(r), f"at {_where(r)}" if _where(r) else "", _units(r)]
+        out += text.wrap(f"{'':15}{', '.join(filter(None, shown))}", width, 15)
+    return out
+
+
 class Shown(NamedTuple):
-    """A verdict, the requirement that it belongs to, and its run."""
+    """A verdict, and the requirement that it belongs to."""
 
     requirement: Requirement
-    run: str
-    verdict: Verdict
+    evidence: Evidence
 
 
 def evidence(requirements: Sequence[Requirement]) -> Table[Shown]:
-    """A row for each case of each requirement: every world, not only the worst."""
+    """A row for each case of each requirement: every world and unit, not only the worst."""
     return Table(
         columns=[
-            Column[Shown]("requirement", 96, lambda s: s.requirement.rule.name, left=True),
-            Column("verdict", 100, lambda s: str(s.verdict.status), left=True),
-            Column("case", 99, lambda s: s.verdict.case, left=True),
-            Column("bound", 97, lambda s: s.requirement.rule.bound),
-            Column(
-                "measured [95%]", 98, lambda s: _figure(s.verdict) or s.verdict.detail, left=True
-            ),
-            Column("pairs", 30, lambda s: str(s.verdict.n)),
-            Column("run", 20, lambda s: s.run, left=True),
+            Column[Shown]("verdict", 100, lambda s: str(s.evidence.verdict.status), left=True),
+            Column("clause", 96, lambda s: s.requirement.rule.name, left=True),
+            Column("unit", 95, lambda s: s.evidence.unit, left=True),
+            Column("case", 99, lambda s: s.evidence.verdict.case, left=True),
+            Column("bound", 97, lambda s: s.evidence.verdict.bound, left=True),
+            Column("measured [95%]", 98, _figure_or_why, left=True),
+            Column("pairs", 30, lambda s: str(s.evidence.verdict.n)),
+            Column("why", 20, lambda s: s.evidence.verdict.detail, left=True),
         ],
-        rows=[Shown(r, run, verdict) for r in requirements for run, verdict in r.evidence],
+        rows=[Shown(r, e) for r in requirements for e in r.evidence],
     )
+
+
+def _figure_or_why(shown: Shown) -> str:
+    return _figure(shown.evidence.verdict) or "none"
 
 
 def _word(r: Requirement) -> str:
@@ -162,15 +361,32 @@ def _measured(r: Requirement) -> str:
     """The worst evidence's figure."""
     if not r.evidence:
         return ""
-    v = r.evidence[0][1]
-    if v.value is None:
-        return v.detail
-    return _figure(v)
+    v = r.evidence[0].verdict
+    return _figure(v) or v.detail
+
+
+def _needs(r: Requirement) -> str:
+    """The bound that an accepted record gave."""
+    from_record = r.clause.of_accepted is not None and r.evidence
+    return f"needs {r.evidence[0].verdict.bound}" if from_record else ""
 
 
 def _where(r: Requirement) -> str:
-    """The case of the worst evidence."""
-    return r.evidence[0][1].case if r.evidence else ""
+    """The case of the worst evidence, and its unit."""
+    if not r.evidence:
+        return ""
+    unit = r.evidence[0].unit
+    return f"{r.evidence[0].verdict.case}{f' of {unit}' if unit else ''}"
+
+
+def _units(r: Requirement) -> str:
+    """``62 of 64 hold``: of every unit that the clause names."""
+    named = [u for u in r.units if u]
+    if not named:
+        return ""
+    bad = {e.unit for e in r.evidence if e.verdict.status is not Status.PASS}
+    held = sum(u not in bad and u not in r.unmeasured for u in named)
+    return f"{held} of {len(named)} hold"
 
 
 def _figure(v: Verdict) -> str:

@@ -13,9 +13,9 @@ from harness.analysis.reading import load
 from harness.analysis.verify import rejudge
 from harness.base import files
 from harness.base.documents import to_doc
-from harness.base.errors import SpecError
-from harness.cases.rules import load_thresholds
-from harness.features.acceptance.handover import Handover, Requirement, Seal, handover
+from harness.features.acceptance.clauses import Requirement
+from harness.features.acceptance.contract import Contract, find, load_contract
+from harness.features.acceptance.handover import Handover, Node, Seal, handover
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record import RunRecord, archive
@@ -27,6 +27,7 @@ EXAMPLES = dict(
     handover=(
         "handover RUN --to acceptance",
         "handover LADDERS FABRIC RECOVERY --contract contract.toml --to acceptance",
+        "handover TODAY --contract retained --accepted THEN --to acceptance",
     ),
 )
 #: What the folder of a handover holds.
@@ -36,12 +37,15 @@ PAGE, ARCHIVE, EXCLUDE = "handover.html", "runs.tar.gz", "exclude.txt"
 class HandedOver(TypedDict):
     status: str
     made_on: str
+    contract: Contract | None
     requirements: Sequence[Requirement]
     stand_ins: Sequence[Requirement]
     beyond: Sequence[tuple[str, str]]
     exclude: Sequence[tuple[str, str]]
     drift: Sequence[Drift]
+    nodes: Sequence[Node]
     seals: Sequence[Seal]
+    accepted: Sequence[Seal]
     archive: str
     sha256: str
 
@@ -57,9 +61,16 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("--to", type=Path, required=True, metavar="DIR", help="a folder to write to")
     sub.add_argument(
         "--contract",
-        type=Path,
         metavar="FILE",
-        help="the rules that were agreed on, as in thresholds.toml (default: those of the runs)",
+        help="the clauses or rules that were agreed on (default: the rules of the runs)",
+    )
+    sub.add_argument(
+        "--accepted",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="a run that was accepted before: clauses with of_accepted are held against it",
     )
 
 
@@ -67,25 +78,21 @@ def act(asked: Asked) -> Answer:
     """Page, archive and exclude list in one folder."""
     from harness.features.acceptance.report.page import Archived, render
 
-    paths, to = asked.options.runs, asked.options.to
-    runs = [(load(path), path if path.is_dir() else path.parent) for path in paths]
-    rules = None if (agreed := asked.options.contract) is None else load_thresholds(agreed)
-    if rules == ():
-        raise SpecError(
-            "a contract without a rule requires nothing",
-            where=str(agreed),
-            expected="one [[rule]] at least, as in suites/thresholds.toml",
-            fix=f"scaleproof rules {agreed}",
-        )
-    found = handover(runs, datetime.datetime.now(datetime.UTC).date(), rules)
+    to = asked.options.to
+    agreed = None if asked.options.contract is None else find(asked.options.contract)
+    contract = None if agreed is None else load_contract(agreed)
+    runs = list(map(_loaded, asked.options.runs))
+    accepted = list(map(_loaded, asked.options.accepted))
+    found = handover(runs, datetime.datetime.now(datetime.UTC).date(), contract, accepted)
     agreed_on = {} if agreed is None else {archive.CONTRACT: agreed.read_bytes()}
     packed = [
         (
             Packed(run=run.run, folder=archive.of_run(run), head=run.head),
             {**archive.files_of(folder, traces=True), **agreed_on},
         )
-        for run, folder in runs
+        for run, folder in [*runs, *accepted]
     ]
+    rules = None if contract is None else [c.rule for c in contract.clauses if not c.of_accepted]
     shown = [(run if rules is None else rejudge(run, rules), folder) for run, folder in runs]
     body, manifest = archive.write(packed)
     held = Archived(file=ARCHIVE, sha256=hashlib.sha256(body).hexdigest(), manifest=manifest)
@@ -98,20 +105,23 @@ def act(asked: Asked) -> Answer:
         files.put(to / name, content, "--to")
     return Answer(
         document={**to_doc(found), "archive": str(to / ARCHIVE), "sha256": held.sha256},
-        lines=_lines(found, runs, to, held.sha256),
+        lines=_lines(found, to, held.sha256),
         exit=exit_status([found.status]),
     )
 
 
-def _lines(found: Handover, runs: list[tuple[RunRecord, Path]], to: Path, digest: str) -> list[str]:
-    from harness.features.acceptance.report.page import MEANS, contract, sentence
+def _loaded(path: Path) -> tuple[RunRecord, Path]:
+    """A run and its folder."""
+    return load(path), path if path.is_dir() else path.parent
+
+
+def _lines(found: Handover, to: Path, digest: str) -> list[str]:
+    from harness.features.acceptance.report.page import MEANS, screen, sentence
 
     width = text.columns()
     out = [f" {found.status}", *text.wrap(f" {sentence(found)}", width, 1)]
     out += text.wrap(f" {MEANS[found.status]}", width, 1)
-    judged = [r for r in found.requirements if r.status is not None]
-    if judged:
-        out += ["", *contract(judged).lines(width)]
+    out += ["", *screen([r for r in found.requirements if r.status is not None], width)]
     if unmeasured := [r.rule.name for r in found.requirements if r.status is None]:
         out += text.wrap(f" not measured: {', '.join(unmeasured)}", width, 15)
     if found.stand_ins:
@@ -128,10 +138,12 @@ def _lines(found: Handover, runs: list[tuple[RunRecord, Path]], to: Path, digest
             width,
             1,
         )
+    if unsigned := [seal.run for seal in found.seals if not seal.signer]:
+        out += text.wrap(f" NOT SIGNED: {', '.join(unsigned)}", width, 13)
     out.append("")
     for host, why in found.exclude:
         out += text.wrap(f" EXCLUDE  {host}: {why}", width, 10)
-    for seal in found.seals:
+    for seal in (*found.seals, *found.accepted):
         for difference in seal.differences:
             out += text.wrap(f" DOES NOT VERIFY  {seal.run}: {difference}", width, 18)
     return [

@@ -1,0 +1,21 @@
+"""P2P off beside on: the same training over the network alone, in the same blocks.
+
+pytest examples/contracts/p2p.py --gpus 8
+scaleproof contract check fabric RUN --accepted THEN
+"""
+
+from dataclasses import replace
+
+from harness import Plan, Site, scaling, versus
+
+
+def beside(site: Site) -> list[Plan]:
+    """The training as it is, and without memory that devices share."""
+    usual = site.case("ddp/decoder-350m", "weak")
+    alone = replace(usual, environment={**(usual.environment or {}), "NCCL_P2P_DISABLE": "1"})
+    return [versus(usual, alone, ["throughput_ratio"])]
+
+
+@scaling(beside)
+def test_p2p_off_beside_on(verdict):
+    """Its clause is ``network_alone`` of ``scaleproof contract show fabric``."""

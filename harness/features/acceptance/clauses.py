@@ -1,0 +1,372 @@
+"""From a contract and runs to what came of each clause: every unit, by the one judge.
+
+    run, unit -> what of the run was measured inside the unit -> rejudged by the clause's rule
+    accepted record -> its interval -> two bounds: a PASS clears the upper, a FAIL misses the lower
+
+Here a status is only ever made weaker: a PASS or FAIL on less than the clause asks to measure is
+INCONCLUSIVE, and a unit that nothing measured is not measured.
+"""
+
+import datetime
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.analysis.judging.series import series
+from harness.analysis.judging.tally import of_stand_in
+from harness.analysis.verify import rejudge
+from harness.base.numbers import si
+from harness.cases import Catalogue, Device, Form, Threshold, metrics
+from harness.cases.case import SCRIPT
+from harness.features.acceptance.contract import NODE, SYSTEM, Clause, Contract
+from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
+from harness.record.outcome import SEVERITY
+
+HOUR_NS = 3600e9
+#: Bounds that everything meets: what an accepted record has is read by them.
+_LEAST, _MOST = 0.0, 1e300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One verdict on one unit of the machine, from one run; ``unit`` is "" of all of it.
+
+    ``inside`` is how far the value lies inside its bound, as a share of that. ``apart``: a stand-in
+    or a control, which is no evidence of a system.
+    """
+
+    run: str
+    unit: str
+    verdict: Verdict
+    inside: float | None
+    apart: bool
+
+
+class Span(NamedTuple):
+    """The interval of an accepted value."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """One clause of a contract, or a rule of a run, with what came of it.
+
+    ``status`` is the worst of its evidence and units, None where nothing judged it. ``evidence`` is
+    in that order, of equal ones that first which is nearest to the bound, or farthest beyond it.
+    ``units`` are all that it holds for, ``unmeasured`` those of them that nothing measured.
+    ``late``: the rule was given after what it judges had been measured.
+    """
+
+    rule: Threshold
+    clause: Clause
+    status: Status | None
+    evidence: tuple[Evidence, ...]
+    units: tuple[str, ...]
+    unmeasured: tuple[str, ...]
+    waived: bool
+    late: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A unit of the machine: its name, and the hosts that it has."""
+
+    name: str
+    hosts: frozenset[str]
+
+
+def hosts_of(run: RunRecord) -> list[str]:
+    """The nodes that a run had."""
+    return [machine.host for machine in run.nodes or (run.machine,)]
+
+
+def parts(contract: Contract, per: str, runs: Sequence[RunRecord]) -> list[Part]:
+    """The units of one kind that a clause holds for: all that are listed, measured or not."""
+    hosts = list(dict.fromkeys(host for run in runs for host in hosts_of(run)))
+    if per == SYSTEM:
+        return [Part(name="", hosts=frozenset(hosts))]
+    if per == NODE:
+        unnamed = max(0, contract.terms.nodes - len(hosts))
+        out = [Part(name=host, hosts=frozenset({host})) for host in hosts]
+        if unnamed:
+            out.append(Part(name=f"{unnamed} nodes that no run names", hosts=frozenset()))
+        return out
+    return [
+        Part(name=group.name, hosts=frozenset(h for h in hosts if group.holds(h)))
+        for group in contract.groups
+        if group.of == per
+    ]
+
+
+def within(run: RunRecord, part: Part) -> RunRecord | None:
+    """What of a run was measured on these nodes alone; None if nothing was.
+
+    Gates, pilots and references say whether a training is right, wherever they ran. A launch that
+    broke before its ranks said where they were counts against every unit.
+    """
+    hosts = hosts_of(run)
+    if set(hosts) <= part.hosts:
+        return run
+    inside = tuple(
+        launch
+        for launch in run.launches
+        if launch.purpose not in (Purpose.TIMED, Purpose.PROFILE)
+        or _places(launch, hosts) <= part.hosts
+    )
+    if not any(launch.purpose is Purpose.TIMED and launch.ranks for launch in inside):
+        return None
+    return replace(run, launches=inside, fabric=(), recoveries=(), played=())
+
+
+def _places(launch: LaunchRecord, hosts: Sequence[str]) -> set[str]:
+    if launch.ranks:
+        return {rank.host for rank in launch.ranks}
+    return {hosts[number] for number in launch.hosts if number < len(hosts)}
+
+
+def judged(
+    contract: Contract, runs: Sequence[RunRecord], accepted: Sequence[RunRecord]
+) -> dict[str, list[Evidence]]:
+    """The evidence of each clause, by its name: all verdicts on all of its units, worst first."""
+    out: dict[str, list[Evidence]] = {clause.name: [] for clause in contract.clauses}
+    for per in dict.fromkeys(clause.per for clause in contract.clauses):
+        clauses = [clause for clause in contract.clauses if clause.per == per]
+        for part in parts(contract, per, runs):
+            for run in runs:
+                if (inside := within(run, part)) is not None:
+                    for clause, rule, verdict in _verdicts(clauses, inside, accepted):
+                        out[clause.name].append(evidence(run, part.name, rule, verdict))
+    return {name: worst_first(every) for name, every in out.items()}
+
+
+def worst_first(every: Sequence[Evidence]) -> list[Evidence]:
+    """By status; of equal ones the nearest to the bound, or farthest beyond it, first."""
+    return sorted(every, key=_severity)
+
+
+def evidence(run: RunRecord, unit: str, rule: Threshold, verdict: Verdict) -> Evidence:
+    """A verdict of a run as evidence for a rule."""
+    return Evidence(
+        run=run.run,
+        unit=unit,
+        verdict=verdict,
+        inside=margin(rule, verdict),
+        apart=of_no_system(run, verdict),
+    )
+
+
+def _severity(shown: Evidence) -> tuple[int, float]:
+    inside = -math.inf if shown.inside is None else shown.inside
+    return SEVERITY.index(shown.verdict.status), inside
+
+
+def of_no_system(run: RunRecord, verdict: Verdict) -> bool:
+    """Whether a verdict says nothing of the hardware: something stood in for it, or a training was
+    wrong on purpose to see that this is noticed.
+    """
+    if verdict.reason in (Reason.CAUGHT, Reason.NOT_CAUGHT) or of_stand_in(run, verdict):
+        return True
+    return not verdict.case_hash and _series_stands_in(run, verdict.case)
+
+
+def _series_stands_in(run: RunRecord, name: str) -> bool:
+    """Whether what was measured beside plans was trained by a model that waits, or by more ranks
+    than there are cores. A model that nobody knows any more is taken for one that waits.
+    """
+    measured = next((s for s in series(run) if s.name == name), None)
+    if measured is None:
+        return True
+    crowded = run.settings.device is Device.CPU and measured.world_size > run.machine.num_cores
+    model, dash, _ = name.partition("@")[0].partition("/")[2].rpartition("-")
+    if not dash:  # a sweep of the fabric, which trains nothing
+        return crowded
+    if name.startswith(f"{SCRIPT}/"):
+        return crowded
+    known = Catalogue(list(map(Path, run.settings.paths))).entries["models"].get(model)
+    return crowded or known is None or "STAND_IN" in known.head
+
+
+def margin(rule: Threshold, verdict: Verdict) -> float | None:
+    """How far a value is inside the bound, as a share of it; negative beyond, None without one."""
+    if verdict.value is None:
+        return None
+    value = verdict.value
+    inside = []
+    if rule.at_least is not None:
+        inside.append((value - rule.at_least) / (abs(rule.at_least) or 1.0))
+    if rule.at_most is not None:
+        inside.append((rule.at_most - value) / (abs(rule.at_most) or 1.0))
+    return min(inside, default=None)
+
+
+def requirement(
+    clause: Clause,
+    shown: Sequence[Evidence],
+    units: Sequence[str],
+    lacking: Sequence[str],
+    *,
+    late: bool,
+    today: datetime.date,
+) -> Requirement:
+    """What came of a clause: its evidence is that which counts, ``lacking`` what should be there,
+    too.
+    """
+    measured = {e.unit for e in shown}
+    unmeasured = (*(u for u in units if u not in measured), *lacking)
+    worst = shown[0].verdict.status if shown else None
+    if unmeasured and worst in (Status.PASS, Status.RECORDED):
+        worst = Status.INCONCLUSIVE
+    failed = worst in (Status.FAIL, Status.ERROR)
+    return Requirement(
+        rule=clause.rule,
+        clause=clause,
+        status=worst,
+        evidence=tuple(shown),
+        units=tuple(units),
+        unmeasured=tuple(u for u in unmeasured if u),
+        waived=failed and clause.rule.waived(today),
+        late=late,
+    )
+
+
+def _verdicts(
+    clauses: Sequence[Clause], run: RunRecord, accepted: Sequence[RunRecord]
+) -> Iterator[tuple[Clause, Threshold, Verdict]]:
+    """What one run, or a part of it, says of clauses, and by which rule."""
+    plain = [clause.rule for clause in clauses if clause.of_accepted is None]
+    by_name = {clause.name: clause for clause in clauses}
+    for verdict in rejudge(run, plain).verdicts if plain else ():
+        if verdict.rule in by_name and verdict.status is not Status.SKIP:
+            clause = by_name[verdict.rule]
+            yield clause, clause.rule, sampled(clause, verdict, run)
+    for clause in clauses:
+        if clause.of_accepted is not None:
+            for rule, verdict in against(clause, run, accepted):
+                yield clause, rule, sampled(clause, verdict, run)
+
+
+def sampled(clause: Clause, verdict: Verdict, run: RunRecord) -> Verdict:
+    """A verdict that waits if less was measured than the clause asks for."""
+    if verdict.status not in (Status.PASS, Status.FAIL):
+        return verdict
+    lacks = ""
+    if verdict.n < clause.pairs:
+        lacks = f"the clause asks for {clause.pairs} pairs, {verdict.n} were measured"
+    hours = measured_hours(clause, verdict, run)
+    if hours < clause.hours:
+        lacks = f"the clause asks for {clause.hours:g} h, {hours:.2g} h were measured"
+    if not lacks:
+        return verdict
+    word = "pass" if verdict.status is Status.PASS else "fail"
+    return replace(
+        verdict,
+        status=Status.INCONCLUSIVE,
+        reason=Reason.TOO_FEW_PAIRS,
+        detail=f"would {word}, but {lacks}",
+    )
+
+
+def measured_hours(clause: Clause, verdict: Verdict, run: RunRecord) -> float:
+    """For how long something was measured: an interrupted training's own wall clock, else the
+    run's.
+    """
+    plays = [p for p in run.played if p.case == verdict.case and p.mtbf_s is not None]
+    if not plays or not metrics.metric(clause.rule.metric).measured_by:
+        return run.elapsed_s / 3600
+    spans = (p.sittings[-1].marks[-1][2] - p.sittings[0].began_ns for p in plays)
+    return math.fsum(spans) / HOUR_NS
+
+
+def against(
+    clause: Clause, run: RunRecord, accepted: Sequence[RunRecord]
+) -> Iterator[tuple[Threshold, Verdict]]:
+    """Verdicts on a share of what was accepted, each by both ends of the accepted interval."""
+    known = reference(clause, accepted)
+    sound = {case: span for case, span in known.items() if span is not None}
+    yield from _without_reference(clause, run, sound)
+    hard = {case: _bounded(clause, case, span, hard=True) for case, span in sound.items()}
+    soft = [_bounded(clause, case, span, hard=False) for case, span in sound.items()]
+    same = any(a.machine.hardware_class == run.machine.hardware_class for a in accepted)
+    by_hard = rejudge(run, tuple(hard.values())).verdicts
+    by_soft = rejudge(run, soft).verdicts
+    for asks_more, asks_less in zip(by_hard, by_soft, strict=True):
+        if asks_more.rule != clause.name or asks_more.status is Status.SKIP:
+            continue
+        verdict = _between(asks_more, asks_less)
+        if not same and verdict.status in (Status.PASS, Status.FAIL):
+            verdict = _open(verdict, "the accepted record is of other hardware")
+        rule = hard[verdict.case]
+        yield rule, replace(verdict, bound=f"{_bound(rule)} by what was accepted")
+
+
+def reference(clause: Clause, accepted: Sequence[RunRecord]) -> Mapping[str, Span | None]:
+    """What was accepted of each case: its interval, None of one that is in doubt or a stand-in."""
+    wide = replace(clause.rule, at_least=_LEAST, at_most=None)
+    if not metrics.metric(clause.rule.metric).more_is_better:
+        wide = replace(clause.rule, at_least=None, at_most=_MOST)
+    out: dict[str, Span | None] = {}
+    for run in accepted:
+        for verdict in rejudge(run, [wide]).verdicts:
+            if verdict.rule != clause.name or verdict.status is Status.SKIP:
+                continue
+            before = out.get(verdict.case, Span(low=math.inf, high=-math.inf))
+            sound = verdict.status is Status.PASS and not of_no_system(run, verdict)
+            if not sound or before is None or verdict.low is None or verdict.high is None:
+                out[verdict.case] = None
+            else:
+                low = min(before.low, verdict.low)
+                out[verdict.case] = Span(low=low, high=max(before.high, verdict.high))
+    return out
+
+
+def _without_reference(
+    clause: Clause, run: RunRecord, sound: Mapping[str, Span]
+) -> Iterator[tuple[Threshold, Verdict]]:
+    """Cases that were measured and have no accepted value to be held against."""
+    for verdict in rejudge(run, [clause.rule]).verdicts:
+        asked = verdict.rule == clause.name and verdict.status is not Status.SKIP
+        if asked and verdict.case not in sound:
+            why = "no accepted record has a value of this case that can be relied on"
+            yield clause.rule, replace(_open(verdict, why), bound=clause.asks)
+
+
+def _bounded(clause: Clause, case: str, span: Span, *, hard: bool) -> Threshold:
+    """The clause's rule with the bound that an accepted value gives; ``hard`` takes that end of its
+    interval which asks for more.
+    """
+    assert clause.of_accepted is not None
+    share = clause.of_accepted
+    pattern = "".join(f"[{c}]" if c in "*?[" else c for c in case)
+    if metrics.metric(clause.rule.metric).more_is_better:
+        end = span.high if hard else span.low
+        return replace(clause.rule, case=pattern, at_least=share * end, at_most=None)
+    end = span.low if hard else span.high
+    return replace(clause.rule, case=pattern, at_least=None, at_most=end / share)
+
+
+def _bound(rule: Threshold) -> str:
+    """A bound that follows from a measurement, in prefixes rather than in powers of ten."""
+    end = rule.at_least if rule.at_least is not None else rule.at_most
+    assert end is not None
+    sign = ">=" if rule.at_least is not None else "<="
+    absolute = metrics.metric(rule.metric).form is Form.ABSOLUTE
+    return f"{sign}{si(end, rule.unit) if absolute else f'{end:.3f}'}"
+
+
+def _between(hard: Verdict, soft: Verdict) -> Verdict:
+    """One verdict of two bounds: decided only where both ends of the accepted value agree."""
+    if soft.status in (Status.FAIL, Status.ERROR):
+        return soft
+    if hard.status is not Status.FAIL:
+        return hard
+    why = "between the ends of what was accepted: more pairs on either side would decide"
+    return replace(hard, status=Status.INCONCLUSIVE, reason=Reason.SPANS_BOUND, detail=why)
+
+
+def _open(verdict: Verdict, why: str) -> Verdict:
+    """The same figures without a decision."""
+    return replace(verdict, status=Status.INCONCLUSIVE, reason=Reason.NOT_COMPARABLE, detail=why)

@@ -1,0 +1,229 @@
+"""``contract list | show | check``: what buyers ask for, as files, and what runs say of it."""
+
+import argparse
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from harness.analysis.reading import load
+from harness.base.documents import to_doc
+from harness.base.errors import SpecError
+from harness.cases import metrics
+from harness.features.acceptance.clauses import Requirement
+from harness.features.acceptance.contract import Clause, Contract, find, load_contract, shipped
+from harness.features.acceptance.handover import Handover, handover
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.interface.report.text import Column, table
+from harness.record import RunRecord, Status
+from harness.record.outcome import exit_status
+
+HELP = dict(contract="contracts as files: list, show, check what runs say of them")
+EXAMPLES = dict(
+    contract=(
+        "contract list",
+        "contract show retained --toml",
+        "contract check retained RUN --accepted THEN",
+    ),
+)
+
+
+class Listed(TypedDict):
+    contracts: Sequence[Contract]
+
+
+class Stated(TypedDict):
+    contract: Contract
+    nonce: str
+
+
+class Checked(TypedDict):
+    contract: str
+    status: str
+    requirements: Sequence[Requirement]
+    stand_ins: Sequence[Requirement]
+
+
+class AllChecked(TypedDict):
+    status: str
+    contracts: Sequence[Checked]
+
+
+#: What each verb prints with ``--json``: a document, or one for each way of asking.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "contract": (Listed, Stated, AllChecked),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A contract of the package."""
+
+    name: str
+    contract: Contract
+
+
+def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
+    """What to do, with which contracts and which runs."""
+    sub.add_argument("action", choices=("list", "show", "check"))
+    sub.add_argument(
+        "words",
+        nargs="*",
+        metavar="CONTRACT|RUN",
+        help="contracts (files, or names that are listed); check: then the runs",
+    )
+    sub.add_argument(
+        "--accepted",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="check: a run that was accepted before",
+    )
+    sub.add_argument("--toml", action="store_true", help="show: the file itself, to be changed")
+
+
+def act(asked: Asked) -> Answer:
+    """Each is a page of its own."""
+    given = asked.options
+    if given.action == "list":
+        return _list()
+    if given.action == "show":
+        return _show(given.words, toml=given.toml)
+    return _check(given.words, given.accepted)
+
+
+def _list() -> Answer:
+    known = [Named(name=name, contract=load_contract(path)) for name, path in shipped().items()]
+    rows = [
+        Column[Named]("contract", 100, lambda n: n.name, left=True),
+        Column("clauses", 50, lambda n: str(len(n.contract.clauses))),
+        Column("asks for", 90, lambda n: n.contract.terms.title, left=True),
+    ]
+    then = [
+        "",
+        " one in full    scaleproof contract show NAME",
+        " one of yours   scaleproof contract show NAME --toml > mine.toml",
+        " on a run       scaleproof contract check mine.toml RUN",
+    ]
+    lines = [*table(rows, known, text.columns()), *then]
+    return Answer(document={"contracts": to_doc([n.contract for n in known])}, lines=lines)
+
+
+def _show(words: Sequence[str], *, toml: bool) -> Answer:
+    if len(words) != 1:
+        raise SpecError(
+            "contract show takes one contract",
+            expected=f"a file, or one of {', '.join(shipped())}",
+            fix="scaleproof contract show gate",
+        )
+    path = find(words[0])
+    contract = load_contract(path)
+    document = {"contract": to_doc(contract), "nonce": contract.mark}
+    if toml:
+        return Answer(document=document, lines=path.read_text().splitlines())
+    width = text.columns()
+    lines = text.wrap(f" {contract.terms.title or contract.name}", width, 1)
+    for clause in contract.clauses:
+        lines += ["", *_stated(clause, width)]
+    for group in contract.groups:
+        lines += text.wrap(f" {group.of} {group.name}: {', '.join(group.nodes)}", width, 3)
+    lines += [
+        "",
+        f" sha256  {contract.sha256}",
+        *text.wrap(
+            f" nonce   put {contract.mark} into the --nonce of a run: it then shows that the"
+            " contract was there before",
+            width,
+            9,
+        ),
+    ]
+    return Answer(document=document, lines=lines)
+
+
+def _stated(clause: Clause, width: int) -> list[str]:
+    """A clause as a paragraph: what, of what, how much of it, who asks, what follows."""
+    rule = clause.rule
+    against = f" v {rule.baseline}" if rule.baseline else ""
+    measured = metrics.metric(rule.metric).measured_by or "scaleproof run, pytest suites/"
+    rows = (
+        ("says", clause.says),
+        (
+            "asks",
+            f"{clause.asks} of {rule.case}{against}",
+        ),
+        ("of each", clause.per),
+        ("measure", f"{clause.sampling}; {measured}"),
+        ("asked by", clause.asked_by),
+        ("else", clause.consequence),
+    )
+    lines = [f" {clause.name}"]
+    for word, value in rows:
+        lines += text.wrap(f"   {word:<9} {value}", width, 13) if value else []
+    return lines
+
+
+def _check(words: Sequence[str], accepted: Sequence[Path]) -> Answer:
+    """Every contract against all of the runs."""
+    files = [w for w in words if w.endswith(".toml") or (w in shipped() and not Path(w).is_dir())]
+    folders = [w for w in words if w not in files]
+    if not files or not folders:
+        raise SpecError(
+            f"contract check has {len(files)} contracts and {len(folders)} runs",
+            expected="one of each at least",
+            fix="scaleproof contract check gate results/runs/MACHINE/RUN",
+        )
+    runs = list(map(_loaded, map(Path, folders)))
+    before = list(map(_loaded, accepted))
+    today = datetime.datetime.now(datetime.UTC).date()
+    contracts = [load_contract(find(word)) for word in files]
+    answers = [(contract, handover(runs, today, contract, before)) for contract in contracts]
+    width = text.columns()
+    lines = [line for contract, found in answers for line in _lines(contract, found, width)]
+    for seal in (*answers[0][1].seals, *answers[0][1].accepted):
+        for difference in seal.differences:
+            lines += text.wrap(f" DOES NOT VERIFY  {seal.run}: {difference}", width, 18)
+    status = [found.status for _, found in answers]
+    document = {
+        "status": str(min(status, key=_ORDER.index)),
+        "contracts": [
+            {
+                "contract": contract.name,
+                "status": str(found.status),
+                "requirements": to_doc(found.requirements),
+                "stand_ins": to_doc(found.stand_ins),
+            }
+            for contract, found in answers
+        ],
+    }
+    return Answer(document=document, lines=lines, exit=exit_status(status))
+
+
+#: Worst first: an undecided contract is worse than one that holds.
+_ORDER = (Status.ERROR, Status.FAIL, Status.INCONCLUSIVE, Status.RECORDED, Status.PASS)
+
+
+def _loaded(path: Path) -> tuple[RunRecord, Path]:
+    return load(path), path if path.is_dir() else path.parent
+
+
+def _lines(contract: Contract, found: Handover, width: int) -> list[str]:
+    """The word of a contract, and a paragraph for each clause."""
+    from harness.features.acceptance.report.page import screen
+
+    title = contract.terms.title or contract.name
+    lines = ["", f" {found.status}", *text.wrap(f" {title} ({contract.name})", width, 1), ""]
+    lines += screen(found.requirements, width)
+    for requirement in found.requirements:
+        if requirement.unmeasured:
+            units = ", ".join(requirement.unmeasured)
+            lines += text.wrap(f" not measured for {requirement.rule.name}: {units}", width, 3)
+    if found.stand_ins:
+        names = ", ".join(r.rule.name for r in found.stand_ins)
+        lines += text.wrap(f" not counted, of stand-ins or controls: {names}", width, 3)
+    if any(r.late for r in found.requirements):
+        why = f"no run's nonce has {contract.mark}: nothing proves that it was agreed before them"
+        lines += text.wrap(f" {why}", width, 1)
+    return lines

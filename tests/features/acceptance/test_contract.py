@@ -1,0 +1,287 @@
+"""Contracts as files: what is wrong in one is told by its line, and no unit passes unmeasured."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.base.errors import ScaleproofError
+from harness.features.acceptance import clauses
+from harness.features.acceptance.contract import Contract, load_contract, shipped
+from harness.features.acceptance.handover import handover
+from harness.interface.cli.main import main
+from harness.record import Purpose, RunRecord, Status
+from harness.record.recovery import Mark, Played, Sitting
+
+TODAY = datetime.date(2026, 11, 26)
+EXAMPLES = Path(__file__).parents[3] / "examples" / "contracts"
+CLAUSE = """
+[[clause]]
+name = "scales"
+says = "two ranks are worth having"
+asked_by = "us"
+case = "ddp/decoder-nano/weak"
+mode = "weak"
+baseline = "plain"
+world = 2
+metric = "efficiency"
+"""
+
+
+def written(folder: Path, text: str) -> Contract:
+    path = folder / "contract.toml"
+    path.write_text(text)
+    return load_contract(path)
+
+
+def word(contract: Contract, run: RunRecord, folder: Path, accepted: Any = ()) -> Status | None:
+    """What comes of the contract's only clause."""
+    (only,) = handover([(run, folder)], TODAY, contract, accepted).requirements
+    return only.status
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_contract_says_who_asks_for_what(name: str) -> None:
+    contract = load_contract(shipped()[name])
+    assert contract.terms.title
+    assert all(c.says and c.asked_by and c.consequence for c in contract.clauses)
+
+
+def test_the_six_of_the_field_are_shipped() -> None:
+    assert set(shipped()) == {"unit", "retained", "gate", "goodput", "fabric", "mfu"}
+
+
+def test_the_examples_are_answered_on_a_sample(
+    sample: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted(map(str, EXAMPLES.glob("*.toml")))
+    assert len(files) == 2
+    assert main(["contract", "check", *files, str(sample), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [c["status"] for c in told["contracts"]] == ["PASS", "PASS"]
+    assert main(["contract", "check", *shipped(), str(sample)]) == 10
+
+
+@pytest.mark.parametrize("text", ["list", "show unit", "show goodput --toml"])
+def test_its_screens_fit(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["contract", *text.split()]) == 0
+    assert "scale" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "requires nothing"),
+        (CLAUSE, "a rule needs a bound"),
+        (CLAUSE + "at_least = 0.5\nper = 'rack'", "no [[unit]] is of a 'rack'"),
+        (CLAUSE + "of_accepted = 90", "is no share"),
+        (CLAUSE + "of_accepted = 0.9\nat_least = 0.5", "the accepted record gives the bound"),
+        (CLAUSE + "at_least = 0.5\npairs = -1", "pairs is below zero"),
+        (2 * (CLAUSE + "at_least = 0.5\n"), "has the name 'scales', too"),
+        (CLAUSE + "at_least = 0.5\nsays_ = 1", "unknown key 'says_'"),
+        ("[contract]\nbuyers = 'x'\n" + CLAUSE + "at_least = 0.5", "unknown key 'buyers'"),
+        ("[[unit]]\nof = 'node'\nname = 'a'\nnodes = 'a'\n" + CLAUSE + "at_least = 0.5", "no list"),
+        (CLAUSE + "at_least = 0.5\nwords = 1\n[[claus]]", "unknown top-level key 'claus'"),
+    ],
+)
+def test_a_mistake_is_told_by_its_line(text: str, complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(ScaleproofError, match=".") as raised:
+        written(tmp_path, text)
+    assert complaint in str(raised.value)
+
+
+def on_hosts(run: RunRecord, hosts: tuple[str, ...]) -> RunRecord:
+    """The run as if its launches had taken turns on these nodes, pair by pair."""
+    nodes = tuple(replace(run.machine, host=host) for host in hosts)
+    launches = []
+    for launch in run.launches:
+        number = launch.turn % len(hosts) if launch.purpose is Purpose.TIMED else 0
+        ranks = tuple(replace(rank, host=hosts[number]) for rank in launch.ranks)
+        launches.append(replace(launch, ranks=ranks, hosts=(number,)))
+    return replace(run, nodes=nodes, launches=tuple(launches))
+
+
+@pytest.fixture
+def unsealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that a test changed would not verify, and that is not what it asks."""
+    agrees = type("V", (), {"differences": ()})
+    monkeypatch.setattr("harness.features.acceptance.handover.verify", lambda *a: agrees)
+
+
+@pytest.mark.usefixtures("unsealed")
+def test_every_node_is_judged_by_its_own_launches(
+    sample_run: RunRecord, sample: Path, tmp_path: Path
+) -> None:
+    contract = written(tmp_path, CLAUSE + "at_least = 0.2\nper = 'node'")
+    run = on_hosts(sample_run, ("n1", "n2"))
+    (only,) = handover([(run, sample)], TODAY, contract).requirements
+    assert {e.unit: e.verdict.n for e in only.evidence} == {"n1": 2, "n2": 2}
+    whole = clauses.judged(written(tmp_path, CLAUSE + "at_least = 0.2"), [run], [])["scales"]
+    assert [e.verdict.n for e in whole] == [4], "else this shows nothing"
+    assert only.status is Status.INCONCLUSIVE, "two pairs a node decide nothing"
+
+
+@pytest.mark.usefixtures("unsealed")
+def test_one_unit_that_nobody_measured_keeps_all_from_passing(
+    sample_run: RunRecord, sample: Path, tmp_path: Path
+) -> None:
+    units = "".join(
+        f"[[unit]]\nof = 'rack'\nname = 'r{i}'\nnodes = ['{host}']\n"
+        for i, host in enumerate(("n1*", "n2*"))
+    )
+    clause = CLAUSE + "at_least = 0.2\nper = 'rack'\n"
+    one = replace(sample_run, machine=replace(sample_run.machine, host="n1-7"))
+    two = replace(sample_run, machine=replace(sample_run.machine, host="n2-1"), run="other")
+    contract = written(tmp_path, clause + units)
+    (lacking,) = handover([(one, sample)], TODAY, contract).requirements
+    assert (lacking.status, lacking.unmeasured) == (Status.INCONCLUSIVE, ("r1",))
+    (full,) = handover([(one, sample), (two, sample)], TODAY, contract).requirements
+    assert (full.status, full.unmeasured) == (Status.PASS, ())
+    assert [e.unit for e in full.evidence] == ["r0", "r1"]
+
+
+@pytest.mark.usefixtures("unsealed")
+def test_nodes_that_the_system_has_and_no_run_names_are_told(
+    sample_run: RunRecord, sample: Path, tmp_path: Path
+) -> None:
+    text = "[contract]\nnodes = 3\n" + CLAUSE + "at_least = 0.2\nper = 'node'"
+    (only,) = handover([(sample_run, sample)], TODAY, written(tmp_path, text)).requirements
+    assert only.status is Status.INCONCLUSIVE
+    assert only.unmeasured == ("2 nodes that no run names",)
+
+
+@pytest.mark.usefixtures("unsealed")
+def test_a_launch_on_two_units_is_evidence_of_neither(sample_run: RunRecord) -> None:
+    run = on_hosts(sample_run, ("n1",))
+    launches = [
+        replace(x, ranks=(x.ranks[0], *(replace(r, host="n2") for r in x.ranks[1:])))
+        for x in run.launches
+    ]
+    nodes = (run.nodes[0], replace(run.nodes[0], host="n2"))
+    split = replace(run, launches=tuple(launches), nodes=nodes)
+    inside = clauses.within(split, clauses.Part(name="n1", hosts=frozenset({"n1"})))
+    assert inside is not None
+    timed = [x for x in inside.launches if x.purpose is Purpose.TIMED]
+    assert timed
+    assert all(len(x.ranks) == 1 for x in timed)
+
+
+def faster(run: RunRecord, factor: float) -> RunRecord:
+    """The run on a machine that is faster by so much: every step takes less time."""
+    launches = []
+    for launch in run.launches:
+        ranks = tuple(replace(rank, window_s=rank.window_s / factor) for rank in launch.ranks)
+        launches.append(replace(launch, ranks=ranks))
+    return replace(run, launches=tuple(launches))
+
+
+def steady(run: RunRecord, spread: float) -> RunRecord:
+    """The run with launches that differ by so much, in turn, and by nothing else."""
+    launches = []
+    for launch in run.launches:
+        odd = 1 + spread * (-1) ** launch.turn
+        ranks = tuple(
+            replace(
+                rank, window_s=odd * len(launch.ranks) ** 0.2, waited_s=None, throttled_s=None,
+                busy_s=None,
+            )
+            for rank in launch.ranks
+        )  # fmt: skip
+        launches.append(replace(launch, ranks=ranks, foreign_load=0.0, consumed=len(ranks) * 100))
+    return replace(run, launches=tuple(launches))
+
+
+THROUGHPUT = CLAUSE.replace('metric = "efficiency"\n', 'metric = "throughput"\n').replace(
+    'baseline = "plain"\n', 'unit = "samples/s"\n'
+)
+
+
+@pytest.mark.usefixtures("unsealed")
+@pytest.mark.parametrize(
+    ("factor", "status"),
+    [(1.0, Status.PASS), (0.93, Status.INCONCLUSIVE), (0.9, Status.INCONCLUSIVE)],
+)
+def test_what_was_accepted_gives_the_bound(
+    factor: float, status: Status, sample_run: RunRecord, sample: Path, tmp_path: Path
+) -> None:
+    contract = written(tmp_path, THROUGHPUT + "of_accepted = 0.9")
+    then = steady(sample_run, 0.005)
+    now = faster(then, factor)
+    assert word(contract, now, sample, [(then, sample)]) is status
+
+
+@pytest.mark.usefixtures("unsealed")
+def test_a_share_that_is_missed_is_no_pass_whatever_end_of_the_interval_is_asked(
+    sample_run: RunRecord, tmp_path: Path
+) -> None:
+    """0.7 of what was accepted, against 0.9: unconfirmed, as no fresh set was measured."""
+    contract = written(tmp_path, THROUGHPUT + "of_accepted = 0.9")
+    then = steady(sample_run, 0.005)
+    (evidence,) = clauses.judged(contract, [faster(then, 0.7)], [then])["scales"]
+    assert evidence.verdict.status is Status.INCONCLUSIVE
+    assert "no fresh set of launches has confirmed the FAIL" in evidence.verdict.detail
+
+
+@pytest.mark.usefixtures("unsealed")
+def test_nothing_passes_by_a_record_that_is_missing_or_of_other_hardware(
+    sample_run: RunRecord, sample: Path, tmp_path: Path
+) -> None:
+    contract = written(tmp_path, THROUGHPUT + "of_accepted = 0.9")
+    run = steady(sample_run, 0.005)
+    other = replace(run, machine=replace(run.machine, cpu="another one"))
+    fewer = replace(run, plans=run.plans, launches=())
+    assert word(contract, run, sample, [(run, sample)]) is Status.PASS, "else this shows nothing"
+    for accepted in ([], [(other, sample)], [(fewer, sample)]):
+        assert word(contract, run, sample, accepted) is not Status.PASS
+
+
+@pytest.mark.usefixtures("unsealed")
+def test_less_than_the_clause_asks_to_measure_decides_nothing(
+    sample_run: RunRecord, sample: Path, tmp_path: Path
+) -> None:
+    for sampling, status in (("pairs = 4", Status.PASS), ("pairs = 5", Status.INCONCLUSIVE),
+                             ("hours = 24", Status.INCONCLUSIVE)):  # fmt: skip
+        contract = written(tmp_path, CLAUSE + f"at_least = 0.2\n{sampling}")
+        assert word(contract, sample_run, sample) is status
+
+
+def test_a_training_that_waits_is_no_evidence_of_goodput(
+    sample_run: RunRecord, tmp_path: Path
+) -> None:
+    """Nor one of more ranks than there are cores: neither is in the plans that others look at."""
+    contract = load_contract(shipped()["goodput"])
+    marks = tuple((Mark.STEP, n, n * 10**9) for n in range(1, 5))
+    sitting = Sitting(began_ns=0, marks=((Mark.READY, 0, 1), *marks))
+    for case, world, apart in (
+        ("ddp/decoder-nano/weak@2cpu", 2, False),
+        ("ddp/paced-small/weak@2cpu", 2, True),
+        ("ddp/decoder-nano/weak@64cpu", 64, True),
+        ("ddp/forgotten-nano/weak@2cpu", 2, True),
+    ):
+        play = Played(
+            case=case, world_size=world, steps=4, every=2, mtbf_s=9.0, seed=0, sittings=(sitting,)
+        )
+        evidence = clauses.judged(contract, [replace(sample_run, played=(play,) * 4)], [])
+        assert {e.apart for name in evidence for e in evidence[name]} == {apart}, case
+
+
+def test_a_nonce_that_holds_the_contract_shows_that_it_was_there(
+    sample_run: RunRecord, sample: Path, tmp_path: Path
+) -> None:
+    contract = written(tmp_path, CLAUSE + "at_least = 0.2")
+    asked = replace(sample_run, settings=replace(sample_run.settings, nonce=contract.mark))
+    for run, late in ((sample_run, True), (asked, False)):
+        (only,) = handover([(run, sample)], TODAY, contract).requirements
+        assert only.late is late
+
+
+def test_a_word_that_is_no_contract_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["contract", "show", "goodputt"]) == 4
+    assert "goodput" in capsys.readouterr().err
+    assert main(["contract", "check", "gate"]) == 4
+    assert "1 contracts and 0 runs" in capsys.readouterr().err

@@ -15,8 +15,6 @@ USED = {
     "._tw": "pytest's terminal: the live line must not be torn by its dots",
     "._file": "the same terminal's file",
     "._fill_text": "argparse's formatter keeps the lines of examples",
-    "._stats": "asv's samples of a night",
-    "._results": "asv's results of a night",
     "._cdata": "the storage that a tensor lies in",
     "._schema": "whether an operator changes what it is given",
     "._overloadpacket": "torch's FLOP formulas are by operator, not by overload",

@@ -1,9 +1,11 @@
-"""Waiting for other processes without taking their cores."""
+"""Waiting for other processes without taking their cores, and interrupting them."""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -15,3 +17,14 @@ def until(seen: Callable[[], T], limit_s: float = 60.0) -> T:
     while not (found := seen()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return found
+
+
+def entered(folder: Path, purpose: str) -> list[Path]:
+    """The chain of a run below this folder, once it has a launch of that kind."""
+    chains = folder.glob("results/runs/*/*/chain.jsonl")
+    return [c for c in chains if f'"purpose":"{purpose}"' in c.read_text()]
+
+
+def interruptible() -> None:
+    """A shell's background jobs ignore SIGINT, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

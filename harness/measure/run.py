@@ -26,6 +26,7 @@ from harness.cases import (
 from harness.host import doctor, environment, facts, machine
 from harness.host.admission import Finding
 from harness.measure.bench import mean_wall_s
+from harness.measure.interrupts import uninterrupted
 from harness.measure.resume import unfinished
 from harness.record import SCHEMA, Block, Described, LaunchRecord, Purpose, Row, RunRecord, Trial
 from harness.record.chain import STATED, Chain, Kind, bodies
@@ -126,6 +127,7 @@ class Run:
         known = {p.hash for p in self.plans}
         self.plans += [p for p in plans if p.hash not in known]
 
+    @uninterrupted
     def seal(self) -> None:
         """Before a launch: the chain begins with what is settled by then; plans, and what is
         expected of their cases, follow.
@@ -145,11 +147,13 @@ class Run:
         if first:
             save(self.bare(complete=False), self.folder)
 
+    @uninterrupted
     def _link(self, kind: Kind, *told: object) -> None:
         self.seal()
         assert self._chain is not None
         self._chain.add(kind, *told)
 
+    @uninterrupted
     def enter(self, launches: Sequence[LaunchRecord]) -> list[LaunchRecord]:
         """Launches that ran at once and have ended, as they stand in the record.
 
@@ -176,17 +180,20 @@ class Run:
         self.launches += launches
         return list(launches)
 
+    @uninterrupted
     def begin(self, block: Block) -> None:
         """A block, before its first launch."""
         self._link(Kind.BLOCK, block)
         self.blocks.append(block)
 
+    @uninterrupted
     def freeze(self, windows: Mapping[str, Mapping[str, Window]]) -> None:
         """Windows of plans, before their first launch counts."""
         if windows:
             self._link(Kind.WINDOWS, windows)
         self.windows |= {plan: dict(of_plan) for plan, of_plan in windows.items()}
 
+    @uninterrupted
     def swept(self, rows: Sequence[Row]) -> None:
         """What one sweep measured."""
         self._link(Kind.SWEEP, rows)
@@ -196,16 +203,19 @@ class Run:
         """A sweep that gave no rows: its number is not missing."""
         self._link(Kind.BROKEN, {"launch": launch, "why": why})
 
+    @uninterrupted
     def paired(self, suspects: Suspects) -> None:
         """What pairs of nodes came to."""
         self._link(Kind.PAIRED, suspects)
         self.suspects = suspects
 
+    @uninterrupted
     def endured(self, played: Played) -> None:
         """A training that faults interrupted."""
         self._link(Kind.PLAYED, played)
         self.played.append(played)
 
+    @uninterrupted
     def tried(self, trial: Trial) -> None:
         """What one trial of a recovery measured."""
         self._link(Kind.TRIAL, trial)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
 from harness.base.documents import from_doc
 from harness.base.errors import LostError
@@ -20,36 +18,13 @@ from harness.host.admission import Finding, Level
 from harness.launch import cluster
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
+from harness.measure.interrupts import INTERRUPTED, end_on_signals
 from harness.measure.order import Order
 from harness.measure.progress import Looking, Moment, Progress, waiting
 from harness.measure.remembered import Remembered
 from harness.measure.run import Run
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.launch import FLAKES, num_again
-
-#: Whether this program was asked to end, whatever became of the exception.
-_INTERRUPTED = threading.Event()
-
-
-def end_on_signals() -> None:
-    """Let SIGTERM, or a terminal that is gone, end a run as Ctrl-C does: cleanly, with what was
-    measured kept.
-
-    Python drops what is raised while it clears an object up; so a signal is also written down.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        _INTERRUPTED.set()
-        raise KeyboardInterrupt
-
-    _INTERRUPTED.clear()
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, interrupt)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, interrupt)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(signal.SIGHUP, interrupt)
-
 
 #: So many cases are described between two lines of progress.
 ASKED_AT_ONCE = 16
@@ -208,7 +183,7 @@ class Session:
         def on_step(step: int) -> None:
             self.progress.show(dataclasses.replace(now, step=step, elapsed_s=run.elapsed_s))
 
-        if _INTERRUPTED.is_set():
+        if INTERRUPTED.is_set():
             raise KeyboardInterrupt
         run.seal()
         self.bench.data_seed = run.data_seed

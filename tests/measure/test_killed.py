@@ -20,6 +20,7 @@ from harness.analysis.reading import load
 from harness.base.errors import RecordError
 from harness.base.lock import Lock
 from harness.cases import Catalogue, Settings
+from harness.measure import interrupts
 from harness.measure.run import Run
 from harness.record import RunRecord, chain
 
@@ -228,3 +229,35 @@ def test_a_line_without_what_its_readers_look_up_is_refused(tmp_path: Path, kind
     chain.Chain(tmp_path).add(chain.Kind(kind), 7)
     with pytest.raises(RecordError, match=f"a line {kind} without"):
         chain.read(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_launch_is_entered_waits_until_it_is(
+    sample_run: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Else the chain has a line that the program does not know of, and the next one breaks it."""
+    usual = {n: signal.signal(n, signal.default_int_handler) for n in (number, signal.SIGHUP)}
+    interrupts.end_on_signals()
+    run = begun(tmp_path)
+    run.announce(sample_run.plans)
+    run.described.update(sample_run.described)
+    run.seal()
+    sync = os.fsync
+
+    def struck(descriptor: int) -> None:
+        os.kill(os.getpid(), number)
+        sync(descriptor)
+
+    try:
+        with monkeypatch.context() as planted, pytest.raises(KeyboardInterrupt):
+            planted.setattr(os, "fsync", struck)
+            run.enter(sample_run.launches[:1])
+        run.enter(sample_run.launches[1:2])
+        run.save(complete=False)
+    finally:
+        for signal_number, handler in usual.items():
+            signal.signal(signal_number, handler)
+    run.release()
+    assert [x.launch for x in load(run.folder).launches] == [
+        x.launch for x in sample_run.launches[:2]
+    ]

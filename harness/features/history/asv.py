@@ -1,8 +1,7 @@
-"""Nights into asv's result files, through asv's own classes.
+"""Nights become asv's result files, in the format that asv documents ("file formats" in its docs).
 
-``asv.results.Results`` is not a public interface: asv is pinned below 0.7, and a test reads the
-files back with ``asv publish`` and ``asv compare``. Only lower-is-better figures are written,
-since asv reports a gain as a regression.
+A test reads the files back with ``asv publish`` and ``asv compare``. Only lower-is-better figures
+are written, since asv reports a gain as a regression.
 """
 
 import json
@@ -20,6 +19,19 @@ ENVIRONMENT = "scaleproof"
 #: asv prettifies seconds and bytes only.
 _UNITS = {"s": "seconds", "B": "bytes"}
 LEDGER, RESULTS = "axis.git", "asv"
+#: Of asv's format of result files: its version, and what a benchmark's row holds.
+_FORMAT = 2
+_STATISTICS = ("ci_99_a", "ci_99_b", "q_25", "q_75", "number", "repeat")
+_COLUMNS = (
+    "result",
+    "params",
+    "version",
+    "started_at",
+    "duration",
+    *(f"stats_{name}" for name in _STATISTICS),
+    "samples",
+    "profile",
+)
 
 
 def benchmark(quantity: str) -> str:
@@ -110,10 +122,10 @@ def _moved(results: Path, commits: Mapping[str, str]) -> None:
         run = ledger.run_at(results / LEDGER, path.name[:8])
         new = commits.get(run) if run else None
         if new is not None:
-            told = json.loads(path.read_text())
+            stored = json.loads(path.read_text())
             target = _file(results / RESULTS, path.parent.name, new)
             if not target.exists():
-                _write_json(target, {**told, "commit_hash": new})
+                _write_json(target, {**stored, "commit_hash": new})
         path.unlink()
 
 
@@ -129,8 +141,6 @@ def _write(
     folder: Path, night: Night, stand_in: bool, commit: str, entries: Mapping[str, dict[str, Json]]
 ) -> None:
     """One night's file of one machine, beside what ``asv run`` has put there."""
-    from asv import results as asv_results, runner
-
     name = machine(night, stand_in)
     facts = {"cpu": "", "num_cpu": "", "gpu": "", "arch": "", "os": "", "ram": "", "machine": name}
     facts |= night.machine
@@ -142,34 +152,32 @@ def _write(
     if not wanted or (path.is_file() and _says(path, wanted)):
         return
     at_ms = round(night.when.timestamp() * 1000)
+    stored: dict[str, Any] = dict(
+        commit_hash=commit,
+        env_name=ENVIRONMENT,
+        date=at_ms,
+        params=facts,
+        python="",
+        requirements={},
+        env_vars={},
+        result_columns=list(_COLUMNS),
+        results={},
+        durations={},
+        version=_FORMAT,
+    )
     if path.is_file():
-        stored = asv_results.Results.load(str(path), machine_name=name)
-    else:
-        stored = asv_results.Results(facts, {}, commit, at_ms, "", ENVIRONMENT, {})
+        stored = json.loads(path.read_text())
     for quantity, of_case in wanted.items():
-        entry = {**entries[benchmark(quantity)], "params": [[repr(c) for c in of_case]]}
-        numbers = [shown(quantity, value) for value in of_case.values()]
-        each = zip(of_case.values(), numbers, strict=True)
-        result = runner.BenchmarkResult(
-            result=numbers,
-            samples=[list(value.launches or [n]) for value, n in each],
-            number=[1] * len(numbers),
-            errcode=0,
-            stderr="",
-            profile=None,
-        )
-        stored.add_result(entry, result, record_samples=True)
-        _ours(stored, quantity, list(of_case.values()))
-    made = folder.with_name(".asv")  # apart, so that asv reads nothing torn
-    stored.save(str(made))
-    _file(made, name, commit).replace(path)
+        row = _row(quantity, of_case, at_ms)
+        stored["results"][benchmark(quantity)] = [row.get(c) for c in stored["result_columns"]]
+    _write_json(path, stored)
 
 
 def _by_quantity(night: Night, stand_in: bool) -> dict[str, dict[str, Value]]:
     """Quantity -> case -> its value that night."""
     cases = {c: kept.values for c, kept in night.cases.items() if kept.stand_in is stand_in}
-    found = {q: {c: v[q] for c, v in cases.items() if q in v} for q in QUANTITIES}
-    return {quantity: of_case for quantity, of_case in found.items() if of_case}
+    by_quantity = {q: {c: v[q] for c, v in cases.items() if q in v} for q in QUANTITIES}
+    return {quantity: of_case for quantity, of_case in by_quantity.items() if of_case}
 
 
 def _says(path: Path, wanted: Mapping[str, Mapping[str, Value]]) -> bool:
@@ -179,22 +187,40 @@ def _says(path: Path, wanted: Mapping[str, Mapping[str, Value]]) -> bool:
     return all(row is not None and row[1] == params for row, params in rows)
 
 
-def _ours(stored: Any, quantity: str, values: Sequence[Value]) -> None:
-    """Our values in place of those that asv makes of samples: medians, intervals of one sample.
+def _row(quantity: str, of_case: Mapping[str, Value], at_ms: int) -> dict[str, Json]:
+    """A quantity's row in a file of results: a value a case, and how far each is known."""
+    numbers = [shown(quantity, value) for value in of_case.values()]
+    statistics = [_statistics(quantity, value) for value in of_case.values()]
+    return {
+        "result": numbers,
+        "params": [[repr(case) for case in of_case]],
+        "version": VERSION,
+        "started_at": at_ms,
+        "samples": [
+            list(value.launches or [number])
+            for value, number in zip(of_case.values(), numbers, strict=True)
+        ],
+        **{f"stats_{name}": [s[name] for s in statistics] for name in _STATISTICS},
+    }
+
+
+def _statistics(quantity: str, value: Value) -> dict[str, float]:
+    """What asv makes of launches; of a value with an interval of its own, that one.
 
     asv's name for the interval is ci_99; that of an efficiency holds 19 times in 20 at each end.
     """
-    name = benchmark(quantity)
-    for i, value in enumerate(values):
-        stored._results[name][i] = at = shown(quantity, value)
-        if value.low is not None and value.high is not None:
-            ends = [shown(quantity, Value(value=end)) for end in (value.low, value.high)]
-            quarter = 0.41 * (ends[1] - ends[0]) / 2  # of a normal one: asv's +- is of quartiles
-            told = {"ci_99_a": ends[0], "ci_99_b": ends[1], "q_25": at - quarter}
-            stored._stats[name][i] |= {**told, "q_75": at + quarter, "repeat": 2}
-            # of 1, asv looks at no interval
+    from asv_runner.statistics import compute_stats
+
+    center = shown(quantity, value)
+    _, statistics = compute_stats(list(value.launches or [center]), 1)
+    if value.low is not None and value.high is not None:
+        low, high = (shown(quantity, Value(value=end)) for end in (value.low, value.high))
+        quarter = 0.41 * (high - low) / 2  # of a normal one: asv's +- is of quartiles
+        statistics |= {"ci_99_a": low, "ci_99_b": high, "q_25": center - quarter}
+        statistics |= {"q_75": center + quarter, "repeat": 2}  # of 1, asv looks at no interval
+    return {name: statistics[name] for name in _STATISTICS}
 
 
-def _write_json(path: Path, told: Json) -> None:
+def _write_json(path: Path, document: Json) -> None:
     with files.told(path.parent):
-        files.write({path: json.dumps(told, indent=1, sort_keys=True) + "\n"})
+        files.write({path: json.dumps(document, indent=1, sort_keys=True) + "\n"})

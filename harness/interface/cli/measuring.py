@@ -4,13 +4,14 @@ import argparse
 import json
 import shlex
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.base.documents import Json, to_doc
-from harness.base.errors import SpecError
-from harness.cases import Ablation, Catalogue, Settings, Site
+from harness.base.errors import Exit, ScaleproofError, SpecError
+from harness.cases import Ablation, Catalogue, Plan, Settings, Site
 from harness.host import copies
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
@@ -18,6 +19,7 @@ from harness.interface.offered import OPTIONS
 from harness.interface.report import screen, text
 from harness.interface.report.heartbeat import Heartbeat
 from harness.interface.report.live import Live
+from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import RunRecord
@@ -89,14 +91,14 @@ def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = N
     if old is not None:
         given["cluster"] = old.cluster
     settings = options.settings(given, site, ("scaleproof", *asked.words))
-    told = list[str]()
+    notes = list[str]()
     lenient = getattr(asked.options, "inconclusive", "") == "warn"
     fresh = getattr(asked.options, "fresh", False)
     folder = str(Path.cwd()) if asked.own else ""
     clean = tuple(getattr(asked.options, "clean", ()))
     settings = replace(settings, lenient=lenient, fresh=fresh, folder=folder, clean=clean)
     if old is not None:
-        settings, told = options.resumed(old, settings)
+        settings, notes = options.resumed(old, settings)
     if asked.own and not settings.clean:
         copies.refuse_large(Path(settings.folder), results(asked), settings.data)
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])
@@ -111,12 +113,51 @@ def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = N
         options.thresholds(given["thresholds"], beside, known, given["references"]),
         live,
     )
-    made.run.notes += told
+    made.run.notes += notes
     return made
 
 
 def results(asked: Asked) -> Path:
     return Path(asked.options.results or "results")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPlans:
+    """The record of plans that were measured, and why some of them were not, if anything was."""
+
+    record: RunRecord
+    interrupted: bool
+    errors: tuple[ScaleproofError, ...]
+
+    def ended(self, answer: Answer) -> Answer:
+        """The answer, whose exit status says where somebody interrupted the measuring."""
+        return replace(answer, exit=Exit.INTERRUPTED) if self.interrupted else answer
+
+
+def measured(
+    session: Session, plans: Sequence[Plan], then: Callable[[Measurer], None] | None = None
+) -> MeasuredPlans:
+    """Measure plans, and ``then`` what follows from them; write down what there is.
+
+    What was measured before an interrupt is kept. After one, or with nodes lost for good, the
+    record stays incomplete, so that the run can be resumed.
+    """
+    session.run.announce(plans)
+    measurer = Measurer(session)
+    interrupted = False
+    try:
+        with session:
+            measurer.measure(plans)
+            if then is not None:
+                then(measurer)
+    except KeyboardInterrupt:
+        interrupted = True
+    broken = (measurer.broken(plan) for plan in plans)
+    return MeasuredPlans(
+        record=session.save(complete=not (interrupted or measurer.lost)),
+        interrupted=interrupted,
+        errors=tuple(error for error in broken if error is not None),
+    )
 
 
 def judged(session: Session, record: RunRecord, asked: Asked) -> Answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import os
@@ -29,18 +28,9 @@ SAMPLES = [ROOT / "tests/golden/samples" / name for name in ("ddp-nano", "ddp-na
 
 
 def contents(results: Path) -> dict[str, str]:
-    """Every file of nights and asv's results, but for the time at which asv wrote it."""
+    """Every file of nights and asv's results."""
     found = [*(results / "nights").glob("*"), *(results / "asv").rglob("*.json")]
-    return {str(p.relative_to(results)): _digest(p) for p in sorted(found)}
-
-
-def _digest(path: Path) -> str:
-    told = json.loads(path.read_text())
-    if "results" in told:
-        at = [i for i, c in enumerate(told["result_columns"]) if c in ("started_at", "duration")]
-        rows = told["results"].items()
-        told["results"] = {k: [v for i, v in enumerate(r) if i not in at] for k, r in rows}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return {str(p.relative_to(results)): p.read_text() for p in sorted(found)}
 
 
 def commits(results: Path) -> list[str]:
@@ -179,7 +169,7 @@ KILLED_AT = [
     "harness.features.history.ledger._import",
     "harness.features.history.asv._moved",
     "harness.features.history.asv._write",
-    "asv.results.Results.save",
+    "harness.features.history.asv._write_json",
 ]
 KILL = """
 import os, signal, sys

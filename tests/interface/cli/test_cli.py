@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
+from waiting import entered, interruptible, until
 
 from harness.analysis.reading import load
 from harness.host import admission
@@ -218,17 +218,6 @@ def test_plan_says_what_an_expert_wants_to_know_and_launches_nothing(
         golden.write_text(seen)
     assert seen == golden.read_text()
     assert not (tmp_path / "results").exists()
-
-
-def interruptible() -> None:
-    """A shell's background jobs ignore SIGINT, and so would what they start."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def entered(folder: Path, purpose: str) -> list[Path]:
-    """The chain of a run in this folder, once it has a launch of that kind."""
-    chains = folder.glob("results/runs/*/*/chain.jsonl")
-    return [c for c in chains if f'"purpose":"{purpose}"' in c.read_text()]
 
 
 @pytest.mark.full

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import entered, interruptible, until
 
+from harness.analysis.reading import load
 from harness.interface.cli.main import main
 
 
@@ -51,3 +56,20 @@ def test_a_table_of_codecs(capsys: Any, tmp_path: Path) -> None:
     assert costs["int8"]["encode_s"] > 0 and costs["dense"]["encode_s"] is None
     assert costs["int8"]["loss"] == pytest.approx(costs["dense"]["loss"], rel=0.05)
     assert set(costs["int8"]["pays"]) == {"dense", "bf16"} and costs["dense"]["pays"] == {}
+
+
+@pytest.mark.full
+def test_an_interrupt_keeps_and_shows_what_was_measured(tmp_path: Path) -> None:
+    words = ["compress", "mlp-nano", "--cpus", "2", "--codecs", "int8"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=interruptible,
+    )
+    folder = until(lambda: entered(tmp_path, "timed"), 300.0)[0].parent
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 2 and "report   scaleproof report" in out
+    assert not load(folder).complete, "it can be resumed"

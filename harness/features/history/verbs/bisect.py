@@ -97,12 +97,8 @@ def act(asked: Asked) -> Answer:
     versions = Versions(names=names, install=args.install, folder=results / "bisect")
     session, ((_, interleaver),) = beside.interleavers(asked, [args.target], versions.setups)
     bisector = Bisector(interleaver, versions, args.error)
-    try:
-        with session:
-            bisector.run(session.progress.note)
-    except KeyboardInterrupt:
-        session.save(complete=False)
-        raise
+    with session:
+        bisector.run(session.progress.note)
     session.save(complete=True)
     return _answer(bisector, names, session)
 
@@ -119,11 +115,11 @@ def _versions(said: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _answer(bisector: Bisector, names: Sequence[str], session: Session) -> Answer:
-    found = bisector.found
+    bisection = bisector.found
     run = session.run
-    first, sure = found.answer
-    size, _ = found.mean(first) if first in found.pairs else found.mean(len(names) - 1)
-    timed = 2 * sum(map(len, found.pairs.values()))
+    first, sure = bisection.answer
+    size, _ = bisection.mean(first) if first in bisection.pairs else bisection.mean(len(names) - 1)
+    timed = 2 * sum(map(len, bisection.pairs.values()))
     kind = "slower" if size > 0 else "faster"
     lines = [
         f" first bad  {names[first]}  ({sure:.1%} sure), steps {100 * size:+.1f}%",
@@ -132,19 +128,19 @@ def _answer(bisector: Bisector, names: Sequence[str], session: Session) -> Answe
         f" {'version':<24}{'pairs':>6}  {kind} than {names[0]}",
     ]
     rows = []
-    for number in sorted(found.pairs):
-        mean, count = found.mean(number)
+    for number in sorted(bisection.pairs):
+        mean, count = bisection.mean(number)
         mark = "  <- first bad" if number == first else ""
         lines.append(f" {names[number]:<24}{count:>6}  {100 * mean:+.1f}%{mark}")
         rows.append({"version": names[number], "pairs": count, "longer": mean})
-    plain = found.plain()
+    plain = bisection.plain()
     lines += [
         "",
-        f" {timed} timed launches of {len(found.pairs) + 1} of {len(names)} versions; plain"
+        f" {timed} timed launches of {len(bisection.pairs) + 1} of {len(names)} versions; plain"
         f" bisection would need about {plain} to err as seldom",
         f" report     scaleproof report {text.shown(run.folder)}",
     ]
-    told: Json = {
+    document: Json = {
         "first_bad": names[first],
         "last_good": names[first - 1],
         "sure": sure,
@@ -154,5 +150,5 @@ def _answer(bisector: Bisector, names: Sequence[str], session: Session) -> Answe
         "probes": rows,
         "run": str(run.folder),
     }
-    done = sure >= 1 - found.error
-    return Answer(document=told, lines=lines, exit=Exit.PASSED if done else Exit.INCONCLUSIVE)
+    done = sure >= 1 - bisection.error
+    return Answer(document=document, lines=lines, exit=Exit.PASSED if done else Exit.INCONCLUSIVE)

@@ -15,11 +15,12 @@ from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases import Catalogue
 from harness.interface import options
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.measuring import MeasuredPlans
 from harness.interface.report import text
 from harness.interface.report.live import Live
 from harness.interface.report.sides import advice
-from harness.measure.measurer import Measurer
 from harness.measure.session import Session
 from harness.record import RunRecord, Status
 
@@ -61,8 +62,8 @@ def act(asked: Asked) -> Answer:
     width = text.columns()
     run = load(args.run)
     known = options.catalogue(list(run.settings.paths))
-    found = _trusted(run, args.case, args.run)
-    lost = [(rung, list(losses(rung, known))) for rung in found]
+    trusted = _trusted(run, args.case, args.run)
+    lost = [(rung, list(losses(rung, known))) for rung in trusted]
     every = [loss for _, of_rung in lost for loss in of_rung]
     lines = advice.lost(every, width)
     document: dict[str, Json] = {"losses": to_doc(tuple(every)), "tried": []}
@@ -70,7 +71,7 @@ def act(asked: Asked) -> Answer:
         if any(loss.remedies for loss in every):
             lines.append(f" measure them  scaleproof advise {args.run} --try")
         return Answer(document=document, lines=lines)
-    changes = [(rung, each) for rung, of_rung in lost if (each := _changes(of_rung))]
+    changes = [(rung, remedies) for rung, of_rung in lost if (remedies := _changes(of_rung))]
     if not changes:
         raise SpecError(
             "there is no remedy to try",
@@ -78,12 +79,13 @@ def act(asked: Asked) -> Answer:
             expected="a large term that a setting changes",
             fix="scaleproof doctor",
         )
-    record, outcome, folder = _try(asked, run, changes, known)
+    measured, outcome, folder = _try(asked, run, changes, known)
     document |= {"tried": to_doc(tuple(outcome)), "run": str(folder)}
     lines += ["", *advice.outcome(outcome, width)]
     lines.append(f" report   scaleproof report {text.shown(folder)}")
-    failed = any(v.status is Status.ERROR for v in record.verdicts)
-    return Answer(document=document, lines=lines, exit=Exit.ERROR if failed else Exit.PASSED)
+    failed = any(v.status is Status.ERROR for v in measured.record.verdicts)
+    status = Exit.ERROR if failed else Exit.PASSED
+    return measured.ended(Answer(document=document, lines=lines, exit=status))
 
 
 def _trusted(run: RunRecord, case: str, where: Path) -> list[Rung]:
@@ -116,9 +118,9 @@ def _changes(lost: Sequence[Loss]) -> list[Remedy]:
 
 def _try(
     asked: Asked, run: RunRecord, changes: Sequence[tuple[Rung, list[Remedy]]], known: Catalogue
-) -> tuple[RunRecord, list[Tried], Path]:
+) -> tuple[MeasuredPlans, list[Tried], Path]:
     """Measure a plan for each rung, where and as the run was."""
-    plans = [trial(rung, each) for rung, each in changes]
+    plans = [trial(rung, remedies) for rung, remedies in changes]
     settings = replace(
         run.settings,
         timeline=False,
@@ -128,11 +130,10 @@ def _try(
         nonce="",
     )
     session = Session(known, settings, asked.options.results, (), Live(sys.stderr))
-    session.run.announce(plans)
-    with session:
-        Measurer(session).measure(plans)
-    record = session.save(complete=True)
+    measured = measuring.measured(session, plans)
     outcome = [
-        t for p, (_, each) in zip(plans, changes, strict=True) for t in tried(record, p, each)
+        attempt
+        for plan, (_, remedies) in zip(plans, changes, strict=True)
+        for attempt in tried(measured.record, plan, remedies)
     ]
-    return record, outcome, session.run.folder
+    return measured, outcome, session.run.folder

@@ -145,20 +145,19 @@ def act(asked: Asked) -> Answer:
     plan = _plan(args.target, _named(known, args), site, known, bare=args.bare)
     tuned_plan = _tuned(args.target, _named(known, args), site, known)
     session = measuring.session(asked, known, site)
-    session.run.announce([plan])
-    measurer = Measurer(session)
     confirmed: list[Confirmed] = []
-    with session:
-        measurer.measure([plan])
-        record = session.run.record(complete=True)
-        costs = breakeven.costs(record, plan)
-        here = breakeven.link_bps(record, plan.arms[0].case)
+
+    def follow(measurer: Measurer) -> None:
         if args.tuned:
             session.run.announce([tuned_plan])
             measurer.measure([tuned_plan])
         if args.confirm:
-            confirmed = _confirm(session, measurer, plan, args.confirm, costs, here)
-    record = session.save(complete=True)
+            confirmed.extend(_confirm(session, measurer, plan, args.confirm))
+
+    measured = measuring.measured(session, [plan], follow)
+    record = measured.record
+    costs = breakeven.costs(record, plan)
+    here = breakeven.link_bps(record, plan.arms[0].case)
     judged = measuring.judged(session, record, asked)
     shown = codecs.lines(record, plan, width, rates)
     document: dict[str, Json] = {
@@ -175,7 +174,7 @@ def act(asked: Asked) -> Answer:
     missed = any(not c.right for c in confirmed)
     shown.append(f" report   scaleproof report {text.shown(session.run.folder)}")
     exit_ = Exit.ERROR if failed else Exit.FAILED if missed else Exit.PASSED
-    return replace(judged, document=document, lines=shown, exit=exit_)
+    return measured.ended(replace(judged, document=document, lines=shown, exit=exit_))
 
 
 def _rates(text: str) -> list[float]:
@@ -283,11 +282,11 @@ def _confirm(
     measurer: Measurer,
     plan: Plan,
     name: str,
-    costs: Sequence[EncodingCost],
-    here: float,
 ) -> list[Confirmed]:
     """Dense and the codec on links of three rates; SpecError if there is none to set."""
-    of = {c.name: c for c in costs}
+    before = session.run.bare()
+    here = breakeven.link_bps(before, plan.arms[0].case)
+    of = {c.name: c for c in breakeven.costs(before, plan)}
     if name not in of or DENSE not in of:
         raise SpecError(f"{name} was not measured", expected="no ERROR above", fix="--codecs")
     pays = of[name].pays[DENSE].rate
@@ -358,8 +357,8 @@ def _documents(costs: Sequence[EncodingCost]) -> list[Json]:
     out = []
     for cost in costs:
         pays = {
-            other: {end: _finite(getattr(found, end)) for end in ("rate", "low", "high")}
-            for other, found in cost.pays.items()
+            other: {end: _finite(getattr(rates, end)) for end in ("rate", "low", "high")}
+            for other, rates in cost.pays.items()
         }
         out.append({**to_doc(replace(cost, pays={})), "pays": pays})
     return out

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from harness.analysis.reading import load
 from harness.base.documents import to_doc
-from harness.base.errors import Exit, SpecError
+from harness.base.errors import SpecError
 from harness.cases import Catalogue, Mode, Plan, Protocol, Site
 from harness.cases.recipes import REAL
 from harness.cases.script import script_plan
@@ -23,7 +23,6 @@ from harness.interface.cli.verbs.measure.detached import Detached
 from harness.launch import deploy
 from harness.launch.engine import Command, Where
 from harness.measure import resume
-from harness.measure.measurer import Measurer
 from harness.measure.session import Session
 from harness.record import RunRecord
 
@@ -186,21 +185,12 @@ def _check_clean(paths: Sequence[str]) -> None:
 
 def _measured(asked: Asked, session: Session, plans: list[Plan]) -> Answer:
     session.run.notes += detached.notes()
-    session.run.announce(plans)
-    measurer = Measurer(session)
-    stopped = False
-    try:
-        with session:
-            measurer.measure(plans)
-    except KeyboardInterrupt:
-        stopped = True
-    record = session.save(complete=not (stopped or measurer.lost))
+    measured = measuring.measured(session, plans)
     leftovers.remove(Path.cwd(), session.settings.clean)
-    answer = measuring.judged(session, record, asked)
-    if stopped:
-        return replace(answer, exit=Exit.INTERRUPTED)
-    errors = [error for plan in plans if (error := measurer.broken(plan)) is not None]
-    return replace(answer, error=errors[0]) if errors else answer
+    answer = measuring.judged(session, measured.record, asked)
+    if measured.errors and not measured.interrupted:
+        return replace(answer, error=measured.errors[0])
+    return measured.ended(answer)
 
 
 def _resumed(asked: Asked) -> tuple[Session, list[Plan]]:

@@ -93,14 +93,10 @@ def _interleaved(asked: Asked) -> Answer:
     setups = (("A", _python(args.a)), ("B", _python(args.b)))
     session, cases = beside.interleavers(asked, args.interleave, setups)
     differences = []
-    try:
-        with session:
-            for case, interleaver in cases:
-                note = session.progress.note
-                differences.append(interleaving.compared(interleaver, case.id, "A", "B", note))
-    except KeyboardInterrupt:
-        session.save(complete=False)
-        raise
+    with session:
+        for case, interleaver in cases:
+            note = session.progress.note
+            differences.append(interleaving.compared(interleaver, case.id, "A", "B", note))
     run = session.save(complete=True)
     lines = comparison.interleaved(differences, setups, run.setups, text.columns())
     lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
@@ -114,7 +110,7 @@ def _interleaved(asked: Asked) -> Answer:
 def _python(path: Path) -> str:
     """The interpreter of an environment, named itself or by its folder."""
     named: Sequence[Path] = (path, path / "bin" / "python")
-    python = next((found for p in named if (found := shutil.which(str(p)))), None)
+    python = next((executable for p in named if (executable := shutil.which(str(p)))), None)
     if python is None:
         raise SpecError(
             f"{path} is no environment",

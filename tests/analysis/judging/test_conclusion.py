@@ -1,0 +1,128 @@
+"""What stands between a decision and a verdict only ever takes away: nothing makes a PASS."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from harness.analysis.judging.conclusion import conclude
+from harness.analysis.judging.judge import judge
+from harness.analysis.judging.question import Conclusion, Question
+from harness.analysis.judging.tilts import Tilt
+from harness.cases import BoundSource, Form, Threshold
+from harness.cases.rules import Waiver
+from harness.record import Reason, RunRecord, Status
+from harness.record.outcome import exit_status
+
+RULE = Threshold(
+    name="a", case="*", metric="throughput_ratio", at_least=0.8, source=BoundSource.REQUIREMENT
+)
+GOOD = (0.95, 0.96, 0.95, 0.96)
+BAD = (0.60, 0.61, 0.60, 0.61)
+OBSTACLE = Conclusion(Status.ERROR, Reason.INCORRECT, "it computes something else")
+DOUBT = Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, "too hot")
+
+
+def question(first: tuple[float, ...], **more: object) -> Question:
+    return replace(
+        Question(name="a", case="a", metric=RULE.metric, against="other", first=first),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def waived(run: RunRecord, days: int) -> Threshold:
+    """The rule, with a waiver that ends so many days after the run."""
+    expires = datetime.date.fromisoformat(run.started_at[:10]) + datetime.timedelta(days=days)
+    return replace(RULE, waiver=Waiver(reason="new switch", expires=str(expires)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "reason"),
+    [
+        (question(GOOD), Status.PASS, Reason.MET),
+        (question(GOOD, obstacle=OBSTACLE), Status.ERROR, Reason.INCORRECT),
+        (question(GOOD, doubt=DOUBT), Status.INCONCLUSIVE, Reason.NOISY_HOST),
+        (question(GOOD, claimed="nobody counted it"), Status.RECORDED, Reason.PROVISIONAL),
+        (question(GOOD, impossible="no link is that fast"), Status.ERROR, Reason.IMPLAUSIBLE),
+        (question(GOOD, perfect=0.5), Status.ERROR, Reason.IMPLAUSIBLE),
+        (question(GOOD, tilts=(Tilt(factor=0.6, why="load"),)), Status.INCONCLUSIVE, None),
+        (question(GOOD, tilts=(Tilt(factor=0.99, why="load"),)), Status.PASS, Reason.MET),
+        (question(BAD), Status.INCONCLUSIVE, Reason.UNCONFIRMED),
+        (question(BAD, again=BAD), Status.FAIL, Reason.NOT_MET),
+        (question(BAD, again=GOOD), Status.INCONCLUSIVE, Reason.DISAGREE),
+        (question(BAD, again=BAD, doubt=DOUBT), Status.INCONCLUSIVE, Reason.NOISY_HOST),
+        (question(BAD, again=BAD, claimed="nobody counted it"), Status.FAIL, Reason.NOT_MET),
+    ],
+)
+def test_what_a_decision_must_survive(
+    sample_run: RunRecord, asked: Question, status: Status, reason: Reason | None
+) -> None:
+    verdict = conclude(asked, RULE, sample_run)
+    assert verdict.status is status
+    assert reason is None or verdict.reason is reason
+
+
+def test_a_fail_of_an_interrupted_run_says_so(sample_run: RunRecord) -> None:
+    verdict = conclude(question(BAD), RULE, replace(sample_run, complete=False))
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.INTERRUPTED)
+
+
+def test_a_waiver_lets_a_fail_through_until_it_expires_and_no_pass(sample_run: RunRecord) -> None:
+    asked = question(BAD, again=BAD)
+    held = conclude(asked, waived(sample_run, 1), sample_run)
+    assert (held.status, held.counts, held.waived) == (Status.FAIL, Status.RECORDED, True)
+    late = conclude(asked, waived(sample_run, -1), sample_run)
+    assert (late.status, late.counts, late.waived) == (Status.FAIL, Status.FAIL, False)
+    unexpected = conclude(question(GOOD), waived(sample_run, 1), sample_run)
+    assert unexpected.counts is Status.FAIL and unexpected.reason is Reason.UNEXPECTED_PASS
+
+
+values = st.lists(st.floats(0.3, 1.3), min_size=2, max_size=8).map(tuple)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    first=values,
+    again=st.one_of(st.just(()), values),
+    factor=st.floats(0.3, 3.0),
+    obstacle=st.sampled_from([None, None, OBSTACLE]),
+    doubt=st.sampled_from([None, None, DOUBT]),
+    claimed=st.sampled_from(["", "nobody counted it"]),
+    days=st.sampled_from([None, -1, 1]),
+)
+def test_nothing_makes_a_pass_of_what_the_judge_does_not_pass(
+    sample_run: RunRecord,
+    first: tuple[float, ...],
+    again: tuple[float, ...],
+    factor: float,
+    obstacle: Conclusion | None,
+    doubt: Conclusion | None,
+    claimed: str,
+    days: int | None,
+) -> None:
+    tilts = (Tilt(factor=factor, why="load"),)
+    asked = question(
+        first, again=again, tilts=tilts, obstacle=obstacle, doubt=doubt, claimed=claimed
+    )
+    rule = RULE if days is None else waived(sample_run, days)
+    alone = judge(first, RULE, Form.RATIO)
+    verdict = conclude(asked, rule, sample_run)
+    if verdict.status is Status.PASS:
+        assert alone.status is Status.PASS
+        assert not (obstacle or doubt or claimed or days == 1)
+        assert verdict.low is not None and verdict.low > 0.8
+    if verdict.status is Status.FAIL and verdict.reason is Reason.NOT_MET:
+        assert alone.status is Status.FAIL and again
+    assert verdict.value is None or math.isfinite(verdict.value)
+
+
+def test_the_worst_verdict_is_the_exit() -> None:
+    every = [Status.PASS, Status.SKIP, Status.RECORDED, Status.INCONCLUSIVE, Status.FAIL]
+    assert [exit_status(every[:n]) for n in range(1, 6)] == [0, 0, 0, 10, 1]
+    assert exit_status([*every, Status.ERROR]) == 11
+    assert exit_status([Status.RECORDED, Status.SKIP]) == exit_status([]) == 5
+    assert exit_status([Status.PASS, Status.INCONCLUSIVE], inconclusive_fails=False) == 0

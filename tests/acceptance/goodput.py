@@ -42,7 +42,7 @@ def main(faults_each: int) -> int:
             steps = round(faults_each * mtbf_s / costs.step_s)
             played = player.play(case, steps, every, next(faults), mtbf_s, seed)
             measured = goodput.goodput(played)
-            foretold = goodput.share(goodput.play(costs, steps, every, next(faults)))
+            foretold = goodput.share(goodput.play(costs, steps, every, next(faults), at_steps=True))
             long_run = goodput.expected(costs, every, mtbf_s)
             wrong += abs(measured - foretold) > AIM
             print(

@@ -25,6 +25,8 @@ TERMS = (
 )  # fmt: skip
 #: A step is slow by what it takes beyond so many usual ones.
 SLOW = 2
+#: Faults in a row without a checkpoint between them after which a play is given up.
+FRUITLESS = 1000
 _OF = {Mark.READY: "restart", Mark.LOADED: "load", Mark.SAVED: "checkpoint"}
 
 
@@ -141,37 +143,63 @@ def schedule(mtbf_s: float, seed: int, ranks: int) -> Faults:
         yield at, draw.randrange(ranks)
 
 
-def play(costs: Costs, steps: int, every: int, faults: Faults) -> dict[str, float]:
+def play(
+    costs: Costs, steps: int, every: int, faults: Faults, *, at_steps: bool = False
+) -> dict[str, float]:
     """The terms, in s, of a training that takes what ``costs`` say and has these faults.
 
-    A rank dies before the first step that begins after its fault's time.
+    A fault ends whatever goes on: a start, a load, a step, a checkpoint that is then none. One that
+    strikes while the world is down already is found with the one before. ``at_steps``: a rank dies
+    before the first step that begins after its fault's time, as ranks of a Player do. A training
+    that ``FRUITLESS`` faults in a row keep from its next checkpoint is given up.
     """
     out = dict.fromkeys(TERMS, 0.0)
     now = 0.0
     saved = 0
+    fruitless = 0
     due = next(faults)[0]
-    step_s = costs.step_s + costs.slow_s
-    while True:
-        out["restart"] += costs.restart_s
-        out["load"] += costs.load_s if now else 0.0
-        now += costs.restart_s + (costs.load_s if now else 0.0)
-        done = saved
-        while done < steps and now < due:
-            now += step_s
-            done += 1
-            if done % every == 0 and done < steps:
-                out["checkpoint"] += costs.save_s
-                now += costs.save_s
-                saved = done
-        if now < due or done == steps:
-            out["train"] += steps * costs.step_s
-            out["slow"] += steps * costs.slow_s
-            return out
-        out["recomputed"] += (done - saved) * step_s
-        out["detect"] += costs.detect_s
-        out["stop"] += costs.stop_s
-        now += costs.detect_s + costs.stop_s
-        due = next(faults)[0]
+    while saved < steps and fruitless < FRUITLESS:
+        fruitless += 1
+        unsaved_s = 0.0
+        struck = False
+        for term, length_s, kept in _sitting(costs, saved, steps, every, again=now > 0):
+            struck = (term == "train" and due <= now) if at_steps else due < now + length_s
+            took_s = min(length_s, max(0.0, due - now)) if struck else length_s
+            now += took_s
+            if term == "train":
+                unsaved_s += took_s
+            else:
+                out[term] += took_s
+            if struck:
+                break
+            if kept > saved:
+                _keep(out, costs, kept - saved)
+                saved, fruitless, unsaved_s = kept, 0, 0.0
+        out["recomputed"] += unsaved_s
+        if struck:
+            out["detect"] += costs.detect_s
+            out["stop"] += costs.stop_s
+            now += costs.detect_s + costs.stop_s
+            due = next(at for at, _ in faults if at > now)
+    return out
+
+
+def _sitting(
+    costs: Costs, saved: int, steps: int, every: int, *, again: bool
+) -> Iterator[tuple[str, float, int]]:
+    """(Term, s, steps that are kept once it is over) of what one start does, until its end."""
+    yield "restart", costs.restart_s, 0
+    if again:
+        yield "load", costs.load_s, 0
+    for step in range(saved + 1, steps + 1):
+        yield "train", costs.step_s + costs.slow_s, steps if step == steps else 0
+        if step % every == 0 and step < steps:
+            yield "checkpoint", costs.save_s, step
+
+
+def _keep(out: dict[str, float], costs: Costs, num: int) -> None:
+    out["train"] += num * costs.step_s
+    out["slow"] += num * costs.slow_s
 
 
 def share(terms: dict[str, float]) -> float:

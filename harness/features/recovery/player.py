@@ -70,8 +70,9 @@ class Player:
             done = max((step for _, step, _ in sittings[-1].marks), default=0)
             message = f"fault {len(sittings)} at {due_s:.0f} s, rank {rank}, step {done}/{steps}"
             session.progress.note(f"{case.id}: {message}")
-            due_s, rank = next(faults)
             session.bench.worlds.ready()
+            # What struck while the world was down is found with the fault before.
+            due_s, rank = next(f for f in faults if began + f[0] > time.time())
         played = Played(
             case=case.id,
             world_size=case.world_size,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
+import random
 from statistics import fmean
 
 import pytest
@@ -133,3 +135,59 @@ def test_a_schedule_has_its_mean() -> None:
     times = [at for at, _ in itertools.islice(goodput.schedule(10.0, 1, 4), 4000)]
     gaps = [b - a for a, b in itertools.pairwise([0.0, *times])]
     assert fmean(gaps) == pytest.approx(10.0, rel=0.05)
+
+
+def simulated(costs: Costs, steps: int, every: int, faults: list[float]) -> float:
+    """The wall clock of a training, event by event: the next of a list of faults against the end
+    of what goes on, which is a whole start, a whole interval or a whole checkpoint.
+    """
+    now = 0.0
+    saved = 0
+    todo = ["start"]
+    while saved < steps:
+        until = min(saved + every, steps)
+        took_s = {
+            "start": costs.restart_s + (costs.load_s if now else 0.0),
+            "train": (until - saved) * (costs.step_s + costs.slow_s),
+            "save": costs.save_s,
+        }[todo[0]]
+        fault = faults[bisect.bisect_right(faults, now)]
+        if fault < now + took_s:
+            now = fault + costs.detect_s + costs.stop_s
+            todo = ["start"]
+            continue
+        now += took_s
+        kept = todo[0] == "save" or (todo[0] == "train" and until == steps)
+        saved = until if kept else saved
+        todo = ["save"] if todo[0] == "train" else ["train"]
+    return now
+
+
+@pytest.mark.parametrize("world", range(20))
+def test_plays_agree_with_a_simulation_of_events(world: int) -> None:
+    """Faults come after one and a half to twelve recoveries; they agree far within a point."""
+    draw = random.Random(world)
+    costs = Costs(
+        step_s=draw.choice([1.0, 7.0]),
+        slow_s=draw.choice([0.0, 0.1]),
+        save_s=draw.uniform(0, 60),
+        detect_s=draw.choice([1, 10, 60]),
+        stop_s=draw.uniform(0, 10),
+        restart_s=draw.uniform(10, 900),
+        load_s=draw.uniform(0, 200),
+    )
+    mtbf_s = costs.again_s * draw.uniform(1.5, 12)
+    every = max(1, round(goodput.best_every(costs, mtbf_s) * draw.uniform(0.4, 2.5)))
+    steps = round(20 * mtbf_s / costs.step_s)
+    faults = list(itertools.islice(goodput.schedule(mtbf_s, world, 2), 2000))
+    played = goodput.share(goodput.play(costs, steps, every, iter(faults)))
+    trained_s = steps * costs.step_s
+    assert played == pytest.approx(
+        trained_s / simulated(costs, steps, every, [at for at, _ in faults]), abs=0.01
+    )
+
+
+def test_a_training_that_faults_never_let_save_is_given_up() -> None:
+    """Recovery takes 50 times as long as faults are apart: e^50 starts would be needed."""
+    terms = goodput.play(COSTS, 100, 10, goodput.schedule(COSTS.again_s / 50, 1, 2))
+    assert terms["train"] == 0

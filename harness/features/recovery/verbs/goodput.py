@@ -108,7 +108,7 @@ def act(asked: Asked) -> Answer:
         if not args.short:
             faults = functools.partial(goodput.schedule, mtbf_s, args.seed, case.world_size)
             played = player.play(case, args.steps, every, faults(), mtbf_s, args.seed)
-            foretold = goodput.play(costs, args.steps, every, faults())
+            foretold = goodput.play(costs, args.steps, every, faults(), at_steps=True)
             lines = [*report.told(played, foretold, width), *lines]
             document |= {
                 "foretold": goodput.share(foretold),

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.base import programs
 from harness.base.errors import SpecError
 from harness.cases import typed
-from harness.cases.case import SCRIPT, Mode
+from harness.cases.case import SCRIPT, CaseSpec, Mode
 from harness.cases.plan import Plan, Protocol
 from harness.cases.recipes import REAL, Recipe, ladder
 from harness.cases.site import Site, rungs
@@ -103,14 +103,7 @@ def script_plan(
         samples: samples of a step on one rank, where they cannot be counted; 0 = they are counted.
         first_rung: ranks of the smallest world, for models that one device cannot hold.
     """
-    command = parse(words)
-    if not command.module and not Path(command.target).is_file():
-        raise SpecError(
-            f"{command.target}: no such file",
-            where=str(Path.cwd()),
-            expected="a Python file, as from this folder",
-            fix=f"ls {Path(command.target).parent}",
-        )
+    case = script_case(words, site, mode, samples)
     if site.world_size <= first_rung:
         many = "one rank has" if site.world_size == 1 else f"{site.world_size} ranks have"
         raise SpecError(
@@ -120,16 +113,28 @@ def script_plan(
             if first_rung > 1
             else EXAMPLE,
         )
-    case = replace(
-        site.case(f"{SCRIPT}/{command.name}-own", mode),
-        script=shlex.join(words),
-        samples_per_step=samples or None,
-    )
     worlds = rungs(site.world_size, first_rung)
     against = "wrapped" if first_rung == 1 else "smallest_fit"
     plan = ladder(case, worlds, baselines=(against,), protocol=protocol, shape=site.shape)
     lowest = tuple(c for c in plan.contrasts if c.baseline == (f"@{first_rung}",))
     return replace(plan, contrasts=lowest)
+
+
+def script_case(words: Sequence[str], site: Site, mode: Mode, samples: int = 0) -> CaseSpec:
+    """A script over all ranks of the site; SpecError where there is none."""
+    command = parse(words)
+    if not command.module and not Path(command.target).is_file():
+        raise SpecError(
+            f"{command.target}: no such file",
+            where=str(Path.cwd()),
+            expected="a Python file, as from this folder",
+            fix=f"ls {Path(command.target).parent}",
+        )
+    return replace(
+        site.case(f"{SCRIPT}/{command.name}-own", mode),
+        script=shlex.join(words),
+        samples_per_step=samples or None,
+    )
 
 
 def script(

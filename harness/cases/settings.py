@@ -1,6 +1,7 @@
 """How a run is made, as its options ask for."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.cases.case import Device
 
@@ -20,7 +21,8 @@ class Settings:
     ``fresh``: every rank of a script is started as an interpreter of its own; ``folder`` is where
     the script was run. With ``clean`` it runs there itself, not in copies: these paths are removed
     before every launch. Copies share the paths of ``data``, which a script only reads. ``setups``
-    are other environments: names and interpreters.
+    are other environments: names and interpreters. ``checkouts`` are versions of the project
+    (``project`` is its folder): a setup that has one trains with its files.
     """
 
     engine: str = "local"
@@ -44,3 +46,14 @@ class Settings:
     clean: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     setups: tuple[tuple[str, str], ...] = ()
+    project: str = ""
+    checkouts: tuple[tuple[str, str], ...] = ()
+
+    def placed(self, path: str, setup: str) -> str:
+        """Where a setup has this file or folder: in its own version of the project, if it has one
+        and the path is in the project.
+        """
+        checkout = dict(self.checkouts).get(setup)
+        if checkout is None or not Path(path).is_relative_to(self.project):
+            return path
+        return str(Path(checkout) / Path(path).relative_to(self.project))

@@ -17,7 +17,7 @@ from harness.analysis.timeline.profiled import budget_of, talks
 from harness.base import files
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, LostError, ScaleproofError
-from harness.cases import CaseSpec, Catalogue, Compiled, Device, Entry, StandIn
+from harness.cases import CaseSpec, Catalogue, Compiled, Device, Entry, Settings, StandIn
 from harness.cases.plan import HORIZON
 from harness.host import nvml, shared
 from harness.launch import causes
@@ -65,7 +65,7 @@ Polls: TypeAlias = list[list[dict[str, Json]]]
 class Bench:
     """Owns the engine and its agents; launches worlds, one or several at a time.
 
-    ``setups`` are the interpreters of other environments.
+    ``settings`` say which environments there are besides, and what these have of the project.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Bench:
         catalogue: Catalogue,
         engine: Entry,
         where: Where,
-        setups: Mapping[str, str] | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.catalogue, self.engine, self._count = catalogue, engine, 0
         #: Of the order of samples; each run has its own.
@@ -81,17 +81,26 @@ class Bench:
         self._shared: shared.Stamps = {}
         #: Sweeps that broke, by their launches' names, and why; whoever enters them takes them out.
         self.broken: dict[str, str] = {}
-        self.fleets = Fleets(engine, where, setups or {})
+        self.settings = settings or Settings()
+        self.fleets = Fleets(engine, where, dict(self.settings.setups))
         self.worlds = self.fleets.own
 
     def describe(self, cases: Sequence[CaseSpec]) -> list[Described]:
-        """Ask an agent what each case will do."""
-        asked = [c for c in cases if not c.script]
-        answers = (
-            self.worlds.describe([(c, self.catalogue.files(c)) for c in asked]) if asked else []
-        )
-        known = dict(zip((c.hash for c in asked), answers, strict=True))
+        """Ask an agent what each case will do; of a version of the project an agent of its own."""
+        versions = dict(self.settings.checkouts)
+        by_version: dict[str, list[CaseSpec]] = {}
+        for case in (c for c in cases if not c.script):
+            by_version.setdefault(case.setup if case.setup in versions else "", []).append(case)
+        known: dict[str, Described] = {}
+        for setup, asked in by_version.items():
+            answers = self.fleets.of(setup).describe([(c, self._files(c)) for c in asked])
+            known |= zip((c.hash for c in asked), answers, strict=True)
         return [known.get(c.hash, Described()) for c in cases]
+
+    def _files(self, case: CaseSpec) -> dict[str, str]:
+        """The files of a case, as its setup has them."""
+        files = self.catalogue.files(case)
+        return {kind: self.settings.placed(file, case.setup) for kind, file in files.items()}
 
     def launch(
         self, order: Order, folder: Path, described: Described, on_step: Callable[[int], None]
@@ -203,7 +212,7 @@ class Bench:
             out=str(out.resolve()),
             task=task,
             hosts=hosts,
-            files={} if isinstance(task, Sweep) else self.catalogue.files(case),
+            files={} if isinstance(task, Sweep) else self._files(case),
             detailed=detailed,
             deadlines=deadlines,
         )

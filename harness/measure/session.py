@@ -61,7 +61,7 @@ class Session:
             folder=results / "engine" / self.run.name,
             settings=cluster.settings(file, settings.engine, catalogue.entries["engines"]),
         )
-        self.bench: Bench = Bench(catalogue, self.engine, where, dict(settings.setups))
+        self.bench: Bench = Bench(catalogue, self.engine, where, settings)
         self._examined = self._left = False
 
     def __enter__(self) -> Session:

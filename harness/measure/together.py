@@ -136,7 +136,7 @@ def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Sc
             expected="another engine",
             fix=f"scaleproof run --script --cpus 2 -- {LAUNCHED}",
         )
-    folder = settings.folder or str(Path.cwd())
+    folder = settings.placed(settings.folder or str(Path.cwd()), case.setup)
     known = {a.case.hash: a.case.model for p in session.run.plans for a in p.arms}
     seen = {
         known.get(x.case)

@@ -63,17 +63,18 @@ def _not_smallest(evidence: Evidence) -> Conclusion | None:
 def _edited(evidence: Evidence) -> Conclusion | None:
     """A file, or a version, that is not the same in all launches that a contrast rests on.
 
-    Cases of another setup have software of their own.
+    Cases of another setup have software of their own, and files where it is another version.
     """
     known: dict[tuple[str, str], tuple[str, str]] = {}
     setups = {arm.case.hash: arm.case.setup for arm in evidence.arms}
     run = evidence.run
+    versions = dict(run.settings.checkouts)
     checked = [run.gates[case] for case in setups if case in run.gates]
     trained = (references.launch_of(run.references, run.described, case) for case in setups)
     for launch in [*checked, *filter(None, trained), *evidence.all_launches]:
         setup = setups.get(launch.case, "")
         for name, digest in ((n, d) for r in launch.ranks for n, d in (r.sources or {}).items()):
-            of = setup if name in VERSIONS else ""
+            of = setup if name in VERSIONS or setup in versions else ""
             first, before = known.setdefault((of, name), (launch.launch, digest))
             if before != digest:
                 why = f"{name} was changed between {first} and {launch.launch}: measure again"
@@ -150,7 +151,9 @@ def _unlike(evidence: Evidence) -> str | None:
     subject, baseline = evidence.contrast.subject, evidence.contrast.baseline
     mine = [x for x in launches if x.arm == subject]
     base = [x for x in launches if x.arm in baseline]
-    return same_training.unlike(evidence.subject, mine, base)
+    versions = dict(evidence.run.settings.checkouts)
+    edited = evidence.subject.setup in versions  # on purpose: it is what is compared
+    return same_training.unlike(evidence.subject, mine, base, edited=edited)
 
 
 def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion | None:

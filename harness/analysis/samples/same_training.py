@@ -17,9 +17,19 @@ LESS = 0.9
 
 
 def unlike(
-    case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]
+    case: CaseSpec,
+    mine: Sequence[LaunchRecord],
+    base: Sequence[LaunchRecord],
+    *,
+    edited: bool = False,
 ) -> str | None:
-    """The first way in which usable launches of a case and of its baseline are not; else None."""
+    """The first way in which usable launches of a case and of its baseline are not; else None.
+
+    ``edited``: the two are versions of one script, so that its file may differ between them.
+    """
+    for launches in (mine, base) if edited else ([*mine, *base],):
+        if len({_seen(x).source for x in launches}) > 1:
+            return "the script's file was changed between launches"
     return next(_differences(case, mine, base), None)
 
 
@@ -27,8 +37,6 @@ def _differences(
     case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]
 ) -> Iterator[str]:
     every = [*mine, *base]
-    if len({_seen(x).source for x in every}) > 1:
-        yield "the script's file was changed between launches"
     together = () if any(_seen(x).sharded for x in every) else every
     for launches in (mine, base, together) if _seeded(every) else ():
         yield from _starts(launches)

@@ -3,10 +3,13 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from harness.base.errors import SpecError
-from harness.cases import CaseSpec, Plan
+from harness.cases import CaseSpec, Mode, Plan
 from harness.cases.plan import Protocol, Role
+from harness.cases.recipes import REAL
+from harness.cases.script import script_case
 from harness.cases.targets import plans_of
 from harness.interface import options
 from harness.interface.cli import measuring
@@ -17,9 +20,10 @@ from harness.measure.setups.interleaving import Interleaver
 
 
 def interleavers(
-    asked: Asked, targets: Sequence[str], setups: tuple[tuple[str, str], ...]
+    asked: Asked, targets: Sequence[str], setups: tuple[tuple[str, str], ...], **more: Any
 ) -> tuple[Session, list[tuple[CaseSpec, Interleaver]]]:
-    """One session that knows these setups, and for each target its largest world.
+    """One session that knows these setups, and for each target its largest world; the user's own
+    script, if there is one, on all ranks. ``more`` are other settings.
 
     No rule judges it, nothing is profiled, and the fabric is not swept.
     """
@@ -28,8 +32,10 @@ def interleavers(
     for target in targets:
         plans = plans_of(target, site, known, measuring.settings(asked))
         cases.append(_largest(target, plans))
+    if asked.own:
+        cases.append((script_case(asked.own, site, Mode.WEAK), REAL))
     settings = options.settings(measuring.values(asked), site, ("scaleproof", *asked.words))
-    settings = replace(settings, timeline=False, fabric=False, setups=setups)
+    settings = replace(settings, timeline=False, fabric=False, setups=setups, **more)
     session = Session(known, settings, measuring.results(asked), (), Live(sys.stderr))
     return session, [(case, Interleaver(session, case, protocol)) for case, protocol in cases]
 

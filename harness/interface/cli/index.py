@@ -34,6 +34,7 @@ TASKS: Mapping[str, tuple[str, Sequence[str]]] = {
     "faults": ("what interruptions cost", ("recover", "goodput")),
     "archive": ("runs as evidence for others", ("pack", "unpack", "sign", "handover")),
     "data": ("figures for other programs", ("export", "audit", "compare-hardware")),
+    "share": ("runs where others look", ("pr", "site", "publish")),
     "suites": ("what can be asked", ("demo", "list", "rules", "completion")),
 }
 

@@ -1,14 +1,14 @@
 """Interleaving: one case in two environments, block by block, until their difference is decided."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.compare import Reading
 from harness.analysis.judging import obstacles, sequential
 from harness.analysis.judging.pairs import pairs
 from harness.base.errors import BusyError, LaunchError
-from harness.cases import CaseSpec
+from harness.cases import CaseSpec, Plan
 from harness.cases.plan import Protocol
 from harness.cases.recipes import versus
 from harness.measure.measurer import Measurer
@@ -34,15 +34,25 @@ class Interleaver:
 
         LaunchError if one of them cannot be measured, BusyError if the host was too busy for it.
         """
+        (longer,) = self.beside(a, (b,))
+        return longer
+
+    def beside(self, a: str, others: Sequence[str]) -> list[list[float]]:
+        """The same of several setups, all in one block with ``a``."""
         self.blocks += 1
         once = replace(self._protocol, min_blocks=1, max_blocks=1, seed=self.blocks)
-        first, second = (replace(self._case, setup=name) for name in (a, b))
-        plan = versus(first, second, ("throughput_ratio",), protocol=once)
-        plan = replace(plan, name=f"{self._case.id}: {b} against {a}, block {self.blocks}")
+        plan = _plan(self._case, a, others, once)
+        plan = replace(plan, name=f"{plan.name}, block {self.blocks}")
         self._measurer.measure([plan])
         if (broken := self._measurer.broken(plan)) is not None:
             raise broken
-        ratios = pairs(self._session.run.bare(), plan, plan.contrasts[0]).values
+        measured = self._session.run.bare()
+        return [
+            self._longer(pairs(measured, plan, contrast).values, a, b)
+            for contrast, b in zip(plan.contrasts, others, strict=True)
+        ]
+
+    def _longer(self, ratios: Sequence[float], a: str, b: str) -> list[float]:
         if not ratios:
             failed = self._failed()
             if failed is not None and failed.stood_still:
@@ -68,6 +78,28 @@ class Interleaver:
     def _blame(self) -> str:
         failed = self._failed()
         return "no launch ended" if failed is None else [*failed.wrong, obstacles.blame(failed)][0]
+
+
+def _plan(case: CaseSpec, a: str, others: Sequence[str], once: Protocol) -> Plan:
+    """A case in one setup, and in each other beside it."""
+    first = replace(case, setup=a)
+    plans = [
+        versus(first, replace(case, setup=b), ("throughput_ratio",), protocol=once) for b in others
+    ]
+    name = f"{case.id}: {' and '.join(others)} against {a}"
+    if len(plans) == 1:
+        return replace(plans[0], name=name)
+    subjects = [replace(plan.arm("b"), name=b) for plan, b in zip(plans, others, strict=True)]
+    contrasts = [
+        replace(plan.contrasts[0], name=f"throughput_ratio@{b}/other", subject=b)
+        for plan, b in zip(plans, others, strict=True)
+    ]
+    return replace(
+        plans[0],
+        name=name,
+        arms=(plans[0].arm("a"), *subjects),
+        contrasts=tuple(contrasts),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,50 @@
+"""What a site of many runs takes: the first time, and when one run came new.
+
+    python benchmarks/cost/site.py --runs 500
+
+Runs are copies of the tracked samples; nothing of what is measured is a stand-in for it.
+"""
+
+import argparse
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SAMPLES = Path(__file__).parents[2] / "results" / "samples"
+
+
+def taken(words: list[str]) -> tuple[float, float]:
+    """Seconds of the clock and of the CPU that a command takes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began_s = time.perf_counter()
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    wall_s = time.perf_counter() - began_s
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return wall_s, cpu_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=500)
+    count = parser.parse_args().runs
+    samples = sorted(p for p in SAMPLES.iterdir() if p.is_dir())
+    with tempfile.TemporaryDirectory() as place:
+        runs = Path(place) / "runs" / "samples"
+        for i in range(count):
+            shutil.copytree(samples[i % len(samples)], runs / f"{i:04}")
+        site = [sys.executable, "-m", "harness", "site", place]
+        for what in (f"{count} runs, none read before", "again"):
+            wall_s, cpu_s = taken(site)
+            print(f"{what}: {wall_s:.1f} s, {cpu_s:.1f} s of CPU")
+        shutil.copytree(samples[0], runs / "new")
+        wall_s, cpu_s = taken(site)
+        print(f"one run more: {wall_s:.1f} s, {cpu_s:.1f} s of CPU")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""A change: one case before and after it, in the same blocks, with the same version twice beside.
+
+    base, head, base again -> blocks -> two differences -> a status
+
+The bound is what a change may cost. Its interval holds at all looks, so blocks are added until the
+bound is outside of it. Where one and the same version differs from itself, nothing is decided.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from harness.base.errors import BusyError, LaunchError
+from harness.measure.setups.interleaving import FEWEST, MOST, Difference, Interleaver, difference
+from harness.record import RunRecord, Status
+from harness.record.outcome import SEVERITY
+
+#: What versions are called where they are measured; the last one is the first one once more.
+BASE, HEAD, AGAIN = "base", "head", "again"
+#: Relative costs that a change may have if nothing else is said.
+ALLOWED = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One case, changed. ``ratio`` is throughput of head over base, with its 95 % interval; the
+    ``again`` figures are of base over itself. ``why`` says what keeps it undecided, or is wrong.
+    """
+
+    case: str
+    file: str
+    status: Status
+    allowed: float
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    num_pairs: int = 0
+    again_ratio: float | None = None
+    again_low: float | None = None
+    again_high: float | None = None
+    base_step_s: float | None = None
+    head_step_s: float | None = None
+    why: str = ""
+
+
+def measured(
+    interleaver: Interleaver,
+    case: str,
+    file: str,
+    allowed: float,
+    note: Callable[[str], None],
+    until_s: float = math.inf,
+) -> Change:
+    """Blocks until it is decided, ``MOST`` at most, and none is begun after ``until_s`` of
+    ``time.monotonic``; ``note`` gets a line for each.
+    """
+    changed: list[float] = []
+    again: list[float] = []
+    busy_blocks = 0
+    while True:
+        try:
+            of_head, of_base = interleaver.beside(BASE, (HEAD, AGAIN))
+        except BusyError as busy:
+            busy_blocks += 1
+            if busy_blocks < FEWEST and time.monotonic() < until_s:
+                continue
+            return _without(case, file, allowed, Status.INCONCLUSIVE, busy.what)
+        except LaunchError as error:
+            return _without(case, file, allowed, Status.ERROR, error.what)
+        changed += of_head
+        again += of_base
+        change = judged(case, file, allowed, changed, again)
+        note(f"{case}: head/base {change.ratio:.4f} over {change.num_pairs} pairs: {change.status}")
+        enough = len(changed) >= 2 * FEWEST
+        if (enough and change.status is not Status.INCONCLUSIVE) or len(changed) >= 2 * MOST:
+            return change
+        if time.monotonic() >= until_s:
+            return replace(
+                change,
+                status=Status.INCONCLUSIVE,
+                why="the time budget ended before it was decided",
+            )
+
+
+def _without(case: str, file: str, allowed: float, status: Status, why: str) -> Change:
+    return Change(case=case, file=file, status=status, allowed=allowed, why=why)
+
+
+def judged(
+    case: str, file: str, allowed: float, changed: Sequence[float], again: Sequence[float]
+) -> Change:
+    """What the pairs so far say: logarithms of how much longer head, and base again, take."""
+    head = difference(case, list(changed))
+    base = difference(case, list(again))
+    status, why = _status(head, base, 1 - allowed)
+    return Change(
+        case=case,
+        file=file,
+        status=status,
+        allowed=allowed,
+        ratio=head.ratio,
+        low=head.low,
+        high=head.high,
+        num_pairs=head.num_pairs,
+        again_ratio=base.ratio,
+        again_low=base.low,
+        again_high=base.high,
+        why=why,
+    )
+
+
+def _status(head: Difference, base: Difference, bound: float) -> tuple[Status, str]:
+    if head.low is None or head.high is None or base.low is None or base.high is None:
+        return Status.INCONCLUSIVE, "too few pairs for an interval"
+    if not base.low <= 1 <= base.high:
+        apart = f"{base.ratio:.3f} [{base.low:.3f}, {base.high:.3f}]"
+        return Status.INCONCLUSIVE, f"one and the same version differs from itself: {apart}"
+    if head.low > bound:
+        return Status.PASS, ""
+    if head.high < bound:
+        return Status.FAIL, ""
+    return Status.INCONCLUSIVE, f"the interval holds {bound:g}, which is asked"
+
+
+def checked(change: Change, run: RunRecord) -> Change:
+    """The same with what the record says of it: mean steps; whatever was wrong is an ERROR."""
+    cases = {
+        a.case.hash: a.case.setup
+        for p in run.plans
+        for a in p.arms
+        if replace(a.case, setup="").id == change.case
+    }
+    steps: dict[str, list[float]] = {BASE: [], HEAD: [], AGAIN: []}
+    for launch in run.launches:
+        if launch.case in cases and launch.block >= 0 and launch.usable and launch.steps:
+            steps[cases[launch.case]].append(launch.steps.mean_s)
+    change = replace(change, base_step_s=_middle(steps[BASE]), head_step_s=_middle(steps[HEAD]))
+    wrong = [v for v in run.verdicts if v.case_hash in cases and v.status is Status.ERROR]
+    return replace(change, status=Status.ERROR, why=wrong[0].detail) if wrong else change
+
+
+def _middle(steps: Sequence[float]) -> float | None:
+    """The geometric mean, as ratios have it."""
+    return math.exp(math.fsum(map(math.log, steps)) / len(steps)) if steps else None
+
+
+def worst(changes: Sequence[Change]) -> Change:
+    """The one that a sentence is about."""
+    return min(changes, key=lambda c: (SEVERITY.index(c.status), c.ratio or 0.0))

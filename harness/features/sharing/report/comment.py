@@ -1,0 +1,122 @@
+"""A change in the forms that code hosts read: Markdown, annotations of lines, a quality report.
+
+GitHub: https://docs.github.com/actions/reference/workflow-commands-for-github-actions
+GitLab: https://docs.gitlab.com/ci/testing/code_quality/ ("Code Quality report format")
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+from harness.base.documents import Json
+from harness.base.numbers import si
+from harness.features.sharing.change import Change, worst
+from harness.features.sharing.checkouts import Version
+from harness.interface.report.tabled import Table, harmless
+from harness.interface.report.text import Column
+from harness.record import Status
+
+#: By this a bot finds its comment of the last push, and writes over it.
+MARK = "<!-- scaleproof pr -->"
+#: How a status is annotated; what passes is not.
+_LEVELS = {Status.FAIL: "error", Status.ERROR: "error", Status.INCONCLUSIVE: "warning"}
+_SEVERITY = {Status.FAIL: "critical", Status.ERROR: "blocker", Status.INCONCLUSIVE: "minor"}
+
+
+def sentence(changes: Sequence[Change]) -> str:
+    """``FAIL: ddp/decoder-tiny/weak@2cpu has 0.910 [0.902, 0.918] of base's speed, 0.95 is asked``
+
+    Of several cases the worst one.
+    """
+    change = worst(changes)
+    asked = f"{1 - change.allowed:g} is asked"
+    if change.ratio is None or change.status is Status.ERROR:
+        return f"{change.status}: {change.case}: {change.why}"
+    others = f" (the worst of {len(changes)} cases)" if len(changes) > 1 else ""
+    figure = f"{change.case} has {_span(change.ratio, change.low, change.high)} of base's speed"
+    why = f": {change.why}" if change.why else ""
+    return f"{change.status}: {figure}{others}, {asked}{why}"
+
+
+def table(changes: Sequence[Change]) -> Table[Change]:
+    """A row a case, with the same version beside itself."""
+    return Table(
+        columns=[
+            Column[Change]("result", 100, lambda c: str(c.status), left=True),
+            Column("case", 99, lambda c: c.case, left=True),
+            Column("base", 40, lambda c: si(c.base_step_s, "s") if c.base_step_s else ""),
+            Column("head", 41, lambda c: si(c.head_step_s, "s") if c.head_step_s else ""),
+            Column("head/base [95%]", 98, lambda c: _span(c.ratio, c.low, c.high), left=True),
+            Column("base/base [95%]", 90, _again, left=True),
+            Column("needs", 70, lambda c: f">={1 - c.allowed:g}"),
+            Column("pairs", 30, lambda c: str(c.num_pairs)),
+        ],
+        rows=changes,
+    )
+
+
+def _again(change: Change) -> str:
+    return _span(change.again_ratio, change.again_low, change.again_high)
+
+
+def _span(ratio: float | None, low: float | None, high: float | None) -> str:
+    if ratio is None:
+        return "n/a"
+    return f"{ratio:.3f} [{'n/a' if low is None or high is None else f'{low:.3f}, {high:.3f}'}]"
+
+
+def markdown(
+    changes: Sequence[Change], versions: tuple[Version, Version], about: Sequence[str]
+) -> list[str]:
+    """A comment: one sentence, the table, and what it rests on behind a fold."""
+    base, head = versions
+    edited = " with what is not committed" if head.edited else ""
+    out = [MARK, f"### {harmless(sentence(changes))}", "", *table(changes).markdown(), ""]
+    out += [f"- {harmless(f'{c.case}: {c.why}')}" for c in changes if c.why]
+    return [
+        *out,
+        "<details><summary>How this was measured</summary>",
+        "",
+        f"- base is `{base.short}`, where this change left {harmless(base.asked)};"
+        f" head is `{head.short}`{edited}.",
+        "- Throughput of head over base, launched in turn in the same blocks, so drift is in"
+        " neither. The interval holds however often one looks; base/base is one version twice.",
+        *(f"- {harmless(line)}" for line in about),
+        "",
+        "</details>",
+    ]
+
+
+def annotations(changes: Sequence[Change]) -> list[str]:
+    """Workflow commands of GitHub, which show beside the file; ``::error file=...::``."""
+    out = []
+    for c in changes:
+        if c.status in _LEVELS:
+            values = {"file": c.file, "title": f"scaleproof: {c.status}"}
+            properties = ",".join(f"{k}={_property(v)}" for k, v in values.items() if v)
+            out.append(f"::{_LEVELS[c.status]} {properties}::{_data(sentence([c]))}")
+    return out
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def quality(changes: Sequence[Change]) -> str:
+    """What GitLab shows in a merge request: a list of degradations, empty where there are none."""
+    issues: list[Mapping[str, Json]] = [
+        {
+            "description": sentence([c]),
+            "check_name": "scaleproof",
+            "fingerprint": hashlib.sha256(c.case.encode()).hexdigest()[:32],
+            "severity": _SEVERITY[c.status],
+            "location": {"path": c.file or ".", "lines": {"begin": 1}},
+        }
+        for c in changes
+        if c.status in _SEVERITY
+    ]
+    return json.dumps(issues, indent=1) + "\n"

@@ -1,0 +1,1 @@
+"""Site: every run of a team as one folder of static pages."""

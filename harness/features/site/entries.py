@@ -1,0 +1,249 @@
+"""Entries: what a site says of each run, read and verified once.
+
+    results -> folders of runs -> an entry each (kept by what lies in the folder) -> pages
+
+A run whose figures nobody vouches for is shown with the reason, and none of its verdicts counts.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from harness.analysis.judging.points import points
+from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
+from harness.analysis.ladder import arm_row
+from harness.analysis.reading import load
+from harness.analysis.verify import unsealed
+from harness.base import digests
+from harness.base.documents import from_doc, to_doc
+from harness.base.errors import RecordError, SpecError
+from harness.interface.report.headline import headline
+from harness.record import RunRecord, Status
+from harness.record.outcome import SEVERITY
+from harness.record.store import write_text
+
+#: What the entries of a site are kept in, beside its pages; programs may read it, too.
+FILE = "entries.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseFigure:
+    """A case in a run: ``throughput`` in samples/s of all ranks, ``efficiency`` with its interval
+    against ``against``; the worst of its verdicts.
+    """
+
+    case: str
+    ladder: str
+    world_size: int
+    stand_in: bool
+    status: Status
+    throughput: float | None
+    efficiency: float | None
+    low: float | None
+    high: float | None
+    against: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleFigure:
+    """A rule in a run, with the worst of what it judged. ``counts`` is after a waiver."""
+
+    rule: str
+    pattern: str
+    metric: str
+    bound: str
+    source: str
+    waived: bool
+    case: str
+    counts: Status
+    value: float | None
+    low: float | None
+    high: float | None
+    stand_in: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A run. ``doubt`` is why nobody vouches for it; then ``status`` is ERROR. ``place`` is its
+    folder below the results, ``key`` what the entry was made from.
+    """
+
+    run: str
+    place: str
+    key: str
+    started_at: str
+    complete: bool
+    machine: str
+    title: str
+    torch: str
+    command: str
+    status: Status
+    headline: str
+    tally: str
+    doubt: str
+    cases: tuple[CaseFigure, ...]
+    rules: tuple[RuleFigure, ...]
+
+    @property
+    def says(self) -> str:
+        """The headline without its status, which stands beside it."""
+        return self.headline.removeprefix(f"{self.status}: ")
+
+    @property
+    def day(self) -> str:
+        return self.started_at[:10]
+
+    @property
+    def at(self) -> str:
+        return self.started_at[:16].replace("T", " ")
+
+
+def runs_below(results: Path) -> list[Path]:
+    """The folders of runs; SpecError where there is none."""
+    folders = sorted({p.parent for p in results.glob("**/record.json") if p.is_file()})
+    if not folders:
+        raise SpecError(
+            f"no run below {results}",
+            expected="a folder of results, as runs are written to",
+            fix="scaleproof demo && scaleproof site results",
+        )
+    return folders
+
+
+def entries(
+    results: Path, folders: Sequence[Path], kept: Path, note: Callable[[str], None]
+) -> tuple[list[Entry], list[str]]:
+    """An entry for each run, newest first, and what could not be read, and why.
+
+    Those of the last time are in the file ``kept``; a run that is as it was then is not read again.
+    """
+    known = {e.key: e for e in _kept(kept)}
+    out = []
+    unreadable = []
+    for number, folder in enumerate(folders):
+        key = stamp(folder)
+        if (entry := known.get(key)) is None:
+            note(f"reading and verifying run {number + 1} of {len(folders)}")
+            try:
+                entry = entry_of(load(folder), folder, str(folder.relative_to(results)), key)
+            except RecordError as error:
+                unreadable.append(f"{folder.relative_to(results)}: {error.what}")
+                continue
+        out.append(entry)
+    out.sort(key=lambda e: (datetime.fromisoformat(e.started_at).timestamp(), e.run), reverse=True)
+    return out, unreadable
+
+
+def keep(kept: Path, every: Sequence[Entry]) -> None:
+    """For the next time."""
+    document = {"package": digests.of_package(), "entries": [to_doc(e) for e in every]}
+    write_text(kept, json.dumps(document, separators=(",", ":")))
+
+
+def _kept(file: Path) -> Sequence[Entry]:
+    """Of another version of this package nothing is taken over."""
+    try:
+        document = json.loads(file.read_text())
+        if document["package"] != digests.of_package():
+            return ()
+        return list(from_doc(tuple[Entry, ...], document["entries"]))
+    except (OSError, ValueError, KeyError, TypeError, RecordError):
+        return ()
+
+
+def stamp(folder: Path) -> str:
+    """A digest of a run: its record and chain whole, of every other file its name, size and time.
+
+    Where it lies is in it, too: the page of a run is found by it.
+    """
+    digest = hashlib.sha256(str(folder).encode())
+    for name in ("record.json", "chain.jsonl"):
+        file = folder / name
+        digest.update(file.read_bytes() if file.is_file() else b"none")
+    for path in sorted(folder.glob("launches/*/*")):
+        seen = path.lstat()
+        digest.update(f"{path.name} {seen.st_size} {seen.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def entry_of(run: RunRecord, folder: Path, place: str, key: str) -> Entry:
+    """What a site says of one run."""
+    doubt = unsealed(run, folder)
+    counts = [v.counts for v in (*requirements(run), *wrong(run))]
+    status = min(counts, key=SEVERITY.index, default=Status.RECORDED)
+    return Entry(
+        run=run.run,
+        place=place,
+        key=key,
+        started_at=run.started_at,
+        complete=run.complete,
+        machine=run.machine.key,
+        title=run.machine.title,
+        torch=run.software.get("torch", "n/a"),
+        command=" ".join(run.settings.argv),
+        status=Status.ERROR if doubt else status,
+        headline=f"NOT VERIFIED: {doubt}" if doubt else headline(run),
+        tally=str(tally(run)),
+        doubt=doubt,
+        cases=() if doubt else tuple(_cases(run)),
+        rules=() if doubt else tuple(_rules(run)),
+    )
+
+
+def _cases(run: RunRecord) -> list[CaseFigure]:
+    """Each case once: with the efficiency that was judged, else against the first baseline."""
+    out: dict[str, CaseFigure] = {}
+    for plan in run.plans:
+        kinds = dict.fromkeys(c.against for c in plan.contrasts if c.metric == "efficiency")
+        scaled = {(p.case, a): p for a in kinds for p in points(run, plan, a)}
+        for arm in plan.arms:
+            case = arm.case
+            verdicts = [v for v in run.verdicts if v.case_hash == case.hash]
+            judged = [v.against for v in verdicts if v.metric == "efficiency" and v.rule]
+            against = next((a for a in (*judged, *kinds) if (case.id, a) in scaled), "")
+            point = scaled.get((case.id, against))
+            row = arm_row(run, plan, arm)
+            if row.throughput is None or case.id in out:
+                continue
+            out[case.id] = CaseFigure(
+                case=case.id,
+                ladder=case.family + case.extras,
+                world_size=case.world_size,
+                stand_in=bool(run.stand_ins(case)),
+                status=min(
+                    (v.counts for v in verdicts), key=SEVERITY.index, default=Status.RECORDED
+                ),
+                throughput=row.throughput,
+                efficiency=None if point is None else point.efficiency,
+                low=None if point is None else point.efficiency_low,
+                high=None if point is None else point.efficiency_high,
+                against=against,
+            )
+    return list(out.values())
+
+
+def _rules(run: RunRecord) -> list[RuleFigure]:
+    rules = {t.name: t for t in run.thresholds}
+    out: dict[str, RuleFigure] = {}
+    for v in requirements(run):  # worst first
+        rule = rules.get(v.rule or "")
+        if rule is None or rule.name in out:
+            continue
+        out[rule.name] = RuleFigure(
+            rule=rule.name,
+            pattern=rule.case,
+            metric=v.metric,
+            bound=v.bound,
+            source=str(rule.source),
+            waived=rule.waiver is not None,
+            case=v.case,
+            counts=v.counts,
+            value=v.value,
+            low=v.low,
+            high=v.high,
+            stand_in=of_stand_in(run, v),
+        )
+    return list(out.values())

@@ -1,0 +1,104 @@
+"""A case over its runs as a small drawing: a dot a run, its interval, a line between them."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from harness.base.plain import still
+from harness.record import Status
+
+WIDTH, HEIGHT = 420, 132
+LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 22
+#: Above so many runs dots would be a band of their own.
+MOST_DOTS = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One run's figure, with the page that it leads to and what is said of it."""
+
+    value: float
+    low: float | None
+    high: float | None
+    status: Status
+    link: str
+    text: str
+
+
+class _Plane:
+    """Runs from left to right; values with some room around."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        values = [p.value for p in points]
+        low = min(values)
+        high = max(values)
+        spread = max(high - low, 0.08 * max(abs(low), abs(high)), 1e-12)
+        ends = [end for p in points for end in (p.low, p.high) if end is not None]
+        self.low = max(min([low, *ends]), low - spread) - 0.08 * spread
+        self.high = min(max([high, *ends]), high + spread) + 0.08 * spread
+        self._count = len(points)
+
+    def x(self, i: int) -> float:
+        return LEFT + (i + 0.5) / self._count * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        inside = min(max(value, self.low), self.high)
+        share = (inside - self.low) / (self.high - self.low)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+    def ticks(self) -> Iterator[tuple[float, str]]:
+        """Two to four round values, and how they are written."""
+        rough = (self.high - self.low) / 3
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(power * nice for nice in (1, 2, 5, 10) if power * nice >= rough)
+        digits = max(0, -math.floor(math.log10(step)))
+        for i in range(math.ceil(self.low / step), math.floor(self.high / step) + 1):
+            yield i * step, f"{i * step:,.{digits}f}"
+
+
+def chart(points: Sequence[Point], label: str, days: tuple[str, str]) -> Markup:
+    """One case; the scale is its own, and is written beside it."""
+    plane = _Plane(points)
+    out = [
+        Markup('<svg viewBox="0 0 {} {}" role="group" aria-label="{}">').format(
+            WIDTH, HEIGHT, label
+        )
+    ]
+    for value, words in plane.ticks():
+        y = plane.y(value)
+        out.append(
+            Markup(
+                '<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>'
+                '<text class="tick" x="{}" y="{:.1f}" text-anchor="end">{}</text>'
+            ).format(LEFT, WIDTH - RIGHT, y, y, LEFT - 6, y + 4, words)
+        )
+    for i, p in enumerate(points):
+        if p.low is not None and p.high is not None:
+            out.append(
+                Markup(
+                    '<line class="span" x1="{0:.1f}" x2="{0:.1f}" y1="{1:.1f}" y2="{2:.1f}"/>'
+                ).format(plane.x(i), plane.y(p.low), plane.y(p.high))
+            )
+    line = " ".join(f"{plane.x(i):.1f},{plane.y(p.value):.1f}" for i, p in enumerate(points))
+    out.append(Markup('<polyline class="run" points="{}"/>').format(line))
+    for i, p in enumerate(points):
+        plain = len(points) > MOST_DOTS and p.status in (Status.PASS, Status.RECORDED)
+        out.append(
+            Markup(
+                '<a href="{}" aria-label="{}"><circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}"/>'
+                "<title>{}</title></a>"
+            ).format(
+                p.link, still(p.text), p.status, plane.x(i), plane.y(p.value),
+                1.6 if plain else 3.6, still(p.text),
+            )
+        )  # fmt: skip
+    ends = [(LEFT, "start", days[0]), (WIDTH - RIGHT, "end", days[1])]
+    for x, anchor, day in ends if len(points) > 1 else ends[1:]:
+        out.append(
+            Markup('<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>').format(
+                x, HEIGHT - 5, anchor, escape(day)
+            )
+        )
+    return Markup("").join([*out, Markup("</svg>")])

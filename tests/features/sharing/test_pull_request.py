@@ -1,0 +1,212 @@
+"""A change and what it costs: how often it is judged wrongly, and what code hosts read of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.base.errors import LaunchError
+from harness.features.sharing import checkouts
+from harness.features.sharing.change import Change, judged
+from harness.features.sharing.checkouts import Version
+from harness.features.sharing.report import comment
+from harness.interface.cli.main import main
+from harness.measure.setups.interleaving import FEWEST, MOST
+from harness.record import Status
+from harness.record.store import load
+
+CASE = "ddp/decoder-tiny/weak@2cpu"
+BASE = Version(asked="origin/main", commit="0" * 40)
+HEAD = Version(asked="HEAD", commit="1" * 40)
+
+
+def settled(longer: float, apart: float, draw: np.random.Generator) -> Change:
+    """What blocks of two pairs end with: head takes ``longer`` than base, base than itself."""
+    changed: list[float] = []
+    again: list[float] = []
+    while True:
+        changed += list(draw.normal(longer, 0.01, 2))
+        again += list(draw.normal(apart, 0.01, 2))
+        change = judged(CASE, "", 0.05, changed, again)
+        enough = len(changed) >= 2 * FEWEST and change.status is not Status.INCONCLUSIVE
+        if enough or len(changed) >= 2 * MOST:
+            return change
+
+
+@pytest.mark.parametrize(
+    ("costs", "expected"), [(0.0, Status.PASS), (0.03, Status.PASS), (0.08, Status.FAIL)]
+)
+def test_what_a_change_costs_is_found(costs: float, expected: Status) -> None:
+    draw = np.random.default_rng(3)
+    statuses = [settled(-np.log1p(-costs), 0.0, draw).status for _ in range(100)]
+    assert statuses.count(expected) >= 95
+
+
+def test_a_change_at_the_bound_passes_once_in_twenty_at_most() -> None:
+    draw = np.random.default_rng(4)
+    statuses = [settled(-np.log1p(-0.05), 0.0, draw).status for _ in range(400)]
+    assert statuses.count(Status.PASS) <= 20 and statuses.count(Status.FAIL) <= 20
+
+
+def test_nothing_is_said_where_a_version_differs_from_itself() -> None:
+    draw = np.random.default_rng(5)
+    for longer in (0.0, 0.2):
+        change = settled(longer, 0.03, draw)
+        assert change.status is Status.INCONCLUSIVE
+        assert "one and the same version differs from itself: 0.97" in change.why
+
+
+PASSED = Change(
+    case=CASE, file="src/models/net.py", status=Status.PASS, allowed=0.05,
+    ratio=1.002, low=0.99, high=1.014, num_pairs=8, again_ratio=0.999, again_low=0.99,
+    again_high=1.01, base_step_s=0.02, head_step_s=0.01996,
+)  # fmt: skip
+FAILED = replace(PASSED, status=Status.FAIL, ratio=0.9, low=0.89, high=0.91)
+
+
+def test_a_comment_has_a_sentence_its_figures_and_base_beside_itself() -> None:
+    lines = comment.markdown([PASSED, FAILED], (BASE, replace(HEAD, edited=True)), ["2 <b> cores"])
+    assert lines[1] == (
+        f"### FAIL: {CASE} has 0.900 [0.890, 0.910] of base's speed (the worst of 2 cases),"
+        " 0.95 is asked"
+    )
+    text = "\n".join(lines)
+    assert "| FAIL | " + CASE in text and "0.999 [0.990, 1.010]" in text
+    assert text.count("<details>") == text.count("</details>") == 1
+    assert "with what is not committed" in text and "2 &lt;b&gt; cores" in text
+
+
+def test_annotations_are_workflow_commands() -> None:
+    """https://docs.github.com/actions: %, CR and LF are escaped, in properties also : and ,"""
+    odd = replace(FAILED, file="a,b:c.py", status=Status.ERROR, why="50%\nof it")
+    (line,) = comment.annotations([PASSED, odd])
+    assert line.startswith("::error file=a%2Cb%3Ac.py,title=scaleproof%3A ERROR::ERROR: ")
+    assert line.endswith("50%25%0Aof it") and "\n" not in line
+    assert comment.annotations([PASSED]) == []
+
+
+def test_gitlab_reads_a_list_of_degradations() -> None:
+    """The keys and severities that https://docs.gitlab.com/ci/testing/code_quality/ demands."""
+    (issue,) = json.loads(comment.quality([PASSED, FAILED]))
+    assert issue["severity"] in ("info", "minor", "major", "critical", "blocker")
+    assert issue["location"] == {"path": "src/models/net.py", "lines": {"begin": 1}}
+    assert issue["description"] and issue["check_name"] and issue["fingerprint"]
+    assert json.loads(comment.quality([PASSED])) == []
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    done = subprocess.run(
+        ["git", *who, *words], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A clone with a branch that changes a package, while main goes on."""
+    folder = tmp_path / "project"
+    (folder / "src" / "net").mkdir(parents=True)
+    git(folder, "init", "-qb", "main")
+    (folder / "src/net/__init__.py").write_text("WIDTH = 1\n")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "one")
+    git(folder, "checkout", "-qb", "change")
+    (folder / "src/net/__init__.py").write_text("WIDTH = 2\n")
+    git(folder, "commit", "-qam", "two")
+    git(folder, "checkout", "-q", "main")
+    git(folder, "commit", "-qm", "others", "--allow-empty")
+    git(folder, "checkout", "-q", "change")
+    return folder
+
+
+def width(checkout: checkouts.Checkout) -> str:
+    words = [str(checkout.python), "-c", "import net; print(net.WIDTH)"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_each_version_imports_its_own_files_and_the_clone_stays(project: Path) -> None:
+    (project / "src/net/__init__.py").write_text("WIDTH = 3\n")
+    before = git(project, "status", "--short"), git(project, "stash", "list")
+    head = checkouts.head_of(project, None)
+    base = checkouts.base_of(project, "main", head.commit)
+    assert base.commit == git(project, "rev-parse", "main~1"), "what others did is no change"
+    assert head.edited
+    into = project.parent / "into"
+    assert width(checkouts.unpacked(project, base, into)) == "1"
+    assert width(checkouts.unpacked(project, checkouts.head_of(project, "change"), into)) == "2"
+    (project / "data").mkdir()
+    checkout = checkouts.unpacked(project, head, into, data=["data"])
+    assert width(checkout) == "3" and (checkout.folder / "data").is_symlink()
+    assert before == (git(project, "status", "--short"), git(project, "stash", "list"))
+
+
+def test_an_environment_of_its_own_is_made_by_a_command(project: Path) -> None:
+    head = checkouts.head_of(project, None)
+    link = f"mkdir -p {{folder}}/bin && ln -s {sys.executable} {{folder}}/bin/python"
+    checkout = checkouts.unpacked(project, head, project.parent / "into", install=link)
+    assert checkout.python.is_symlink()
+    with pytest.raises(LaunchError, match="no compiler"):
+        words = "echo no compiler; exit 3"
+        checkouts.unpacked(project, head, project.parent / "into", install=words)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--base", "main"], "nothing to measure"),
+        (["--base", "nowhere", CASE], "--base nowhere: "),
+        (["--base", "HEAD", CASE], "nothing was changed since HEAD"),
+        (["--base", "main", "--head", "nowhere", CASE], "no such commit"),
+        (["--base", "main", "--allow", "2", CASE], "is not between 0 and 1"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(
+    words: list[str],
+    expected: str,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(project)
+    assert main(["pr", *words, "--cpus", "1"]) == 4
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("slower", "status"), [(0.0, 0), (0.12, 1)])
+def test_a_change_of_a_users_file_is_measured_and_judged(
+    slower: float,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A model that keeps a schedule; the change plants how much longer it is."""
+    plant = (Path(__file__).parents[2] / "plants/versioned.py").read_text()
+    (tmp_path / "models").mkdir()
+    file = tmp_path / "models/timed.py"
+    file.write_text(plant)
+    git(tmp_path, "init", "-qb", "main")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "one")
+    file.write_text(plant.replace('"PLANTED_SLOWER", "0"', f'"PLANTED_SLOWER", "{slower}"') + "#\n")
+    summary = tmp_path / "summary.md"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    words = ["pr", "ddp/timed-small/weak", "--path", "models", "--base", "main", "--cpus", "1"]
+    assert main(words) == status
+    screen = capsys.readouterr().out
+    assert ("::error file=models/timed.py" in screen) == bool(status)
+    assert summary.read_text().startswith(comment.MARK)
+    (folder,) = (tmp_path / "results/runs").glob("*/*")
+    run = load(folder)
+    assert {name for name, _ in run.settings.checkouts} == {"base", "head", "again"}
+    assert main(["verify", str(folder)]) == 0

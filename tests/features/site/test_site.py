@@ -1,0 +1,182 @@
+"""The site of all runs: what it says of each, in a real browser, without a server or a network."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.features.site import entries
+from harness.features.site.entries import Entry
+from harness.features.site.report import pages
+from harness.interface.cli.main import main
+from harness.record import Status
+
+CHROMIUM = shutil.which("chromium")
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs chromium: bash scripts/system-packages.sh"
+)
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, one without its chain, one that cannot be read, and a page of several runs."""
+    folder = tmp_path_factory.mktemp("results")
+    for name in ("ddp-nano", "ddp-nano-again"):
+        shutil.copytree(sample.with_name(name), folder / "runs/c607" / name)
+    shutil.copytree(sample, folder / "runs/c607/unchained")
+    (folder / "runs/c607/unchained/chain.jsonl").unlink()
+    (folder / "runs/c607/torn").mkdir()
+    (folder / "runs/c607/torn/record.json").write_text("{")
+    (folder / "runs/c607/ddp-nano/report.html").write_text("<p>a page of its own")
+    (folder / "history.html").write_text("<p>nights")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(results: Path) -> Path:
+    assert main(["site", str(results), "--name", "Team <A>"]) == 1, "some are not to be trusted"
+    return results / "site"
+
+
+def test_what_is_not_vouched_for_is_no_success(
+    results: Path, site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["site", str(results), "--name", "Team <A>", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["runs"] == 3
+    (doubtful,) = document["not_verified"]
+    assert doubtful.startswith("runs/c607/unchained: it has no chain")
+    (unreadable,) = document["unreadable"]
+    assert unreadable.startswith("runs/c607/torn: ")
+    index = (site / "index.html").read_text()
+    assert index.count('<li data-status="ERROR"') == 1
+    assert "NOT VERIFIED" in index
+    for page in set(pages.PAGES) - {"index.html"}:
+        assert "unchained" not in (site / page).read_text(), "no figure of it counts"
+
+
+def test_every_link_leads_somewhere_in_the_folder(site: Path) -> None:
+    for page in pages.PAGES:
+        text = (site / page).read_text()
+        links = set(re.findall(r'href="([^"#]+)"', text))
+        assert len(links) > 4
+        for link in links:
+            assert (site / link).is_file(), (page, link)
+        assert not re.search(r'(src|href)="(https?:)?//', text), "no network"
+        assert "<title>" in text and "Team &lt;A&gt;" in text and "Team <A>" not in text
+    assert (site / "runs/c607/ddp-nano/report.html").read_text() == "<p>a page of its own"
+    assert (site / "documents/history.html").is_file()
+
+
+def test_a_run_is_read_once_and_again_when_it_changed(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tmp_path / "results"
+    shutil.copytree(results / "runs/c607/ddp-nano", whole / "runs/a")
+    read: list[Path] = []
+    usual = entries.load
+    monkeypatch.setattr(entries, "load", lambda folder: read.append(folder) or usual(folder))
+    assert main(["site", str(whole)]) == 0
+    assert main(["site", str(whole)]) == 0
+    assert len(read) == 1
+    sample = next((whole / "runs/a/launches").glob("*/*.npz"))
+    sample.write_bytes(sample.read_bytes() + b"0")
+    main(["site", str(whole)])
+    assert len(read) == 2
+
+
+def test_others_files_are_not_written_over(tmp_path: Path, sample: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["site", str(sample), "--to", str(tmp_path)]) == 4
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+    assert main(["site", str(tmp_path), "--to", str(tmp_path / "new")]) == 4
+
+
+def entry(number: int, status: Status, machine: str = "m", stand_in: bool = False) -> Entry:
+    """A run of one case, each a day later than the one before."""
+    figure = entries.CaseFigure(
+        case="ddp/net/weak@2gpu", ladder="ddp/net/weak", world_size=2, stand_in=stand_in,
+        status=status, throughput=100.0, efficiency=0.9 + number / 100, low=0.8, high=1.0,
+        against="plain",
+    )  # fmt: skip
+    return Entry(
+        run=f"r{number}", place=f"runs/r{number}", key=str(number),
+        started_at=f"2026-01-{number + 1:02}T02:00:00+00:00", complete=True, machine=machine,
+        title=f"8 x {machine}", torch="2", command="", status=status, headline=f"{status}: x",
+        tally="", doubt="", cases=(figure,), rules=(),
+    )  # fmt: skip
+
+
+def test_a_night_has_its_worst_and_a_machine_its_newest() -> None:
+    newest_first = [entry(2, Status.PASS), entry(1, Status.FAIL), entry(0, Status.PASS)]
+    same_day = entry(1, Status.PASS)
+    told = pages.nights([newest_first[0], same_day, *newest_first[1:]])
+    ((_, by_day),) = told["rows"]  # type: ignore[misc, attr-defined]
+    assert told["days"] == ["2026-01-03", "2026-01-02", "2026-01-01"]
+    assert by_day["2026-01-02"].figure.status is Status.FAIL
+    told = pages.side_by_side([*newest_first, entry(5, Status.PASS, "other", stand_in=True)])
+    ((case, of_case),) = told["rows"]  # type: ignore[misc, attr-defined]
+    assert case == "ddp/net/weak@2gpu" and set(of_case) == {"m"}, "stand-ins are no hardware"
+    assert of_case["m"].entry.run == "r2"
+
+
+def browse(page: Path, *arguments: str, at: str = "") -> str:
+    words = [str(CHROMIUM), *FLAGS, f"--user-data-dir={page.parent}/profile", *arguments]
+    words += ["--dump-dom", page.as_uri() + at]
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+@needs_chromium
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", [1, 0], ids=["light", "dark"])
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_axe_finds_nothing_serious(page: str, scheme: int, site: Path, tmp_path: Path) -> None:
+    spec = importlib.util.find_spec("axe_core_python")
+    assert spec is not None and spec.origin is not None
+    code = Path(spec.origin).with_name("axe.min.js").read_text()
+    kinds = "JSON.stringify(r.violations.map(v=>[v.id,v.impact,v.nodes[0].html]))"
+    call = f"axe.run().then(r=>{{document.body.dataset.axe={kinds}}})"
+    copy = tmp_path / page
+    scripts = f"<script>{code}</script><script>{call}</script></body>"
+    copy.write_text((site / page).read_text().replace("</body>", scripts))
+    color = f"--blink-settings=preferredColorScheme={scheme}"
+    dom = browse(copy, "--virtual-time-budget=20000", color)
+    answer = re.search(r'data-axe="([^"]*)"', dom)
+    assert answer, "axe did not run"
+    violations = json.loads(html.unescape(answer[1]))
+    assert [v for v in violations if v[1] != "minor"] == []
+
+
+@needs_chromium
+def test_a_search_shows_what_it_names_and_is_kept_in_the_address(site: Path) -> None:
+    """The whole filter without a server: words, a status, and what the page says of it."""
+    dom = browse(site / "index.html", at="#q=nano&status=ERROR")
+    shown = [tag for tag in re.findall(r"<li [^>]*>", dom) if " hidden" not in tag]
+    assert len(shown) == 1 and 'data-status="ERROR"' in shown[0]
+    dom = browse(site / "index.html", at="#q=2cpu+ddp-nano-again")
+    shown = [tag for tag in re.findall(r"<li [^>]*>", dom) if " hidden" not in tag]
+    assert len(shown) == 1 and "ddp-nano-again" in shown[0]
+    assert ">1 of 3<" in dom
+
+
+@needs_chromium
+@pytest.mark.full
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_nothing_runs_out_of_a_small_window(page: str, site: Path, tmp_path: Path) -> None:
+    copy = tmp_path / page
+    wide = "document.body.dataset.over=document.documentElement.scrollWidth-innerWidth"
+    copy.write_text((site / page).read_text().replace("</body>", f"<script>{wide}</script></body>"))
+    over = re.search(r'data-over="(-?\d+)"', browse(copy, "--window-size=500,900"))
+    assert over and int(over[1]) <= 0

@@ -5,11 +5,12 @@ Any call may be missing (old driver, MIG slice) or fail (lost device): its field
 
 import contextlib
 import itertools
+import json
 import os
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.base.documents import Json
@@ -55,7 +56,8 @@ class Gpu:
 class GpuWindow:
     """A device over a launch's kept window: (min, max) over the polls; None without an answer.
 
-    ``energy_j`` is what it took over that window, by its own counter.
+    ``energy_j`` is what it took over that window, by its own counter. ``node`` is that of the ranks
+    that ran on it.
     """
 
     index: int
@@ -67,6 +69,7 @@ class GpuWindow:
     lost: bool = False
     utilization_pct: tuple[int, ...] | None = None
     energy_j: float | None = None
+    node: int = 0
 
 
 @contextlib.contextmanager
@@ -201,40 +204,41 @@ def poll() -> list[dict[str, Json]]:
         return [_reading(d, links=True) for d in _visible(nvml)] if nvml is not None else []
 
 
-class DeviceWatch:
-    """Reads every visible device again and again, in a thread and an NVML session of its own.
+def follow(
+    file: Path,
+    places: Collection[int],
+    every_s: float,
+    over: Callable[[float], bool],
+    *,
+    links: bool,
+) -> None:
+    """Write a line of readings of these visible devices again and again, and one when it is over.
 
-    Whoever serves the ranks does not wait for it: an answer of the PCIe counters takes 20 ms, so
-    ``links`` are read on request only.
+    ``over`` waits for so many seconds and says whether it is. Nothing is written without a driver.
+    An answer of the PCIe counters takes 20 ms, so ``links`` are read on request only.
     """
-
-    def __init__(self, every_s: float, *, links: bool) -> None:
-        self.polls: list[list[dict[str, Json]]] = []
-        self._every_s = every_s
-        self._links = links
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="nvml", daemon=True)
-
-    def __enter__(self) -> "DeviceWatch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """A last reading is taken, so that the window lies between two."""
-        self._over.set()
-        self._thread.join()
-
-    def _read(self) -> None:
-        with _nvml() as nvml:
-            if nvml is None:
-                return
-            devices = _visible(nvml)
+    with _nvml() as nvml:
+        if nvml is None:
+            return
+        devices = [device for place, device in enumerate(_visible(nvml)) if place in places]
+        with file.open("w") as lines:
+            last = False
             while True:
-                last = self._over.is_set()
-                self.polls.append([_reading(d, links=self._links) for d in devices])
+                readings = [_reading(device, links=links) for device in devices]
+                lines.write(json.dumps(readings) + "\n")
+                lines.flush()  # whoever follows may be killed
                 if last:
                     return
-                self._over.wait(self._every_s)
+                last = over(every_s)
+
+
+def followed(file: Path) -> list[list[dict[str, Json]]]:
+    """The readings that ``follow`` wrote, of each moment; a line that a kill cut off is none."""
+    polls = []
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        with contextlib.suppress(ValueError):
+            polls.append(json.loads(line))
+    return polls
 
 
 def _reading(device: _Device, *, links: bool) -> dict[str, Json]:
@@ -274,7 +278,9 @@ def _field(device: _Device, field: int) -> int | None:
 
 
 def summarise(
-    polls: Sequence[Sequence[dict[str, Json]]], window_ns: tuple[int, int] | None = None
+    polls: Sequence[Sequence[dict[str, Json]]],
+    window_ns: tuple[int, int] | None = None,
+    node: int = 0,
 ) -> tuple[GpuWindow, ...]:
     """Fold polls into one window per device; a device that stops answering is ``lost``.
 
@@ -299,6 +305,7 @@ def summarise(
                 utilization_pct=_spread(rows, "utilization_pct"),
                 lost=every[-1]["name"] is None or all(r["index"] != index for r in polls[-1]),
                 energy_j=_energy_j(every, low, high),
+                node=node,
             )
         )
     return tuple(out)

@@ -1,6 +1,5 @@
 """The Bench: one world of fresh processes for one arm, and the LaunchRecord that it leaves."""
 
-import contextlib
 import datetime
 import errno
 import json
@@ -10,16 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import Any
 
 from harness.analysis.samples import bits, figures
 from harness.analysis.timeline.profiled import budget_of, talks
 from harness.base import files
-from harness.base.documents import Json, from_doc, to_doc
+from harness.base.documents import from_doc, to_doc
 from harness.base.errors import LaunchError, LostError, ScaleproofError
-from harness.cases import CaseSpec, Catalogue, Compiled, Device, Entry, Settings, StandIn
+from harness.cases import CaseSpec, Catalogue, Compiled, Device, Entry, Settings
 from harness.cases.plan import HORIZON
 from harness.host import nvml, shared
+from harness.host.nvml import GpuWindow
 from harness.launch import causes
 from harness.launch.engine import Ended, Tick, Where
 from harness.launch.fleets import Fleets
@@ -36,6 +36,7 @@ from harness.launch.wire.messages import (
     Task,
     Timed,
     Train,
+    readings_file,
 )
 from harness.measure.order import Order
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, Row
@@ -43,8 +44,6 @@ from harness.record.fabric import label
 from harness.record.launch import PASSING
 from harness.record.store import load_samples, write_text
 
-#: Seconds between readings of the devices, of a timed and of a profiled launch.
-POLL_GPUS_S, POLL_PROFILED_S = 1.0, 0.1
 #: What to do where a script writes to what all its launches share.
 UNSHARED = "leave that --data out, and every launch has a copy of its own"
 #: FLOP/s of a slow CPU core, for deadlines only.
@@ -58,8 +57,6 @@ COMPILING_S = 600.0
 SCRIPTS = Deadlines(
     start_s=600.0, first_step_s=600.0, step_s=300.0, collective_s=300.0, meet_s=120.0
 )
-#: Readings of the devices, all of them at each time.
-Polls: TypeAlias = list[list[dict[str, Json]]]
 
 
 class Bench:
@@ -249,24 +246,19 @@ class Bench:
         specs = [self._spec_of(order, folder, answer, detailed) for order, answer in each]
         slot = specs[0].launch if len(specs) > 1 else ""
         began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        profiled = bool(orders[0].window.profiled)
-        watch = nvml.DeviceWatch(POLL_PROFILED_S if profiled else POLL_GPUS_S, links=profiled)
-        on_gpus = orders[0].arm.case.device is Device.CUDA
-        with watch if on_gpus else contextlib.nullcontext():
-            ended = self._run_together(specs, on_step)
+        ended = self._run_together(specs, on_step)
         common: dict[str, Any] = dict(engine=self.engine.name, slot=slot, started_at=began_at)
-        polls = [_of_devices(watch.polls, spec) for spec in specs]
         left = [
-            replace(_record(order, spec, world, seen), **common)
-            for order, spec, world, seen in zip(orders, specs, ended, polls, strict=True)
+            replace(_record(order, spec, world), **common)
+            for order, spec, world in zip(orders, specs, ended, strict=True)
         ]
         out = []
-        for (order, answer), launch, seen in zip(each, left, polls, strict=True):
+        for (order, answer), launch in zip(each, left, strict=True):
             if launch.cause is None and order.purpose is Purpose.BITS:
                 launch = _compared(launch, folder)
             elif launch.cause is None and order.purpose not in (Purpose.GATE, Purpose.REFERENCE):
                 beside = [rank for other in left if other is not launch for rank in other.ranks]
-                launch = _figured(order, launch, folder, answer, seen, beside)
+                launch = _figured(order, launch, folder, answer, beside)
             out.append(replace(launch, wrong=(*launch.wrong, *self._written(order.script))))
         return out
 
@@ -339,28 +331,12 @@ def _swept(
     return [replace(r, launch=number, network=network, link_mbit=rate_mbit) for r in parsed]
 
 
-def _of_devices(polls: Polls, spec: LaunchSpec) -> Polls:
-    """Readings of the devices that a world ran on; others idle, or are somebody else's.
-
-    None where it ran on other nodes than this program's.
-    """
-    if spec.hosts and spec.hosts[0] != 0:
-        return []
-    first = spec.devices[0] if spec.devices else spec.case.first_device
-    if StandIn.SHARED_GPU in spec.case.stand_in:
-        return polls
-    mine = slice(first, first + spec.case.nodes[0] * spec.case.devices_per_rank)
-    return [poll[mine] for poll in polls]
-
-
-def _record(order: Order, spec: LaunchSpec, ended: Ended, polls: Polls) -> LaunchRecord:
+def _record(order: Order, spec: LaunchSpec, ended: Ended) -> LaunchRecord:
     """What a world left, before its samples are looked at."""
     cause = causes.attribute(ended.ranks, ended.unreachable)
     if cause is not None and order.script is not None and order.script.data:
         cause = replace(cause, message=_with_shared(cause.message))
     ranks = _left_by(ended, Path(spec.out))
-    windows = [r.window_ns for r in ranks if r.window_ns is not None and r.node == ranks[0].node]
-    kept = (min(w[0] for w in windows), max(w[1] for w in windows)) if windows else None
     return LaunchRecord(
         launch=spec.launch,
         purpose=order.purpose,
@@ -377,10 +353,30 @@ def _record(order: Order, spec: LaunchSpec, ended: Ended, polls: Polls) -> Launc
         status=LaunchStatus.OK if cause is None else LaunchStatus.FAILED,
         cause=cause,
         ranks=ranks,
-        gpus=nvml.summarise(polls, kept),
+        gpus=_gpus(Path(spec.out), ended, ranks, kept=order.purpose is Purpose.PROFILE),
         hosts=spec.hosts,
         devices=spec.devices,
     )
+
+
+def _gpus(
+    out: Path, ended: Ended, ranks: Sequence[RankRecord], *, kept: bool
+) -> tuple[GpuWindow, ...]:
+    """The devices of every node over the window of that node's ranks, which is by its clock.
+
+    With ``kept`` the readings of the first node stay beside the traces.
+    """
+    gpus: list[GpuWindow] = []
+    for end in ended.ranks:
+        file = readings_file(out, end.rank)
+        polls = nvml.followed(file)
+        windows = [r.window_ns for r in ranks if r.window_ns is not None and r.node == end.node]
+        window = (min(w[0] for w in windows), max(w[1] for w in windows)) if windows else None
+        gpus += nvml.summarise(polls, window, end.node)
+        if kept and polls and not end.rank:
+            write_text(out / "gpus.json", json.dumps([r for poll in polls for r in poll]))
+        file.unlink(missing_ok=True)
+    return tuple(gpus)
 
 
 def _with_shared(message: str) -> str:
@@ -402,7 +398,6 @@ def _figured(
     launch: LaunchRecord,
     folder: Path,
     described: Described,
-    polls: Polls,
     beside: Sequence[RankRecord],
 ) -> LaunchRecord:
     """The launch with what follows from its ranks' samples, and from their traces."""
@@ -417,9 +412,6 @@ def _figured(
     launch = replace(launch, **vars(derived))
     if order.purpose is not Purpose.PROFILE:
         return launch
-    if polls:
-        readings = json.dumps([r for poll in polls for r in poll])
-        write_text(folder / "launches" / launch.launch / "gpus.json", readings)
     try:
         talking = talks(case, expected)
         budget = budget_of(folder, launch.launch, ranks, order.window.profiled, talking)

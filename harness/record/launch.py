@@ -347,10 +347,11 @@ class LaunchRecord:
     def energy_per_sample(self) -> float | None:
         """What its devices took in the kept window for each sample, J; None where one does not say.
 
-        Devices of other nodes are not asked: a launch on several has none.
+        Records of before know the devices of one node alone: there a launch on several has none.
         """
         taken = [gpu.energy_j for gpu in self.gpus if gpu.energy_j is not None]
-        known = len(taken) == len(self.gpus) > 0 and len({r.node for r in self.ranks}) == 1
+        everywhere = {gpu.node for gpu in self.gpus} == {rank.node for rank in self.ranks}
+        known = len(taken) == len(self.gpus) > 0 and everywhere
         return sum(taken) / self.consumed if known and self.consumed else None
 
     def value(self, metric: Metric, *, tail: bool = False) -> float | None:

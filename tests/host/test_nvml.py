@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from waiting import until
 
 from harness.host import devices, machine, nvml
 
@@ -188,18 +189,34 @@ def test_energy_is_not_guessed() -> None:
     assert nvml.summarise(polls, (0, round(5.5e9)))[0].energy_j is None, "began before any reading"
 
 
-def test_a_watch_has_one_session_and_reads_links_on_request(fake: Fake) -> None:
+def after(readings: int) -> Callable[[float], bool]:
+    """It is over after so many readings."""
+    waits = iter([False] * (readings - 1))
+    return lambda seconds: next(waits, True)
+
+
+def test_devices_are_followed_in_one_session_and_links_are_read_on_request(
+    fake: Fake, tmp_path: Path
+) -> None:
     begun: list[int] = []
     fake.nvmlInit = lambda: begun.append(1)  # type: ignore[method-assign]
     for links in (False, True):
-        with nvml.DeviceWatch(0.001, links=links) as watch:
-            assert until(lambda: len(watch.polls) >= 3)
-        assert all(("pcie_tx_kb_s" in r) is links for poll in watch.polls for r in poll)
-    assert len(begun) == 2, "one for each watch, however often it reads"
+        nvml.follow(tmp_path / "a", {0}, 0.0, after(3), links=links)
+        polls = nvml.followed(tmp_path / "a")
+        assert len(polls) == 4, "and one more when it is over"
+        assert all([r["index"] for r in poll] == [0] for poll in polls), "the others are not ours"
+        assert all(("pcie_tx_kb_s" in r) is links for poll in polls for r in poll)
+    assert len(begun) == 2, "one each time, however often it reads"
 
 
-def test_a_watch_without_a_driver_reads_nothing(fake: Fake) -> None:
+def test_what_a_kill_cut_off_is_no_reading(fake: Fake, tmp_path: Path) -> None:
+    nvml.follow(tmp_path / "a", {0, 1}, 0.0, after(2), links=False)
+    text = (tmp_path / "a").read_text()
+    (tmp_path / "a").write_text(text[:-20])
+    assert len(nvml.followed(tmp_path / "a")) == 2
+
+
+def test_without_a_driver_nothing_is_read(fake: Fake, tmp_path: Path) -> None:
     fake.missing.add("driver")
-    with nvml.DeviceWatch(0.001, links=False) as watch:
-        pass
-    assert watch.polls == []
+    nvml.follow(tmp_path / "a", {0}, 0.0, after(2), links=False)
+    assert nvml.followed(tmp_path / "a") == []

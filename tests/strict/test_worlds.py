@@ -18,7 +18,18 @@ from harness.analysis.timeline.profiled import budget_of
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ScaleproofError
 from harness.cases import CaseSpec, Catalogue
-from harness.launch.wire.messages import Bits, Gate, Refer, Script, Sweep, Task, Timed, Train
+from harness.host import nvml
+from harness.launch.wire.messages import (
+    Bits,
+    Gate,
+    Refer,
+    Script,
+    Sweep,
+    Task,
+    Timed,
+    Train,
+    readings_file,
+)
 from harness.record import RankRestart
 from strict.world import Worlds
 
@@ -74,6 +85,19 @@ def test_every_strategy_is_timed(worlds: Worlds, strategy: str) -> None:
     assert left.wrong == [] and len(left.ranks) == ranks
     assert all(r.window_s > 0 and r.peak_bytes and r.device == "NVIDIA Strict" for r in left.ranks)
     assert all(r.ran is not None for r in left.ranks)
+
+
+@pytest.mark.parametrize(("name", "places"), [("ddp/mlp-nano", {0, 1}), ("single/mlp-nano", {0})])
+def test_devices_are_read_where_their_ranks_run(
+    worlds: Worlds, name: str, places: set[int]
+) -> None:
+    """By a process beside the ranks, over all of their window; those that idle are not read."""
+    left = worlds.launch(worlds.case(name, len(places)), timed)
+    polls = nvml.followed(readings_file(left.out, 0))
+    assert {r["index"] for poll in polls for r in poll} == places
+    begins, ends = left.ranks[0].window_ns
+    assert polls[0][0]["time_ns"] <= begins and polls[-1][0]["time_ns"] >= ends
+    assert all(w.energy_j is not None for w in nvml.summarise(polls, left.ranks[0].window_ns))
 
 
 @pytest.mark.parametrize("codec", some(CODECS, ("topk",)))

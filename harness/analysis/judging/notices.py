@@ -100,7 +100,8 @@ def _gpus(run: RunRecord) -> Iterator[str]:
     for launch in run.launches:
         for gpu in launch.gpus:
             if states := [*gpu.throttle, *(["lost"] if gpu.lost else [])]:
-                counts[f"GPU {gpu.index} ({gpu.name}): {', '.join(states)}"] += 1
+                where = f" of node {gpu.node}" if gpu.node else ""
+                counts[f"GPU {gpu.index}{where} ({gpu.name}): {', '.join(states)}"] += 1
     for gpu_states, count in counts.items():
         yield f"{gpu_states} in {count} launches"
 

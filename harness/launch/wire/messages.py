@@ -22,6 +22,7 @@ Ranks leave ``rank<r>.json`` and ``rank<r>.npz`` in the launch's folder; the par
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Self, TypeAlias
 
 import msgspec
@@ -330,3 +331,8 @@ class RankEnd:
     flight: tuple[Collective, ...] = ()
     out_of_memory: bool = False  # the kernel says that it killed a process for memory
     lost: str = ""
+
+
+def readings_file(out: Path, first: int) -> Path:
+    """Where a launch's folder has the readings of the devices of an agent, by its first rank."""
+    return out / f"devices{first}.jsonl"

@@ -17,6 +17,7 @@ from harness.launch.wire.beats import Beats
 from harness.launch.wire.channel import server
 from harness.launch.wire.evidence import examine, memory_kills, rank_end
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
+from harness.training.agent.follower import Follower
 from harness.training.agent.straggler import Straggler
 from harness.training.rank.rank import leave, run_rank
 from harness.training.rank.setup import RankPlace, cpus_of
@@ -78,6 +79,9 @@ class World:
             self.fds[rank] = os.pidfd_open(pid)
         if listener is not None:
             listener.close()
+        self._follower: Follower | None = None
+        if spec.case.device is Device.CUDA:
+            self._follower = Follower(spec, share.first, self._places, private)
         slowed = dict(spec.case.slowed)
         if share.node in spec.case.slow_nodes and StandIn.PACED not in spec.case.stand_in:
             slowed |= dict.fromkeys(self.ranks, spec.case.slow_nodes[share.node])
@@ -132,9 +136,21 @@ class World:
             use_libuv=True,
         )
 
+    def _places(self) -> set[int]:
+        """The visible devices of this node's ranks."""
+        visible = torch.cuda.device_count()
+        if StandIn.SHARED_GPU in self.spec.case.stand_in:
+            return set(range(visible))
+        per_rank = self.spec.case.devices_per_rank
+        first = (device_of(rank, self.share, visible, per_rank) for rank in self.ranks)
+        return {place + k for place in first for k in range(per_rank)}
+
     @property
     def over(self) -> bool:
-        return len(self.ends) == self.share.count
+        """Whether all ranks have ended, and whoever read their devices."""
+        if len(self.ends) < self.share.count:
+            return False
+        return self._follower is None or self._follower.ended()
 
     def seen(self) -> list[tuple[int, int, float]]:
         """Phase, step and seconds of silence of every rank."""
@@ -207,6 +223,8 @@ class World:
 
     def kill(self) -> None:
         """SIGKILL every rank that is left, and whatever it started."""
+        if self._follower is not None:
+            self._follower.kill()
         for rank in self.fds:
             self._doomed.add(rank)
             for target in (os.killpg, os.kill):

@@ -1,0 +1,79 @@
+"""A process beside a world's ranks that reads their devices: clocks, power, throttling, energy.
+
+The agent itself may load no driver and start no thread, or it could fork no ranks.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from harness.host import nvml
+from harness.launch.wire.messages import LaunchSpec, Timed, readings_file
+from harness.training.observe import threads
+
+#: Seconds between readings, of a timed and of a profiled launch.
+EVERY_S, EVERY_PROFILED_S = 1.0, 0.1
+#: Seconds for the last reading; a lost device may never answer.
+LAST_S = 2.0
+
+
+class Follower:
+    """Follows the devices at these places until it is stopped; ``first`` is the agent's first rank.
+
+    ``private`` are the agent's sockets.
+    """
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        first: int,
+        places: Callable[[], Collection[int]],
+        private: Collection[int],
+    ) -> None:
+        self._stopped_at: float | None = None
+        self._profiled = isinstance(spec.task, Timed) and spec.task.profiled > 0
+        agent = os.getpid()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        self._pid: int | None = os.fork()
+        if self._pid == 0:
+            try:
+                os.setpgid(0, 0)
+                threads.die_with_parent(agent)
+                for fd in private:
+                    os.close(fd)
+                self._follow(readings_file(Path(spec.out), first), places())
+            finally:
+                os._exit(0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _follow(self, file: Path, places: Collection[int]) -> None:
+        every_s = EVERY_PROFILED_S if self._profiled else EVERY_S
+        nvml.follow(file, places, every_s, _stopped, links=self._profiled)
+
+    def ended(self) -> bool:
+        """Whether it has ended; it is asked to, and after a while it is made to."""
+        if self._pid is None:
+            return True
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+            os.kill(self._pid, signal.SIGTERM)
+        if time.monotonic() - self._stopped_at > LAST_S:
+            self.kill()
+            return True
+        if os.waitpid(self._pid, os.WNOHANG) != (0, 0):
+            self._pid = None
+        return self._pid is None
+
+    def kill(self) -> None:
+        """End it at once; what it has read is written."""
+        if self._pid is not None:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            self._pid = None
+
+
+def _stopped(seconds: float) -> bool:
+    """Wait for the agent's signal, for so long."""
+    return signal.sigtimedwait({signal.SIGTERM}, seconds) is not None

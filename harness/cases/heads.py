@@ -35,20 +35,22 @@ _NOT_LITERAL = object()
 class Supports:
     """SUPPORTS, the head of a strategy: what it can be asked for, and what must hold of it.
 
-    ``oracle`` is the single-device reference that it is compared with: a world's shards in rank
-    order, a batch cut into ``parts`` (the name of the knob that says how many), the former within
-    the compressor's error, or, where ranks train apart for a while, all of them ``simulated`` in
-    one process. ``initial``: whose start the ranks train from; ``broadcast`` ones
-    are given unequal starts. ``dims`` are the dimensions of a mesh that it can lay out; without a
-    mesh they stand as is ``usual``, or all along the first. ``replicas``: ranks that hold the same
-    parameters end with equal bits. ``uneven``: the last batch of an epoch may be short;
-    ``forward``: it can go forward alone (phase=forward); ``recovers``: a checkpoint of module and
-    optimizer, written by all ranks together, holds all of its state;
-    ``compiles``: blocks can be compiled, which what is sent inside of them keeps from. ``needs``
-    are names that a model's head must have, ``packages`` what pip has to install where ranks
-    run, ``precisions`` those that it can train in,
-    ``products`` meshes of several dimensions that are tested. ``beside`` is the strategy whose
-    learning its own is measured by. ``metrics`` and ``baselines`` are those of its usual ladder.
+    ``oracle`` names the reference on a single device that it is compared with: the shards of the
+    world in rank order; a batch cut into as many parts as the knob named by ``parts`` says; the
+    shards again, within the compressor's error; or all ranks ``simulated`` in one process, where
+    these train apart for a while. ``initial`` says which parameters the ranks start from; those of
+    ``broadcast`` strategies are made unequal on purpose. ``dims`` are the dimensions of a mesh that
+    it can lay out. Where a case names no mesh, ranks stand as ``usual`` says, or all along the
+    first dimension.
+
+    ``replicas``: ranks with the same parameters end with equal bits. ``uneven``: the last batch of
+    an epoch may be short. ``forward``: the forward pass can be run alone (phase=forward).
+    ``recovers``: a checkpoint of module and optimizer, written by all ranks together, holds the
+    whole state. ``compiles``: False if the strategy communicates inside a block, which compilation
+    does not allow. ``needs`` are names that a model's head must have, ``packages`` what pip has to
+    install where ranks run, ``precisions`` those that it can train in, ``products`` the meshes of
+    several dimensions that tests run. ``beside`` is the strategy that its learning is measured
+    against. ``metrics`` and ``baselines`` are those of its usual ladder.
     """
 
     worlds: Literal["any", "one"]

@@ -233,11 +233,13 @@ class Bench:
         on_step: Callable[[int], None],
         detailed: bool = False,
     ) -> list[LaunchRecord]:
-        each = list(zip(orders, described, strict=True))
+        described_orders = list(zip(orders, described, strict=True))
         first = orders[0].script
         if first is not None and not self._shared:
             self._shared = shared.stamps(Path(first.folder), first.data)
-        specs = [self._spec_of(order, folder, answer, detailed) for order, answer in each]
+        specs = [
+            self._spec_of(order, folder, answer, detailed) for order, answer in described_orders
+        ]
         slot = specs[0].launch if len(specs) > 1 else ""
         began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         profiled = bool(orders[0].window.profiled)
@@ -252,7 +254,7 @@ class Bench:
             for order, spec, world, seen in zip(orders, specs, ended, polls, strict=True)
         ]
         out = []
-        for (order, answer), launch, seen in zip(each, left, polls, strict=True):
+        for (order, answer), launch, seen in zip(described_orders, left, polls, strict=True):
             if launch.cause is None and order.purpose is Purpose.BITS:
                 launch = _compared(launch, folder)
             elif launch.cause is None and order.purpose not in (Purpose.GATE, Purpose.REFERENCE):

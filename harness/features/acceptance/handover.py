@@ -98,11 +98,13 @@ def handover(
     """
     seals = tuple(_seal(run, folder) for run, folder in runs)
     judged = [run if contract is None else rejudge(run, contract) for run, _ in runs]
-    own = {t for run, _ in runs for t in run.thresholds}
+    contracted = {t for run, _ in runs for t in run.thresholds}
     beyond = {} if contract is not None else _beyond(judged)
     rules = dict.fromkeys(t for run in judged for t in run.thresholds if t not in beyond)
-    every = [_requirement(rule, judged, rule not in own, today) for rule in rules]
-    stand_ins = [_requirement(rule, judged, rule not in own, today, apart=True) for rule in rules]
+    every = [_requirement(rule, judged, rule not in contracted, today) for rule in rules]
+    stand_ins = [
+        _requirement(rule, judged, rule not in contracted, today, apart=True) for rule in rules
+    ]
     shown_apart = {r.rule for r in stand_ins if r.evidence}
     # Without a contract a rule of stand-ins alone asks nothing of the system.
     asked = [r for r in every if r.evidence or contract is not None or r.rule not in shown_apart]
@@ -190,15 +192,15 @@ def _overall(
 ) -> Status:
     if any(s.differences for s in seals):
         return Status.ERROR
-    told = {r.status for r in requirements if not r.waived}
+    statuses = {r.status for r in requirements if not r.waived}
     for status in (Status.ERROR, Status.FAIL):
-        if status in told:
+        if status in statuses:
             return status
-    if not told:
+    if not statuses:
         broken = any(v.counts is Status.ERROR for run in runs for v in run.verdicts)
         return Status.ERROR if broken else Status.RECORDED
     open_ = {None, Status.INCONCLUSIVE, Status.RECORDED, Status.SKIP}
-    return Status.INCONCLUSIVE if told & open_ else Status.PASS
+    return Status.INCONCLUSIVE if statuses & open_ else Status.PASS
 
 
 def _exclude(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
@@ -222,8 +224,8 @@ def _drift(runs: Sequence[RunRecord]) -> Iterator[Drift]:
     known: dict[str, Mapping[str, str]] = {}
     for run in runs:
         for machine in run.nodes or (run.machine,):
-            told = {fact: str(fields_of(machine)[fact]) for fact in _SHARED}
-            known[machine.host] = run.facts.get(machine.host, told)
+            shared = {fact: str(fields_of(machine)[fact]) for fact in _SHARED}
+            known[machine.host] = run.facts.get(machine.host, shared)
     yield from nodes_.drift(
         [Examined(host=host, facts=facts, findings=()) for host, facts in known.items()]
     )

@@ -94,7 +94,7 @@ def sentence(found: Handover) -> str:
     judged = [v.counts for r in found.requirements for _, v in r.evidence]
     sizes = f"({judged.count(Status.PASS)} of {len(judged)} requirements)"
     noun = "rule holds" if total == 1 else "rules hold"
-    told = [f"{found.count(Status.PASS)} of {total} {noun} {sizes}"]
+    parts = [f"{found.count(Status.PASS)} of {total} {noun} {sizes}"]
     failed = found.count(Status.FAIL) + found.count(Status.ERROR) - found.num_waived
     counted = (
         (failed, "fails", "fail"),
@@ -103,8 +103,8 @@ def sentence(found: Handover) -> str:
         (found.count(None), "was not measured", "were not measured"),
         (found.count(Status.RECORDED), "cannot be judged here", "cannot be judged here"),
     )
-    told += [f"{n} {one if n == 1 else several}" for n, one, several in counted if n]
-    return ", ".join(told)
+    parts += [f"{n} {single if n == 1 else several}" for n, single, several in counted if n]
+    return ", ".join(parts)
 
 
 def contract(requirements: Sequence[Requirement]) -> Table[Requirement]:

@@ -77,7 +77,7 @@ def act(asked: Asked) -> Answer:
             expected="one [[rule]] at least, as in suites/thresholds.toml",
             fix=f"scaleproof rules {agreed}",
         )
-    found = handover(runs, datetime.datetime.now(datetime.UTC).date(), rules)
+    document = handover(runs, datetime.datetime.now(datetime.UTC).date(), rules)
     agreed_on = {} if agreed is None else {archive.CONTRACT: agreed.read_bytes()}
     packed = [
         (
@@ -89,17 +89,17 @@ def act(asked: Asked) -> Answer:
     shown = [(run if rules is None else rejudge(run, rules), folder) for run, folder in runs]
     body, manifest = archive.write(packed)
     held = Archived(file=ARCHIVE, sha256=hashlib.sha256(body).hexdigest(), manifest=manifest)
-    exclude = "".join(f"{host}\n" for host, _ in found.exclude)
+    exclude = "".join(f"{host}\n" for host, _ in document.exclude)
     for name, content in (
         (ARCHIVE, body),
         (EXCLUDE, exclude.encode()),
-        (PAGE, render(found, shown, held, agreed_on.get(archive.CONTRACT)).encode()),
+        (PAGE, render(document, shown, held, agreed_on.get(archive.CONTRACT)).encode()),
     ):
         files.put(to / name, content, "--to")
     return Answer(
-        document={**to_doc(found), "archive": str(to / ARCHIVE), "sha256": held.sha256},
-        lines=_lines(found, runs, to, held.sha256),
-        exit=exit_status([found.status]),
+        document={**to_doc(document), "archive": str(to / ARCHIVE), "sha256": held.sha256},
+        lines=_lines(document, runs, to, held.sha256),
+        exit=exit_status([document.status]),
     )
 
 

@@ -152,8 +152,8 @@ def _stalled(run: RunRecord) -> Iterator[str]:
         if not (still and scheduled and all(x.usable or x in still for x in launches)):
             yield f"{launches[0].launch} was timed again, but the host did not stand still"
             return
-    for plan, own in sorted(run.by_plan.items()):
-        times = num_again(own, Purpose.STALLED)
+    for plan, of_plan in sorted(run.by_plan.items()):
+        times = num_again(of_plan, Purpose.STALLED)
         if times > STALLS:
             yield f"launches of plan {plan} were timed again {times} times, {STALLS} may be"
             return
@@ -163,9 +163,9 @@ def _flaked(run: RunRecord) -> Iterator[str]:
     """What was launched once more had ended by what passes; no plan had that twice, but for nodes
     that were lost: those end the plan, and say nothing of it.
     """
-    for plan, own in sorted(run.by_plan.items()):
+    for plan, of_plan in sorted(run.by_plan.items()):
         slots: dict[str, list[LaunchRecord]] = {}
-        for x in (x for x in own if x.purpose is Purpose.FLAKED):
+        for x in (x for x in of_plan if x.purpose is Purpose.FLAKED):
             slots.setdefault(x.slot or x.launch, []).append(x)
         for launches in slots.values():
             if not any(x.passing for x in launches):

@@ -23,7 +23,7 @@ class Examined:
 
     @classmethod
     def of(cls, host: str, answer: Json) -> Self:
-        """An agent's answer (``host.examination``)."""
+        """An agent's answer (``doctor.examination``)."""
         findings = from_doc(tuple[Finding, ...], answer["findings"])
         return cls(host=host, facts=answer["facts"], findings=findings)
 

@@ -90,7 +90,7 @@ def senseless(error: Exception) -> str:
 def _verified(run: RunRecord, folder: Path) -> Verification:
     counted = [x for x in run.launches if x.purpose not in _APART and x.status is LaunchStatus.OK]
     checked = _all(run, folder, counted)
-    differences = [text for one in checked for text in one.differences]
+    differences = [text for replayed in checked for text in replayed.differences]
     for x in (x for x in run.launches if x.purpose is Purpose.GATE):
         differences += let_through(x.launch, x.ranks)
     for x in (x for x in run.launches if x.purpose is Purpose.BITS):
@@ -106,10 +106,10 @@ def _verified(run: RunRecord, folder: Path) -> Verification:
         differences += _verdicts(run, again)
     return Verification(
         num_launches=len(checked),
-        num_samples=sum(one.num_samples for one in checked),
+        num_samples=sum(replayed.num_samples for replayed in checked),
         num_verdicts=len(again),
         differences=tuple(differences),
-        num_traceless=sum(one.traceless for one in checked),
+        num_traceless=sum(replayed.traceless for replayed in checked),
         num_links=len(links),
         head=run.head,
     )
@@ -171,20 +171,25 @@ def let_through(launch: str, ranks: Sequence[RankRecord]) -> Iterator[str]:
     The figures themselves are taken as recorded: what they were counted from is gone.
     """
     for rank in ranks:
-        for c in rank.checks:
-            if not c.ok or c.value is None or c.limit is None or math.isnan(c.limit):
+        for check in rank.checks:
+            if (
+                not check.ok
+                or check.value is None
+                or check.limit is None
+                or math.isnan(check.limit)
+            ):
                 continue
             least = -math.inf
-            most = c.limit
-            if c.at_least or c.name in LEAST:
-                least = c.limit
+            most = check.limit
+            if check.at_least or check.name in LEAST:
+                least = check.limit
                 most = math.inf
-            elif c.name.startswith("bytes."):
-                least, most = 0.99 * c.limit - 64, 1.05 * c.limit + SENT_SLACK * len(ranks)
-            if not least <= c.value <= most:
+            elif check.name.startswith("bytes."):
+                least, most = 0.99 * check.limit - 64, 1.05 * check.limit + SENT_SLACK * len(ranks)
+            if not least <= check.value <= most:
                 yield (
-                    f"{launch}: {c.name} of rank {rank.rank} is {c.value:.4g} against"
-                    f" {c.limit:.4g}, recorded as right"
+                    f"{launch}: {check.name} of rank {rank.rank} is {check.value:.4g} against"
+                    f" {check.limit:.4g}, recorded as right"
                 )
 
 
@@ -287,13 +292,13 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
         if not directed and old.reason is Reason.NOISY_HOST:
             continue  # by the rules of its day load left it open
         names = [f.name for f in dataclasses.fields(old) if f.name not in words]
-        told = [
+        changes = [
             f"{name} is {a}, recomputed {b}"
             for name in names
             if not same(to_doc(a := getattr(old, name)), to_doc(b := getattr(new, name)))
         ]
-        if told:
-            out.append(f"{old.case} {old.contrast}: {'; '.join(told)}")
+        if changes:
+            out.append(f"{old.case} {old.contrast}: {'; '.join(changes)}")
     return out
 
 

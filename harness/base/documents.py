@@ -37,8 +37,8 @@ def fields_of(value: Any) -> dict[str, Any]:
 def lean(value: Any) -> Json:
     """The document without what has its default: a new field changes no old digest."""
     if dataclasses.is_dataclass(value):
-        told = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return {f.name: lean(v) for f, v in told if v != f.default}
+        fields = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {f.name: lean(v) for f, v in fields if v != f.default}
     if isinstance(value, Mapping):
         return {k: lean(v) for k, v in value.items()}
     return [lean(v) for v in value] if isinstance(value, list | tuple) else to_doc(value)
@@ -121,6 +121,6 @@ def closed(schema: Json) -> Json:
     out = {k: v if k == "default" else closed(v) for k, v in sorted(schema.items())}
     if "prefixItems" in schema:  # the places of a tuple
         out["prefixItems"] = [closed(place) for place in schema["prefixItems"]]
-    if isinstance(told := out.get("description"), str):
-        out["description"] = inspect.cleandoc(told)
+    if isinstance(description := out.get("description"), str):
+        out["description"] = inspect.cleandoc(description)
     return {**out, "additionalProperties": False} if "properties" in out else out

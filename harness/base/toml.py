@@ -32,14 +32,14 @@ def keys_of(cls: type, **others: Key | None) -> dict[str, Key]:
     out = dict[str, Key]()
     for f in dataclasses.fields(cls):
         hint: Any = hints[f.name]
-        each = get_origin(hint) is tuple
+        repeated = get_origin(hint) is tuple
         kind = next((a for a in get_args(hint) if a is not type(None)), hint)
         choices = tuple(map(str, kind)) if isinstance(kind, EnumType) else ()
         out[f.name] = Key(
             kind=str if choices else kind,
             required=f.default is dataclasses.MISSING,
             choices=choices,
-            each=each,
+            each=repeated,
         )
     return {name: key for name, key in {**out, **others}.items() if key is not None}
 

@@ -71,6 +71,13 @@ class Entry:
     def engine(self) -> EngineFacts:
         return facts(EngineFacts, self.head["ENGINE"], f"{self.path}: ENGINE")
 
+    def check(self) -> None:
+        """SpecError with every mistake in what a strategy or an engine says of itself."""
+        if self.kind == "strategies":
+            _ = self.supports
+        elif self.kind == "engines":
+            _ = self.engine
+
     @property
     def knobs(self) -> Mapping[str, Json]:
         """Knob name -> default; ``version`` is one, so that a new version starts a new series."""
@@ -122,7 +129,7 @@ class Catalogue:
                         fix=f"mv {path} {path.with_stem('my_' + path.stem)}",
                     )
                 entry = Entry(kind=k, name=path.stem, path=path, doc=doc, head=head)
-                _ = k == "strategies" and entry.supports, k == "engines" and entry.engine
+                entry.check()
                 by_kind[k][path.stem] = entry
 
     def get(self, kind: str, name: str) -> Entry:

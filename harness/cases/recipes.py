@@ -169,17 +169,17 @@ def _contrasts(name: str, n: int, against: Sequence[Against]) -> Iterator[Contra
             name=f"{name}{subject}", metric=name, subject=subject, baseline=(), against="nothing"
         )
         return
-    for a in against:
-        baseline = tuple(arm.name for arm in a.arms)
-        if baseline == (subject,) or a.ranks > n or (a.exactly and a.ranks != n):
+    for other in against:
+        baseline = tuple(arm.name for arm in other.arms)
+        if baseline == (subject,) or other.ranks > n or (other.exactly and other.ranks != n):
             continue
         yield Contrast(
-            name=f"{name}{subject}/{a.suffix}",
+            name=f"{name}{subject}/{other.suffix}",
             metric=name,
             subject=subject,
             baseline=baseline,
-            against=a.kind,
-            ideal=n / a.ranks if asked.per_rank and not a.exactly else 1.0,
+            against=other.kind,
+            ideal=n / other.ranks if asked.per_rank and not other.exactly else 1.0,
         )
 
 

@@ -42,17 +42,17 @@ class Bounds:
         subjects = [arm.case for arm in plan.arms if arm.role is Role.SUBJECT]
         kinds = {(case.family + case.extras, case.mode): case for case in subjects}
         out = []
-        for of, bound in self.least.items():
+        for metric_name, bound in self.least.items():
             by_world = bound if isinstance(bound, Mapping) else {0: bound}
             for world, least in by_world.items():
-                _check_bound(test, of, world, least)
+                _check_bound(test, metric_name, world, least)
                 for family, mode in kinds:
                     out.append(
                         Threshold(
-                            name=f"{test} {of}{f' of {world}' if world else ''}",
+                            name=f"{test} {metric_name}{f' of {world}' if world else ''}",
                             case=re.sub(r"([*?[])", r"[\1]", family),
-                            metric=of,
-                            unit=metric(of).unit,
+                            metric=metric_name,
+                            unit=metric(metric_name).unit,
                             source=BoundSource.REQUIREMENT,
                             mode=mode,
                             baseline=self.baseline,
@@ -97,14 +97,14 @@ def scaling(
         efficiency, speedup: the least that is required at every rung, or by world size.
         fields: of a named case, as ``--set`` takes them: ``precision="autocast"``.
     """
-    named = [one for one in what if isinstance(one, str)]
+    named = [item for item in what if isinstance(item, str)]
     bounds = {"efficiency": efficiency, "speedup": speedup}
     least = {name: bound for name, bound in bounds.items() if bound is not None}
     metrics = tuple(least) or ("efficiency",)
     against = baseline or ("plain" if named else None)
     recipes = tuple(
-        _named(one, mode, against or "plain", metrics, fields) if isinstance(one, str) else one
-        for one in what
+        _named(item, mode, against or "plain", metrics, fields) if isinstance(item, str) else item
+        for item in what
     )
     if (mistake := _mistake(what, fields)) is not None:
         recipes = (_refusing(mistake),)
@@ -164,18 +164,18 @@ def _is_test(what: object) -> bool:
 
 def _mistake(what: Sequence[object], fields: Mapping[str, Any]) -> SpecError | None:
     """What is wrong with the arguments of ``@scaling``, told when the suite is collected."""
-    wrong = [one for one in what if not callable(one) and not isinstance(one, str)]
+    wrong = [item for item in what if not callable(item) and not isinstance(item, str)]
     if wrong:
-        told = f"@scaling({wrong[0]!r})"
+        problem = f"@scaling({wrong[0]!r})"
         expected = "a case or a recipe"
     elif not what or _is_test(what[0]):
-        told, expected = "@scaling without a case", "what is measured"
-    elif fields and not any(isinstance(one, str) for one in what):
-        told = f"@scaling: {', '.join(fields)} of a recipe"
+        problem, expected = "@scaling without a case", "what is measured"
+    elif fields and not any(isinstance(item, str) for item in what):
+        problem = f"@scaling: {', '.join(fields)} of a recipe"
         expected = "fields of a named case"
     else:
         return None
-    return SpecError(told, expected=f"{expected}: {EXAMPLE}", fix="scaleproof init suites")
+    return SpecError(problem, expected=f"{expected}: {EXAMPLE}", fix="scaleproof init suites")
 
 
 def _refusing(mistake: SpecError) -> Recipe:

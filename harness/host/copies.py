@@ -47,23 +47,25 @@ def _inside(
 ) -> Iterator[CopiedEntry]:
     for entry in sorted(os.scandir(here), key=lambda e: e.name):
         path, target = Path(entry.path), Path(os.path.realpath(entry.path))
-        at = name / entry.name
+        relative = name / entry.name
         if target in shared:
-            yield CopiedEntry(at, path, link=str(target))
+            yield CopiedEntry(relative, path, link=str(target))
         elif path.is_symlink() and target.is_relative_to(root):  # the copy's own, wherever that is
-            yield CopiedEntry(at, path, link=os.path.relpath(target, (root / at).parent))
+            yield CopiedEntry(
+                relative, path, link=os.path.relpath(target, (root / relative).parent)
+            )
         elif path.is_dir():
             if entry.name in LEFT_OUT or results.is_relative_to(target):
                 continue
             if root.is_relative_to(target):
                 continue  # a link to a folder above: its copy would have no end
             if (path / "pyvenv.cfg").is_file():
-                yield CopiedEntry(at, path, link=str(target))
+                yield CopiedEntry(relative, path, link=str(target))
                 continue
-            yield CopiedEntry(at, path)
-            yield from _inside(path, at, root, results, shared)
+            yield CopiedEntry(relative, path)
+            yield from _inside(path, relative, root, results, shared)
         elif path.is_file() and os.access(path, os.R_OK):
-            yield CopiedEntry(at, path)
+            yield CopiedEntry(relative, path)
 
 
 def copy(folder: Path, into: Path, results: Path, data: Sequence[str] = ()) -> None:

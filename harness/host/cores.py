@@ -64,9 +64,11 @@ def beside(first: int, count: int, *, tasks: int = 1) -> tuple[int, ...]:
     allowed = os.sched_getaffinity(0)
     near_each = near_gpus()
     bound = tasks > 1 and len(allowed) < (os.cpu_count() or 1)
-    own = [device % len(near_each) for device in range(first, first + count)] if near_each else []
-    parts = slices([near_each[d] for d in own] if bound else near_each, allowed)
-    chosen = parts if bound else [parts[d] for d in own]
+    places = (
+        [device % len(near_each) for device in range(first, first + count)] if near_each else []
+    )
+    parts = slices([near_each[d] for d in places] if bound else near_each, allowed)
+    chosen = parts if bound else [parts[d] for d in places]
     return tuple(sorted({cpu for part in chosen for cpu in part} or allowed))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from harness.base.documents import Json, to_doc
 from harness.host import accelerators, admission, environment, facts, machine, nvml
 from harness.host.admission import Finding, Level
 
@@ -20,6 +21,18 @@ _LEAVING_S = 8.0
 def examine() -> list[Finding]:
     """All checks of what is installed and set up; ``admission`` has those of the host itself."""
     return [check() for check in CHECKS]
+
+
+def examination() -> dict[str, Json]:
+    """What an agent answers when it is asked how its machine is: its facts, the findings of every
+    check, and those that decide whether verdicts can stand.
+    """
+    decisive = admission.examine(on_gpus=True)
+    return {
+        "facts": facts.facts(),
+        "findings": to_doc((*examine(), *decisive)),
+        "admission": to_doc(decisive),
+    }
 
 
 def notes() -> list[str]:

@@ -31,22 +31,22 @@ def of_job(pid: int) -> list[RankProcess]:
             fix="pgrep -af torchrun",
         )
     family = [pid]
-    found = dict[int, RankProcess]()
-    for one in family:
-        family += _children(one)
-        here = variables(one)
+    ranks = dict[int, RankProcess]()
+    for member in family:
+        family += _children(member)
+        here = variables(member)
         if here.get("RANK", "").isdigit():
             rank = int(here["RANK"])
             world = int(here.get("WORLD_SIZE") or 0)
-            found.setdefault(rank, RankProcess(pid=one, rank=rank, world_size=world))
-    if not found:
+            ranks.setdefault(rank, RankProcess(pid=member, rank=rank, world_size=world))
+    if not ranks:
         raise ScaleproofError(
             f"neither process {pid} nor what it started has a RANK",
             where=f"/proc/{pid}/environ",
             expected="a job that was started as torchrun does",
             fix=f"pstree -p {pid}",
         )
-    return [found[rank] for rank in sorted(found)]
+    return [ranks[rank] for rank in sorted(ranks)]
 
 
 def variables(pid: int) -> dict[str, str]:

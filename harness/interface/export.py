@@ -97,13 +97,13 @@ def openmetrics(runs: Sequence[RunRecord]) -> str:
                 add("efficiency_low_ratio", labels, p.efficiency_low)
                 add("efficiency_high_ratio", labels, p.efficiency_high)
         for v in run.verdicts:
-            told = {
+            labels = {
                 "metric": v.metric,
                 "against": v.against,
                 "rule": v.rule or "",
                 "status": str(v.status),
             }
-            add("verdict_info", {**where, "case": v.case, **told}, 1.0)
+            add("verdict_info", {**where, "case": v.case, **labels}, 1.0)
     lines = []
     for name, unit, what in _GAUGES:
         kind, family = (

@@ -101,17 +101,17 @@ def _raised(failed: Sequence[RankEnd]) -> Suspect | None:
     An error of the device may only be what a dead peer's memory gives: such ranks are victims where
     another one raised or was killed by itself, and never surely to blame where several say it.
     """
-    own = [e for e in failed if e.error is not None and not e.error.peer]
-    device = [e for e in own if e.error is not None and _DEVICE.search(e.error.message)]
-    clear = [e for e in own if e not in device]
+    primary = [e for e in failed if e.error is not None and not e.error.peer]
+    device = [e for e in primary if e.error is not None and _DEVICE.search(e.error.message)]
+    clear = [e for e in primary if e not in device]
     if not clear and _signalled(failed) is not None:
         return None
-    for e in (*clear, *device):
-        assert e.error is not None
-        message = _in_words(e.error)
+    for end in (*clear, *device):
+        assert end.error is not None
+        message = _in_words(end.error)
         kind = "memory" if _MEMORY.search(message) else "exception"
-        sure = e in clear or len(failed) == 1
-        return Suspect(rank=e.rank, kind=kind, message=message, sure=sure)
+        sure = end in clear or len(failed) == 1
+        return Suspect(rank=end.rank, kind=kind, message=message, sure=sure)
     return None
 
 
@@ -201,8 +201,8 @@ def _out_of_step(failed: Sequence[RankEnd]) -> Suspect | None:
     One that is ahead of ranks which were still at work has done nothing wrong.
     """
     working = {e.rank for e in failed if _at_work(e)}
-    if (told := _told_by_torch(failed)) is not None:
-        return replace(told, sure=told.sure and told.rank not in working)
+    if (by_torch := _told_by_torch(failed)) is not None:
+        return replace(by_torch, sure=by_torch.sure and by_torch.rank not in working)
     if (parting := divergence(_flights(failed))) is None:
         return None
     slow = parting.behind & working

@@ -50,17 +50,17 @@ class InheritingJob(Job):
         command = self._commands[node]
         ours, theirs = socket.socketpair()
         self._families[node] = processes.new_family()
-        said = tempfile.TemporaryFile()  # noqa: SIM115  (an undrained pipe would block it)
+        output = tempfile.TemporaryFile()  # noqa: SIM115  (an undrained pipe would block it)
         self._processes[node] = subprocess.Popen(
             [*command.argv, f"--fd={theirs.fileno()}", f"--parent={os.getpid()}"],
             pass_fds=[theirs.fileno()],
             env={**os.environ, **command.env, **self._families[node]},
             stdin=subprocess.DEVNULL,
-            stderr=said,
+            stderr=output,
             start_new_session=True,
         )
         theirs.close()
-        self._said[node] = said
+        self._said[node] = output
         self._channels[node] = Channel(ours, dialed=False)
 
     def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
@@ -83,9 +83,9 @@ class InheritingJob(Job):
         """Ended as soon as one agent has; with the last thing that it wrote."""
         for node, process in self._processes.items():
             if (status := process.poll()) is not None:
-                said = self._said[node]
-                said.seek(0)
-                last = last_line(said.read().decode(errors="replace"))
+                output = self._said[node]
+                output.seek(0)
+                last = last_line(output.read().decode(errors="replace"))
                 return State.ENDED, f"the agent ended (status {status}): {last}"
         return State.RUNNING, ""
 
@@ -98,8 +98,8 @@ class InheritingJob(Job):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for said in self._said.values():
-            said.close()
+        for output in self._said.values():
+            output.close()
         for node, process in self._processes.items():
             processes.end(self._families[node], {process.pid})
         self._processes, self._said = {}, {}

@@ -174,29 +174,29 @@ class Fleet:
         self.ready()
         asked = [{"case": to_doc(c), "files": dict(f)} for c, f in requests]
         first = [link for link in self._links if not link.left_out][:1]
-        (said,) = self._ask(first, {"describe": asked}, DESCRIBE_S * max(1, len(requests)))
-        return [from_doc(Described, d) for d in said["described"]]
+        (answer,) = self._ask(first, {"describe": asked}, DESCRIBE_S * max(1, len(requests)))
+        return [from_doc(Described, d) for d in answer["described"]]
 
     def examine(self) -> list[tuple[Node, Json]]:
         """(node, its facts and findings) of every agent, in their order."""
         self.ready()
         here = [link for link in self._links if not link.left_out]
-        said = self._ask(here, {"examine": True}, EXAMINE_S)
+        answers = self._ask(here, {"examine": True}, EXAMINE_S)
         abouts = [link.about for link in here if link.about is not None]
-        return [(node, told["examined"]) for node, told in zip(abouts, said, strict=True)]
+        return [(node, answer["examined"]) for node, answer in zip(abouts, answers, strict=True)]
 
     def _ask(self, links: Sequence[AgentLink], asked: Json, within_s: float) -> list[Json]:
         """What each of these agents answers; LaunchError if one is lost, or says nothing."""
         for link in links:
             link.send(asked)
-        said: dict[int, Json] = {}
+        answers: dict[int, Json] = {}
         deadline = time.monotonic() + within_s
-        while silent := [link for link in links if link.node not in said]:
-            said |= {link.node: message for link, message, _ in self._ear.receive(self._links)}
-            if time.monotonic() > deadline and silent[0].node not in said:
+        while silent := [link for link in links if link.node not in answers]:
+            answers |= {link.node: message for link, message, _ in self._ear.receive(self._links)}
+            if time.monotonic() > deadline and silent[0].node not in answers:
                 silent[0].lose(f"its agent does not answer: {', '.join(asked)}")
             self._check_alive(links)
-        return [said[link.node] for link in links]
+        return [answers[link.node] for link in links]
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Start a world and wait until it is over; KeyboardInterrupt ends it first."""

@@ -89,9 +89,11 @@ def fit(links: Sequence[AgentLink], where: Where) -> None:
                 fix="cpus = 8   # in the cluster file",
             )
         about, version = link.about, link.about.software.get("torch", "")
-        found = accelerators.misfit(about.accelerators, about.machine, version, wanted)
-        if found is not None:
-            raise LaunchError(f"{link.name}: {found.what}", expected=found.expected, fix=found.fix)
+        misfit = accelerators.misfit(about.accelerators, about.machine, version, wanted)
+        if misfit is not None:
+            raise LaunchError(
+                f"{link.name}: {misfit.what}", expected=misfit.expected, fix=misfit.fix
+            )
 
 
 def _place(link: AgentLink) -> tuple[object, ...]:

@@ -324,7 +324,11 @@ def _described(session: Session, plan: Plan) -> list[Arm]:
     """The arms of a plan that can be launched, as far as is known."""
     known, on = session.run.described, session.run.machine
     here = [(arm, known[arm.case.hash]) for arm in plan.arms if arm.case.hash in known]
-    return [arm for arm, told in here if not told.error and obstacles.fits(told, arm.case, on)]
+    return [
+        arm
+        for arm, description in here
+        if not description.error and obstacles.fits(description, arm.case, on)
+    ]
 
 
 def moment(

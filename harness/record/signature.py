@@ -40,8 +40,8 @@ def sign(folder: Path, key: Path, passphrase: str | None = None) -> Signature:
     private = _private(key, passphrase)
     head = links[-1].hash
     form = _library("serialization")
-    told = private.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
-    public = told.decode()
+    encoded = private.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    public = encoded.decode()
     made = base64.b64encode(private.sign(_DOMAIN + head.encode())).decode()
     signature = Signature(head=head, key=public, signature=made)
     write({folder / FILE: json.dumps(to_doc(signature), indent=1) + "\n"})

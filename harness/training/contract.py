@@ -53,10 +53,14 @@ def _said(error: BaseException) -> str:
 
 def placed(error: BaseException, files: Mapping[str, str]) -> str:
     """An error in one line, with the innermost line of a user's file that it went through."""
-    said = _said(error)
+    message = _said(error)
     kind = type(error).__name__
-    told = f"{kind}: {said}" if said else kind
+    error_text = f"{kind}: {message}" if message else kind
     folders = {str(Path(file).parent) for file in files.values() if file.endswith(".py")}
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if str(Path(f.filename).parent) in folders]
-    return f"{told} ({own[-1].filename}:{own[-1].lineno})" if own else told
+    user_frames = [f for f in frames if str(Path(f.filename).parent) in folders]
+    return (
+        f"{error_text} ({user_frames[-1].filename}:{user_frames[-1].lineno})"
+        if user_frames
+        else error_text
+    )

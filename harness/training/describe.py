@@ -201,11 +201,11 @@ def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> None:
 
 
 def _meta_flops(loaded: Loaded, case: CaseSpec) -> float:
-    one = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
+    sample = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
     with torch.device("meta"):
         model = build_model(loaded, untuned(case), seed=case.seed)
     with FlopCounterMode(display=False) as counter:
-        loaded.model.loss(model(one.inputs), one.targets).backward()
+        loaded.model.loss(model(sample.inputs), sample.targets).backward()
     return float(counter.get_total_flops())
 
 

@@ -65,17 +65,17 @@ def kept(loaded: Loaded, case: CaseSpec) -> KeptBytes:
     leaves_out = case.checkpoint or case.offload
     held = [[_held(i, b, case) for i, b in enumerate(c.blocks)] for c in counts]
     most = [max(c.loss, *(_again(i, b, case) for i, b in enumerate(c.blocks))) for c in counts]
-    one, two = (
-        sum(own) + largest if leaves_out else c.whole
-        for own, largest, c in zip(held, most, counts, strict=True)
+    of_one, of_two = (
+        sum(stored) + largest if leaves_out else c.whole
+        for stored, largest, c in zip(held, most, counts, strict=True)
     )
     first, second = held
     blocks = [max(0, b - a) for a, b in zip(first, second, strict=True)]
     blocks[-1] += max(0, counts[1].loss - counts[0].loss)
     again = max(0, most[1] - most[0]) if leaves_out else 0
     return KeptBytes(
-        per_sample=max(0, two - one),
-        constant=max(0, 2 * one - two),
+        per_sample=max(0, of_two - of_one),
+        constant=max(0, 2 * of_one - of_two),
         blocks=tuple(blocks),
         again=again,
     )

@@ -130,15 +130,15 @@ class Gathered(Coded):
         n = len(wanted)
         with lap("encode"):
             message = codec.encode(wanted[None])
-        own: Tensor | None = None
+        decoded: Tensor | None = None
         if self.feedback is not None:
-            own = codec.decode(message, n)[0]
-            self.keep(bucket, wanted, own)
+            decoded = codec.decode(message, n)[0]
+            self.keep(bucket, wanted, decoded)
         every = all_gather(message[0], world).view(world, 1, -1)
         with lap("decode"):
             out = torch.zeros_like(wanted)
             for rank, part in enumerate(every):  # one at a time: all of them need N times n
-                mine = own if rank == self.ctx.rank else None
+                mine = decoded if rank == self.ctx.rank else None
                 out += codec.decode(part, n)[0] if mine is None else mine
             return done(flat.copy_(self.finish(out.div_(world))[: flat.numel()]))
 

@@ -78,7 +78,7 @@ def work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
     watch = _Watch()
     usual = torch.get_default_dtype()
     batch = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
-    one = (batch.inputs, batch.targets)
+    example = (batch.inputs, batch.targets)
     compiled = case.compiled == Compiled.INDUCTOR
     with contextlib.ExitStack() as stack:
         stack.enter_context(FAKE)
@@ -87,7 +87,9 @@ def work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
             torch.set_default_dtype(torch.bfloat16)
         plain = replace(untuned(case), precision=Precision.FP32)
         model = build_model(loaded, plain, case.seed)
-        inputs, targets = (torch.zeros(samples, *like.shape[1:], dtype=like.dtype) for like in one)
+        inputs, targets = (
+            torch.zeros(samples, *like.shape[1:], dtype=like.dtype) for like in example
+        )
         if (dtype := CAST.get(case.precision)) is not None:
             stack.enter_context(torch.autocast("cpu", dtype=dtype))
         with watch:

@@ -39,15 +39,18 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "METRICS: Mapping[str, Metric] = {\n    " + entry.replace("p95_step_s", "tail_step_s"),
         )
     )
+    (reading,) = re.findall(r"```diff\n(.*?)```", PAGE, re.S)
+    (folder / "reading.patch").write_text(reading)
+    subprocess.run(["git", "apply", "reading.patch"], cwd=folder, check=True)
     return folder
 
 
-def run(folder: Path, *words: str) -> str:
+def run(folder: Path, *words: str, status: int = 0) -> str:
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "100"},
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.returncode == status, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
 
@@ -62,7 +65,7 @@ def test_a_verb(tree: Path) -> None:
 
 
 def test_a_feature_and_a_metric(tree: Path) -> None:
-    """Its sentence is in the report; a rule may ask for the metric."""
+    """Its sentence is in the report of a record of before; a rule may ask for the metric."""
     assert " launches send their greetings" in run(tree, "-m", "harness", "report", SAMPLE)
     rules = tree / "rules.toml"
     rules.write_text(
@@ -70,3 +73,24 @@ def test_a_feature_and_a_metric(tree: Path) -> None:
         'unit = "s"\nsource = "requirement"\n'
     )
     assert "tail" in run(tree, "-m", "harness", "rules", str(rules))
+
+
+def test_a_reading(tree: Path) -> None:
+    """The schema has it, and a rule may ask for it; ``test_a_feature`` reads a record without."""
+    run(tree, "-m", "harness.record.schema")
+    assert '"evicted"' in (tree / "harness/record/schema/record.schema.json").read_text()
+    rules = tree / "reading.toml"
+    rules.write_text(
+        '[[rule]]\nname = "undisturbed"\ncase = "ddp/*"\nmetric = "evicted"\nat_most = 100.0\n'
+        'unit = "1"\nsource = "requirement"\n'
+    )
+    assert "undisturbed" in run(tree, "-m", "harness", "rules", str(rules))
+
+
+@pytest.mark.full
+def test_a_reading_is_measured(tree: Path, tmp_path: Path) -> None:
+    case = ["single/mlp-nano", "--cpus", "1", "--strict", "--no-timeline"]
+    run(tree, "-m", "harness", "run", *case, "--results", str(tmp_path), status=5)  # without a rule
+    (record,) = tmp_path.glob("runs/*/*/record.json")
+    timed = [x for x in json.loads(record.read_text())["launches"] if x["purpose"] == "timed"]
+    assert timed and all(rank["evicted"] >= 0 for x in timed for rank in x["ranks"])

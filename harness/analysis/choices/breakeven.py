@@ -5,8 +5,10 @@ A step over a link of another rate r takes as much longer as its bytes do:
     T(r) = T(here) + 8 B (1/r - 1/here)
 
 so that two codecs cost the same where 1/r = 1/here + (T_codec - T_dense) / (8 (B_dense - B_codec)).
-On a faster link dense training hides more of its exchange behind backward: there all that it takes
-beyond training apart shrinks as the rate grows, T(r) = T(apart) + (T(here) - T(apart)) here / r.
+On a faster link dense training hides more of its exchange behind backward: its exposed exchange,
+the step beyond that of ranks that do not communicate (T_apart), shrinks with 1/r:
+
+    T(r) = T_apart + (T(here) - T_apart) here / r
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ ALPHA = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Pays:
-    """Link rates in bit/s below which a codec wins: 0 = never, infinite = at any.
+    """A codec wins on links below ``rate``, in bit/s; it never wins at 0, always at infinity.
 
-    ``low`` and ``high`` are the ends of the interval, as sure as the step times are.
+    ``low`` and ``high`` are the ends of its interval, which follows from those of the step times.
     """
 
     rate: float
@@ -41,10 +43,11 @@ class Pays:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingCost:
-    """One codec, or dense training. Times in s, bytes of the busiest rank in a step.
+    """A codec's measured cost, or that of dense training: s, and bytes of the busiest rank a step.
 
-    ``exchange_s`` is what its step takes beyond training apart, None of one that encodes, or where
-    nothing was trained apart. ``pays`` maps what it is beside, by name, to its break-even.
+    ``exchange_s`` is the exposed exchange: the step beyond that of ranks that do not communicate.
+    It is None for codecs, and where no such ranks were measured. ``pays`` maps the name of each
+    alternative to the break-even against it.
     """
 
     name: str
@@ -111,10 +114,10 @@ def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
                 decode_s=_mean([d for _, d in coded]),
                 loss=_mean(losses),
                 pays={
-                    other: found
+                    other: rates
                     for other in beside
                     if _is_choice(arm) and other in known and other != arm.name
-                    for found in _pays(known[arm.name], known[other], here, apart_s)
+                    for rates in _pays(known[arm.name], known[other], here, apart_s)
                 },
                 exchange_s=_exchange_s(known[arm.name], apart_s),
             )

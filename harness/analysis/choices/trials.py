@@ -52,9 +52,9 @@ def losses(rung: Rung, known: Catalogue) -> Iterator[Loss]:
 
     A stand-in computes as long as it was told to, and a script has no setting to change.
     """
-    found = rung.losses
-    for term, excess in sorted(found.excess_ns.items(), key=lambda pair: -pair[1]):
-        share = float(excess / found.step_ns)
+    lost = rung.losses
+    for term, excess in sorted(lost.excess_ns.items(), key=lambda pair: -pair[1]):
+        share = float(excess / lost.step_ns)
         if share < LARGE:
             return
         may_help: tuple[Remedy, ...] = ()
@@ -65,7 +65,7 @@ def losses(rung: Rung, known: Catalogue) -> Iterator[Loss]:
             term=term,
             excess_ns=float(excess),
             share=share,
-            gain=found.gain(term),
+            gain=lost.gain(term),
             remedies=may_help,
         )
 
@@ -98,19 +98,19 @@ def tried(record: RunRecord, plan: Plan, changes: Sequence[Remedy]) -> list[Trie
     verdicts = {v.contrast: v for v in record.verdicts if v.plan == plan.hash}
     out = []
     for contrast, remedy in zip(plan.contrasts, changes, strict=True):
-        v = verdicts.get(contrast.name)
-        value = None if v is None else v.value
+        verdict = verdicts.get(contrast.name)
+        value = None if verdict is None else verdict.value
         out.append(
             Tried(
                 case=plan.arm(NOW).case.id,
                 remedy=remedy.name,
                 alike=remedy.alike,
                 ratio=value,
-                low=None if v is None else v.low,
-                high=None if v is None else v.high,
-                worst=None if v is None else v.worst,
-                num_pairs=0 if v is None else v.n,
-                why="not measured" if v is None else v.detail if value is None else "",
+                low=None if verdict is None else verdict.low,
+                high=None if verdict is None else verdict.high,
+                worst=None if verdict is None else verdict.worst,
+                num_pairs=0 if verdict is None else verdict.n,
+                why="not measured" if verdict is None else verdict.detail if value is None else "",
             )
         )
     return sorted(out, key=lambda t: -(t.ratio or 0.0))

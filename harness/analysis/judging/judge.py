@@ -56,7 +56,7 @@ class Judged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class BoundSide:
     """One end of a bound as "larger is better" on the scale that is averaged.
 
     ``margin`` is the allowance on that scale.
@@ -173,7 +173,7 @@ def judge(
 
 
 def _open(
-    ends: Sequence[Side], rule: Threshold, allowance: float, horizon: int
+    ends: Sequence[BoundSide], rule: Threshold, allowance: float, horizon: int
 ) -> tuple[Reason, str] | None:
     """What keeps a bound that is not missed from being met; None if it is met."""
     n = len(ends[0].values)
@@ -189,7 +189,9 @@ def _open(
     return None
 
 
-def sides(values: Sequence[float], rule: Threshold, form: Form, allowance: float) -> list[Side]:
+def sides(
+    values: Sequence[float], rule: Threshold, form: Form, allowance: float
+) -> list[BoundSide]:
     """Each end of the bound, on the scale of the interval: logs of ratios, plain values else."""
     up = list(values)
     ratio = form is not Form.ABSOLUTE
@@ -200,7 +202,7 @@ def sides(values: Sequence[float], rule: Threshold, form: Form, allowance: float
             ends = [(end, None if b is None else 1 - b, -sign) for end, b, sign in ends]
         ends = [(end, None if b is None else _log(b), sign) for end, b, sign in ends]
     return [
-        Side(
+        BoundSide(
             end=end,
             values=tuple(sign * v for v in up),
             bound=sign * b,

@@ -253,7 +253,7 @@ def unmeasured(run: RunRecord, plan: Plan, what: str) -> Conclusion:
     if not run.complete:
         return Conclusion(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
     ours = (_of_launch(run, plan, x) for x in run.by_plan.get(plan.hash, ()))
-    for why in (found for found in ours if found is not None):
+    for why in (obstacle for obstacle in ours if obstacle is not None):
         return why._replace(detail=f"{what}, since {why.detail}")
     return Conclusion(Status.ERROR, Reason.NOT_MEASURED, what)
 

@@ -66,24 +66,24 @@ def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[Scali
         # Ranks of the subject for each rank of the baseline: what linear scaling would give.
         base = case.world_size / sum(plan.arm(b).case.world_size for b in contrast.baseline)
         scale = contrast.ideal / base
-        e = estimate([v * scale for v in values], Form.RATIO)
+        estimated = estimate([v * scale for v in values], Form.RATIO)
         tails = pairs(run, plan, contrast, Statistic.P95).values
         strong = case.mode is Mode.STRONG  # the formula is about fixed work
         out[case.id] = ScalingPoint(
             case=case.id,
             world_size=case.world_size,
             against=against,
-            n=e.n,
+            n=estimated.n,
             throughput=rate,
-            speedup=e.value * base,
-            speedup_low=None if e.low is None else e.low * base,
-            speedup_high=None if e.high is None else e.high * base,
-            efficiency=e.value,
-            efficiency_low=e.low,
-            efficiency_high=e.high,
+            speedup=estimated.value * base,
+            speedup_low=None if estimated.low is None else estimated.low * base,
+            speedup_high=None if estimated.high is None else estimated.high * base,
+            efficiency=estimated.value,
+            efficiency_low=estimated.low,
+            efficiency_high=estimated.high,
             p95=geometric_mean(tails) * scale if tails else None,
             worst=min(values) * scale,
-            karp_flatt=stats.karp_flatt(e.value * base, base) if strong else None,
+            karp_flatt=stats.karp_flatt(estimated.value * base, base) if strong else None,
         )
     return list(out.values())
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from harness.analysis.judging import sequential, standard
-from harness.analysis.judging.judge import Side, sides
+from harness.analysis.judging.judge import BoundSide, sides
 from harness.analysis.judging.question import Question
 from harness.cases import Threshold, metrics
 from harness.record import Reason
@@ -36,7 +36,7 @@ def more_pairs(question: Question, rule: Threshold | None, reason: Reason) -> in
     return None
 
 
-def _moved(question: Question, rule: Threshold, factor: float, total: int) -> Sequence[Side]:
+def _moved(question: Question, rule: Threshold, factor: float, total: int) -> Sequence[BoundSide]:
     """The sides of the bound with every pair moved as far as a tilt can have moved it, and what is
     allowed for after so many pairs.
     """
@@ -45,12 +45,12 @@ def _moved(question: Question, rule: Threshold, factor: float, total: int) -> Se
     return sides([v * factor for v in question.first], rule, metric.form, allowance)
 
 
-def _radius(side: Side, total: int) -> float:
+def _radius(side: BoundSide, total: int) -> float:
     """The interval's half-width after so many pairs of the same scatter."""
     return sequential.radius(stdev(side.values), total, standard.ALPHA) or math.inf
 
 
-def _passes(moved: Sequence[Sequence[Side]], total: int) -> bool:
+def _passes(moved: Sequence[Sequence[BoundSide]], total: int) -> bool:
     """Whether all sides would be cleared, wherever they may be."""
     return all(
         fmean(side.values) - _radius(side, total) >= side.bound + side.margin
@@ -59,7 +59,7 @@ def _passes(moved: Sequence[Sequence[Side]], total: int) -> bool:
     )
 
 
-def _fails(moved: Sequence[Sequence[Side]], total: int) -> bool:
+def _fails(moved: Sequence[Sequence[BoundSide]], total: int) -> bool:
     """Whether one side would be missed, wherever it may be; by the allowance of few pairs."""
     early = total < standard.BARE_FAIL
     return any(

@@ -24,14 +24,16 @@ class Conclusion(NamedTuple):
 class Question:
     """One metric of one thing, with its evidence.
 
-    ``first`` are the values that are judged, ``again`` those of the fresh set that confirms a
-    FAIL, ``p95`` the first ones on 95th percentiles of steps, ``horizon`` how many first ones there
-    may be in the end. ``perfect`` is the value of perfect scaling, beyond which little can be true
-    (``gain``: what a sharded optimizer may add); ``impossible`` says what else cannot be. An
-    ``obstacle`` keeps it from being judged at all; with a ``doubt`` neither PASS nor FAIL stands,
-    nor where one of the ``tilts`` could have made it. ``unquiet`` says what others took meanwhile,
-    for who reads a figure that no rule judges. ``claimed`` is what it rests on that nobody
-    but the user's own file says: then it cannot pass.
+    ``first`` are the values that are judged, ``again`` those of the fresh set that confirms a FAIL,
+    ``p95`` the first values on the 95th percentile of steps, ``horizon`` the most first values that
+    there may be in the end. ``perfect`` is the value of perfect scaling, which a true value hardly
+    exceeds; ``gain`` is the factor that a sharded optimizer may add to it. ``impossible`` says what
+    else cannot be true.
+
+    An ``obstacle`` keeps the Question from being judged at all. With a ``doubt`` neither PASS nor
+    FAIL stands, nor does one that one of the ``tilts`` could have made. ``unquiet`` says what other
+    programs took meanwhile, for readers of a figure that no rule judges. ``claimed`` is what only
+    the user's file says and nothing checks: a PASS then becomes RECORDED.
     """
 
     name: str

@@ -97,8 +97,8 @@ _TOLD = {
 def told(compared: ComparedBits, ranks: Sequence[RankRecord]) -> tuple[str, ...]:
     """A line for each rank, or each few that differ, and for what went wrong there."""
     groups = defaultdict[tuple[tuple[int, ...], str], list[int]](list)
-    for one in compared.odd:
-        groups[one.ranks, one.what].append(one.step)
+    for odd in compared.odd:
+        groups[odd.ranks, odd.what].append(odd.step)
     hosts = {r.rank: r.host for r in ranks}
     out = []
     for (who, what), steps in sorted(groups.items(), key=lambda g: (-len(g[1]), g[0])):

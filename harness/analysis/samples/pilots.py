@@ -77,8 +77,8 @@ def windows(
     out = {}
     for arm in plan.arms:
         window = _window(plan, arm, pilots, sd)
-        told = described.get(arm.case.hash)
-        period = told.expected.period if told and told.expected else 1
+        description = described.get(arm.case.hash)
+        period = description.expected.period if description and description.expected else 1
         kept = -(-(window.steps - window.cut) // period) * period
         out[arm.name] = replace(window, steps=window.cut + kept)
     return out

@@ -40,7 +40,7 @@ _WHAT = {
 }
 
 
-class Advice(NamedTuple):
+class TermAdvice(NamedTuple):
     """One thing to try: which term, its share of the step, what it is, the efficiency that its
     removal would give back at most (None: not known), and what to do.
     """
@@ -67,7 +67,7 @@ def advice(
     budget: Budget,
     settings: Settings,
     fed: Mapping[str, float] | None = None,
-) -> Iterator[Advice]:
+) -> Iterator[TermAdvice]:
     """One for each large term, the largest first; none where nothing was lost.
 
     ``fed`` is what an input's workers took for a step, as ``LaunchRecord.fed`` has it.
@@ -90,10 +90,12 @@ def advice(
             if expected is None
             else _remedy(term, case, expected, settings)
         )
-        yield Advice(WORDS[term], float(share), what, losses.gain(term), remedy)
+        yield TermAdvice(WORDS[term], float(share), what, losses.gain(term), remedy)
 
 
-def _moved(case: CaseSpec, expected: Expected, budget: Budget, settings: Settings) -> Advice | None:
+def _moved(
+    case: CaseSpec, expected: Expected, budget: Budget, settings: Settings
+) -> TermAdvice | None:
     """Which blocks to move from the stage that computes longest; None where that gains nothing."""
     if not expected.blocks or len(expected.blocks) != len(budget.ranks):
         return None
@@ -117,14 +119,14 @@ def _moved(case: CaseSpec, expected: Expected, budget: Budget, settings: Setting
         f" {taker}"
     )
     uneven = (max(busy) - sum(busy) / len(busy)) / budget.step_ns
-    return Advice("uneven stages", uneven, what_to_do, None, command(case, settings, setting))
+    return TermAdvice("uneven stages", uneven, what_to_do, None, command(case, settings, setting))
 
 
 def _remedy(term: Term, case: CaseSpec, expected: Expected, settings: Settings) -> str:
     """A command that fits the term, and runs as it stands."""
-    own = {Term(t): setting.partition("=") for t, setting in expected.remedies.items()}
-    if term in own or (term is Term.WAIT and Term.BUBBLE in own):
-        name, _, value = own.get(term) or own[Term.BUBBLE]
+    stated = {Term(t): setting.partition("=") for t, setting in expected.remedies.items()}
+    if term in stated or (term is Term.WAIT and Term.BUBBLE in stated):
+        name, _, value = stated.get(term) or stated[Term.BUBBLE]
         return command(case, settings, {name: value})
     if term in _RESIDENT and case.data != Data.RESIDENT:
         return command(case.fed_by(Data.RESIDENT), settings, {"data": Data.RESIDENT})
@@ -146,10 +148,9 @@ def starved(case: CaseSpec, budget: Budget, fed: Mapping[str, float] | None) -> 
     stall = budget.mean_ns(Term.DATA)
     if stall < LARGE * budget.step_ns:
         return ""
-    told = _of_workers(fed) if fed else ""
-    return (
-        f"steps wait {stall / 1e6:.1f} of {budget.step_ns / 1e6:.1f} ms for data={case.data}{told}"
-    )
+    workers = _of_workers(fed) if fed else ""
+    waited = f"{stall / 1e6:.1f} of {budget.step_ns / 1e6:.1f} ms"
+    return f"steps wait {waited} for data={case.data}{workers}"
 
 
 def _of_workers(fed: Mapping[str, float]) -> str:

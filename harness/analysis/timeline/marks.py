@@ -49,10 +49,10 @@ def host_steps(
         mine = rows[trace.thread[rows] == main]
         more = len(set(trace.thread[rows].tolist())) - 1
         edges = np.unique(np.append(trace.start[mine], trace.end[mine[-1]]))
-        told = [f"{more} more threads make steps: left out"] if more else []
+        notes = [f"{more} more threads make steps: left out"] if more else []
         if step_name is None and (gone := _missing(trace, mine)):
-            told.append(f"{gone} steps are missing between others: these are longer by that")
-        return edges, main, tuple(told)
+            notes.append(f"{gone} steps are missing between others: these are longer by that")
+        return edges, main, tuple(notes)
     repeated = ", ".join(f"{name} ({times}x)" for name, times in _repeated(trace))
     if step_name is not None:
         raise ScaleproofError(

@@ -114,8 +114,8 @@ def split(trace: Trace) -> list[Trace]:
             fix="scaleproof timeline rank*.json.gz",
         )
     parts = []
-    for rank, one in enumerate(ids):
-        rows = np.flatnonzero(process == one)
+    for rank, pid in enumerate(ids):
+        rows = np.flatnonzero(process == pid)
         place = {int(row): i for i, row in enumerate(rows)}
         parts.append(
             replace(
@@ -252,10 +252,10 @@ def read(path: Path) -> Trace:
     gc.disable()  # else half of the time goes into looking for cycles that cannot be there
     try:
         for block in blocks:
-            found = decode(block)
-            columns.add(found)
-            skipped += found.lost
-            del found
+            decoded = decode(block)
+            columns.add(decoded)
+            skipped += decoded.lost
+            del decoded
     finally:
         if enabled:
             gc.enable()
@@ -331,8 +331,8 @@ def _trace(
     cat_of = np.array([cats[_RENAMED.get(c, c)] for c, _, _ in columns.places], dtype=np.int16)
     thread_of = np.array([threads[f"{p}/{t}"] for _, p, t in columns.places], dtype=np.int32)
     place = columns.whole("place")[order]
-    told = meta.get("distributedInfo")
-    info = told if isinstance(told, dict) else {}
+    stated = meta.get("distributedInfo")
+    info = stated if isinstance(stated, dict) else {}
     allocated = np.concatenate([np.empty((0, 3), dtype=np.int64), *columns.allocated])
     if (allocated[:, 2] > 0).any():
         allocated = allocated[allocated[:, 2] > 0]

@@ -169,31 +169,32 @@ def _measured(row: Row, base: Row) -> list[tuple[float, float, str]]:
 
 def _hidden(row: Row, base: Row, checked: list[str]) -> Iterator[str]:
     """Communication that takes a share of the step takes that share of the efficiency, at least."""
-    told = row.get(ClaimedColumn.COMMUNICATION)
+    communication = row.get(ClaimedColumn.COMMUNICATION)
     ratio = row[ClaimedColumn.RANKS].middle / base[ClaimedColumn.RANKS].middle
     best = [(high / ratio, how) for _, high, how in _measured(row, base)]
     if ClaimedColumn.SPEEDUP in row:
         best.append((row[ClaimedColumn.SPEEDUP].high / ratio, "the speedup"))
     if ClaimedColumn.EFFICIENCY in row:
         best.append((row[ClaimedColumn.EFFICIENCY].high, "the efficiency"))
-    if told is None or not best or row is base:
+    if communication is None or not best or row is base:
         return
     checked.append("communication <= 1 - efficiency")
     for efficiency, how in best:
-        if told.low > 1 - efficiency:
+        if communication.low > 1 - efficiency:
             lost = 100 * (1 - efficiency)
-            yield f"communication {told.text} is more than the {lost:.1f}% that {how} leaves"
+            stated = f"communication {communication.text}"
+            yield f"{stated} is more than the {lost:.1f}% that {how} leaves"
 
 
 def unexplained(row: Row, base: Row) -> float | None:
     """The share of a row's ideal that its own times lose beyond its stated communication."""
-    told = row.get(ClaimedColumn.COMMUNICATION)
+    communication = row.get(ClaimedColumn.COMMUNICATION)
     measured = _measured(row, base)
-    if told is None or not measured or row is base:
+    if communication is None or not measured or row is base:
         return None
     ratio = row[ClaimedColumn.RANKS].middle / base[ClaimedColumn.RANKS].middle
     low, high, _ = measured[0]
-    return 1 - (low + high) / 2 / ratio - told.middle
+    return 1 - (low + high) / 2 / ratio - communication.middle
 
 
 def _missing(row: Row, base: Row) -> str:

@@ -183,8 +183,8 @@ def try_(world: MadeUpWorld, random: np.random.Generator, advised: bool) -> Loop
     known = _known(world, shapes, taken)
     last = seen[-1]
     trial = LoopTrial(
-        covered=tuple(bool(one.covered) for one in seen),
-        misses=tuple(one.efficiency - (one.measured or 0.0) for one in seen),
+        covered=tuple(bool(size.covered) for size in seen),
+        misses=tuple(size.efficiency - (size.measured or 0.0) for size in seen),
         width=float(infer.foresee(known, targets[-1:]).sd[0]),
         knee=_has_knee(world, shapes, targets[-1]),
         flagged=last.regime is Regime.UNSEEN,

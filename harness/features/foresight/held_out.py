@@ -77,22 +77,24 @@ def evaluate(tables: Sequence[PublishedTable]) -> Evaluation:
 
 def score(name: str, predictions: Sequence[Prediction]) -> Score | None:
     """None where nothing that was predicted is known."""
-    counted = [(p, one) for p in predictions for one in p.predicted if judged(one)]
+    counted = [(p, size) for p in predictions for size in p.predicted if judged(size)]
     if not counted:
         return None
-    misses = np.array([abs(one.miss or 0.0) for _, one in counted])
-    measured = [one.measured for _, one in counted if one.measured is not None]
-    revealed = [told for p, one in counted if (told := _told_rightly(p.table, one)) is not None]
+    misses = np.array([abs(size.miss or 0.0) for _, size in counted])
+    measured = [size.measured for _, size in counted if size.measured is not None]
+    revealed = [
+        rightly for p, size in counted if (rightly := _told_rightly(p.table, size)) is not None
+    ]
     return Score(
         name=name,
         num=len(counted),
         mean=float(misses.mean()),
         p90=float(np.quantile(misses, 0.9)),
         worst=float(misses.max()),
-        coverage=float(np.mean([one.covered for _, one in counted])),
-        half_width=float(np.mean([(one.high - one.low) / 2 for _, one in counted])),
+        coverage=float(np.mean([size.covered for _, size in counted])),
+        half_width=float(np.mean([(size.high - size.low) / 2 for _, size in counted])),
         moves=max(1.0, *measured) - min(1.0, *measured),
-        reach=max(one.shape.ranks / _largest(p.table) for p, one in counted),
+        reach=max(size.shape.ranks / _largest(p.table) for p, size in counted),
         baselines={
             law: float(np.mean([abs(o.baselines[law] - (o.measured or 0.0)) for _, o in counted]))
             for law in Law

@@ -86,17 +86,17 @@ def calibrate(
         white = whiten @ (around[0] - around[1:]).T / step
         return np.vstack([white, np.diag(1 / spread)])
 
-    found = least_squares(
+    optimum = least_squares(
         miss, mean, slope, x_scale=spread, method="lm", ftol=1e-6, xtol=1e-6, gtol=1e-6
     )
-    curve = found.jac.T @ found.jac
+    curve = optimum.jac.T @ optimum.jac
     root = np.linalg.cholesky(np.linalg.inv(curve))
     return Posterior(
         fabric=fabric,
         models=tuple(models),
         shapes=tuple(shapes),
         log_s=log_s,
-        mode=found.x,
+        mode=optimum.x,
         root=root,
         hop=hop,
         walk=walk,

@@ -48,12 +48,12 @@ def _unknowns(table: PublishedTable) -> tuple[list[float], list[float]]:
 def _squares(table: PublishedTable) -> list[tuple[str, float]]:
     """(regime, square of the miss in standard deviations) of each point that was predicted."""
     out = []
-    for one in predict(table, UNTAUGHT).predicted:
-        if one.measured is None or one.implausible:
+    for size in predict(table, UNTAUGHT).predicted:
+        if size.measured is None or size.implausible:
             continue
-        half = np.log(one.high / one.low) / 2 / UNTAUGHT.stretch[one.regime]
-        z = np.log(one.efficiency / one.measured) / (half / HALF_SDS)
-        out.append((one.regime.name, float(z**2)))
+        half = np.log(size.high / size.low) / 2 / UNTAUGHT.stretch[size.regime]
+        z = np.log(size.efficiency / size.measured) / (half / HALF_SDS)
+        out.append((size.regime.name, float(z**2)))
     return out
 
 

@@ -52,7 +52,7 @@ UNTAUGHT = Learned(beliefs=PRIORS, stretch=STRETCH, families=())
 
 def learned(leaving_out: str = "") -> Learned:
     """What all families but one have taught."""
-    kept = {name: told for name, told in _file().items() if name != leaving_out}
+    kept = {name: family for name, family in _file().items() if name != leaving_out}
     return Learned(
         beliefs={u: _belief(u, kept) for u in Unknown},
         stretch={r: _stretch(r, kept) for r in Regime},
@@ -75,8 +75,8 @@ def _belief(unknown: Unknown, kept: Mapping[str, Any]) -> Belief:
     scatter = prior.spread**2 / 2
     precision = 1 / scatter
     total = float(np.log(prior.median)) / scatter
-    for told in kept.values():
-        value, sd = told["unknowns"][unknown.name]
+    for family in kept.values():
+        value, sd = family["unknowns"][unknown.name]
         # What a family's fit says beyond the prior that it began with.
         gained = max(1 / sd**2 - 1 / prior.spread**2, 0.0)
         if gained * scatter < 1e-3:
@@ -91,7 +91,9 @@ def _belief(unknown: Unknown, kept: Mapping[str, Any]) -> Belief:
 def _stretch(regime: Regime, kept: Mapping[str, Any]) -> float:
     """From the mean square of each family's standardised misses: its points are not independent."""
     squares = [
-        told["squares"][regime.name] for told in kept.values() if regime.name in told["squares"]
+        family["squares"][regime.name]
+        for family in kept.values()
+        if regime.name in family["squares"]
     ]
     start = STRETCH[regime] ** 2
     total = WORTH * start + sum(min(s, MOST_Z**2) for s in squares)

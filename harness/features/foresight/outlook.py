@@ -56,26 +56,26 @@ def outlooks(table: PublishedTable, ranks: int, efficiency: float) -> list[Outlo
     asked_for = [p for p in table.points if p.step_s is None and p.shape.ranks == ranks]
     out = []
     for shape in dict.fromkeys(_largest(p, calibrated) for p in calibrated):
-        own = [p for p in calibrated if p.shape.configuration == shape.configuration]
+        alike = [p for p in calibrated if p.shape.configuration == shape.configuration]
         target = next(
             (p for p in asked_for if _alike(p, shape)),
-            Point(shape=_at(shape, ranks, [p.shape for p in own]), step_s=None),
+            Point(shape=_at(shape, ranks, [p.shape for p in alike]), step_s=None),
         )
-        between = [Point(shape=s, step_s=None) for s in _between(shape, target.shape, own)]
-        asked = replace(table, points=(*own, *between, target))
-        *path, one = predict(asked, taught).predicted
-        known = calibrate(asked, own, [target], taught)
-        base = base_of(target.shape, own)
+        between = [Point(shape=s, step_s=None) for s in _between(shape, target.shape, alike)]
+        asked = replace(table, points=(*alike, *between, target))
+        *path, predicted = predict(asked, taught).predicted
+        known = calibrate(asked, alike, [target], taught)
+        base = base_of(target.shape, alike)
         out.append(
             Outlook(
                 table=table.id,
-                predicted=one,
+                predicted=predicted,
                 hold=efficiency,
                 held=hold(known, base.shape, target.shape, efficiency),
                 knee=knee(known, target.shape),
                 advice=advise(known, target.shape),
-                device_hours=_device_hours(one),
-                measured=_measured(base, own),
+                device_hours=_device_hours(predicted),
+                measured=_measured(base, alike),
                 path=path,
             )
         )

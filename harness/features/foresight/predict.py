@@ -167,7 +167,7 @@ def calibrate(
 
 def _hop(calibrated: Sequence[Point]) -> float:
     """The hop between stages that gives the bubbles which calibrating runs were profiled with."""
-    found = []
+    hops = []
     for point in calibrated:
         shape = point.shape
         if point.bubble is None or shape.stages == 1:
@@ -179,8 +179,8 @@ def _hop(calibrated: Sequence[Point]) -> float:
             return 1 - shape.micros / played
 
         grid = np.linspace(0.0, 0.05, 11)
-        found.append(float(np.interp(point.bubble, [bubble(float(h)) for h in grid], grid)))
-    return float(np.median(found)) if found else terms.HOP
+        hops.append(float(np.interp(point.bubble, [bubble(float(h)) for h in grid], grid)))
+    return float(np.median(hops)) if hops else terms.HOP
 
 
 def base_of(shape: Shape, calibrated: Sequence[Point]) -> Point:
@@ -235,6 +235,6 @@ def departs(point: Point, points: Sequence[Point]) -> bool:
     at = next((i for i, p in enumerate(ladder) if p is point), 0)
     if not 0 < at < len(ladder) - 1:
         return False
-    before, own, after = (p.shape.rate(p.step_s) for p in ladder[at - 1 : at + 2] if p.step_s)
+    before, rate, after = (p.shape.rate(p.step_s) for p in ladder[at - 1 : at + 2] if p.step_s)
     agree = abs(np.log(after / before)) < 0.05
-    return bool(agree and min(abs(np.log(own / before)), abs(np.log(own / after))) > 0.1)
+    return bool(agree and min(abs(np.log(rate / before)), abs(np.log(rate / after))) > 0.1)

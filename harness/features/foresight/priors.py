@@ -47,7 +47,7 @@ def vectors(beliefs: Mapping[Unknown, Belief], num_models: int, sized: bool) -> 
 
     ``sized``: whether the FLOPs of all models are known.
     """
-    told = [beliefs[name] for name in UNKNOWNS]
-    own = MODEL_SPREAD if sized else MODEL_SPREAD_UNSIZED
-    mean = [*(np.log(b.median) for b in told), *np.zeros(num_models)]
-    return np.array(mean), np.array([*(b.spread for b in told), *np.full(num_models, own)])
+    known = [beliefs[name] for name in UNKNOWNS]
+    spread = MODEL_SPREAD if sized else MODEL_SPREAD_UNSIZED
+    mean = [*(np.log(b.median) for b in known), *np.zeros(num_models)]
+    return np.array(mean), np.array([*(b.spread for b in known), *np.full(num_models, spread)])

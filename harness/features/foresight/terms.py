@@ -178,8 +178,8 @@ def _tensor_exchange(shape: Shape, fabric: Fabric) -> Cost:
         return FREE
     layers, hidden = shape.model.layers or 32, shape.model.hidden or 4096
     num_bytes = 2 * shape.micro_batch * shape.seq / shape.context * hidden
-    one = nccl(CollectiveKind.ALL_REDUCE, num_bytes, shape.tensor, fabric.per_node, fabric)
-    return one.times(4 * layers / shape.stages)
+    exchange = nccl(CollectiveKind.ALL_REDUCE, num_bytes, shape.tensor, fabric.per_node, fabric)
+    return exchange.times(4 * layers / shape.stages)
 
 
 def data_exchange(shape: Shape, fabric: Fabric) -> Cost:

@@ -75,8 +75,8 @@ def _tags(nights: Sequence[Night], commits: Mapping[str, str]) -> dict[str, str]
 
 
 def _tag(path: Path, wanted: Mapping[str, str]) -> None:
-    told = _git(path, "for-each-ref", "--format=%(refname:short) %(objectname)", "refs/tags")
-    here = dict(line.split(" ") for line in told.splitlines())
+    listed = _git(path, "for-each-ref", "--format=%(refname:short) %(objectname)", "refs/tags")
+    here = dict(line.split(" ") for line in listed.splitlines())
     moves = [f"update refs/tags/{t} {c}\n" for t, c in wanted.items() if here.get(t) != c]
     moves += [f"delete refs/tags/{t}\n" for t in here if t not in wanted]
     if moves:
@@ -127,8 +127,8 @@ def _import(path: Path, nights: Sequence[Night], parent: str | None) -> None:
         before = ":1"
     for mark, night in enumerate(nights, start=2):
         message = f"{title(night.subject)}\n\nRun: {night.run}"
-        told = {**night.subject, "run": night.run}
-        stream.append(_commit(message, night.when, told, before or "", mark))
+        content = {**night.subject, "run": night.run}
+        stream.append(_commit(message, night.when, content, before or "", mark))
         before = f":{mark}"
     if not stream:  # nights were taken away at the end
         stream.append(f"reset refs/heads/{BRANCH}\nfrom {parent}\n\n")

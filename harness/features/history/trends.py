@@ -111,8 +111,8 @@ def trends(nights: Sequence[Night], case: str = "", quantity: str = "") -> list[
     so ``case`` and ``quantity`` choose what is given back, not what is judged.
     """
     judged = [_judged(series) for series in all_series(nights)]
-    told = _explained(_controlled(judged))
-    chosen = [t for t in told if case in t.series.case and quantity in ("", t.series.quantity)]
+    explained = _explained(_controlled(judged))
+    chosen = [t for t in explained if case in t.series.case and quantity in ("", t.series.quantity)]
     order = list(TrendStatus)
     return sorted(chosen, key=lambda t: (order.index(t.status), t.series.case))
 
@@ -196,25 +196,25 @@ def _turns(series: NightSeries, changes: Sequence[Change]) -> tuple[Turn, ...]:
     out: list[Turn] = []
     x = np.array(series.scaled)
     for i, change in enumerate(changes):
-        at, size = change.at, change.size
-        after = x[at : changes[i + 1].at if i + 1 < len(changes) else len(x)]
+        index, size = change.at, change.size
+        after = x[index : changes[i + 1].at if i + 1 < len(changes) else len(x)]
         back = False
         if i and not out[-1].back:
             start = changes[i - 2].at if i > 1 else 0
             back = _same(scan.shift(x[start : changes[i - 1].at], after), _floor(series.kind))
         nights = series.nights
-        around = range(max(1, at - AROUND), min(len(nights), at + AROUND + 1))
-        near = [c for j in around if j != at for c in changed(nights[j - 1], nights[j])]
+        around = range(max(1, index - AROUND), min(len(nights), index + AROUND + 1))
+        near = [c for j in around if j != index for c in changed(nights[j - 1], nights[j])]
         out.append(
             Turn(
-                run=nights[at].run,
-                date=nights[at].started_at[:10],
-                index=at,
+                run=nights[index].run,
+                date=nights[index].started_at[:10],
+                index=index,
                 p=change.p,
                 size=series.size(size.by),
                 low=series.size(size.low),
                 high=series.size(size.high),
-                subject=tuple(changed(nights[at - 1], nights[at])),
+                subject=tuple(changed(nights[index - 1], nights[index])),
                 near=tuple(near),
                 back=back,
             )

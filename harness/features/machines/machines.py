@@ -155,11 +155,13 @@ def compare_hardware(
     common = set.intersection(*ran)
     every = dict.fromkeys(k for of_side in rows for k in of_side)
     refused = dict.fromkeys(text for c in against for text in c.not_compared)
-    found = [_entries(s, run, r) for s, run, r in zip(sides, runs, rows, strict=True)]
+    measured = [_entries(s, run, r) for s, run, r in zip(sides, runs, rows, strict=True)]
     return HardwareComparison(
         metric=metric,
         sides=tuple(sides),
-        entries=tuple(e for k in every for of_side in found if (e := of_side.get(k)) is not None),
+        entries=tuple(
+            e for k in every for of_side in measured if (e := of_side.get(k)) is not None
+        ),
         totals=tuple(_totals(sides, runs)),
         num_common=len(common),
         means=tuple(_means(sides, rows, common)),

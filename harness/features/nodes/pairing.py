@@ -61,16 +61,16 @@ class Pairer:
         """Rounds until nothing is left to find; what broke in the middle leaves those before."""
         done = list[Paired]()
         run = self._session.run
-        found = told.suspects(done, self._hosts, case)
+        suspects = told.suspects(done, self._hosts, case)
         for number in range(self._most):
             seen = told.seen(done, self._hosts)
             chosen = rounds.pairs(seen, len(self._hosts), told.SEED, told.least(case))
             if not chosen:
                 break
             done += measure(number, chosen)
-            found = told.suspects(done, self._hosts, case)
-        run.paired(found)
-        return found
+            suspects = told.suspects(done, self._hosts, case)
+        run.paired(suspects)
+        return suspects
 
     def _step(
         self, plan: Plan, number: int, pairs: Sequence[tuple[int, int]], at_once: bool

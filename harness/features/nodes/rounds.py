@@ -85,16 +85,18 @@ class Board:
         """
         before = [s for s in self._seen if s.round < self.round - 1]
         earlier = Board(before, self.num_nodes, self._least) if self.round > FULL else None
-        out = [] if earlier is None else [self._again(one, earlier) for one in earlier.slow_nodes]
+        out = [] if earlier is None else [self._again(slow, earlier) for slow in earlier.slow_nodes]
         suspects = [*range(self.num_nodes)]
         limit = math.log(self.num_nodes / ALPHA)
         while suspects:
-            found = {n for one in out for n in one.nodes}
-            told = {n: self.of_node(n, found) for n in suspects if n not in found}
-            suspects = [n for n, (log, slower) in told.items() if self._sure(log, slower, limit)]
+            named = {n for slow in out for n in slow.nodes}
+            evidence = {n: self.of_node(n, named) for n in suspects if n not in named}
+            suspects = [
+                n for n, (log, slower) in evidence.items() if self._sure(log, slower, limit)
+            ]
             if suspects:
-                worst = max(suspects, key=lambda n: told[n][0])
-                log, slower = told[worst]
+                worst = max(suspects, key=lambda n: evidence[n][0])
+                log, slower = evidence[worst]
                 out.append(NamedSlow((worst,), math.expm1(slower), log))
         return out
 
@@ -106,7 +108,7 @@ class Board:
     @cached_property
     def found(self) -> frozenset[int]:
         """Nodes that are named."""
-        return frozenset(n for one in self.slow_nodes for n in one.nodes)
+        return frozenset(n for slow in self.slow_nodes for n in slow.nodes)
 
     @cached_property
     def slow_links(self) -> list[NamedSlow]:
@@ -124,10 +126,10 @@ class Board:
     @cached_property
     def _doubted(self) -> dict[tuple[int, int], float]:
         """Links that may be slow: both their nodes are well without them."""
-        told = {k: self._of_link(k)[0] for k in self.times if not {*k} & self.found}
+        evidence = {k: self._of_link(k)[0] for k in self.times if not {*k} & self.found}
         return {
             link: log
-            for link, log in told.items()
+            for link, log in evidence.items()
             if log > math.log(DOUBTED)
             and all(self.of_node(n, self.found, without=link)[0] < 0 for n in link)
         }
@@ -150,7 +152,7 @@ class Board:
 
         In between, their nodes meet others: else a node that was lucky once is taken for a link.
         """
-        known = {one.nodes for one in self.slow_links}
+        known = {slow.nodes for slow in self.slow_links}
         out, apart = list[tuple[int, int]](), set[int]()
         for link in sorted(self._doubted, key=lambda k: -self._doubted[k]):
             others = min(self._num_others(node, link) for node in link)
@@ -161,11 +163,11 @@ class Board:
 
     def suspects(self) -> list[int]:
         """Nodes that may be slow, or have a link that may be, and are not named yet."""
-        told = {n: self.of_node(n, self.found)[0] for n in self._of if n not in self.found}
-        known = {one.nodes for one in self.slow_links}
+        evidence = {n: self.of_node(n, self.found)[0] for n in self._of if n not in self.found}
+        known = {slow.nodes for slow in self.slow_links}
         linked = {n for link in self._doubted if link not in known for n in link}
-        likely = [n for n in told if told[n] > math.log(SUSPECT) or n in linked]
-        return sorted(likely, key=lambda n: -told[n])[: max(1, self.num_nodes // 4)]
+        likely = [n for n in evidence if evidence[n] > math.log(SUSPECT) or n in linked]
+        return sorted(likely, key=lambda n: -evidence[n])[: max(1, self.num_nodes // 4)]
 
     def _num_others(self, node: int, link: tuple[int, int]) -> int:
         """Partners of a node beside that of a link."""

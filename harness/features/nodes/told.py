@@ -29,19 +29,21 @@ def least(case: str) -> float:
 
 def suspects(pairs: Sequence[Paired], of: Sequence[str], case: str) -> Suspects:
     """What is slow of these hosts, by all that was measured of them."""
-    found = rounds.conclude(seen(pairs, of), len(of), least(case))
+    conclusions = rounds.conclude(seen(pairs, of), len(of), least(case))
     slow = [
         Slow(
-            hosts=tuple(of[n] for n in one.nodes), slower=one.slower, log_evidence=one.log_evidence
+            hosts=tuple(of[n] for n in conclusion.nodes),
+            slower=conclusion.slower,
+            log_evidence=conclusion.log_evidence,
         )
-        for one in found
+        for conclusion in conclusions
     ]
-    links = [one.hosts for one in slow if len(one.hosts) == 2]
+    links = [slower.hosts for slower in slow if len(slower.hosts) == 2]
     return Suspects(
         pairs=tuple(pairs),
         case=case,
         slow=tuple(slow),
-        nodes=tuple(one.hosts[0] for one in slow if len(one.hosts) == 1),
+        nodes=tuple(slower.hosts[0] for slower in slow if len(slower.hosts) == 1),
         links=tuple(next(p for p in pairs if {p.a, p.b} == {*link}) for link in links),
         hosts=tuple(of),
     )
@@ -74,7 +76,7 @@ def replayed(recorded: Suspects) -> Iterator[str]:
     measured, of, case = recorded.pairs, recorded.hosts, recorded.case
     again = suspects(measured, of, case)
     if (again.nodes, again.links) != (recorded.nodes, recorded.links):
-        named = ", ".join(words(one) for one in again.slow) or "nothing is slow"
+        named = ", ".join(words(slow) for slow in again.slow) or "nothing is slow"
         yield f"slow nodes or links are not those that their pairs give: {named}"
     for number in sorted({p.round for p in measured}):
         before = seen([p for p in measured if p.round < number], of)

@@ -108,13 +108,13 @@ class ScriptRecoverer(Recoverer):
             task = self._task(case)
             ended, out = self._bench.train(case, self._run.folder, task, SCRIPTS)
             self._well(ended, out, case)
-            self._never_broken[case.hash] = found = journals(out, case)
-            if len(found[0]) <= self._after:
+            self._never_broken[case.hash] = whole = journals(out, case)
+            if len(whole[0]) <= self._after:
                 raise LaunchError(
-                    f"the training ends after {len(found[0]) - 1} updates",
+                    f"the training ends after {len(whole[0]) - 1} updates",
                     where=case.script,
                     expected=f"more than {self._after}, before which it is broken",
-                    fix=f"--break-after {max(1, len(found[0]) // 2)}",
+                    fix=f"--break-after {max(1, len(whole[0]) // 2)}",
                 )
         return self._never_broken[case.hash]
 

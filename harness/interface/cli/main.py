@@ -53,10 +53,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse, but a word that a verb does not know is told by the verb."""
-        found, left = self.parse_known_args(args, namespace)
+        parsed, left = self.parse_known_args(args, namespace)
         if left:
-            (self.verbs.get(found.verb) or self).error(f"unrecognized arguments: {' '.join(left)}")
-        return found
+            (self.verbs.get(parsed.verb) or self).error(f"unrecognized arguments: {' '.join(left)}")
+        return parsed
 
     def known(self) -> list[str]:
         """Its options."""
@@ -104,7 +104,7 @@ def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
     """What to say where a verb broke on a record that it was given, a stranger's perhaps."""
     from harness.analysis.verify import verify  # what most verbs do not need
 
-    at = traceback.extract_tb(bug.__traceback__)[-1]
+    frame = traceback.extract_tb(bug.__traceback__)[-1]
     given = (path if path.is_dir() else path.parent for path in map(Path, _split(words)[0]))
     senseless = {}
     for folder in (f for f in given if any((f / n).is_file() for n in ("record.json", chain.FILE))):
@@ -120,7 +120,7 @@ def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
     folder = next((f for f, why in senseless.items() if why), next(iter(senseless)))
     what = senseless[folder] or f"{type(bug).__name__}: {bug}"
     return RecordError(
-        f"this record makes no sense: {what[:300]} ({Path(at.filename).name}:{at.lineno})",
+        f"this record makes no sense: {what[:300]} ({Path(frame.filename).name}:{frame.lineno})",
         where=str(folder),
         expected="a record as it was measured; if this one is, scaleproof has a bug there",
         fix=f"scaleproof verify {folder}",
@@ -149,13 +149,15 @@ def run(words: Sequence[str]) -> Answer:
     if (screen := _screen(words)) is not None:
         text.write(screen, sys.stdout)
         return Answer(document=None, lines=screen)
-    mine, own = _split(words)
+    mine, script_words = _split(words)
     module = module_of(mine)
     parsed = parser(module).parse_args(mine)
     assert module is not None
-    if own and not getattr(parsed, "script", False):
-        parser(module).verbs[parsed.verb].error(f"unrecognized arguments: {' '.join(own)}")
-    answer: Answer = module.act(Asked(verb=parsed.verb, options=parsed, words=words, own=own))
+    if script_words and not getattr(parsed, "script", False):
+        parser(module).verbs[parsed.verb].error(f"unrecognized arguments: {' '.join(script_words)}")
+    answer: Answer = module.act(
+        Asked(verb=parsed.verb, options=parsed, words=words, own=script_words)
+    )
     if parsed.json:
         sys.stdout.write(json.dumps(to_doc(answer.document), indent=1) + "\n")
     else:
@@ -224,11 +226,11 @@ def parser(module: ModuleType | None) -> Parser:
     out.add_argument("--version", action="version", version=f"scaleproof {version('scaleproof')}")
     subparsers = out.add_subparsers(dest="verb", required=True, metavar="VERB")
     for path in files():
-        for verb, told in _help(path).items():
+        for verb, help_text in _help(path).items():
             sub = subparsers.add_parser(
                 verb,
-                help=told,
-                description=told,
+                help=help_text,
+                description=help_text,
                 allow_abbrev=False,
                 epilog=_examples(module, verb),
                 formatter_class=_Formatter,

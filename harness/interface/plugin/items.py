@@ -223,7 +223,7 @@ def answer(request: pytest.FixtureRequest) -> Verdict:
 def _properties(verdict: Verdict, session: Session) -> Iterator[tuple[str, str]]:
     """What JUnit's file keeps of a verdict, as ``scaling_NAME``; what there is not is left out."""
     folder = str(text.shown(session.run.folder))
-    told = {
+    properties = {
         "status": verdict.status,
         "reason": verdict.reason,
         "metric": verdict.metric,
@@ -237,7 +237,7 @@ def _properties(verdict: Verdict, session: Session) -> Iterator[tuple[str, str]]
         "run": folder,
         "report": f"scaleproof report {folder}",
     }
-    yield from ((f"scaling_{k}", str(v)) for k, v in told.items() if v not in (None, ""))
+    yield from ((f"scaling_{k}", str(v)) for k, v in properties.items() if v not in (None, ""))
 
 
 @pytest.hookimpl(wrapper=True)

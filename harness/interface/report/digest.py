@@ -98,19 +98,19 @@ def proposal(run: RunRecord, plot: str) -> list[str]:
             "| ranks | samples/s | step | speedup | parallel efficiency [95 %] |",
             "|---|---|---|---|---|",
         ]
-        for r in rows_:
-            p = r.point
-            if p.efficiency is None:
+        for rung in rows_:
+            point = rung.point
+            if point.efficiency is None:
                 continue
             span = (
                 ""
-                if p.efficiency_low is None
-                else (f" [{p.efficiency_low:.3f}, {p.efficiency_high:.3f}]")
+                if point.efficiency_low is None
+                else (f" [{point.efficiency_low:.3f}, {point.efficiency_high:.3f}]")
             )
-            step = "" if r.row.step_s is None else si(r.row.step_s, "s")
+            step = "" if rung.row.step_s is None else si(rung.row.step_s, "s")
             out.append(
-                f"| {r.row.case.world} | {rate(r.row.throughput)} | {step} | {p.speedup:.2f} |"
-                f" {p.efficiency:.3f}{span} |"
+                f"| {rung.row.case.world} | {rate(rung.row.throughput)} | {step} |"
+                f" {point.speedup:.2f} | {point.efficiency:.3f}{span} |"
             )
         out.append("")
     return [*out, *_method(run)]

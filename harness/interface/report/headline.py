@@ -56,11 +56,13 @@ def why_open(run: RunRecord) -> list[str]:
     others = [v for v in still_open if not (beside and v.reason is Reason.NOISY_HOST)]
     by_detail: dict[str, list[str]] = {}
     broken = [v for v in [*judged, *wrong(run)] if v.counts in (Status.ERROR, Status.FAIL)]
-    for v in broken + others:
-        detail = v.detail.partition(": ")[2] if v.detail.startswith(v.case) else v.detail
-        if v.more is not None:
-            detail += f"; about {v.more} more pairs decide it"
-        by_detail.setdefault(detail, []).append(v.case)
+    for verdict in broken + others:
+        detail = verdict.detail
+        if detail.startswith(verdict.case):
+            detail = detail.partition(": ")[2]
+        if verdict.more is not None:
+            detail += f"; about {verdict.more} more pairs decide it"
+        by_detail.setdefault(detail, []).append(verdict.case)
     for detail, cases in list(by_detail.items())[:FEW]:
         more = f" (and {len(cases) - 1} more)" if len(cases) > 1 else ""
         out.append(f"{cases[0]}{more}: {detail}")

@@ -180,5 +180,5 @@ def _measured(
     columns: Sequence[Column[LadderRow]], rows: Sequence[LadderRow]
 ) -> list[Column[LadderRow]]:
     """Energy only where a device told it."""
-    told = any(r.row.energy_j is not None for r in rows)
-    return [c for c in columns if told or c.header != ENERGY]
+    metered = any(r.row.energy_j is not None for r in rows)
+    return [c for c in columns if metered or c.header != ENERGY]

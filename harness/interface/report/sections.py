@@ -20,7 +20,7 @@ from harness.cases import features
 from harness.record import RunRecord
 
 
-class Shown(NamedTuple):
+class ShownSection(NamedTuple):
     """A section of a page."""
 
     title: str
@@ -39,11 +39,11 @@ def remarks(run: RunRecord) -> list[str]:
     return [sentence for tell in _each("remarks") for sentence in tell(run)]
 
 
-def shown(run: RunRecord) -> list[Shown]:
+def shown(run: RunRecord) -> list[ShownSection]:
     """The sections of a page that have something to show."""
     bodies = ((module.SECTION, module.html(run)) for module in _modules() if _has(module, "html"))
     return [
-        Shown(title=head["title"], anchor=head["anchor"], after=head["after"], body=body)
+        ShownSection(title=head["title"], anchor=head["anchor"], after=head["after"], body=body)
         for head, body in bodies
         if body
     ]

@@ -103,9 +103,9 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
         f" {overhead(run):.0%} of {duration(run.elapsed_s)} is overhead"
     )
     if slots:
-        each = len(slots) / len(set(slots))
+        at_once = len(slots) / len(set(slots))
         probes = sum(x.purpose is Purpose.PROBE for x in run.launches)
-        message += f"; {len(slots)} launches ran side by side, {each:.1f} at a time"
+        message += f"; {len(slots)} launches ran side by side, {at_once:.1f} at a time"
         message += f", after {probes} probes of what neighbours take" if probes else ""
     out = wrap(message, width, 12)
     if run.device_s:
@@ -175,7 +175,7 @@ def summary(
     ]
     out += timeline.lines(run, width)
     out += [rule("verdicts", width), *verdict_lines(run, width)]
-    out += [line for told in sections.remarks(run) for line in wrap(f" {told}", width, 12)]
+    out += [line for remark in sections.remarks(run) for line in wrap(f" {remark}", width, 12)]
     out += [*counts(run), ""]
     for finding in [*notices.findings(run), *run.notes]:
         out += wrap(f" noticed    {finding}", width, 12)

@@ -63,8 +63,8 @@ def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> li
     """
     cells = [[c.header for c in columns]]
     for row in rows:
-        told = [c.cell(row).split("\n") for c in columns]
-        cells += map(list, zip_longest(*told, fillvalue=""))
+        wrapped = [c.cell(row).split("\n") for c in columns]
+        cells += map(list, zip_longest(*wrapped, fillvalue=""))
     kept = list(range(len(columns)))
     while True:
         widths = {i: max(len(line[i]) for line in cells) for i in kept}

@@ -102,28 +102,28 @@ def of_rung(run: RunRecord, r: Rung, width: int, *, named: bool = True) -> Itera
         yield from wrap(f" apart    {name}{unexplained(r)} ms", width, 10)
         return
     share = 1.0 if r.expected is None else r.expected.ideal_efficiency
-    b = r.budget
-    if (bubble := b.mean_ns(Term.BUBBLE)) and share < 1:
-        ideal = (1 - share) * b.step_ns
+    budget = r.budget
+    if (bubble := budget.mean_ns(Term.BUBBLE)) and share < 1:
+        ideal = (1 - share) * budget.step_ns
         yield from wrap(
             f" bubble   {name}{bubble / 1e6:.1f} ms, {ideal / 1e6:.1f} by the schedule; stage"
-            f" imbalance {b.imbalance:.2f} (max / mean compute)",
+            f" imbalance {budget.imbalance:.2f} (max / mean compute)",
             width,
             10,
         )
     scaling = r.losses.compute_scaling
-    if scaling is not None and len(b.ranks) > 1:
-        product = b.load_balance * b.communication_efficiency * scaling
+    if scaling is not None and len(budget.ranks) > 1:
+        product = budget.load_balance * budget.communication_efficiency * scaling
         yield from wrap(
-            f" pop      {name}load balance {b.load_balance:.3f} x communication efficiency"
-            f" {b.communication_efficiency:.3f} x computation scaling {scaling:.3f} ="
+            f" pop      {name}load balance {budget.load_balance:.3f} x communication efficiency"
+            f" {budget.communication_efficiency:.3f} x computation scaling {scaling:.3f} ="
             f" {product:.3f}, the share of rank time that is the baseline's computation",
             width,
             10,
         )
-    if stall := starved(r.arm.case, b, r.launch.fed):
+    if stall := starved(r.arm.case, budget, r.launch.fed):
         yield from wrap(f" data     {name}{stall}", width, 10)
-    for remedy in advice(r.arm.case, r.expected, r.losses, b, run.settings, r.launch.fed):
+    for remedy in advice(r.arm.case, r.expected, r.losses, budget, run.settings, r.launch.fed):
         yield from wrap(f" try      {name}{remedy}", width, 10)
     yield from _both(run, r, width, name)
 

@@ -47,10 +47,10 @@ def answers_schema(documents: Mapping[str, tuple[Any, ...]]) -> dict[str, Json]:
     """One document with the schema of every verb's answer."""
     every = [kind for kinds in documents.values() for kind in kinds]
     schemas, components = msgspec.json.schema_components(every, ref_template="#/$defs/{name}")
-    found = iter(schemas)
+    schemas_left = iter(schemas)
     properties: dict[str, Any] = {}
     for verb, kinds in documents.items():
-        of_verb = [next(found) for _ in kinds]
+        of_verb = [next(schemas_left) for _ in kinds]
         properties[verb] = of_verb[0] if len(of_verb) == 1 else {"anyOf": of_verb}
     whole = json.loads(json.dumps({"$defs": components, "properties": properties}))
     return {

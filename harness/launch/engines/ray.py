@@ -103,11 +103,11 @@ class Actors(Job):
         """Ended as soon as one agent, or the actor that holds it, has."""
         for i, host in enumerate(self._hosts):
             try:
-                said = self._ray.get(host.poll.remote(), timeout=10)
+                reason = self._ray.get(host.poll.remote(), timeout=10)
             except self._ray.exceptions.RayError as error:
-                said = type(error).__name__
-            if said:
-                return State.ENDED, f"actor {i}: {said}"
+                reason = type(error).__name__
+            if reason:
+                return State.ENDED, f"actor {i}: {reason}"
         return State.RUNNING, ""
 
     def stop(self) -> None:

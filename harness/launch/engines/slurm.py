@@ -88,8 +88,8 @@ def step(deployment: Deployment) -> list[str]:
     Srun does not take over --cpus-per-task from its job (since Slurm 22.05).
     """
     asked = deployment.settings
-    own = asked["tasks"] == "rank" and (asked["cpus"] or deployment.device is Device.CPU)
-    bound = [f"--cpus-per-task={max(1, asked['cpus'])}"] if own else ["--cpu-bind=none"]
+    binds = asked["tasks"] == "rank" and (asked["cpus"] or deployment.device is Device.CPU)
+    bound = [f"--cpus-per-task={max(1, asked['cpus'])}"] if binds else ["--cpu-bind=none"]
     return ["--kill-on-bad-exit=0", *bound]
 
 

@@ -293,8 +293,10 @@ class WatchedLauncher:
     def _reported(self) -> dict[int, int]:
         """Rank -> exit status, of the ranks that torchrun saw fail (its signals negative)."""
         logs = (self.out / f"node{i}.log" for i in range(len(self.nodes)))
-        told = (pair for log in logs for pair in _FAILED.findall(log.read_text(errors="replace")))
-        return {int(rank): int(status) for rank, status in told}
+        failures = (
+            pair for log in logs for pair in _FAILED.findall(log.read_text(errors="replace"))
+        )
+        return {int(rank): int(status) for rank, status in failures}
 
 
 def build() -> Torchrun:

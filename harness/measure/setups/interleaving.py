@@ -144,8 +144,8 @@ def compared(
     longer: list[float] = []
     while True:
         longer += interleaver.block(a, b)
-        found = difference(case, longer)
-        told(f"{case}: B/A {found.ratio:.4f} over {found.num_pairs} pairs: {found.reading}")
-        done = len(longer) >= 2 * FEWEST and found.reading is not Reading.UNDECIDED
+        latest = difference(case, longer)
+        told(f"{case}: B/A {latest.ratio:.4f} over {latest.num_pairs} pairs: {latest.reading}")
+        done = len(longer) >= 2 * FEWEST and latest.reading is not Reading.UNDECIDED
         if done or len(longer) >= 2 * MOST:
-            return found
+            return latest

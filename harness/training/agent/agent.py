@@ -41,7 +41,7 @@ from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
 from harness.cases import Catalogue
 from harness.host import environment, facts, leftovers, machine
-from harness.host.examination import examination
+from harness.host.doctor import examination
 from harness.launch.wire import processes
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token, server
 from harness.launch.wire.messages import Address, LaunchSpec, Node, Share

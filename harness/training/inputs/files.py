@@ -76,11 +76,13 @@ class Stored(Dataset[tuple[Tensor, Tensor, float, float]]):
         until = time.thread_time() + self.decode_s
         while time.thread_time() < until:
             pass
-        (one, first, split), (two, second, _) = self.kinds
+        (input_shape, input_dtype, split), (target_shape, target_dtype, _) = self.kinds
         buffer = bytearray(raw)
-        inputs = torch.frombuffer(buffer, dtype=first, count=one.numel())
-        targets = torch.frombuffer(buffer, dtype=second, count=two.numel(), offset=split)
-        return inputs.view(one), targets.view(two)
+        inputs = torch.frombuffer(buffer, dtype=input_dtype, count=input_shape.numel())
+        targets = torch.frombuffer(
+            buffer, dtype=target_dtype, count=target_shape.numel(), offset=split
+        )
+        return inputs.view(input_shape), targets.view(target_shape)
 
     def write(self, source: Source) -> None:
         """This rank's share of the files: every ``local_size``-th."""

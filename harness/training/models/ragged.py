@@ -45,9 +45,9 @@ def lengths(ids: Tensor, size: Mapping[str, Json]) -> Tensor:
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     """Tokens and next tokens (B, longest), those beyond a sample's own length masked."""
     inputs, targets = decoder.batch(ids, size)
-    own = lengths(ids, size)
-    longest = int(own.max())
-    beyond = torch.arange(longest, device=own.device)[None] >= own[:, None]
+    num_tokens = lengths(ids, size)
+    longest = int(num_tokens.max())
+    beyond = torch.arange(longest, device=num_tokens.device)[None] >= num_tokens[:, None]
     inputs = inputs[:, :longest]
     targets = targets[:, :longest]
     return inputs.masked_fill(beyond, 0), targets.masked_fill(beyond, PADDING)

@@ -231,6 +231,6 @@ def _plain(actions: Sequence[Any]) -> Iterator[Action]:
     """Torch's actions that compute; an overlapped pair is taken apart."""
     kinds = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
     for action in actions:
-        for one in (action.sub_actions or (action,)) if action is not None else ():
-            if (what := kinds.get(one.computation_type.name)) is not None:
-                yield Action(what, one.stage_index, one.microbatch_index)
+        for part in (action.sub_actions or (action,)) if action is not None else ():
+            if (what := kinds.get(part.computation_type.name)) is not None:
+                yield Action(what, part.stage_index, part.microbatch_index)

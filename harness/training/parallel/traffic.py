@@ -118,12 +118,14 @@ def padded(shapes: Sequence[Size], size: int, ranks: int) -> float:
 
 def expected(per_rank: Sequence[Traffic], *, largest: float | None = None, **more: Any) -> Expected:
     """What a strategy expects of a case whose ranks send this."""
-    biggest = max(one.largest for one in per_rank) if largest is None else largest
+    biggest = max(traffic.largest for traffic in per_rank) if largest is None else largest
     return Expected(**counted(per_rank), largest_message=biggest, **more)
 
 
 def counted(per_rank: Sequence[Traffic]) -> dict[str, Any]:
     """The fields of ``Expected`` that are counted."""
-    operations = sorted({name for one in per_rank for name in one.issued})
-    payload = {name: tuple(one.issued.get(name, 0.0) for one in per_rank) for name in operations}
-    return dict(sent_bytes=tuple(one.sent for one in per_rank), payload_bytes=payload)
+    operations = sorted({name for traffic in per_rank for name in traffic.issued})
+    payload = {
+        name: tuple(traffic.issued.get(name, 0.0) for traffic in per_rank) for name in operations
+    }
+    return dict(sent_bytes=tuple(traffic.sent for traffic in per_rank), payload_bytes=payload)

@@ -109,8 +109,8 @@ def checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen) -> l
         want = expected.sent_bytes[ctx.rank] * times
         sent = traffic.wire.sent_bytes
         right = 0.995 * want <= sent <= 1.05 * want + WIRE_SLACK * (ctx.world_size - 1)
-        told = _against(float(sent), want, expected)
-        checked.append(check("bytes.sent", right, sent, want, told))
+        difference = _against(float(sent), want, expected)
+        checked.append(check("bytes.sent", right, sent, want, difference))
     return checked
 
 

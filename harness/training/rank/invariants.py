@@ -96,20 +96,20 @@ class CodecTrial:
         feedback = self.hook.feedback
         parts = [feedback.owed[p].flatten() for p in self.bucket.parameters() if p in feedback.owed]
         size = len(self.bucket.buffer())
-        own = torch.cat(parts) if parts else torch.zeros(size, device=self.ctx.device)
-        if own.numel() != size:  # some are sent as they are
-            own = torch.cat(
+        residual = torch.cat(parts) if parts else torch.zeros(size, device=self.ctx.device)
+        if residual.numel() != size:  # some are sent as they are
+            residual = torch.cat(
                 [
                     feedback.owed.get(p, torch.zeros_like(p)).flatten()
                     for p in self.bucket.parameters()
                 ]
             )
         for total, part in getattr(self.hook, "of_sums", {}).items():
-            sums = torch.zeros(total, device=own.device)
+            sums = torch.zeros(total, device=residual.device)
             rows = sums.view(self.ctx.world_size, -1)
             rows[self.ctx.rank] = part[0] * self.ctx.world_size  # nobody else has it
-            own = own + sums[:size]
-        return self.mean(own)
+            residual = residual + sums[:size]
+        return self.mean(residual)
 
     def mean(self, own: Tensor) -> Tensor:
         """Over all ranks."""

@@ -56,16 +56,16 @@ def checks(model: Any, trainer: Trainer, batch: Batch, ctx: RankContext) -> Iter
         message = f"{regions} compiled regions ran, of {wanted} blocks"
         yield _check("compiled", regions >= wanted > 0, message, case)
     if case.stepping is not Stepping.USUAL:
-        found = kernels.stepping_of(total)
-        yield _check("stepping", found is case.stepping, f"{found} ran", case)
+        stepping = kernels.stepping_of(total)
+        yield _check("stepping", stepping is case.stepping, f"{stepping} ran", case)
     if case.checkpoint:
         counts_before = [(c.first, c.again) for c in tuned.counts]
         counts: list[tuple[int, int]] = [
             pair for rank in ctx.gather(counts_before) for pair in rank
         ]
-        kept_out, repeated = sum(one for one, _ in counts), sum(two for _, two in counts)
+        kept_out, repeated = sum(kept for kept, _ in counts), sum(again for _, again in counts)
         message = f"{repeated} of {kept_out} blocks were computed again"
-        done = kept_out > 0 and all(two >= one for one, two in counts)
+        done = kept_out > 0 and all(again >= kept for kept, again in counts)
         yield _check("checkpoint", done, message, case)
     if case.offload:
         to_host = sum(ctx.gather(OnHost.moved_bytes - moved))

@@ -73,5 +73,5 @@ def watch(path: Path) -> None:
 
 
 def _tell(file: Path, error: BaseException, text: str) -> None:
-    said = RankError.of(error, str(error), text)
-    write_text(file, json.dumps(to_doc(said)))
+    noted = RankError.of(error, str(error), text)
+    write_text(file, json.dumps(to_doc(noted)))

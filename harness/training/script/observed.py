@@ -69,8 +69,8 @@ class Observed:
             self._drew = self._generators()
 
     def returned(self, output: object) -> None:
-        if not self.dtype and (found := next(tensors(output), None)) is not None:
-            self.dtype = str(found.dtype).removeprefix("torch.")
+        if not self.dtype and (tensor := next(tensors(output), None)) is not None:
+            self.dtype = str(tensor.dtype).removeprefix("torch.")
         if self._drew:
             pairs = zip(self._drew, self._generators(), strict=True)
             self.random |= any(not torch.equal(before, after) for before, after in pairs)

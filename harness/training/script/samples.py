@@ -119,11 +119,11 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: Arrived) -> Sequ
         given = args[0] if args else next(iter(kwargs.values()))
         firsts = (next(tensors(x), None) for x in given)
         return [_stacked([x for x in firsts if x is not None])]
-    found = itertools.islice(tensors(args, kwargs), MOST)
-    first = next(found)  # what ``first_input`` has found, too
+    candidates = itertools.islice(tensors(args, kwargs), MOST)
+    first = next(candidates)  # what ``first_input`` has found, too
     if how.late:
         return [first.transpose(0, 1)]
-    return first, *(x for x in found if len(x) == len(first) and not x.is_floating_point())
+    return first, *(x for x in candidates if len(x) == len(first) and not x.is_floating_point())
 
 
 def _stacked(samples: Sequence[Tensor]) -> Tensor:

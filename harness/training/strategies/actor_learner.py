@@ -86,8 +86,8 @@ class RolePair(LocalTrainer):
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Actors ask their learners."""
         for name, parameter in self.named():
-            found = parameter.grad
-            gradient = torch.empty_like(parameter) if found is None else found.detach()
+            received = parameter.grad
+            gradient = torch.empty_like(parameter) if received is None else received.detach()
             if self.pair is not None:
                 dist.broadcast(gradient, group=self.pair, group_src=0)
             yield name, gradient

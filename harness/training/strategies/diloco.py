@@ -83,7 +83,9 @@ class Deltas:
         """The mean of what all ranks sent in bytes, added in rank order."""
         codes, scale = coded(moved)
         message = torch.cat((codes.view(torch.uint8), scale.view(1).view(torch.uint8)))
-        return outer.mean_of([decoded(one, moved.dtype) for one in all_gather(message, world)])
+        return outer.mean_of(
+            [decoded(encoded, moved.dtype) for encoded in all_gather(message, world)]
+        )
 
 
 def coded(x: Tensor) -> tuple[Tensor, Tensor]:

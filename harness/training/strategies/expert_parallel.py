@@ -29,10 +29,10 @@ REPLICAS = (Dim.DP, Dim.FSDP)
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Rooms sent to their experts and back, forwards and backwards; of all else what the mesh's
-    samples send.
+    """An all-to-all takes each token's slot to its expert and back, in forward and in backward.
 
-    Experts' gradients are complete where they are, but for replicas of the same experts.
+    Parameters outside of experts are averaged along the mesh as in any data parallel training.
+    An expert's gradient is complete on its rank; only replicas of the same expert average it.
     """
     mesh = batching.mesh
     size = element_bytes(model)

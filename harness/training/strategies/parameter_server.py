@@ -79,9 +79,9 @@ class Server:
     def shown(self, step: int) -> tuple[Tensor, tuple[int, ...]]:
         """All that came in for this step and before, in the order of steps and ranks."""
         shown = self.agreed.clone()
-        for each in sorted(s for s in self.moved if s <= step):
-            for rank in sorted(self.moved[each]):
-                shown += self.moved[each][rank] / self.ranks
+        for moved_at in sorted(s for s in self.moved if s <= step):
+            for rank in sorted(self.moved[moved_at]):
+                shown += self.moved[moved_at][rank] / self.ranks
         return shown, tuple(min(step, s) for s in self.steps)
 
     def _settle(self) -> None:
@@ -167,9 +167,9 @@ class Simulation:
         in_step = [[step] * ranks] * ranks
         for rank, known in enumerate(self.seen or in_step):
             shown = self.start.clone()
-            for each, parts in enumerate(self.moved):
+            for moved_at, parts in enumerate(self.moved):
                 for other, part in enumerate(parts):
-                    if each <= known[other]:
+                    if moved_at <= known[other]:
                         shown += part / ranks
             self.shown[rank] = shown
             outer.fill(self.models[rank], shown)

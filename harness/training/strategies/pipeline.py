@@ -83,7 +83,7 @@ def expect(
     sends = [sum((per_stage[s] for s in schedule.held(place)), Traffic()) for place in rank_of]
     return traffic.expected(
         sends,
-        largest=max(one.largest for one in per_stage),
+        largest=max(of_stage.largest for of_stage in per_stage),
         module="PipelineStage",
         schedule=schedule.made.__name__,
         ideal_efficiency=ideal,

@@ -60,8 +60,8 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     """The largest modules below the model that are not torch's own."""
     out = []
     for child in model.children():
-        own = not type(child).__module__.startswith("torch.")
-        out += [child] if own else blocks(child)
+        custom = not type(child).__module__.startswith("torch.")
+        out += [child] if custom else blocks(child)
     return out
 
 

@@ -51,8 +51,8 @@ def communications(window: ShownBudget) -> tuple[Communication, ...]:
             size = op.payload * op.item_bytes if min(op.payload, op.item_bytes) >= 0 else -1
             kind = _OPERATIONS.get(op.kind, op.kind)
             alike[kind, tuple(sorted(meeting.ops)), size].append(meeting)
-    found = [_communication(*key, meetings, steps) for key, meetings in alike.items()]
-    return tuple(sorted(found, key=lambda c: -c.count * (c.shortest_ns + c.waited_ns)))
+    kinds = [_communication(*key, meetings, steps) for key, meetings in alike.items()]
+    return tuple(sorted(kinds, key=lambda c: -c.count * (c.shortest_ns + c.waited_ns)))
 
 
 def _communication(

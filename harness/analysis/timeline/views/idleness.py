@@ -49,12 +49,12 @@ def idleness(window: ShownBudget, most: int = 4) -> tuple[Idleness, ...]:
         for term in LAZY:
             if len(instants := terms.get(term, ())):
                 spent += _of_rank(trace, term, np.asarray(instants))
-    found = [
+    idle = [
         Idleness(term=t, cause=cause, where=where, ns=ns // window.rank_steps)
         for (t, cause, where), ns in spent.items()
     ]
-    found.sort(key=lambda i: (-i.ns, i.cause, i.where))
-    return tuple(i for t in LAZY for i in [i for i in found if i.term is t and i.ns][:most])
+    idle.sort(key=lambda i: (-i.ns, i.cause, i.where))
+    return tuple(i for t in LAZY for i in [i for i in idle if i.term is t and i.ns][:most])
 
 
 def _of_rank(trace: Trace, term: Term, instants: Intervals) -> Counter[tuple[Term, str, str]]:

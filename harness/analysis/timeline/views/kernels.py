@@ -50,11 +50,11 @@ def kernels(window: ShownBudget, most: int = 4) -> tuple[Kernel, ...]:
                 spent[key] += int(inside[at])
                 count[key] += 1
     share = window.rank_steps
-    found = [
+    busy = [
         Kernel(term=t, name=n, by=by, ns=ns // share, count=count[t, n, by] / share)
         for (t, n, by), ns in spent.items()
     ]
-    return tuple(k for term in BUSY for k in _longest([k for k in found if k.term is term], most))
+    return tuple(k for term in BUSY for k in _longest([k for k in busy if k.term is term], most))
 
 
 def _longest(some: Sequence[Kernel], most: int) -> list[Kernel]:
@@ -65,14 +65,14 @@ def launched_by(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each row of a device the innermost operator around the call that launched it, or -1."""
     calls = np.flatnonzero(trace.of_cat(*CALLS) & (trace.correlation >= 0))
     calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
-    found = np.full(len(rows), -1, dtype=np.int64)
+    launcher = np.full(len(rows), -1, dtype=np.int64)
     if not len(calls) or not len(rows):
-        return found
+        return launcher
     wanted = trace.correlation[rows]
     at = np.minimum(np.searchsorted(trace.correlation[calls], wanted), len(calls) - 1)
     call = np.where(trace.correlation[calls[at]] == wanted, calls[at], -1)
     operators = np.flatnonzero(trace.of_cat("cpu_op"))
     for thread in np.unique(trace.thread[call[call >= 0]]).tolist():
         here = np.flatnonzero((call >= 0) & (trace.thread[call] == thread))
-        found[here] = innermost(trace, operators, thread, trace.start[call[here]])
-    return found
+        launcher[here] = innermost(trace, operators, thread, trace.start[call[here]])
+    return launcher

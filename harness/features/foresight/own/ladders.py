@@ -29,17 +29,19 @@ def foresee(
     hold: float = HOLD,
 ) -> list[Outlook] | Refused:
     """The outlook for one size; SpecError where its ranks can't be cut as the ladder's are."""
-    told = target.described
-    answered = told.expected is not None or told.unsupported or told.error
+    description = target.described
+    answered = description.expected is not None or description.unsupported or description.error
     table = runs.table(name, ladder, known, on=on, target=target if answered else None)
     if isinstance(table, Refused):
         return table
-    found = outlooks(table, target.case.world_size, hold)
+    seen = outlooks(table, target.case.world_size, hold)
     expected = target.described.expected
     room = room_bytes(target.case, target.run.machine)
     needed = None if expected is None else expected.memory_bytes
     padding = stated.padding({r.case.world_size: r.stated for r in (ladder[-1], target)})
-    return [replace(one, memory_bytes=needed, room_bytes=room, padding=padding) for one in found]
+    return [
+        replace(outlook, memory_bytes=needed, room_bytes=room, padding=padding) for outlook in seen
+    ]
 
 
 def room_bytes(case: CaseSpec, machine: Machine) -> float | None:

@@ -90,7 +90,7 @@ def shortened(names: Sequence[str]) -> list[str]:
     """Names without the settings that all of them share."""
     parts = [name.split("+") for name in names]
     common = set[str].intersection(*(set(p[1:]) for p in parts)) if len(parts) > 1 else set()
-    return ["+".join(p for p in each if p not in common) for each in parts]
+    return ["+".join(p for p in words if p not in common) for words in parts]
 
 
 def rungs(run: RunRecord) -> Iterator[MeasuredRung]:
@@ -203,22 +203,22 @@ def _means(ladder: Sequence[MeasuredRung], shapes: Sequence[Shape]) -> dict[Shap
     steps: dict[Shape, list[float]] = {}
     for rung, shape in zip(ladder, shapes, strict=True):
         steps.setdefault(shape, []).extend([] if rung.step_s is None else [rung.step_s])
-    return {shape: fmean(each) if each else None for shape, each in steps.items()}
+    return {shape: fmean(steps_s) if steps_s else None for shape, steps_s in steps.items()}
 
 
 def _shape(rung: MeasuredRung, known: Catalogue) -> Shape:
     """As its strategy describes it, or as a script was watched; ValueError as ``shape_of``."""
-    case, seen, told = rung.case, rung.watched, rung.stated
+    case, seen, traffic = rung.case, rung.watched, rung.stated
     if not case.script:
         return shape_of(case, rung.described, known)
-    if seen is None or told is None:
+    if seen is None or traffic is None:
         raise ValueError("what its ranks did was not watched")
     whole = case.world_size if seen.sharded else 1
     micros = max(1, seen.backwards)
     return Shape(
         ranks=case.world_size,
         micros=micros,
-        kept=kept(told.payload, case.world_size),
+        kept=kept(traffic.payload, case.world_size),
         seq=1,
         micro_batch=rung.samples / case.world_size / micros,
         model=Model(name=case.model, params=seen.parameter_bytes * whole / FP32),

@@ -32,16 +32,18 @@ class StatedTraffic(NamedTuple):
 
 def stated(described: Described) -> StatedTraffic | None:
     """By what a strategy's file says of a case."""
-    if (told := described.expected) is None:
+    if (expected := described.expected) is None:
         return None
-    payload = {name: max(each, default=0.0) for name, each in told.payload_bytes.items()}
-    return StatedTraffic(payload, told.largest_message)
+    payload = {name: max(sizes, default=0.0) for name, sizes in expected.payload_bytes.items()}
+    return StatedTraffic(payload, expected.largest_message)
 
 
 def watched(seen: Watched) -> StatedTraffic:
     """By what a rank of a script issued in a step."""
-    payload = {name: float(one.payload_bytes) for name, one in seen.collectives.items()}
-    sizes = (one.payload_bytes / one.count for one in seen.collectives.values() if one.count)
+    payload = {name: float(issued.payload_bytes) for name, issued in seen.collectives.items()}
+    sizes = (
+        issued.payload_bytes / issued.count for issued in seen.collectives.values() if issued.count
+    )
     return StatedTraffic(payload, max(sizes, default=0.0))
 
 
@@ -64,9 +66,13 @@ def sent_by(told: Mapping[int, StatedTraffic | None]) -> tuple[Sent, ...]:
 
     Bytes of a world are constant or grow with the ranks: the two largest sizes tell which.
     """
-    known = {ranks: one for ranks, one in sorted(told.items()) if ranks > 1 and one is not None}
+    known = {
+        ranks: traffic
+        for ranks, traffic in sorted(told.items())
+        if ranks > 1 and traffic is not None
+    }
     sizes = dict(list(known.items())[-2:])
-    names = {name for one in sizes.values() for name in one.payload}
+    names = {name for traffic in sizes.values() for name in traffic.payload}
     if not sizes or not names <= OPERATIONS.keys():
         return ()
     return tuple(_law(name, sizes) for name in sorted(names))
@@ -74,7 +80,10 @@ def sent_by(told: Mapping[int, StatedTraffic | None]) -> tuple[Sent, ...]:
 
 def _law(name: str, told: Mapping[int, StatedTraffic]) -> Sent:
     kind, is_part = OPERATIONS[name]
-    wholes = [one.payload.get(name, 0.0) * (ranks if is_part else 1) for ranks, one in told.items()]
+    wholes = [
+        traffic.payload.get(name, 0.0) * (ranks if is_part else 1)
+        for ranks, traffic in told.items()
+    ]
     (first, last) = (min(told), max(told))
     (small, large) = (wholes[0], wholes[-1])
     of_rank = (large - small) / (last - first) if last > first else 0.0
@@ -89,8 +98,9 @@ def padding(told: Mapping[int, StatedTraffic | None]) -> float:
     Every rank gets an equal part of the first dimension, so that narrow parameters grow.
     """
     wholes = [
-        one.payload.get("all_gather", 0.0) * ranks
-        for ranks, one in sorted(told.items())
-        if one is not None and kept(one.payload, ranks) in (KeptStates.ALL_CUT, KeptStates.NODE_CUT)
+        traffic.payload.get("all_gather", 0.0) * ranks
+        for ranks, traffic in sorted(told.items())
+        if traffic is not None
+        and kept(traffic.payload, ranks) in (KeptStates.ALL_CUT, KeptStates.NODE_CUT)
     ]
     return wholes[-1] / wholes[0] if len(wholes) == 2 and wholes[0] else 1.0

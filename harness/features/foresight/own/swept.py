@@ -25,9 +25,9 @@ Links = tuple[Fabric, float | None, dict[Unknown, Belief], list[str]]
 def links(run: RunRecord) -> Links:
     """Rates and latency within a node and between nodes: as swept, else as of data sheets."""
     gpu = run.machine.gpu if run.settings.device is Device.CUDA else ""
-    fabric, peak, told = fabric_of({"gpu": gpu or "", "gpus_per_node": max(run.settings.nodes)})
+    fabric, peak, remarks = fabric_of({"gpu": gpu or "", "gpus_per_node": max(run.settings.nodes)})
     beliefs = dict[Unknown, Belief]()
-    notes = list(told)
+    notes = list(remarks)
     if fabric.per_node == 1:  # nothing goes over links inside a node
         notes = [n for n in notes if "intra-node" not in n]
     swept = {False: list[float](), True: list[float]()}

@@ -189,20 +189,20 @@ def nccl(kind: CollectiveKind, num_bytes: float, ranks: int, in_node: int, fabri
     rate = fabric.ring_bytes_per_s(ranks, in_node)
     passes = 2 if kind is CollectiveKind.ALL_REDUCE else 1
     hops, between = passes * (ranks - 1), passes * (nodes - 1)
-    found = []
+    costs = []
     for way in _PROTOCOLS:
         latency = way.ring_base + (hops - between) * way.ring_hop + between * way.ring_net
         sent = passes * (ranks - 1) / ranks * num_bytes
-        found.append(Cost(latency_s=latency * _US, transfer_s=sent / (way.ring_share * rate)))
+        costs.append(Cost(latency_s=latency * _US, transfer_s=sent / (way.ring_share * rate)))
         if kind is CollectiveKind.ALL_REDUCE and nodes > 1:
             inside = (in_node - 1) * way.tree_hop
             across = log2(nodes) * way.tree_net
             latency = way.tree_base + 2 * (inside + across)
-            found.append(
+            costs.append(
                 Cost(latency_s=latency * _US, transfer_s=2 * num_bytes / (way.tree_share * rate))
             )
-    one = min(found, key=lambda cost: cost.total_s)
+    cheapest = min(costs, key=lambda cost: cost.total_s)
     return Cost(
-        latency_s=one.latency_s * fabric.latency_times.get(kind, 1.0),
-        transfer_s=one.transfer_s * fabric.transfer_times.get(kind, 1.0),
+        latency_s=cheapest.latency_s * fabric.latency_times.get(kind, 1.0),
+        transfer_s=cheapest.transfer_s * fabric.transfer_times.get(kind, 1.0),
     )

@@ -60,6 +60,6 @@ def extrapolate(law: Law, sizes: Sequence[int], rates: Sequence[float], to: Sequ
 
     start = [float(np.log(rate[0] / n[0])), *(0.01 if h <= 1 else 1.0 for h in high)]
     bounds = ([-np.inf, *low], [np.inf, *high])
-    found = least_squares(miss, start, bounds=bounds, x_scale=[1.0] + [0.01] * len(low))
-    fitted: Array = np.exp(found.x[0]) * form(wanted, *found.x[1:])
+    optimum = least_squares(miss, start, bounds=bounds, x_scale=[1.0] + [0.01] * len(low))
+    fitted: Array = np.exp(optimum.x[0]) * form(wanted, *optimum.x[1:])
     return fitted

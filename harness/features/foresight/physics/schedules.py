@@ -38,7 +38,7 @@ _WRITTEN = (
 def schedule_of(words: str) -> PipelineSchedule | None:
     """The schedule that a text names, None where it names none."""
     low = words.lower()
-    return next((found for written, found in _WRITTEN if re.search(written, low)), None)
+    return next((schedule for written, schedule in _WRITTEN if re.search(written, low)), None)
 
 
 class StageWork(NamedTuple):

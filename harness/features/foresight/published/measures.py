@@ -88,13 +88,13 @@ def _looks_measured(name: str) -> bool:
 def _measure(unit: Unit, match: re.Match[str], value: Any, metric: str) -> Measure:
     if not isinstance(value, Real) or isinstance(value, bool) or not float(value) > 0:
         raise ValueError(f"{match[0]} is {value!r}, expected a number above 0")
-    found = match.groupdict()
-    number = float(value) * _SCALES.get(found.get("scale") or "", 1.0)
+    parts = match.groupdict()
+    number = float(value) * _SCALES.get(parts.get("scale") or "", 1.0)
     if unit is Unit.MFU and number > 1.5:
         number /= 100
-    said = f"{found.get('mid') or ''}{found.get('per') or ''}" or metric.lower()
+    qualifier = f"{parts.get('mid') or ''}{parts.get('per') or ''}" or metric.lower()
     aggregate = match[0].startswith("agg")
-    per_gpu = not aggregate and (unit in (Unit.MFU, Unit.FLOPS) or bool(_PER_GPU.search(said)))
+    per_gpu = not aggregate and (unit in (Unit.MFU, Unit.FLOPS) or bool(_PER_GPU.search(qualifier)))
     return Measure(value=number, unit=unit, per_gpu=per_gpu)
 
 

@@ -188,11 +188,11 @@ def _params(row: Mapping[str, Any], fields: Fields, where: str) -> float | None:
         return stated or 12 * (layers or 0) * (hidden or 0) ** 2
     model = row.get("model", fields.shared.get("model"))
     name = str(model.get("name", "") if isinstance(model, Mapping) else model or "")
-    said = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)\s?([mbt])\b", name.lower())
-    if said is None:
+    size = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)\s?([mbt])\b", name.lower())
+    if size is None:
         return None
     fields.notes.append("parameters are those in the model's name")
-    return float(said[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[said[2]]
+    return float(size[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[size[2]]
 
 
 def _kept(words: str, zero: float | None, model_parallel: bool) -> KeptStates:
@@ -271,9 +271,9 @@ def _stated_rate(hardware: Mapping[str, Any], place: str, per_node: int) -> floa
         rate = float(value) * _UNITS[match[1]] / (1 if match[2] == "B" else 8)
         return rate / (per_node if match[4] == "node" else 1)
     words = str(hardware.get(place, ""))
-    if (said := _RATE.search(words)) is None:
+    if (rate_words := _RATE.search(words)) is None:
         return None
-    rate = int(said[1] or 1) * float(said[2].replace(",", "")) * _UNITS[said[3]]
-    rate /= 1 if said[4] == "B" else 8
+    rate = int(rate_words[1] or 1) * float(rate_words[2].replace(",", "")) * _UNITS[rate_words[3]]
+    rate /= 1 if rate_words[4] == "B" else 8
     shared = re.search(r"node|server|host|machine", words.lower())
     return rate / (per_node if shared else 1)

@@ -15,24 +15,24 @@ def calibrating(points: Sequence[Point], asked: Any, aside: bool) -> tuple[list[
     microbatch count"; or nothing, where the smallest sizes of each configuration are taken.
     ValueError where nothing is left to calibrate on.
     """
-    told: list[str] = []
+    notes: list[str] = []
     if isinstance(asked, str):
-        chosen, told = _by_words(points, asked)
+        chosen, notes = _by_words(points, asked)
     elif isinstance(asked, Mapping):
         chosen = [_has(p, asked) for p in points]
     elif isinstance(asked, Sequence) and asked:
-        chosen = [any(_is(p, one) for one in asked) for p in points]
+        chosen = [any(_is(p, wanted) for wanted in asked) for p in points]
     elif asked is None or asked == []:
         if aside:
             raise ValueError("its role is not development, and it names no points to calibrate on")
         chosen = _smallest(points)
-        told = ["calibrated on the smallest sizes: the table names none"]
+        notes = ["calibrated on the smallest sizes: the table names none"]
     else:
         raise ValueError(f"calibrate_on is {asked!r}, expected sizes, objects or words")
     chosen = [c and p.step_s is not None for c, p in zip(chosen, points, strict=True)]
     if not any(chosen):
         raise ValueError(f"no measured point is one of calibrate_on = {asked!r}")
-    return chosen, told
+    return chosen, notes
 
 
 def _is(point: Point, one: Any) -> bool:

@@ -121,7 +121,9 @@ def _table(table: Any, name: str) -> PublishedTable:
         for point in _points(row, fields, peak, f"point {number + 1}")
     ]
     points, twice = _once(points)
-    chosen, told = calibrating(points, table.get("calibrate_on"), table.get("role") in ASIDE)
+    chosen, calibrated_on = calibrating(
+        points, table.get("calibrate_on"), table.get("role") in ASIDE
+    )
     points = [replace(p, calibrates=c) for p, c in zip(points, chosen, strict=True)]
     return PublishedTable(
         id=name,
@@ -130,7 +132,7 @@ def _table(table: Any, name: str) -> PublishedTable:
         peak_flops=peak,
         points=tuple(points),
         role=str(table.get("role", "")),
-        notes=tuple(dict.fromkeys([*fields.notes, *twice, *told, *fields.unknown()])),
+        notes=tuple(dict.fromkeys([*fields.notes, *twice, *calibrated_on, *fields.unknown()])),
     )
 
 
@@ -139,20 +141,20 @@ def _once(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
 
     A figure that is copied is no second measurement: it would make intervals too narrow.
     """
-    kept, told = list[Point](), list[str]()
+    kept, notes = list[Point](), list[str]()
     for point in points:
         same = [p for p in kept if p.shape == point.shape]
         if any(p.step_s == point.step_s for p in same):
-            told.append(
+            notes.append(
                 f"{point.shape.ranks} GPUs stand there twice with one figure: it counts once"
             )
             continue
         if same:
-            told.append(
+            notes.append(
                 f"{point.shape.ranks} GPUs stand there with several figures: all of them count"
             )
         kept.append(point)
-    return kept, told
+    return kept, notes
 
 
 def _points(row: Mapping[str, Any], fields: Fields, peak: float | None, where: str) -> list[Point]:

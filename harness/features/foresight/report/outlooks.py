@@ -19,8 +19,8 @@ PADDED = 1.05
 def lines(one: Outlook, width: int) -> list[str]:
     """A block for a size that was asked for."""
     rule = text.rule(f"{title(one)[: width - 24]}, {one.predicted.shape.ranks:,} ranks", width)
-    told = (text.wrap(f" {label:<13} {said}", width, 15) for label, said in facts(one))
-    return ["", rule, *(line for each in told for line in each)]
+    wrapped = (text.wrap(f" {label:<13} {fact}", width, 15) for label, fact in facts(one))
+    return ["", rule, *(line for of_fact in wrapped for line in of_fact)]
 
 
 def title(one: Outlook) -> str:
@@ -95,11 +95,11 @@ def next_size(one: Outlook) -> str:
 def recorded(run: RunRecord) -> list[str]:
     """What the recipes of a run asked to be foreseen, a sentence each: never a verdict."""
     out = []
-    for target, told in planned(run):
-        if isinstance(told, Refused):
-            out.append(f"not foreseen  {target.case.id}: {told.why}")
+    for target, outlooks in planned(run):
+        if isinstance(outlooks, Refused):
+            out.append(f"not foreseen  {target.case.id}: {outlooks.why}")
         else:
-            out += [_recorded(target.case.id, one) for one in told]
+            out += [_recorded(target.case.id, outlook) for outlook in outlooks]
     return out
 
 
@@ -125,14 +125,14 @@ def limits(seen: Predicted) -> str:
 
 
 def holds(one: Outlook) -> str:
-    told = []
+    ways = []
     for held in one.held:
         if held.times is None:
-            told.append(f"not reachable by {held.knob} (at most {held.best:.2f})")
+            ways.append(f"not reachable by {held.knob} (at most {held.best:.2f})")
         elif held.knob is Knob.SHARDS:
-            told.append(f"{held.knob} ({held.best:.2f})")
+            ways.append(f"{held.knob} ({held.best:.2f})")
         elif held.times == 1.0:
             return "as it is"
         else:
-            told.append(f"{held.knob} x{held.times:.2g}")
-    return "; or ".join(told)
+            ways.append(f"{held.knob} x{held.times:.2g}")
+    return "; or ".join(ways)

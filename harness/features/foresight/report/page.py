@@ -41,23 +41,25 @@ def render(found: Sequence[Outlook], refused: Sequence[Refused], of: str) -> str
     return (
         templates(HERE)
         .get_template("foresight.html.jinja")
-        .render(blocks=[block(one) for one in found], refused=refused, of=of, data=Markup(data))
+        .render(
+            blocks=[block(outlook) for outlook in found], refused=refused, of=of, data=Markup(data)
+        )
     )
 
 
 def blocks(run: RunRecord) -> list[ShownOutlook]:
     """Of the sizes that its recipes asked for."""
     out = []
-    for target, told in planned(run):
-        if isinstance(told, Refused):
-            why = [("not foreseen", told.why)]
+    for target, foreseen in planned(run):
+        if isinstance(foreseen, Refused):
+            why = [("not foreseen", foreseen.why)]
             out.append(
                 ShownOutlook(
                     title=target.case.id, fits=False, curve=Markup(), lost=Markup(), facts=why
                 )
             )
         else:
-            out += [block(one, target.case.family) for one in told]
+            out += [block(outlook, target.case.family) for outlook in foreseen]
     return out
 
 

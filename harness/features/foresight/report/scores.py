@@ -12,7 +12,7 @@ from harness.interface.report.text import Column
 
 def lines(found: Evaluation, refused: Sequence[Refused], sizes: bool, width: int) -> list[str]:
     """The headline, the tables, and with ``sizes`` every target."""
-    out = [line for told in _headline(found) for line in text.wrap(told, width, 1)]
+    out = [line for sentence in _headline(found) for line in text.wrap(sentence, width, 1)]
     if found.tables:
         out += ["", *text.table(_SCORES, [*found.tables, *_together(found)], width)]
     if sizes:
@@ -79,13 +79,13 @@ def _sizes(prediction: Prediction, width: int) -> list[str]:
     out = ["", text.rule(f"{table.id}, calibrated on {', '.join(map(str, known))}", width)]
     for note in table.notes:
         out += text.wrap(f" {note}", width, 1)
-    several = len({one.shape.model for one in prediction.predicted}) > 1
-    schedules = len({one.shape.schedule for one in prediction.predicted}) > 1
+    several = len({size.shape.model for size in prediction.predicted}) > 1
+    schedules = len({size.shape.schedule for size in prediction.predicted}) > 1
     columns = [c for c in _SIZES if c.header != "model" or several]
     columns = [c for c in columns if c.header != "schedule" or schedules]
     rows = sorted(prediction.predicted, key=lambda o: (o.shape.model.name, o.shape.ranks))
     out += text.table(columns, rows, width)
-    if any(one.regime is Regime.UNSEEN for one in rows):
+    if any(size.regime is Regime.UNSEEN for size in rows):
         out += text.wrap(" ? outside the calibrated regime: no calibrated size showed it", width, 3)
     return out
 
@@ -125,11 +125,11 @@ def _refusals(found: Evaluation, refused: Sequence[Refused], width: int) -> list
         for why in dict.fromkeys(r.why for r in prediction.refused):
             sizes = ", ".join(str(r.shape.ranks) for r in prediction.refused if r.why == why)
             out += text.wrap(f" not said  {prediction.table.id}, {sizes}: {why}", width, 11)
-        for one in prediction.predicted:
-            if one.implausible:
+        for size in prediction.predicted:
+            if size.implausible:
                 message = (
-                    f" not counted  {prediction.table.id}, {one.shape.model.name}"
-                    f" {one.shape.ranks}: a tenth off both its neighbours in size, which agree"
+                    f" not counted  {prediction.table.id}, {size.shape.model.name}"
+                    f" {size.shape.ranks}: a tenth off both its neighbours in size, which agree"
                 )
                 out += text.wrap(message, width, 14)
     for table in refused:

@@ -59,11 +59,13 @@ def act(asked: Asked) -> Answer:
             expected=f"headings such as {known}",
             fix="scaleproof audit TABLE.csv",
         )
-    found = claims.audit(rows)
-    wrong = any(f.status is ClaimStatus.INCONSISTENT for f in found)
-    checked = any(f.checked for f in found)
+    checked_rows = claims.audit(rows)
+    wrong = any(f.status is ClaimStatus.INCONSISTENT for f in checked_rows)
+    checked = any(f.checked for f in checked_rows)
     exit_ = Exit.FAILED if wrong else Exit.PASSED if checked else Exit.NOTHING_JUDGED
-    return Answer(document={"rows": to_doc(tuple(found))}, lines=_lines(rows, found), exit=exit_)
+    return Answer(
+        document={"rows": to_doc(tuple(checked_rows))}, lines=_lines(rows, checked_rows), exit=exit_
+    )
 
 
 def _table(path: Path) -> list[dict[str, str]]:
@@ -112,16 +114,16 @@ def _lines(rows: Sequence[Row], found: Sequence[ClaimFinding]) -> list[str]:
         key=lambda r: r[ClaimedColumn.RANKS].middle,
         default=None,
     )
-    for row, one in zip(rows, found, strict=True):
-        told = "; ".join(one.why) or f"{len(one.checked)} checks hold"
+    for row, checked in zip(rows, found, strict=True):
+        words = "; ".join(checked.why) or f"{len(checked.checked)} checks hold"
         lost = (
             None
             if base is None or ClaimedColumn.RANKS not in row
             else claims.unexplained(row, base)
         )
         if lost is not None and lost > 0.02:
-            told += f"; {100 * lost:.1f}% of the ideal is lost to nothing that is stated"
-        out += text.wrap(f" {one.row:<10} {one.status:<13} {told}", width, 25)
+            words += f"; {100 * lost:.1f}% of the ideal is lost to nothing that is stated"
+        out += text.wrap(f" {checked.row:<10} {checked.status:<13} {words}", width, 25)
     count = {s: sum(f.status is s for f in found) for s in ClaimStatus}
     out += ["", f" {', '.join(f'{n} {s}' for s, n in count.items() if n)}"]
     if count[ClaimStatus.INCONSISTENT]:

@@ -60,9 +60,9 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """A row for each rule on each case; nothing is launched, and nothing is judged."""
-    said = asked.options
+    args = asked.options
     width = text.columns()
-    on = planning.on(said.on)
+    on = planning.on(args.on)
     if on is None:
         raise SpecError(
             "no fabric is named", expected="--on HARDWARE", fix="scaleproof possible --on 8xh100"
@@ -70,33 +70,33 @@ def act(asked: Asked) -> Answer:
     known, here = measuring.site(asked)
     site = planning.site_of(on)
     plans = plans_of(
-        said.target,
+        args.target,
         site,
         known,
         measuring.settings(asked),
-        chosen=planning.tier(said.marks) if said.marks else lambda marks: True,
+        chosen=planning.tier(args.marks) if args.marks else lambda marks: True,
     )
     with contextlib.closing(measuring.session(asked, known, here)) as session:
         session.describe([a.case for p in plans for a in p.arms], Remembered(known))
         run = session.run
-        where = _site(on, said.on)
-        found = [
-            one
+        where = _site(on, args.on)
+        answers = [
+            answer
             for plan in plans
-            for one in possible.possibilities(plan, run.described, run.thresholds, where, known)
+            for answer in possible.possibilities(plan, run.described, run.thresholds, where, known)
         ]
-    unique = list(dict.fromkeys(found))
-    told = [one for one in unique if isinstance(one, Possibility)]
-    told.sort(key=lambda one: _WORST_FIRST.index(one.chance))
-    left_out = [one for one in unique if isinstance(one, LeftOut)]
-    lines = _lines(told, on, width)
-    for why in dict.fromkeys(one.why for one in left_out):
+    unique = list(dict.fromkeys(answers))
+    possibilities = [answer for answer in unique if isinstance(answer, Possibility)]
+    possibilities.sort(key=lambda possibility: _WORST_FIRST.index(possibility.chance))
+    left_out = [answer for answer in unique if isinstance(answer, LeftOut)]
+    lines = _lines(possibilities, on, width)
+    for why in dict.fromkeys(answer.why for answer in left_out):
         names = ", ".join(dict.fromkeys(o.rule for o in left_out if o.why == why))
         lines += text.wrap(f" not said  {names}: {why}", width, 11)
     return Answer(
-        document={"possible": to_doc(tuple(told)), "left_out": to_doc(tuple(left_out))},
+        document={"possible": to_doc(tuple(possibilities)), "left_out": to_doc(tuple(left_out))},
         lines=lines,
-        exit=Exit.PASSED if told else Exit.NOTHING_JUDGED,
+        exit=Exit.PASSED if possibilities else Exit.NOTHING_JUDGED,
     )
 
 
@@ -126,7 +126,7 @@ def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
         Column("links", 6, _faster),
         Column("limited by", 8, lambda o: str(o.limiter) if o.fits else "memory", left=True),
     ]
-    of = Counter(one.chance for one in found)
+    of = Counter(possibility.chance for possibility in found)
     links = f"{si(on.link_bytes, 'B/s')} in a node"
     links += f", {si(on.network_bytes, 'B/s')} between nodes, a GPU" if len(on.nodes) > 1 else ""
     listed = ", ".join(f"{of[c]} {c}" for c in _WORST_FIRST if of[c])

@@ -125,19 +125,19 @@ def act(asked: Asked) -> Answer:
             expected="points with N, a step time or rate, and calibrate_on",
             fix="scaleproof predict --table results/published/scaling.json",
         )
-    found = evaluate(tables)
+    evaluated = evaluate(tables)
     to = _world(args.to)[0] if args.to else 0
     width = text.columns()
     further = [o for t in tables for o in outlooks(t, to, args.hold)] if to else []
-    lines = scores.lines(found, refused, args.sizes or len(every) == 1, width)
-    for one in further:
-        lines += shown.lines(one, width)
+    lines = scores.lines(evaluated, refused, args.sizes or len(every) == 1, width)
+    for outlook in further:
+        lines += shown.lines(outlook, width)
     if not args.sizes and len(every) > 1:
         lines += ["", f" size by size  scaleproof predict --table {text.shown(args.table)} --sizes"]
     lines += _page(args, further, refused)
-    any_ = further or any(p.predicted for p in found.predictions)
+    any_ = further or any(p.predicted for p in evaluated.predictions)
     return Answer(
-        document=_document(found, refused, further),
+        document=_document(evaluated, refused, further),
         lines=lines,
         exit=Exit.PASSED if any_ else Exit.NOTHING_JUDGED,
     )
@@ -149,8 +149,8 @@ def _of_runs(asked: Asked) -> Answer:
     width = text.columns()
     known = options.catalogue(args.path)
     loaded = [load(path) for path in args.runs]
-    found = runs.ladders(loaded, known)
-    if not found:
+    ladders = runs.ladders(loaded, known)
+    if not ladders:
         raise SpecError(
             "no training was timed",
             where=str(args.runs[0]),
@@ -158,27 +158,29 @@ def _of_runs(asked: Asked) -> Answer:
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
     if args.only is not None:
-        found = {k: v for k, v in found.items() if k == args.only} or _unknown(args, list(found))
+        ladders = {k: v for k, v in ladders.items() if k == args.only} or _unknown(
+            args, list(ladders)
+        )
     sizes = _sizes(args.calibrate_on)
     lines = list[str]()
     further = list[Outlook]()
     refused = []
     compared = evaluate([])
     if sizes:
-        tables = [runs.table(name, of, known, on=sizes) for name, of in found.items()]
+        tables = [runs.table(name, of, known, on=sizes) for name, of in ladders.items()]
         refused += [t for t in tables if isinstance(t, Refused)]
         compared = evaluate([t for t in tables if isinstance(t, PublishedTable)])
         lines += scores.lines(compared, (), True, width)
     if args.to:
-        targets, note = _targets(found, _world(args.to), measuring.settings(asked), known)
+        targets, note = _targets(ladders, _world(args.to), measuring.settings(asked), known)
         lines += text.wrap(f" {note}", width, 1) if note else []
-        for name, of in found.items():
-            told = foresee(name, of, targets[name], known, on=sizes, hold=args.hold)
-            if isinstance(told, Refused):
-                refused.append(told)
+        for name, of in ladders.items():
+            outlooks = foresee(name, of, targets[name], known, on=sizes, hold=args.hold)
+            if isinstance(outlooks, Refused):
+                refused.append(outlooks)
                 continue
-            further += told
-            lines += [line for one in told for line in shown.lines(one, width)]
+            further += outlooks
+            lines += [line for outlook in outlooks for line in shown.lines(outlook, width)]
             table = runs.table(name, of, known, on=sizes)
             notes = table.notes if isinstance(table, PublishedTable) else ()
             lines += [x for n in notes for x in text.wrap(f" {n}", width, 1)]
@@ -215,22 +217,22 @@ def _targets(
     """Every ladder's case at another size, as an agent here describes it, or why none could."""
     ranks, nodes = world
     largest = {name: of[-1] for name, of in found.items()}
-    per_node = {name: max(one.case.nodes) for name, one in largest.items()}
+    per_node = {name: max(rung.case.nodes) for name, rung in largest.items()}
     cases = {
         name: known.normalise(
-            changed(one.case.at(ranks, nodes or _cut(ranks, per_node[name])), settings)
+            changed(rung.case.at(ranks, nodes or _cut(ranks, per_node[name])), settings)
         )
-        for name, one in largest.items()
+        for name, rung in largest.items()
     }
     try:
-        told = described(list(cases.values()), known)
+        answers = described(list(cases.values()), known)
         note = ""
     except LaunchError as error:
-        told = [Described() for _ in cases]
+        answers = [Described() for _ in cases]
         note = f"memory and exchange at that size are not known: {error.what}"
     return {
-        name: MeasuredRung(largest[name].run, case, one, None)
-        for (name, case), one in zip(cases.items(), told, strict=True)
+        name: MeasuredRung(largest[name].run, case, answer, None)
+        for (name, case), answer in zip(cases.items(), answers, strict=True)
     }, note
 
 

@@ -48,7 +48,7 @@ def news(trends: Sequence[Trend], results: Path) -> list[News]:
         if trend.status not in TOLD:
             continue
         last = trend.last if trend.status is not TrendStatus.ERRORED else None
-        one = News(
+        item = News(
             machine=trend.series.machine,
             case=trend.series.case,
             figure=told.name(trend),
@@ -60,9 +60,9 @@ def news(trends: Sequence[Trend], results: Path) -> list[News]:
         near = {n.run for n in trend.series.nights}
         if last is not None:
             near = {n.started_at[:10] for n in trend.series.nights[max(0, last.index - 2) :][:5]}
-        keys = {one.key, *(one.key.replace(one.since, day) for day in near if one.since)}
+        keys = {item.key, *(item.key.replace(item.since, day) for day in near if item.since)}
         if not keys & before:
-            out.append(one)
+            out.append(item)
     return out
 
 
@@ -81,7 +81,7 @@ def remember(results: Path, new: Sequence[News], trends: Sequence[Trend]) -> Non
         if t.status in TOLD
     }
     old = {key for key in _told(results) if any(key.startswith(start) for start in lasting)}
-    keys = sorted(old | {one.key for one in new})
+    keys = sorted(old | {item.key for item in new})
     with files.told(results):
         files.write({results / "told.json": json.dumps(keys, indent=1) + "\n"})
 
@@ -96,7 +96,7 @@ def document(
         "exit": exit_status,
         "headline": told.headline(trends),
         "counts": {str(s): sum(t.status is s for t in trends) for s in TrendStatus},
-        "news": [to_doc(one) for one in new],
+        "news": [to_doc(item) for item in new],
         "suspicious": [f"{t.series.case}, {told.name(t)}: {t.why}" for t in leapt],
         "page": str(page.absolute()),
     }

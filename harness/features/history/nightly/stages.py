@@ -67,8 +67,8 @@ class Rounds:
             nights, trends = self._judged()
             if self._failed is not None:
                 raise self._failed
-        told = notice.document(tonight.name, tonight.exit, self._new, trends, self._page)
-        return StageEnded(tonight=tonight, nights=nights, trends=trends, document=told)
+        document = notice.document(tonight.name, tonight.exit, self._new, trends, self._page)
+        return StageEnded(tonight=tonight, nights=nights, trends=trends, document=document)
 
     @property
     def _page(self) -> Path:
@@ -176,7 +176,7 @@ class Rounds:
         """Pytest's names of this run's cases that are suspicious."""
         run = load(folder)
         cases = {arm.case.id: arm.case.pytest_id for p in run.plans for arm in p.arms}
-        found = [
+        leaps = [
             cases[t.series.case]
             for t in self._judged()[1]
             if t.status is TrendStatus.SUSPICIOUS
@@ -184,7 +184,7 @@ class Rounds:
             and t.series.nights
             and t.series.nights[-1].run == run.run
         ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(leaps))
 
     def _publish(self, tonight: Tonight) -> Tonight:
         """Our page, and asv's."""
@@ -207,12 +207,12 @@ class Rounds:
         ended = self._exit(tonight, new, self._kept(tonight, nights))
         if new:
             self.say(f"{len(new)} new:")
-        for one in new:
-            self.say(f"  {one.line}")
+        for item in new:
+            self.say(f"  {item.line}")
         worth = new or tonight.suites or self.config.notify_when is Occasion.ALWAYS
         if self.config.notify and worth:
-            told = notice.document(tonight.name, ended, new, trends, self._page)
-            notice.notify(self.config.notify, told)
+            document = notice.document(tonight.name, ended, new, trends, self._page)
+            notice.notify(self.config.notify, document)
         notice.remember(self.results, new, trends)
         return state.at(self.results, tonight, Stage.PRUNE, exit=int(ended))
 
@@ -228,11 +228,11 @@ class Rounds:
         Suites without rules judge nothing by themselves; their nights are judged all the same. A
         case without a figure is an error each night, not only in the one that tells of it.
         """
-        told = {one.status for one in new}
+        statuses = {item.status for item in new}
         cases = [] if kept is None else list(kept.cases.values())
         if tonight.suites == Exit.ERROR or any(case.error for case in cases):
             return Exit.ERROR
-        if TrendStatus.REGRESSED in told or tonight.suites == Exit.FAILED:
+        if TrendStatus.REGRESSED in statuses or tonight.suites == Exit.FAILED:
             return Exit.FAILED
         if not any(case.values for case in cases):
             return Exit.NOTHING_JUDGED

@@ -96,8 +96,8 @@ def _levels(plane: _NightPlane, trend: Trend) -> Iterator[str]:
     for i, turn in enumerate(trend.turns):
         x = plane.x(turn.index - 0.5)
         yield f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-        said = escape(f"{turn.date} {told.size(trend.series.kind, turn)}".split(" [")[0])
+        label = escape(f"{turn.date} {told.size(trend.series.kind, turn)}".split(" [")[0])
         end = "end" if x > WIDTH / 2 else "start"
         at = x - 5 if end == "end" else x + 5
         y = 10 + 13 * (i % 2)  # changes may be near each other
-        yield f'<text class="label" x="{at:.1f}" y="{y}" text-anchor="{end}">{said}</text>'
+        yield f'<text class="label" x="{at:.1f}" y="{y}" text-anchor="{end}">{label}</text>'

@@ -79,8 +79,8 @@ def _ingested(asked: Asked) -> Answer:
 
     refused: list[RecordError] = []
     several = len(asked.options.runs) > 1
-    told = refused.append if several else None
-    added = ingest(asked.options.runs, asked.options.results, told)
+    note = refused.append if several else None
+    added = ingest(asked.options.runs, asked.options.results, note)
     lines = [f" {summary(x)}" for x in added]
     lines += [f" not kept: {error.where}: {error.what}" for error in refused]
     lines += ["", " next     scaleproof history; asv publish && asv preview"]
@@ -106,8 +106,8 @@ def _history(asked: Asked) -> Answer:
             fix="scaleproof ingest results/runs/*/*",
         )
     _check_figure(args.figure, list(night.QUANTITIES))
-    found = trends.trends(nights, args.case, args.figure)
-    if not found:
+    judged = trends.trends(nights, args.case, args.figure)
+    if not judged:
         cases = sorted({case for n in nights for case in n.cases})
         raise RecordError(
             f"no case with {args.case!r} in its name has a history",
@@ -115,19 +115,19 @@ def _history(asked: Asked) -> Answer:
             expected=", ".join(cases[:6]) + (", ..." if len(cases) > 6 else ""),
             fix="scaleproof history",
         )
-    told = lines.lines(
+    shown = lines.lines(
         nights,
-        found,
+        judged,
         text.columns(),
         every=bool(args.case or args.figure),
         asv=published.found_by_asv(args.results),
     )
     if args.html is not None:
-        page.write(args.html, args.results, nights, found)
-        told += ["", f" page     {text.shown(args.html)}"]
-    worse = any(t.status is trends.TrendStatus.REGRESSED for t in found)
+        page.write(args.html, args.results, nights, judged)
+        shown += ["", f" page     {text.shown(args.html)}"]
+    worse = any(t.status is trends.TrendStatus.REGRESSED for t in judged)
     exit_ = Exit.FAILED if worse and args.fail_on else Exit.PASSED
-    return Answer(document=_document(found), lines=told, exit=exit_)
+    return Answer(document=_document(judged), lines=shown, exit=exit_)
 
 
 def _check_figure(name: str, known: Sequence[str]) -> None:

@@ -52,17 +52,17 @@ def act(asked: Asked) -> Answer:
 
     args = asked.options
     usual = Path("nightly.toml")
-    told = config.load(args.config or (usual if usual.is_file() else None))
+    configured = config.load(args.config or (usual if usual.is_file() else None))
     if args.results:
-        told = replace(told, results=args.results)
+        configured = replace(configured, results=args.results)
 
     def say(line: str) -> None:
         sys.stderr.write(f"nightly: {line}\n")
         sys.stderr.flush()
 
-    ended = Rounds(told, say).make(again=args.again)
+    ended = Rounds(configured, say).make(again=args.again)
     shown = []
     if ended.nights and ended.trends:
         shown = lines.lines(ended.nights, ended.trends, text.columns(), every=False)
-        shown += ["", f" page     {text.shown(told.folder / 'history.html')}"]
+        shown += ["", f" page     {text.shown(configured.folder / 'history.html')}"]
     return Answer(document=ended.document, lines=shown, exit=Exit(ended.tonight.exit))

@@ -61,23 +61,23 @@ def act(asked: Asked) -> Answer:
             fix=f"scaleproof compare-hardware {args.runs[0]} OTHER_RUN",
         )
     runs = [load(path) for path in args.runs]
-    found = compare_hardware(runs, args.metric, _prices(args.price, names(len(runs))))
+    comparison = compare_hardware(runs, args.metric, _prices(args.price, names(len(runs))))
     lines = (
-        hardware.csv(found)
+        hardware.csv(comparison)
         if args.csv
-        else hardware.markdown(found)
+        else hardware.markdown(comparison)
         if args.markdown
-        else hardware.lines(found, text.columns())
+        else hardware.lines(comparison, text.columns())
     )
     if args.page is not None:
         from harness.features.machines.report.page import render
 
-        files.put(args.page, render(found).encode(), "--page")
+        files.put(args.page, render(comparison).encode(), "--page")
         lines = lines if args.csv or args.markdown else [*lines, f" page     {args.page}"]
-    worse = any(e.reading is Reading.SLOWER for e in found.entries)
-    status = Exit.PASSED if found.means else Exit.NOTHING_JUDGED
+    worse = any(e.reading is Reading.SLOWER for e in comparison.entries)
+    status = Exit.PASSED if comparison.means else Exit.NOTHING_JUDGED
     answer = Answer(
-        document=to_doc(found),
+        document=to_doc(comparison),
         lines=lines,
         exit=Exit.FAILED if args.fail_on and worse else status,
     )

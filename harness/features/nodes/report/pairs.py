@@ -36,9 +36,9 @@ def lines(suspects: Suspects, width: int) -> list[str]:
     out = [rule(f"pairs: {what}", width), *Table(columns=columns, rows=rows).lines(width)]
     if len(timed) > SHOWN:
         out.append(f" ... and {len(timed) - SHOWN} pairs that were faster")
-    for one in suspects.slow:
-        kind = "NODE" if len(one.hosts) == 1 else "LINK"
-        out += wrap(f" {kind}  {told.words(one)}; odds {_odds(one.log_evidence)}", width, 7)
+    for slow in suspects.slow:
+        kind = "NODE" if len(slow.hosts) == 1 else "LINK"
+        out += wrap(f" {kind}  {told.words(slow)}; odds {_odds(slow.log_evidence)}", width, 7)
     if not suspects.slow:
         out.append(
             f" no node and no link is {told.least(suspects.case):.0%} slower than the others"

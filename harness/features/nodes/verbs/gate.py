@@ -118,7 +118,7 @@ def act(asked: Asked) -> Answer:
     took_s = time.monotonic() - began
     exit_ = Exit.FAILED if fitness.unfit else Exit.INCONCLUSIVE if late else Exit.PASSED
     word = {Exit.FAILED: "UNFIT", Exit.INCONCLUSIVE: "UNKNOWN"}.get(exit_, "FIT")
-    lines = [f" {level:<4}  {check:<8}  {told}" for check, level, told in fitness.rows]
+    lines = [f" {level:<4}  {check:<8}  {finding}" for check, level, finding in fitness.rows]
     nodes = "1 node" if len(site.nodes) == 1 else f"{len(site.nodes)} nodes"
     ranks = f"{nodes}, {site.world_size} rank{'s' * (site.world_size > 1)}"
     lines.append(f" {word}: {ranks}, after {took_s:.0f} s{f' ({late})' if late else ''}")
@@ -145,7 +145,7 @@ def _look(session: Session, site: Site, case: CaseSpec, found: Fitness) -> None:
 def _nodes(session: Session) -> tuple[list[str], str]:
     """What agents find of their nodes, and in what these differ."""
     examined = [
-        Examined.of(node.machine.host, told) for node, told in session.bench.worlds.examine()
+        Examined.of(node.machine.host, answer) for node, answer in session.bench.worlds.examine()
     ]
     bad = [
         f"{node.host}: {f.check}: {f.text}"
@@ -153,8 +153,10 @@ def _nodes(session: Session) -> tuple[list[str], str]:
         for f in node.findings
         if f.level is Level.BAD
     ]
-    for one in drift(examined):
-        bad += [f"{host}: {one.fact} is {v}, {one.usual} on most" for host, v in one.others]
+    for unlike in drift(examined):
+        bad += [
+            f"{host}: {unlike.fact} is {v}, {unlike.usual} on most" for host, v in unlike.others
+        ]
     return bad, f"{len(examined)} alike, nothing that spoils a training"
 
 

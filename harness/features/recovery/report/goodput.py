@@ -1,6 +1,7 @@
-"""The table of an interrupted training: where its wall clock went, as foretold and as measured."""
+"""An interrupted training: where its wall clock went, foretold and measured; drawn on a page."""
 
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 
 from markupsafe import Markup
@@ -8,7 +9,7 @@ from markupsafe import Markup
 from harness.base.documents import Json, to_doc
 from harness.base.numbers import duration, si
 from harness.features.recovery import goodput
-from harness.features.recovery.report.drawn import drawing
+from harness.interface.report.page import drawings
 from harness.interface.report.tabled import Table
 from harness.interface.report.templates import templates
 from harness.interface.report.text import Column, rule, wrap
@@ -27,6 +28,11 @@ _TOLD = dict(
     load="until the checkpoint was loaded",
     recomputed="steps after the last checkpoint, done again",
 )
+#: Okabe and Ito.
+COLORS = {
+    "train": "#0072B2", "slow": "#F0E442", "checkpoint": "#009E73", "detect": "#CC79A7",
+    "stop": "#9aa0a6", "restart": "#E69F00", "load": "#56B4E9", "recomputed": "#D55E00",
+}  # fmt: skip
 
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
@@ -93,3 +99,19 @@ def said(played: Played) -> str:
     return (
         f" {faults} faults in {duration(wall_s)} ({drawn}); a checkpoint every {played.every} steps"
     )
+
+
+def drawing(played: Played) -> Markup:
+    """A lane for each sitting: what each term of the wall clock took, in s."""
+    began = played.sittings[0].began_ns
+    lanes = list[drawings.Lane]()
+    for number, parts in groupby(goodput.segments(played), key=lambda part: part[0]):
+        merged = list[tuple[str, float, float]]()
+        for _, term, start, end in parts:
+            if merged and merged[-1][0] == term:
+                merged[-1] = (term, merged[-1][1], (end - began) / 1e9)
+            elif end > start:
+                merged.append((term, (start - began) / 1e9, (end - began) / 1e9))
+        lanes.append(drawings.Lane(name=f"start {number + 1}", parts=merged))
+    title = f"goodput of {played.case}"
+    return Markup(drawings.lanes(lanes, COLORS, unit="s", title=title))

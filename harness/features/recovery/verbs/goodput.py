@@ -124,7 +124,7 @@ def act(asked: Asked) -> Answer:
 
 def _costs(costs: goodput.Costs, every: int, best: int, mtbf_s: float) -> list[str]:
     """What one of each takes, and what a long training comes to."""
-    each = (
+    costs_s = (
         ("step", costs.step_s),
         ("checkpoint", costs.save_s),
         ("detect", costs.detect_s),
@@ -133,7 +133,7 @@ def _costs(costs: goodput.Costs, every: int, best: int, mtbf_s: float) -> list[s
         ("load", costs.load_s),
     )
     return [
-        " one of each: " + ", ".join(f"{name} {si(seconds, 's')}" for name, seconds in each),
+        " one of each: " + ", ".join(f"{name} {si(seconds, 's')}" for name, seconds in costs_s),
         f" a long training: {goodput.expected(costs, every, mtbf_s):.1%} with a checkpoint every"
         f" {every} steps, {goodput.expected(costs, best, mtbf_s):.1%} with the best, every {best}",
     ]

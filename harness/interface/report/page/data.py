@@ -55,7 +55,7 @@ def document(
             }
             for r in rungs(run)
         ],
-        "parts_ms": {one.title: one.table.records() for one in spent},
+        "parts_ms": {part.title: part.table.records() for part in spent},
         "fabric": to_doc(run.fabric),
         "swept": fabric.tabled(run).records(),
         **sections.data(run),

@@ -87,11 +87,11 @@ def waterfall(fall: Fall, colors: Mapping[str, str], *, unit: str) -> str:
     """A row for each part, with its amount in words; what saved time goes to the left."""
     left, right, row = 150, 86, 24
     rows = 2 + len(fall.parts)
-    at = fall.start[1]
+    level = fall.start[1]
     most = max(fall.start[1], fall.end[1])
     for _, value in fall.parts:
-        at += value
-        most = max(most, at)
+        level += value
+        most = max(most, level)
     most = most * 1.02 or 1.0
 
     def px(value: float) -> float:
@@ -101,11 +101,11 @@ def waterfall(fall: Fall, colors: Mapping[str, str], *, unit: str) -> str:
         f'<svg viewBox="0 0 {WIDTH} {row * rows + 12}" role="img"'
         f' aria-label="from {escape(fall.start[0])} to {escape(fall.end[0])}">'
     ]
-    at = 0.0
+    level = 0.0
     lines = [(*fall.start, True), *((n, v, False) for n, v in fall.parts), (*fall.end, True)]
     for i, (name, value, whole) in enumerate(lines):
-        begin, end = (0.0, value) if whole else (at, at + value)
-        at = end
+        begin, end = (0.0, value) if whole else (level, level + value)
+        level = end
         y = 6 + row * i
         low, high = sorted((px(begin), px(end)))
         color = "var(--soft)" if whole else colors[name]
@@ -119,7 +119,7 @@ def waterfall(fall: Fall, colors: Mapping[str, str], *, unit: str) -> str:
         )
         if i + 1 < len(lines):
             out.append(
-                f'<line class="grid" x1="{px(at):.1f}" x2="{px(at):.1f}" y1="{y}" y2="{y + 2 * row - 6}"/>'
+                f'<line class="grid" x1="{px(level):.1f}" x2="{px(level):.1f}" y1="{y}" y2="{y + 2 * row - 6}"/>'
             )
     return "\n".join([*out, "</svg>"])
 

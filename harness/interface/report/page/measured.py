@@ -174,17 +174,17 @@ def ranks(folder: Path, launches: Sequence[LaunchRecord]) -> list[RankRow]:
     shown = sorted(means, key=lambda r: -sum(means[r]) / len(means[r]))[:RANKS]
     out = []
     for number in sorted(shown):
-        own = [r for x, _ in seen for r in x.ranks if r.rank == number]
-        peaks = [r.peak_bytes for r in own if r.peak_bytes is not None]
+        of_rank = [r for x, _ in seen for r in x.ranks if r.rank == number]
+        peaks = [r.peak_bytes for r in of_rank if r.peak_bytes is not None]
         strip = svg.strip(means[number], None, None, (), (min(every), max(every)))
         out.append(
             RankRow(
                 name=f"rank {number}",
-                host=own[0].host,
-                device=own[0].device,
+                host=of_rank[0].host,
+                device=of_rank[0].device,
                 step_ms=sum(means[number]) / len(means[number]),
                 strip=Markup(strip),
-                cores=sum(r.cpu_s / r.window_s for r in own if r.window_s) / len(own),
+                cores=sum(r.cpu_s / r.window_s for r in of_rank if r.window_s) / len(of_rank),
                 peak=si(float(max(peaks)), "B") if peaks else "n/a",
             )
         )

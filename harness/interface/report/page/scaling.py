@@ -93,29 +93,29 @@ def _series(
     """One field of the points with its interval, the bounds of its rules and their verdicts."""
 
     def column(suffix: str) -> list[Any]:
-        return [getattr(p, field + suffix) for p in points]
+        return [getattr(point, field + suffix) for point in points]
 
     rules = {t.name: t for t in run.thresholds}
-    bounds, told = [], []
-    for p in points:
+    bounds, labels = [], []
+    for point in points:
         judged = [
             v
             for v in run.verdicts
             if v.plan == plan.hash
-            and v.case == p.case
+            and v.case == point.case
             and v.metric == field
             and v.rule in rules
-            and v.against == p.against
+            and v.against == point.against
         ]
         ends = [(rules[v.rule].at_least, rules[v.rule].at_most) for v in judged if v.rule]
-        bounds += [(float(p.world_size), b) for pair in ends for b in pair if b is not None]
-        told.append(", ".join(f"{v.status} {v.bound}" for v in judged))
+        bounds += [(float(point.world_size), b) for pair in ends for b in pair if b is not None]
+        labels.append(", ".join(f"{v.status} {v.bound}" for v in judged))
     return Curve(
         name=name,
-        x=[float(p.world_size) for p in points],
+        x=[float(point.world_size) for point in points],
         y=column(""),
         low=column("_low"),
         high=column("_high"),
         bounds=bounds,
-        told=told,
+        told=labels,
     )

@@ -84,15 +84,15 @@ def chart(
     if ideal is not None:
         points = plane.points(zip(ideal.x, ideal.y, strict=True))
         out.append(f'<polyline class="ideal" points="{points}"/>')
-    for i, s in enumerate(series):
+    for i, curve in enumerate(series):
         color = COLORS[i % len(COLORS)]
         mark = MARKS[i % len(MARKS)]
         aside = (i - (len(series) - 1) / 2) * ASIDE
-        out += _line(plane, s, color, mark, aside, band=len(series) == 1)
+        out += _line(plane, curve, color, mark, aside, band=len(series) == 1)
         lx = LEFT + i % per_row * 250
         ly = HEIGHT + 10 + 20 * (i // per_row)
         out.append(_mark(mark, lx, ly - 4, color, ""))
-        out.append(f'<text class="legend" x="{lx + 10}" y="{ly}">{escape(s.name)}</text>')
+        out.append(f'<text class="legend" x="{lx + 10}" y="{ly}">{escape(curve.name)}</text>')
     return "\n".join([*out, "</svg>"])
 
 

@@ -140,10 +140,10 @@ def _side_by_side(training: Training) -> Iterator[float]:
             continue
         loss, gradients = oracle.backward(feed(step))
         yield float(loss)
-        own = training.rounding.gradients(gradients)
-        made = added(own, ctx.batching.shards) if hook is None else encoder(own, hook)
+        rounded = training.rounding.gradients(gradients)
+        made = added(rounded, ctx.batching.shards) if hook is None else encoder(rounded, hook)
         if training.shares is not None:
-            training.shares.add(own, made)
+            training.shares.add(rounded, made)
         oracle.update(made)
 
 

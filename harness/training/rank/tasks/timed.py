@@ -82,7 +82,7 @@ def run(task: Timed, rank: Rank) -> RankRecord:
     agree = loaded.supports.replicas and not loaded.supports.beside and case.communicate
     if agree and ctx.mesh.uncut:  # else parameters would have to be gathered
         more["replica"] = digest(parameter for _, parameter in trainer.parameters())
-    routed = {name: found.noted for name, found in counted.items()}
+    routed = {name: inquiry.noted for name, inquiry in counted.items()}
     more["routed"] = {name: seen for name, seen in routed.items() if any(seen.asked)} or None
     if profiler is not None and clock is not None:
         profiler.stop()

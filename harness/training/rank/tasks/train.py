@@ -162,8 +162,8 @@ def load_state(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
         model_state_dict=state["model"],
         optim_state_dict=state["optimizer"],
     )
-    if (own := _own(folder, trainer)).is_file():  # of a rank that was not there it has none
-        trainer.remember(torch.load(own, weights_only=True))
+    if (state_file := _own(folder, trainer)).is_file():  # of a rank that was not there it has none
+        trainer.remember(torch.load(state_file, weights_only=True))
     return int(state["step"]), time.perf_counter() - began
 
 

@@ -99,19 +99,19 @@ class EngineTrainer(LocalTrainer):
         if self.stage < 3:
             for part, group in zip(self.shards[-1], zero.round_robin_bit16_groups, strict=True):
                 flat = _gathered(part, world)
-                at = 0
+                offset = 0
                 for parameter in group:
-                    whole = flat[at : at + parameter.numel()]
+                    whole = flat[offset : offset + parameter.numel()]
                     yield names[id(parameter)], whole.view(parameter.shape)
-                    at += parameter.numel()
+                    offset += parameter.numel()
             return
         for parts, group in zip(self.shards, zero.fp16_groups, strict=True):
-            [part], at = parts, 0
+            [part], offset = parts, 0
             for parameter in group:
-                piece = part[at : at + parameter.ds_tensor.ds_numel]
+                piece = part[offset : offset + parameter.ds_tensor.ds_numel]
                 flat = _gathered(piece, world)[: parameter.ds_numel]
                 yield names[id(parameter)], flat.view(parameter.ds_shape)
-                at += parameter.ds_tensor.ds_numel
+                offset += parameter.ds_tensor.ds_numel
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         import deepspeed

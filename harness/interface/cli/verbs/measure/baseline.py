@@ -101,17 +101,18 @@ def act(asked: Asked) -> Answer:
         )
     lines = [f" in doubt {what}" for what in doubted]
     changed = []
-    for r in new:
-        old = known.get(r.key)
+    for reference in new:
+        old = known.get(reference.key)
         if old is not None and parsed.action == "set":
-            lines.append(f" kept     {_name(r)}: {old.value:.4g} ({old.status} {old.date})")
+            lines.append(f" kept     {_name(reference)}: {old.value:.4g} ({old.status} {old.date})")
             continue
         if parsed.action == "accept":
-            r = replace(r, source=f"{r.source}: {parsed.reason}")
+            reference = replace(reference, source=f"{reference.source}: {parsed.reason}")
+        word = "new" if old is None else "changed"
         was = "" if old is None else f"{old.value:.4g} -> "
-        lines.append(f" {'new' if old is None else 'changed':<8} {_name(r)}: {was}{r.value:.4g}")
-        known[r.key] = r
-        changed.append(r)
+        lines.append(f" {word:<8} {_name(reference)}: {was}{reference.value:.4g}")
+        known[reference.key] = reference
+        changed.append(reference)
     expected.write(path, list(known.values()))
     lines.append(f" {path}: {len(known)} references, {len(changed)} written")
     if parsed.action == "set" and len(changed) < len(new):

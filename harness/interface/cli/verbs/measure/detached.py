@@ -194,11 +194,11 @@ def status(results: Path, job: str | None) -> Answer:
     for d in known(results, job):
         word, why = _queue(d).state_of(d.job)
         state = word.lower() or "over"
-        said = _said(d)
-        document.append({**to_doc(d), "state": state, "reason": why, "said": said[-1:]})
+        last_words = _said(d)
+        document.append({**to_doc(d), "state": state, "reason": why, "said": last_words[-1:]})
         reason = f" ({why})" if why not in ("", "None") else ""
         lines.append(f" {d.job:>6}  {state}{reason}  {shlex.join(d.argv)}")
-        lines += [f"         {line.strip()}" for line in said[-1:]]
+        lines += [f"         {line.strip()}" for line in last_words[-1:]]
     return Answer(
         document={"jobs": document}, lines=lines or [" no detached run was submitted from here"]
     )

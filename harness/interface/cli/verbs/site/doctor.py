@@ -97,15 +97,15 @@ def _nodes(asked: Asked, known: Catalogue, site: Site) -> Answer:
     """Every node's own findings, then what is not alike on all of them."""
     with measuring.session(asked, known, site) as session:
         session.ready()
-        said = session.bench.worlds.examine()
-    if not said:
+        answers = session.bench.worlds.examine()
+    if not answers:
         raise SpecError(
             f"--engine {site.engine} starts whole worlds: no agent of ours can look at its nodes",
             expected="an engine that starts agents",
             fix="scaleproof doctor --engine slurm",
         )
-    examined = [Examined.of(node.machine.host, told) for node, told in said]
-    found = list(drift(examined))
+    examined = [Examined.of(node.machine.host, answer) for node, answer in answers]
+    drifts = list(drift(examined))
     width = text.columns()
     lines = list[str]()
     findings: dict[tuple[str, str, str, str], list[str]] = {}
@@ -113,24 +113,24 @@ def _nodes(asked: Asked, known: Catalogue, site: Site) -> Answer:
         for f in node.findings:
             if f.level is not Level.OK:
                 findings.setdefault((f.level, f.check, f.text, f.advice), []).append(node.host)
-    for (level, check, told, advice), hosts in findings.items():
+    for (level, check, message, advice), hosts in findings.items():
         where = f"all {len(hosts)} nodes" if len(hosts) == len(examined) else ", ".join(hosts)
-        lines += text.wrap(f" {level:<4}  {check}: {told} on {where}", width, 7)
+        lines += text.wrap(f" {level:<4}  {check}: {message} on {where}", width, 7)
         lines += text.wrap(f"       try: {advice}", width, 12) if advice else []
-    lines += ["", text.rule("what is not alike on all nodes", width)] if found else []
-    for one in found:
-        lines += text.wrap(f" {one.fact}: {one.usual} on most", width, 4)
-        for host, value in one.others:
+    lines += ["", text.rule("what is not alike on all nodes", width)] if drifts else []
+    for drifted in drifts:
+        lines += text.wrap(f" {drifted.fact}: {drifted.usual} on most", width, 4)
+        for host, value in drifted.others:
             lines += text.wrap(f"    {host}: {value}", width, 8)
     bad = [f for node in examined for f in node.findings if f.level is Level.BAD]
-    told = f"{len(found)} facts are not" if found else "all facts are"
+    alike = f"{len(drifts)} facts are not" if drifts else "all facts are"
     lines.append(
-        f" {len(examined)} nodes, {len(examined[0].facts)} facts each: {told} alike;"
+        f" {len(examined)} nodes, {len(examined[0].facts)} facts each: {alike} alike;"
         f" {len(bad)} problems"
     )
     broken = any(f.check in {c.check for c in doctor.examine()} for f in bad)
-    exit_ = Exit.FAILED if found or broken else Exit.INCONCLUSIVE if bad else Exit.PASSED
-    document = {"nodes": to_doc(tuple(examined)), "drift": to_doc(tuple(found))}
+    exit_ = Exit.FAILED if drifts or broken else Exit.INCONCLUSIVE if bad else Exit.PASSED
+    document = {"nodes": to_doc(tuple(examined)), "drift": to_doc(tuple(drifts))}
     return Answer(document=document, lines=lines, exit=exit_)
 
 
@@ -181,10 +181,10 @@ def _attach(asked: Asked) -> Answer:
     lasted = time.monotonic() - began
     used = {r.rank: (ranks.cpu_s(r.pid) - cpu[r.rank]) / lasted for r in job}
     tallies = {rank: tally(stacks) for rank, stacks in seen.items() if stacks}
-    told = [
+    documents = [
         {**to_doc(r), "cores": used[r.rank], "activity": to_doc(tallies.get(r.rank))} for r in job
     ]
-    return Answer(document={"ranks": told}, lines=_seen(job, tallies, used))
+    return Answer(document={"ranks": documents}, lines=_seen(job, tallies, used))
 
 
 def _seen(

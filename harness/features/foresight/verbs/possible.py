@@ -85,6 +85,7 @@ def act(asked: Asked) -> Answer:
             for plan in plans
             for one in possible.possibilities(plan, run.described, run.thresholds, where, known)
         ]
+        found += possible.without_plan(run.thresholds, plans, str(site.device), said.target)
     unique = list(dict.fromkeys(found))
     told = [one for one in unique if isinstance(one, Possibility)]
     told.sort(key=lambda one: _WORST_FIRST.index(one.chance))

@@ -19,6 +19,7 @@ from harness import (
     Protocol,
     Recipe,
     Site,
+    beside,
     control,
     ladder,
     learning,
@@ -147,6 +148,25 @@ def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
 def _foresees(site: Site) -> bool:
     """One device shows no exchange, and CPU ranks share their cores."""
     return site.device == "cuda" and site.world_size > 1
+
+
+#: Every codec that is in use; a test compares it with what is shipped.
+CODECS = (
+    "bf16", "countsketch", "dgc", "efsign", "fp16", "fp8", "int8", "natural", "onebit",
+    "onebit_adam", "powersgd", "qsgd", "randomk", "signsgd", "terngrad", "threshold", "topk",
+)  # fmt: skip
+
+
+def codecs(site: Site) -> list[Plan]:
+    """Every codec beside dense training, in the same blocks: throughput, and what is sent."""
+    here = site if site.world_size > 1 else site.cpu(2)
+    cases = {"dense": trained("ddp", here, Mode.WEAK)}
+    if here.device == "cuda":
+        model, sized = sized_for("compressed", here)
+        cases = {"dense": here.case(f"ddp/{model}", Mode.WEAK, **{**AS_TRAINED, **sized})}
+    cases |= {codec: trained(f"compressed:{codec}", here, Mode.WEAK) for codec in CODECS}
+    metrics = ("throughput_ratio", "sent_bytes")
+    return [beside("every codec", cases, metrics, protocol=protocol_for(here))]
 
 
 def eager(strategy: str) -> Recipe:

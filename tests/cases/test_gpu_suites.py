@@ -168,3 +168,17 @@ def _described(document: str) -> Described:
 def described(case: CaseSpec) -> Described:
     """As an agent answers, which gets the case as a document; each case once."""
     return _described(json.dumps(to_doc(case), sort_keys=True))
+
+
+def test_the_suite_of_codecs_measures_every_codec(recipes: Any) -> None:
+    """All that are shipped and in use: not what is wrong on purpose, or sends all."""
+    shipped = {
+        name
+        for name, entry in KNOWN.entries["compressors"].items()
+        if not entry.head.get("CONTROL") and entry.head["ERROR_BOUND"] != 0
+    }
+    for device, backend in ((Device.CPU, "gloo"), (Device.CUDA, "nccl")):
+        (plan,) = recipes.codecs(Site(device=device, backend=backend, nodes=(2,)))
+        measured = {arm.case.compressor for arm in plan.arms if arm.case.compressor}
+        assert measured == shipped
+        assert len({(arm.case.model, arm.case.size) for arm in plan.arms}) == 1

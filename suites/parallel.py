@@ -105,6 +105,30 @@ def batches(site: Site) -> list[Plan]:
     return [beside("batches", cases, metrics, protocol=protocol_for(site))]
 
 
+def optimizers(site: Site) -> list[Plan]:
+    """What optimizers cost beside AdamW: Muon gathers matrices under FSDP, ZeRO-1 shares work."""
+    here = site if site.world_size > 1 else site.cpu(2)
+    size = "124m" if site.device == "cuda" else "mini"
+
+    def case(strategy: str, optimizer: str) -> CaseSpec:
+        return here.case(
+            f"{strategy}/decoder-{size}", Mode.WEAK, precision=precision, optimizer=optimizer
+        )
+
+    precision = Precision.AUTOCAST if here.device == "cuda" else Precision.FP32
+    plans = []
+    for strategy, names in (
+        ("ddp", ("adamw", "adafactor", "lamb", "muon", "shampoo")),
+        ("zero1", ("adamw", "muon", "shampoo")),
+        ("fsdp", ("adamw", "lamb", "muon")),
+    ):
+        cases = {name: case(strategy, name) for name in names}
+        metrics = ("step_s", "throughput_ratio", "sent_bytes", "peak_bytes")
+        made = beside(f"optimizers, {strategy}", cases, metrics, protocol=protocol_for(site))
+        plans.append(made)
+    return plans
+
+
 def roles(site: Site) -> list[Plan]:
     """Actors and learners on the paced stand-in, beside all ranks as learners."""
     here = site.cpu(4)

@@ -19,6 +19,7 @@ from harness import (
     Protocol,
     Recipe,
     Site,
+    beside,
     control,
     ladder,
     learning,
@@ -149,6 +150,25 @@ def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
 def _foresees(site: Site) -> bool:
     """One device shows no exchange, and CPU ranks share their cores."""
     return site.device == "cuda" and site.world_size > 1
+
+
+#: Every codec that is in use; a test compares it with what is shipped.
+CODECS = (
+    "bf16", "countsketch", "dgc", "efsign", "fp16", "fp8", "int8", "natural", "onebit",
+    "onebit_adam", "powersgd", "qsgd", "randomk", "signsgd", "terngrad", "threshold", "topk",
+)  # fmt: skip
+
+
+def codecs(site: Site) -> list[Plan]:
+    """Every codec beside dense training, in the same blocks: throughput, and what is sent."""
+    here = site if site.world_size > 1 else site.cpu(2)
+    cases = {"dense": trained("ddp", here, Mode.WEAK)}
+    if here.device == "cuda":
+        model, sized = sized_for("compressed", here)
+        cases = {"dense": here.case(f"ddp/{model}", Mode.WEAK, **{**AS_TRAINED, **sized})}
+    cases |= {codec: trained(f"compressed:{codec}", here, Mode.WEAK) for codec in CODECS}
+    metrics = ("throughput_ratio", "sent_bytes")
+    return [beside("every codec", cases, metrics, protocol=protocol_for(here))]
 
 
 def eager(strategy: str) -> Recipe:
@@ -334,38 +354,68 @@ def broken(strategy: str) -> Callable[[Site], list[Course]]:
     return recipe
 
 
+#: What the twin of the speedup claim has to show: its steps end when these efficiencies say.
+TWIN: Mapping[str, Any] = {"paced.mode": "schedule", "paced.plant": "2:0.985,4:0.96"}
+
+
 def claim_175m_b64(site: Site) -> list[Plan]:
-    """The usual claim: 175M decoder, strong, global batch 64, one device as baseline."""
-    if site.device != "cuda":
-        return []
-    case = site.case("ddp/decoder-175m", Mode.STRONG, global_batch=64, precision="autocast")
-    worlds = [n for n in strong_worlds(case, site.worlds) if n in (1, 2, 4, 8)]
+    """The usual claim: 175M decoder, strong, global batch 64, one device as baseline.
+
+    Without GPUs its twin takes the same way, of which is known what has to come out.
+    """
+    on_gpus = site.device == "cuda"
+    here = site if on_gpus else site.cpu(4)
+    case = (
+        site.case("ddp/decoder-175m", Mode.STRONG, global_batch=64, precision="autocast")
+        if on_gpus
+        else here.case("ddp/paced-small", Mode.STRONG, global_batch=64, knobs=TWIN)
+    )
+    worlds = [n for n in strong_worlds(case, here.worlds) if n in (1, 2, 4, 8)]
     metrics = ("speedup", "efficiency")
-    return [ladder(case, worlds, baselines=("plain",), metrics=metrics, protocol=ON_GPUS)]
+    protocol = ON_GPUS if on_gpus else PACED
+    return [ladder(case, worlds, baselines=("plain",), metrics=metrics, protocol=protocol)]
 
 
 def claim_1b3_4x8(site: Site) -> list[Plan]:
-    """The usual claim: 1.3B decoder on 4 nodes of 8, one node as baseline."""
-    if site.device != "cuda" or site.nodes[:1] != (8,):
+    """The usual claim: 1.3B decoder on 4 nodes of 8, one node as baseline.
+
+    Its twin on (emulated) nodes of cores waits instead of computing.
+    """
+    on_gpus = site.device == "cuda"
+    ranks = site.nodes[0]
+    if len(set(site.nodes)) > 1 or (ranks != 8 if on_gpus else len(site.nodes) < 2):
         return []
-    case = site.case("fsdp/decoder-1b3", Mode.STRONG, global_batch=128, precision="autocast")
-    worlds = [n for n in (8, 16, 32) if n <= site.world_size]
-    metrics, shape = ("speedup", "efficiency"), site.shape
+    case = (
+        site.case("fsdp/decoder-1b3", Mode.STRONG, global_batch=128, precision="autocast")
+        if on_gpus
+        else site.case("fsdp/paced-small", Mode.STRONG, global_batch=64)
+    )
+    worlds = [n * ranks for n in (1, 2, 4) if n <= len(site.nodes)]
     return [
         ladder(
-            case, worlds, baselines=("one_node",), metrics=metrics, shape=shape, protocol=ON_GPUS
+            case,
+            worlds,
+            baselines=("one_node",),
+            metrics=("speedup", "efficiency"),
+            shape=site.shape,
+            protocol=ON_GPUS if on_gpus else PACED,
         )
     ]
 
 
 def claim_memory(site: Site) -> list[Plan]:
-    """The usual claim: memory halved by checkpointing, down by 90 % with sharding over 8."""
-    if site.device != "cuda":
-        return []
-    base = site.case("ddp/decoder-350m", **AS_TRAINED)
+    """The usual claim: memory halved by checkpointing, down by 90 % with sharding over 8.
+
+    Sharded over fewer ranks it is recorded; the twin is a model that cores can train.
+    """
+    on_gpus = site.device == "cuda"
+    here = site if on_gpus else site.cpu(2)
+    model = "decoder-350m" if on_gpus else "decoder-base"
+    usual = AS_TRAINED if on_gpus else {}
+    base = here.case(f"ddp/{model}", **usual)
     plans = [versus(base, replace(base, checkpoint=True), ("memory_saved",))]
-    if site.world_size == 8:
-        sharded = site.case("fsdp/decoder-350m", checkpoint=True, **AS_TRAINED)
+    if here.world_size > 1:
+        sharded = here.case(f"fsdp/{model}", checkpoint=True, **usual)
         plans.append(versus(base, sharded, ("memory_saved",)))
     return plans
 

@@ -1,4 +1,7 @@
-"""Published claims for such systems, measured in the claimed setup. The claims need GPUs."""
+"""Published claims for such systems, measured in the claimed setup. The claims need GPUs.
+
+Without them the twin of each claim takes its way; claims that nothing tests are listed.
+"""
 
 import pytest
 from recipes import claim_1b3_4x8, claim_175m_b64, claim_memory

@@ -1,7 +1,7 @@
 """Compressed gradients: weak ladders of top-k, and the masked control that must be caught."""
 
 import pytest
-from recipes import masked, paced, weak
+from recipes import codecs, masked, paced, weak
 
 from harness import scaling
 
@@ -25,6 +25,6 @@ def test_control(verdict):
 
 
 @pytest.mark.nightly
-@scaling(*(weak(f"compressed:{c}") for c in ("fp16", "bf16", "int8", "powersgd")))
+@scaling(codecs)
 def test_codecs(verdict):
-    """Every other compressor."""
+    """Every compressor beside dense training: throughput, and what is sent."""

@@ -1,7 +1,17 @@
 """Every other way to be parallel: data-parallel variants, layers, sequences, experts, products."""
 
 import pytest
-from parallel import batches, experts, products, roles, schedule_memory, schedules, variants, widths
+from parallel import (
+    batches,
+    experts,
+    optimizers,
+    products,
+    roles,
+    schedule_memory,
+    schedules,
+    variants,
+    widths,
+)
 
 from harness import scaling
 
@@ -16,6 +26,11 @@ def test_data_parallel(verdict):
 @scaling(batches)
 def test_batches(verdict):
     """Clipping, layer-wise optimizers, samples of unequal length, a short last batch."""
+
+
+@scaling(optimizers)
+def test_optimizers(verdict):
+    """What optimizers cost, and what they gather."""
 
 
 @scaling(roles)

@@ -7,6 +7,7 @@ from harness import recovering
 
 
 @pytest.mark.nightly
+@pytest.mark.acceptance
 @recovering(broken("ddp"), broken("fsdp"))
 def test_recovery(verdict):
     """Every recovery takes no longer than the claimed time."""

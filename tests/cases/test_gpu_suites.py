@@ -184,3 +184,17 @@ def test_no_default_wastes_half_of_a_card_by_its_roofline(recipes: Any, on: str)
         largest = max((a.case for a in plan.arms), key=lambda case: case.world_size)
         most = roofline.mfu_of(described(largest), largest, machine.gpu)
         assert most is not None and most >= 0.5, (on, largest.id, most)
+
+
+def test_the_suite_of_codecs_measures_every_codec(recipes: Any) -> None:
+    """All that are shipped and in use: not what is wrong on purpose, or sends all."""
+    shipped = {
+        name
+        for name, entry in KNOWN.entries["compressors"].items()
+        if not entry.head.get("CONTROL") and entry.head["ERROR_BOUND"] != 0
+    }
+    for device, backend in ((Device.CPU, "gloo"), (Device.CUDA, "nccl")):
+        (plan,) = recipes.codecs(Site(device=device, backend=backend, nodes=(2,)))
+        measured = {arm.case.compressor for arm in plan.arms if arm.case.compressor}
+        assert measured == shipped
+        assert len({(arm.case.model, arm.case.size) for arm in plan.arms}) == 1

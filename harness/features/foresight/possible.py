@@ -96,14 +96,16 @@ def possibilities(
     site: FabricSite,
     known: Catalogue,
 ) -> Iterator[Possibility | LeftOut]:
-    """Of every rule of a plan that asks for speed."""
+    """Of every rule of a plan: what may come, or why nothing is said of it."""
     for contrast in plan.contrasts:
         case = plan.arm(contrast.subject).case
-        if contrast.metric not in METRICS or len(contrast.baseline) != 1:
-            continue
         hardware = site.machine.hardware_class
         matched = [t for t in thresholds if t.matches(case, contrast, hardware)]
-        rules = [t for t in matched if t.at_least is not None]
+        silent = {t.name: why for t in matched if (why := unsaid(contrast, t))}
+        yield from (LeftOut(rule=n, case=case.id, why=why) for n, why in silent.items())
+        rules = [t for t in matched if t.name not in silent]
+        if not rules:
+            continue
         base = plan.arm(contrast.baseline[0]).case
         try:
             pair = [_shape(c, described[c.hash], known) for c in (base, case)]
@@ -115,6 +117,34 @@ def possibilities(
         fits = all(obstacles.fits(described[c.hash], c, site.machine) for c in both)
         for rule in rules:
             yield _possibility(contrast, case, rule, pair, draws, site.fabric, fits=fits)
+
+
+def unsaid(contrast: Contrast, rule: Threshold) -> str:
+    """Why nothing is said of a rule on this contrast; empty if something is."""
+    if contrast.metric not in METRICS:
+        return f"{contrast.metric} is measured, not foreseen"
+    if rule.at_least is None:
+        return "an upper bound on speed forbids nothing"
+    if len(contrast.baseline) != 1:
+        return "its baseline is several trainings at once"
+    return ""
+
+
+def without_plan(
+    thresholds: Sequence[Threshold],
+    plans: Sequence[Plan],
+    device: str,
+    target: str,
+) -> Iterator[LeftOut]:
+    """Rules that judge nothing of these plans, and why."""
+    subjects = [(p.arm(c.subject).case, c) for p in plans for c in p.contrasts]
+    for rule in thresholds:
+        if any(rule.about(case) and rule.metric == c.metric for case, c in subjects):
+            continue
+        why = f"nothing of {target} measures it on this hardware"
+        if rule.device not in (None, device):
+            why = f"about {str(rule.device).upper()} ranks"
+        yield LeftOut(rule=rule.name, case=rule.case, why=why)
 
 
 def _shape(case: CaseSpec, described: Described, known: Catalogue) -> Shape:

@@ -17,7 +17,7 @@ from harness.base.numbers import duration
 from harness.cases import Catalogue, Contrast, Course, Plan, Site, Threshold, targets
 from harness.interface import options
 from harness.interface.offered import OPTIONS, refuse_unknown_variables
-from harness.interface.plugin import benchmark
+from harness.interface.plugin import benchmark, claims
 from harness.interface.plugin.session import Expectation, Scaling, option
 from harness.interface.report import screen, text
 from harness.measure.measurer import left_s
@@ -90,7 +90,18 @@ def generate(metafunc: pytest.Metafunc) -> None:
     ids = [e.id for e in expectations]
     several = {i for i in ids if ids.count(i) > 1}
     names = [f"{e.id}-{e.rule.name}" if e.id in several and e.rule else e.id for e in expectations]
+    if not expectations:
+        return _skipped(metafunc, scaling.site)
     metafunc.parametrize("verdict", expectations, ids=names, indirect=True)
+
+
+def _skipped(metafunc: pytest.Metafunc, site: Site) -> None:
+    """One item that says why a function has nothing to measure."""
+    unit = "GPU" if site.device == "cuda" else "CPU"
+    nodes = f"{len(site.nodes)} nodes with " if len(site.nodes) > 1 else ""
+    reason = f"its recipes have nothing for {nodes}{site.world_size} {unit} ranks"
+    nothing = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="nothing")
+    metafunc.parametrize("verdict", [nothing], indirect=True)
 
 
 def _required(metafunc: pytest.Metafunc, plan: Plan) -> tuple[Threshold, ...]:
@@ -117,9 +128,10 @@ def _generate_courses(metafunc: pytest.Metafunc) -> None:
             scaling.thresholds(Path(metafunc.module.__file__ or ".").parent)
             for raw in recipe(scaling.site):
                 courses.append(replace(raw, case=scaling.catalogue.normalise(raw.case)))
-    if hasattr(metafunc.function, RECOVERS):
-        ids = [c.name.replace(" ", "-").replace("/", "-") for c in courses]
-        metafunc.parametrize("verdict", courses, ids=ids, indirect=True)
+    if not courses:
+        return _skipped(metafunc, _scaling(metafunc.config).site)
+    ids = [c.name.replace(" ", "-").replace("/", "-") for c in courses]
+    metafunc.parametrize("verdict", courses, ids=ids, indirect=True)
 
 
 @pytest.hookimpl(trylast=True)
@@ -136,6 +148,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             wanted.setdefault(e.plan.hash, set()).add(e.contrast)
         if config.pluginmanager.hasplugin("timeout"):
             item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item
+    scaling.claims = any(item.get_closest_marker("acceptance") for item in items)
+    judged = {e.rule.name for _, e in ours if isinstance(e, Expectation) and e.rule}
+    recovers = any(isinstance(e, Course) for _, e in ours)
+    rules = scaling.all_rules()
+    scaling.untested = claims.lines(rules, judged, scaling.site, recovers=recovers)
     scaling.selected = {h: scaling.plans[h].only(contrasts) for h, contrasts in wanted.items()}
     if ours and not config.option.collectonly:
         scaling.start().run.judge_by(scaling.all_rules())
@@ -144,10 +161,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """What will be measured, before it is."""
-    if KEY not in config.stash or not config.stash[KEY].selected:
+    """What will be measured, before it is; and which claims will not be."""
+    if KEY not in config.stash:
         return []
     scaling = config.stash[KEY]
+    untested = scaling.untested if scaling.claims else []
+    return [*_announced(config, scaling), *untested]
+
+
+def _announced(config: pytest.Config, scaling: Scaling) -> list[str]:
+    """What will be measured, and about how long it takes."""
+    if not scaling.selected:
+        return []
     site = scaling.site
     launches = sum(2 * p.protocol.min_blocks * len(p.arms) for p in scaling.selected.values())
     unit = "GPU" if site.device == "cuda" else "CPU"

@@ -71,6 +71,8 @@ class Scaling:
     recoverer: Any = None
     statuses: dict[str, Status] = field(default_factory=dict)
     foreign_failures: int = 0
+    claims: bool = False  # whether published claims were asked for
+    untested: list[str] = field(default_factory=list)
     interrupted: bool = False
     record: RunRecord | None = None
     unwritten: UnwrittenError | None = None

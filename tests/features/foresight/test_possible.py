@@ -18,6 +18,8 @@ from harness.features.foresight.possible import (
     LeftOut,
     Possibility,
     possibilities,
+    unsaid,
+    without_plan,
 )
 from harness.host import hardware
 from harness.interface.cli.main import main
@@ -103,8 +105,10 @@ def test_rules_that_do_not_match_or_ask_for_no_speed_are_left_out() -> None:
     known_peak = replace(site, peaks={"float32": 1e13})
     (blind,) = possibilities(made, told, [rule(0.9)], site, KNOWN)
     assert isinstance(blind, LeftOut) and "how fast a device computes" in blind.why
-    for rules in ([rule(0.9, device=Device.CPU)], [replace(rule(0.9), at_least=None, at_most=1.0)]):
-        assert list(possibilities(made, told, rules, known_peak, KNOWN)) == []
+    assert not list(possibilities(made, told, [rule(0.9, device=Device.CPU)], known_peak, KNOWN))
+    most = [replace(rule(0.9), at_least=None, at_most=1.0)]
+    (silent,) = possibilities(made, told, most, known_peak, KNOWN)
+    assert isinstance(silent, LeftOut) and "upper bound" in silent.why
 
 
 def test_what_does_not_fit_is_not_possible_however_fast_its_links() -> None:
@@ -139,3 +143,21 @@ def test_claims_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "claim_175m_b64_speedup_8" in shown and "limited by" in shown
+
+
+def test_what_is_not_said_is_listed_with_its_reason() -> None:
+    """A rule of another metric, an upper bound, and one that no plan is about."""
+    made = plan()
+    memory = replace(rule(0.5), name="memory", metric="memory_saved")
+    most = replace(rule(0.5), name="most", at_least=None, at_most=1.0)
+    cores = replace(rule(0.5), name="cores", device=Device.CPU)
+    contrast = made.contrasts[0]
+    assert unsaid(contrast, rule(0.5)) == ""
+    assert unsaid(contrast, most) == "an upper bound on speed forbids nothing"
+    other = replace(contrast, metric="memory_saved")
+    assert unsaid(other, memory) == "memory_saved is measured, not foreseen"
+    left = list(without_plan([rule(0.5), memory, cores], [made], "cuda", "suites"))
+    assert [(one.rule, one.why) for one in left] == [
+        ("memory", "nothing of suites measures it on this hardware"),
+        ("cores", "about CPU ranks"),
+    ]

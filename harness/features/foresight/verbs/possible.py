@@ -85,6 +85,7 @@ def act(asked: Asked) -> Answer:
             for plan in plans
             for answer in possible.possibilities(plan, run.described, run.thresholds, where, known)
         ]
+        answers += possible.without_plan(run.thresholds, plans, str(site.device), args.target)
     unique = list(dict.fromkeys(answers))
     possibilities = [answer for answer in unique if isinstance(answer, Possibility)]
     possibilities.sort(key=lambda possibility: _WORST_FIRST.index(possibility.chance))

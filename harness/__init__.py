@@ -45,12 +45,16 @@ if TYPE_CHECKING:  # for type checkers, as below
     from harness.launch.children import InheritingJob, agent_command
     from harness.launch.engine import Capabilities, Command, Deployment, Job
     from harness.record import Category, Expected, ModelFacts, Verdict, WhatRan
+    from harness.training.callbacks.accelerate import accelerate_recording
+    from harness.training.callbacks.lightning import lightning_callback
+    from harness.training.callbacks.transformers import transformers_callback
     from harness.training.context import Knobs, RankContext, Trainer
     from harness.training.data import Batch, images, labels, uniform
     from harness.training.feeds import Feed, Source
     from harness.training.hooks import ErrorFeedback, Promise, all_gather, done
     from harness.training.observe.spans import span
     from harness.training.script.measured import measured
+    from harness.training.script.recording import measure_steps
     from harness.training.strategies import ddp, fsdp, pipeline
     from harness.training.trainer import LocalTrainer
     from harness.training.transports import Codec, gathered, two_phase
@@ -71,12 +75,16 @@ _NAMES = {
     "cases.script": "script",
     "cases.site": "rungs",
     "cases.suites": "recovering scaling",
+    "training.callbacks.accelerate": "accelerate_recording",
+    "training.callbacks.lightning": "lightning_callback",
+    "training.callbacks.transformers": "transformers_callback",
     "training.context": "Knobs RankContext Trainer",
     "training.data": "Batch images labels uniform",
     "training.feeds": "Feed Source",
     "training.hooks": "ErrorFeedback Promise all_gather done",
     "training.observe.spans": "span",
     "training.script.measured": "measured",
+    "training.script.recording": "measure_steps",
     "training.strategies": "ddp fsdp pipeline",
     "training.trainer": "LocalTrainer",
     "training.transports": "Codec gathered two_phase",

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping
 
-from harness.cases import CaseSpec, Device, Settings
+from harness.cases import CaseSpec, Device, Mode, Settings
 
 #: Parts of a case that the command states by other words, or that follow from where it runs.
 _STATED = {
@@ -18,7 +18,8 @@ def command(case: CaseSpec, settings: Settings, change: Mapping[str, str] | None
     ``change`` are settings in place of the case's own.
     """
     unit = "--gpus" if case.device is Device.CUDA else "--cpus"
-    words = ["scaleproof", "run", case.family, unit, str(case.world_size)]
+    what = "--script" if case.script else case.family
+    words = ["scaleproof", "run", what, unit, str(case.world_size)]
     if settings.engine != Settings().engine:
         words += ["--engine", settings.engine]
     if len(case.nodes) > 1:
@@ -29,9 +30,23 @@ def command(case: CaseSpec, settings: Settings, change: Mapping[str, str] | None
         words += ["--shared-gpu"]
     for folder in settings.paths:
         words += ["--path", folder]
+    if case.script:
+        return shlex.join([*words, *_of_script(case, settings)])
     differing = {k: v for k, v in case.series.items() if k not in _STATED}
     if case.backend == case.usual_backend:
         differing.pop("backend")
     for name, value in {**differing, **(change or {})}.items():
         words += ["--set", f"{name}={value}"]
     return shlex.join(words)
+
+
+def _of_script(case: CaseSpec, settings: Settings) -> list[str]:
+    """Options of a user's own script, and its command as it was typed."""
+    words = [] if case.mode is Mode.WEAK else ["--mode", case.mode]
+    if case.samples_per_step:
+        words += ["--samples-per-step", str(case.samples_per_step)]
+    if settings.fresh:
+        words += ["--fresh"]
+    for option, paths in (("--clean", settings.clean), ("--data", settings.data)):
+        words += [option, *paths] if paths else []
+    return [*words, "--", *shlex.split(case.script)]

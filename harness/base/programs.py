@@ -13,6 +13,7 @@ TRAINING = "harness.training"
 AGENT = f"{TRAINING}.agent.agent"
 TORCHRUN_RANK = f"{TRAINING}.rank.under_torchrun"
 SWITCH = "harness.launch.emulation.switch"
+RECORDER = "harness.measure.recorder"
 
 #: How Python runs a module of this package: a user's ``secrets.py`` in the working folder must not
 #: be taken for the standard library's. What is no script's finds that folder last (``own_folder``).

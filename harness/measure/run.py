@@ -91,6 +91,11 @@ class Run:
         """Seconds spent on this run, all sittings, no queue."""
         return self._before_s + time.monotonic() - self._began - self._queued_s()
 
+    def started(self, at: str, before_s: float) -> None:
+        """What is entered was measured before: from ``at`` on, for so many seconds."""
+        self.started_at = at
+        self._before_s = before_s
+
     def judge_by(self, thresholds: Sequence[Threshold]) -> None:
         """The rules of this run; strict ones judge the worst pair."""
         self.thresholds = tuple(

@@ -118,7 +118,10 @@ def decide(run: RunRecord) -> list[str]:
             lines.append(f"{len(undecided)} verdicts by {remedy}: {shlex.join(run.settings.argv)}")
             continue
         for case in undecided:
-            lines.append(f"{case} by {remedy}: {command(cases[case], run.settings)}")
+            again = command(cases[case], run.settings)
+            if cases[case].script:  # its ladder may begin anywhere: the run's own words say where
+                again = shlex.join(run.settings.argv) or again
+            lines.append(f"{case} by {remedy}: {again}")
     return lines
 
 

@@ -306,5 +306,5 @@ def _next(run: RunRecord, folder: Path, rerun: str, width: int, page: Path | Non
     remedies = decide(run)
     for line in remedies[:FEW]:
         yield from wrap(f" next    {line}", width, 9)
-    if not remedies:
+    if not remedies and rerun:
         yield from wrap(f" again   {rerun}", width, 9)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean, median
 
 from markupsafe import Markup
@@ -76,8 +75,10 @@ def _scripts(run: RunRecord) -> Iterator[list[ScriptRow]]:
             yield rows
 
 
-def _seconds(row: ScriptRow, of: str) -> str:
-    return si(fmean(getattr(x.steps, of) for x in row.launches), "s")
+def _step(row: ScriptRow) -> str:
+    """The slowest rank's window over its steps, as throughput has it."""
+    means = [max(r.window_s for r in x.ranks) / x.steps.count for x in row.launches if x.steps]
+    return si(fmean(means), "s")
 
 
 def _exchanged(row: ScriptRow) -> str:
@@ -88,12 +89,11 @@ def _exchanged(row: ScriptRow) -> str:
 _COLUMNS: Sequence[Column[ScriptRow]] = (
     Column[ScriptRow]("ranks", 9, lambda r: r.arm.case.world),
     Column("samples/step", 8, lambda r: f"{r.samples:.4g}"),
-    Column("steady step", 9, partial(_seconds, of="median_s")),
-    Column("all in", 9, partial(_seconds, of="mean_s")),
+    Column("step", 9, _step),
     Column("updates of a step", 7, lambda r: ", ".join(r.seen.optimizers), left=True),
     Column("exchanged in a step", 6, _exchanged, left=True),
 )
-NOTE = "steady step = median of steps, all in = mean of steps, evaluations and logs included"
+NOTE = "step = the window over its steps: evaluations and logs in it are included"
 
 
 def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
@@ -119,6 +119,9 @@ def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
     yield "steps of one period", None
     counted = all(_by_content(row) for row in rows)
     yield ("samples by content", None) if counted else ("samples", "as declared")
+    if any(row.seen.way == "library" for row in rows):
+        yield "scaling", "one world of one start: there is nothing to compare with"
+        return
     seeded = all(same_training.begin_alike(row.launches) for row in rows)
     why = None if seeded else "no seed is set: launches are compared by speed"
     yield ("one start in all launches" if seeded else "one start"), why
@@ -146,7 +149,9 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
             yield "shards exchanged as often as needed", None
     else:
         yield "replicas equal at both ends", None
-        yield "gradients exchanged once", None
+        seen = all(row.seen.collectives for row in several)
+        why = None if seen else "torch's flight recorder was off"
+        yield "gradients exchanged once", why
     first = rows[0]
     lowest = "one rank" if first.arm.case.world_size == 1 else first.arm.case.world
     for row in several:

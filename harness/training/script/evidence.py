@@ -19,7 +19,7 @@ from harness.cases import Fault
 from harness.cases.script import ScriptCommand
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, Script
-from harness.record import Issued, Watched, WhatRan
+from harness.record import Issued, RankRecord, Watched, WhatRan
 from harness.record.store import Samples, write_text
 from harness.training.accelerator import Accelerator
 from harness.training.observe import beside, issued
@@ -101,11 +101,18 @@ def _close(journal: Journal) -> None:
 
 def _record(watch: Watch, rank: Rank, command: ScriptCommand, way: str) -> None:
     """Write down what this rank saw, and part from the others."""
+    source = process.source(command, workplace.of(rank.spec, rank.place.node))
+    write_text(rank.file("json"), json.dumps(to_doc(document_of(watch, rank, source, way))))
+    rank.meet.part()
+    rank.beat(Phase.DONE)
+
+
+def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
+    """The record of a rank whose window is over; its samples are written down beside."""
     measured = measured_by(watch)
     watched = watched_by(watch)
     traced = {} if watch.profile is None else watch.profile.end(rank.out)
-    source = process.source(command, workplace.of(rank.spec, rank.place.node))
-    document = rank.record(
+    return rank.record(
         ran_by(watch),
         watch.memory,
         measured,
@@ -114,9 +121,6 @@ def _record(watch: Watch, rank: Rank, command: ScriptCommand, way: str) -> None:
         replica="" if watched.sharded else digest(iter(watch.parameters())),
         **traced,
     )
-    write_text(rank.file("json"), json.dumps(to_doc(document)))
-    rank.meet.part()
-    rank.beat(Phase.DONE)
 
 
 def ended_early(watch: Observed, spec: LaunchSpec) -> LaunchError:

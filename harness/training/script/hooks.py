@@ -8,7 +8,7 @@ global hook in the first sentences and then have hooks of their own, so that no 
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ class Observer(Protocol):
 
 
 class Hooks:
-    """Watches this process's training for one observer, until the process ends."""
+    """Watches this process's training for one observer, until ``remove``, or the process's end."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -71,16 +71,40 @@ class Hooks:
         self._evaluated: nn.Module | None = None  # called since then in eval mode, with gradients
         self._evaluating: nn.Module | None = None
         self._between: Span | None = None
+        self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
         self._look_everywhere()
-        register_optimizer_step_pre_hook(self._stepping)
-        register_optimizer_step_post_hook(self._stepped)
+        self._undo.append(lambda: self._everywhere.remove())
+        self._undo.append(register_optimizer_step_pre_hook(self._stepping).remove)
+        self._undo.append(register_optimizer_step_post_hook(self._stepped).remove)
         self._wrap_backward()
         self._wrap_optimizers()
         self.loaders.install()
         self._wrap_reads()
         self._wrap_seeds()
+
+    def remove(self) -> None:
+        """The training goes on, and nobody looks at it any more."""
+        self.loaders.remove()
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, place: Any, name: str, ours: object) -> None:
+        """Put a function of ours in the place of torch's, until nobody looks any more."""
+        before = getattr(place, name)
+        setattr(place, name, ours)
+
+        def restore() -> None:
+            if getattr(place, name) is ours:  # else somebody has wrapped it since
+                setattr(place, name, before)
+
+        self._undo.append(restore)
+
+    @property
+    def looking(self) -> bool:
+        """Whether they are installed, and not removed again."""
+        return bool(self._undo)
 
     def trains(self) -> bool:
         """Whether a backward pass or an optimizer step is under way."""
@@ -109,13 +133,16 @@ class Hooks:
             self.seeded = True
             return manual_seed(seed)
 
-        torch.manual_seed = torch.random.manual_seed = seen
+        self._replace(torch, "manual_seed", seen)
+        self._replace(torch.random, "manual_seed", seen)
 
     def _wrap_backward(self) -> None:
         backward: Callable[..., Any] = torch.autograd.backward
 
         @functools.wraps(backward)
         def watched(tensors: Any, *args: Any, **more: Any) -> Any:
+            if not self.looking:
+                return backward(tensors, *args, **more)
             if not self._in_backward:
                 self._passing()
             self._in_backward += 1
@@ -129,7 +156,7 @@ class Hooks:
                 self._in_backward -= 1
                 self._observer.leave_backward()
 
-        torch.autograd.backward = watched
+        self._replace(torch.autograd, "backward", watched)
 
     def _wrap_optimizers(self) -> None:
         """A period is not over before every optimizer that was made has stepped."""
@@ -140,7 +167,7 @@ class Hooks:
             make(optimizer, *args, **more)
             self._number(optimizer)
 
-        cast(Any, Optimizer).__init__ = made
+        self._replace(Optimizer, "__init__", made)
 
     def _wrap_reads(self) -> None:
         """Reads of single values: on a GPU each waits until the device has come so far."""
@@ -151,7 +178,7 @@ class Hooks:
             self.reads += not self._in_step
             return item(tensor)
 
-        cast(Any, Tensor).item = read
+        self._replace(Tensor, "item", read)
 
     def _number(self, optimizer: Optimizer) -> int:
         number = id(optimizer)
@@ -203,10 +230,11 @@ class Hooks:
             frame = inspect.currentframe()
             caller = frame.f_back if frame is not None else None
             kwargs = caller.f_locals.get("kwargs", {}) if caller is not None else {}
-            module.register_forward_pre_hook(self._call, prepend=True, with_kwargs=True)
-            module.register_forward_hook(self._return, always_call=True)
+            before = module.register_forward_pre_hook(self._call, prepend=True, with_kwargs=True)
+            after = module.register_forward_hook(self._return, always_call=True)
+            self._undo += [before.remove, after.remove]
             if isinstance(inner := getattr(module, "module", None), nn.Module):
-                inner.register_forward_pre_hook(self._evaluate)
+                self._undo.append(inner.register_forward_pre_hook(self._evaluate).remove)
             self._call(module, args, kwargs)
 
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

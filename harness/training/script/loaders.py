@@ -42,6 +42,7 @@ class Loaders:
         self._datasets: dict[int, weakref.ref[object]] = {}  # they live as long as without us
         self._passes: dict[int, set[int]] = {}
         self.repeated = False
+        self._before: dict[str, Any] = {}
 
     @property
     def sizes(self) -> Collection[int]:
@@ -63,10 +64,17 @@ class Loaders:
         known = self._datasets.get(main[0][0]) if main else None
         return _stored(known()) if known is not None else ""
 
+    def remove(self) -> None:
+        """Loaders are as they were."""
+        for name, function in self._before.items():
+            setattr(_BaseDataLoaderIter, name, function)
+        self._before = {}
+
     def install(self) -> None:
-        """For the rest of this process."""
+        """Until ``remove``, or the end of this process."""
         kind = cast(Any, _BaseDataLoaderIter)
         make, draw, hand = kind.__init__, kind._next_index, kind.__next__
+        self._before = {"__init__": make, "_next_index": draw, "__next__": hand}
 
         @functools.wraps(make)
         def made(iterator: Any, loader: DataLoader[Any], *args: Any, **more: Any) -> None:

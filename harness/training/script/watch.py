@@ -85,6 +85,7 @@ class Watch(Observed):
             self.measured = True
             if self.profile is not None or not countable():
                 self.finish()
+                return
             self.work = Counted(self.hooks.trains)
             self.work.begin()
         elif self.measured and kept == window + self.period:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from harness.analysis import compare
 from harness.analysis.compare import Comparison
-from harness.analysis.reading import load
+from harness.analysis.reading import load, pooled, runs_in
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases.metrics import COMPARABLE
@@ -45,7 +45,12 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    sub.add_argument("a", type=Path, help="a run; with --interleave the python of an environment")
+    sub.add_argument(
+        "a",
+        type=Path,
+        help="a run, or a folder of starts that a training recorded (harness.measure_steps);"
+        " with --interleave the python of an environment",
+    )
     sub.add_argument("b", type=Path)
     sub.add_argument("--metric", default="step_s", choices=COMPARABLE)
     sub.add_argument(
@@ -73,7 +78,8 @@ def act(asked: Asked) -> Answer:
     args = asked.options
     if args.interleave:
         return _interleaved(asked)
-    a, b = load(args.a), load(args.b)
+    sides = [[(load(path), path) for path in runs_in(side)] for side in (args.a, args.b)]
+    a, b = (pooled([run for run, _ in side]) for side in sides)
     compared = compare.compare(a, b, args.metric, force=args.force)
     both = any(row.ratio is not None for row in compared.rows)
     worse = any(row.reading is compare.Reading.SLOWER for row in compared.rows)
@@ -84,7 +90,7 @@ def act(asked: Asked) -> Answer:
         lines=lines,
         exit=Exit.FAILED if args.fail_on and worse else status,
     )
-    return vouched(answer, [(a, args.a), (b, args.b)])
+    return vouched(answer, [start for side in sides for start in side])
 
 
 def _interleaved(asked: Asked) -> Answer:

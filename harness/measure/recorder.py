@@ -1,0 +1,157 @@
+"""The program that writes the record of a training which measured itself.
+
+    python -m harness.measure.recorder FOLDER
+
+FOLDER has what its ranks left, and ``recorded.json``. The record is that of every run: one plan of
+one arm, one launch, a chain. It has no baseline, so nothing of it is a verdict on scaling.
+"""
+
+import itertools
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.analysis.judging.pairs import absolute
+from harness.analysis.reading import LIBRARY
+from harness.analysis.samples import figures
+from harness.base.documents import from_doc
+from harness.base.errors import ScaleproofError
+from harness.cases import Arm, Catalogue, Plan, Protocol, Role, Settings
+from harness.launch.wire import recorded
+from harness.launch.wire.recorded import Recorded
+from harness.measure.run import Run
+from harness.record import (
+    Described,
+    LaunchRecord,
+    LaunchStatus,
+    Purpose,
+    RankRecord,
+    RunRecord,
+)
+from harness.record.launch import Cause
+from harness.record.store import load_samples
+
+#: What its record says where a verdict would stand.
+NOTE = (
+    "recorded by the training itself: one start, and no smaller world beside it, so nothing here is"
+    " a verdict on scaling (scaleproof run --script measures one)"
+)
+#: Figures that one launch has by itself.
+METRICS = ("throughput", "peak_bytes")
+
+
+def write(folder: Path) -> tuple[Path, RunRecord]:
+    """The record of what lies there, and where it was written."""
+    left = from_doc(Recorded, json.loads((folder / recorded.FILE).read_text()))
+    case = left.case
+    settings = Settings(
+        fabric=False,
+        timeline=False,
+        nodes=case.nodes,
+        device=case.device,
+        argv=left.argv,
+        folder=str(Path.cwd()),
+    )
+    run = Run(Catalogue(), settings, Path(left.results), (), lambda: 0.0)
+    run.started(left.started_at, left.lasted_s)
+    run.notes.append(NOTE)
+    arm = Arm(name=f"@{case.world_size}", case=case, role=Role.SUBJECT)
+    plan = Plan(
+        name=case.id,
+        arms=(arm,),
+        contrasts=tuple(absolute(metric, arm.name) for metric in METRICS),
+        protocol=Protocol(steps=left.steps, cut=left.cut, min_blocks=0, max_blocks=0, fixed=True),
+    )
+    run.announce([plan])
+    run.described[case.hash] = Described()
+    run.seal()
+    launch = _launch(left, plan, folder, run.folder)
+    run.enter([launch])
+    record = run.save(complete=True)
+    run.release()
+    return run.folder, record
+
+
+def _launch(asked: Recorded, plan: Plan, left: Path, run: Path) -> LaunchRecord:
+    """The one launch, its ranks' files in the run's folder."""
+    (arm,) = plan.arms
+    name = f"{plan.hash[:6]}-t00-{asked.case.world_size}-0001"
+    there = run / "launches" / name
+    there.mkdir(parents=True)
+    ranks = []
+    missing = {int(rank): why for rank, why in asked.missing.items()}
+    for rank in range(asked.case.world_size):
+        file = left / f"rank{rank}.json"
+        document = json.loads(file.read_text()) if file.is_file() else ""
+        if not isinstance(document, dict):
+            missing.setdefault(rank, document or "it left nothing")
+            continue
+        shutil.copy(left / f"rank{rank}.npz", there)
+        ranks.append(_placed(from_doc(RankRecord, document), asked.case.nodes))
+        (there / f"rank{rank}.json").write_text(file.read_text())
+    launch = LaunchRecord(
+        launch=name,
+        purpose=Purpose.TIMED,
+        plan=plan.hash,
+        arm=arm.name,
+        case=arm.case.hash,
+        block=0,
+        turn=0,
+        started_at=asked.started_at,
+        wall_s=asked.lasted_s,
+        agent="",
+        engine=LIBRARY,
+        status=LaunchStatus.FAILED if missing else LaunchStatus.OK,
+        cause=_cause(missing, len(ranks)),
+        ranks=tuple(ranks),
+    )
+    if missing:
+        return launch
+    samples = [load_samples(run, name, rank) for rank in ranks]
+    derived = figures.figures(arm.case, None, ranks, samples, asked.cut)
+    return replace(launch, **vars(derived))
+
+
+def _placed(rank: RankRecord, nodes: Sequence[int]) -> RankRecord:
+    """A rank with the node that it is on: ranks are numbered node by node."""
+    ends = list(itertools.accumulate(nodes))
+    node = next(number for number, end in enumerate(ends) if rank.rank < end)
+    return replace(rank, node=node, local_rank=rank.rank - ends[node] + nodes[node])
+
+
+def _cause(missing: dict[int, str], num_measured: int) -> Cause | None:
+    """Why there are no figures: the first rank's reason, unless all have one and the same."""
+    if not missing:
+        return None
+    rank, why = min(missing.items())
+    others = f" ({len(missing)} ranks, {num_measured} measured)" if len(missing) > 1 else ""
+    return Cause(
+        rank=rank,
+        kind="exit",
+        message=f"{why}{others}",
+        phase="STEADY",
+        step=0,
+        sure=True,
+    )
+
+
+def main(words: Sequence[str]) -> int:
+    """Write it, and say where it lies; what is wrong with it goes to stderr."""
+    try:
+        folder, record = write(Path(words[0]))
+    except ScaleproofError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit)
+    (launch,) = record.launches
+    wrong = list(launch.wrong) if launch.cause is None else [launch.cause.message]
+    for why in wrong:
+        print(f"measure_steps: {why}", file=sys.stderr)
+    print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,360 @@
+"""A training that measures itself: in a notebook, or where a service starts its ranks.
+
+    begin -> hooks -> the window is over: every rank leaves its figures in the ranks' own store
+          -> end: rank 0 takes them, and another program writes the record
+
+Hooks are gone as soon as the window is over, and nothing here ends a training or keeps it waiting:
+what cannot be measured is a warning.
+"""
+
+import datetime
+import io
+import itertools
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from harness.base import digests, programs
+from harness.base.documents import to_doc
+from harness.cases import CaseSpec, Device, Mode
+from harness.cases.case import SCRIPT
+from harness.host import secrets
+from harness.launch.wire import recorded
+from harness.launch.wire.beats import Beats
+from harness.launch.wire.messages import LaunchSpec, Script
+from harness.launch.wire.recorded import Recorded
+from harness.record import RankRecord
+from harness.record.store import write_text
+from harness.training.accelerator import Accelerator, numbered
+from harness.training.observe import beside, issued
+from harness.training.rank.barrier import Barrier
+from harness.training.rank.setup import Laps, Rank, RankPlace
+from harness.training.script.evidence import document_of, ended_early
+from harness.training.script.region import region
+from harness.training.script.watch import Watch
+
+region.awaited = True  # whoever imports this will begin
+
+#: Collectives that are kept: those of the last step are looked at.
+KEPT = 2000
+#: Rank 0 waits so long for what the others leave, and for the program that writes the record.
+LEAVE_S, WRITE_S = 60.0, 120.0
+#: Bytes that a store takes at once.
+PIECE = 1 << 20
+_COUNT = itertools.count()
+
+
+class Recording:
+    """One measured window of this process's training; ``run`` is its record's folder, on rank 0,
+    once it has ended.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        steps: int = 50,
+        warm_up: int = 10,
+        samples_per_step: int | None = None,
+        results: str | Path = "results",
+    ) -> None:
+        """``steps`` are timed after ``warm_up`` ones; ``samples_per_step`` is what one rank trains
+        on in a step, where that cannot be counted.
+        """
+        if steps < 2 or warm_up < 1:
+            raise ValueError(
+                f"measure_steps(steps={steps}, warm_up={warm_up}): at least 2 steps are timed,"
+                " after 1 at least"
+            )
+        self.name = "".join(c if c.isalnum() else "_" for c in name or _program())
+        self.run: Path | None = None
+        self._task = Script(folder=str(Path.cwd()), steps=warm_up + steps, cut=warm_up)
+        self._samples = samples_per_step
+        self._results = Path(results).resolve()
+        self._watch: Watch | None = None
+        self._store: dist.Store | None = None
+        self._left = False
+
+    def begin(self) -> None:
+        """Watch this process from here on. Where scaleproof has started it the training begins
+        here, and nothing else is done.
+        """
+        watched = bool(region.watches)
+        region.enter()
+        if watched or self._watch is not None:
+            return
+        if not dist.is_initialized():
+            issued.enable(KEPT)
+        self._number = next(_COUNT)
+        self._left = False
+        self._store = _store()
+        self._began = time.monotonic()
+        self._started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        self._out = Path(tempfile.mkdtemp(prefix="scaleproof-"))
+        self._watch = Watch(self._task, self._rank(), self._over)
+        self._watch.hooks.install()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Nobody is watched any more; on rank 0 the record is written.
+
+        There is none of a training that ``error`` has ended before its window was over.
+        """
+        watch = self._watch
+        if watch is None:
+            return
+        self._watch = None
+        if watch.hooks.looking and watch.measured:
+            watch.finish()
+        watch.hooks.remove()
+        if self._left or error is None:
+            self._end(watch)
+        shutil.rmtree(self._out, ignore_errors=True)
+
+    def _end(self, watch: Watch) -> None:
+        rank, world_size = _place()
+        missing: dict[int, str] = {}
+        if not self._left:
+            missing[rank] = ended_early(watch, watch.rank.spec).what
+            self._leave(missing[rank], rank)
+        if rank == 0:
+            self._write(world_size, missing)
+
+    def _rank(self) -> Rank:
+        """This process as a rank; which of them it is shows when its window is over."""
+        store = dist.HashStore()
+        case = self._case([platform.node()])
+        place = RankPlace(
+            rank=0,
+            world_size=1,
+            local_rank=0,
+            node=0,
+            device=0,
+            cpus=tuple(sorted(os.sched_getaffinity(0))),
+            parent=os.getppid(),
+            store=lambda: store,
+        )
+        spec = LaunchSpec(
+            launch=self.name, case=case, out=str(self._out), task=self._task, files={}
+        )
+        return Rank(
+            spec=spec,
+            place=place,
+            out=self._out,
+            accelerator=Accelerator(_device()),
+            meet=Barrier(store, 0, 1, communicate=False),
+            lap=Laps(),
+            tuned_threads=0,
+            known_modules=frozenset(sys.modules),
+            shared=beside.shared_memory(),
+            beats=Beats(self._out / "beats", 1, create=True),
+        )
+
+    def _case(self, hosts: list[str]) -> CaseSpec:
+        """What is trained, by ranks on these hosts."""
+        on_gpus = _device().type != "cpu"
+        backend = dist.get_backend() if dist.is_initialized() else "nccl" if on_gpus else "gloo"
+        return CaseSpec(
+            strategy=SCRIPT,
+            model=self.name,
+            size="own",
+            mode=Mode.WEAK,
+            world_size=len(hosts),
+            nodes=tuple(len(list(alike)) for _, alike in itertools.groupby(hosts)),
+            device=Device.CUDA if on_gpus else Device.CPU,
+            backend=backend,
+            script=f"measure_steps {self.name}",
+            samples_per_step=self._samples,
+        )
+
+    def _over(self, watch: Watch) -> None:
+        """The window is over: from here on the training is its own again."""
+        watch.hooks.remove()
+        rank, world_size = _place()
+        device = next(iter(watch.parameters()), torch.zeros(0)).device.type
+        if device != watch.rank.accelerator.device.type:
+            self._leave(
+                f"the training is on {device}, which was not in use as measure_steps began:"
+                " begin once the model is on its device",
+                rank,
+            )
+            return
+        place = replace(watch.rank.place, rank=rank, world_size=world_size)
+        document = document_of(watch, replace(watch.rank, place=place), _source(), "library")
+        self._leave(document, rank)
+
+    def _leave(self, document: RankRecord | str, rank: int) -> None:
+        """Put what this rank tells, a figure or why there is none, where rank 0 finds it."""
+        self._left = True
+        (self._out / f"rank{rank}.json").write_text(json.dumps(to_doc(document)))
+        self._store = _store() or self._store
+        if not rank or self._store is None:
+            return  # its own files lie there
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as pack:
+            for file in self._out.glob(f"rank{rank}.*"):
+                pack.write(file, file.name)
+        text = packed.getvalue().hex()
+        pieces = [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
+        for number, piece in enumerate(pieces):
+            self._store.set(self._key(rank, str(number)), piece)
+        self._store.set(self._key(rank, "pieces"), f"{len(pieces)} {platform.node()}")
+
+    def _key(self, rank: int, part: str) -> str:
+        return f"scaleproof/{self._number}/{rank}/{part}"
+
+    def _take(self, rank: int) -> str:
+        """Fetch what another rank left; the host that it is on."""
+        if self._store is None:
+            raise RuntimeError("there is no process group: is init_process_group called?")
+        self._store.wait([self._key(rank, "pieces")], timedelta(seconds=LEAVE_S))
+        count, host = self._store.get(self._key(rank, "pieces")).decode().split()
+        texts = [self._store.get(self._key(rank, str(i))).decode() for i in range(int(count))]
+        with zipfile.ZipFile(io.BytesIO(bytes.fromhex("".join(texts)))) as pack:
+            for name in (f"rank{rank}.json", f"rank{rank}.npz"):
+                if name in pack.namelist():
+                    (self._out / name).write_bytes(pack.read(name))
+        return host
+
+    def _write(self, world_size: int, missing: dict[int, str]) -> None:
+        """Gather what all ranks left, and have the record written by a program of its own."""
+        hosts = [platform.node()]
+        for rank in range(1, world_size):
+            try:
+                hosts.append(self._take(rank))
+            except RuntimeError as error:  # or its store is gone with it
+                waited = isinstance(error, dist.DistError)
+                missing[rank] = f"left nothing within {LEAVE_S:.0f} s" if waited else str(error)
+                hosts.append(hosts[-1])
+        document = Recorded(
+            case=self._case(hosts),
+            steps=self._task.steps,
+            cut=self._task.cut,
+            started_at=self._started_at,
+            lasted_s=time.monotonic() - self._began,
+            results=str(self._results),
+            argv=_typed(),
+            missing={str(rank): why for rank, why in missing.items()},
+        )
+        write_text(self._out / recorded.FILE, json.dumps(to_doc(document)))
+        env = {**os.environ, "PYTHONPATH": _with_ours(os.environ.get("PYTHONPATH", ""))}
+        words = [sys.executable, *programs.MODULE, programs.RECORDER, str(self._out)]
+        try:
+            done = subprocess.run(
+                words, env=env, capture_output=True, text=True, timeout=WRITE_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            _warn(f"no record was written: {error}")
+            return
+        if done.returncode:
+            _warn(f"no record was written: {done.stderr.strip()[-2000:]}")
+            return
+        for line in done.stderr.splitlines():
+            _warn(line)
+        self.run = Path(done.stdout.strip().splitlines()[-1])
+
+
+@contextmanager
+def measure_steps(
+    name: str = "",
+    *,
+    steps: int = 50,
+    warm_up: int = 10,
+    samples_per_step: int | None = None,
+    results: str | Path = "results",
+) -> Iterator[Recording]:
+    """Measure the training inside of this block: ``steps`` steps, after ``warm_up`` ones.
+
+    All ranks enter it, before their first step. As soon as the window is over the training is
+    watched no more; at the end of the block rank 0 has its record in ``run``, which ``report``,
+    ``verify`` and ``compare`` read. Without a smaller world beside it no verdict on scaling can
+    follow from it: what it says is RECORDED.
+
+    Args:
+        name: what the training is called; records of one name are compared. Usually the file's.
+        samples_per_step: of one rank, where they cannot be counted.
+        results: the folder that runs are kept in.
+
+    Raises:
+        ValueError: for fewer than 2 steps, or no warm-up.
+    """
+    recording = Recording(
+        name, steps=steps, warm_up=warm_up, samples_per_step=samples_per_step, results=results
+    )
+    recording.begin()
+    try:
+        yield recording
+    except BaseException as error:
+        recording.end(error)
+        raise
+    recording.end()
+
+
+def _place() -> tuple[int, int]:
+    """This process's rank, and how many there are; a launcher says it where no group does."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _store() -> dist.Store | None:
+    """Where the ranks have met."""
+    if not dist.is_initialized() or dist.get_world_size() < 2:
+        return None
+    return dist.distributed_c10d._get_default_store()
+
+
+def _device() -> torch.device:
+    """The accelerator that this process has begun to use, else the CPU."""
+    kind = torch.accelerator.current_accelerator()
+    if kind is None or not torch.get_device_module(kind).is_initialized():
+        return torch.device("cpu")
+    return numbered(torch.accelerator.current_device_index())
+
+
+def _main_file() -> Path | None:
+    """The file of this program; None in a notebook."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(file) if file and Path(file).is_file() else None
+
+
+def _program() -> str:
+    file = _main_file()
+    return file.stem if file is not None else "notebook"
+
+
+def _typed() -> tuple[str, ...]:
+    """How this process was started; nothing of a notebook's."""
+    if _main_file() is None:
+        return ()
+    return tuple(secrets.masked_words(["python", *sys.orig_argv[1:]]))
+
+
+def _source() -> str:
+    """16 hex digits of the sha256 of this program's file; empty in a notebook."""
+    file = _main_file()
+    return digests.of_file(file)[:16] if file is not None else ""
+
+
+def _with_ours(path: str) -> str:
+    """A path of modules on which this package is found, too."""
+    return os.pathsep.join(part for part in (path, str(programs.ROOT)) if part)
+
+
+def _warn(text: str) -> None:
+    """The training goes on, whatever became of its figures."""
+    warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -1,0 +1,150 @@
+"""Trainings that measure themselves: their record is that of every run, and says what it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.compare import compare
+from harness.analysis.reading import load, pooled, runs_in
+from harness.analysis.verify import verify
+from harness.base.errors import Exit, SpecError
+from harness.interface.cli.main import main
+from harness.interface.report import script
+from harness.record import RunRecord, Status
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "recorded.py"
+ROOT = Path(__file__).parents[3]
+
+
+def told_by(tmp_path: Path, *options: str, ranks: int = 1) -> Any:
+    """What the training says of its records."""
+    launcher: Sequence[str] = ()
+    if ranks > 1:
+        launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    words = [sys.executable, *launcher, str(SCRIPT), "--results", str(tmp_path), *options]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(re.findall(r"^\{.*\}$", done.stdout, re.M)[-1])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return told_by(tmp_path_factory.mktemp("alone"), "--times", "2", "--short", "--breaks")
+
+
+def test_a_training_leaves_the_record_of_every_run(alone: Any) -> None:
+    first = Path(alone["runs"][0])
+    run = load(first)
+    (launch,) = run.launches
+    assert launch.usable and launch.steps is not None, launch.wrong
+    assert (launch.steps.count, launch.consumed) == (12, 12 * 8)
+    assert {v.status for v in run.verdicts} == {Status.RECORDED}
+    verified = verify(run, first)
+    assert verified.differences == () and verified.num_links == 5
+    shown = " ".join(" ".join(script.lines(run, 80)).split())
+    assert "not scaling (one world of one start: there is nothing to compare with)" in shown
+
+
+def test_a_window_can_be_measured_again_in_the_same_process(alone: Any) -> None:
+    """As in a notebook, whose cells are run again; nothing of ours is left behind."""
+    assert len(set(alone["runs"][:2])) == 2 and alone["as_before"]
+
+
+def test_a_training_that_ends_too_early_is_told_and_goes_on(alone: Any) -> None:
+    run = load(Path(alone["runs"][2]))
+    (launch,) = run.launches
+    why = "the script ended after 5 of the 17 steps wanted"
+    assert launch.cause is not None and launch.cause.message == why
+    assert alone["said"] == [f"measure_steps: {why}"]
+    assert {v.status for v in run.verdicts} == {Status.ERROR}
+    assert verify(run, Path(alone["runs"][2])).differences == ()
+
+
+def test_a_training_that_breaks_has_a_record_only_of_a_whole_window(alone: Any) -> None:
+    assert alone["runs"][3] == "None"
+    assert load(Path(alone["runs"][4])).launches[0].usable
+
+
+def test_starts_in_a_folder_are_compared_as_launches(
+    alone: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = [load(Path(alone["runs"][i])) for i in (0, 1, 4)]
+    both = pooled(every[:2])
+    (row,) = compare(both, replace(both, run="other"), "throughput").rows
+    assert row.low is not None and row.high is not None, "an interval, over launches"
+    assert pooled(every[:1]) is every[0]
+    results = Path(alone["runs"][0]).parents[2]
+    assert len(runs_in(results)) == 4 and runs_in(Path(alone["runs"][0])) == [
+        Path(alone["runs"][0])
+    ]
+    status = main(["compare", str(results), str(results), "--metric", "throughput"])
+    assert status == Exit.PASSED and "one and the same" in capsys.readouterr().out
+
+
+def test_runs_of_blocks_are_not_taken_apart(sample: RunRecord) -> None:
+    with pytest.raises(SpecError, match="no start that a training recorded by itself"):
+        pooled([sample, sample])
+
+
+@pytest.fixture
+def sample() -> RunRecord:
+    return load(ROOT / "results" / "samples" / "ddp-nano")
+
+
+def test_starts_with_other_software_are_no_starts_of_one_kind(alone: Any) -> None:
+    run = load(Path(alone["runs"][0]))
+    newer = replace(run, software={**run.software, "torch": "9.9"})
+    with pytest.raises(SpecError, match=r"torch: .* \| 9.9"):
+        pooled([run, newer])
+
+
+@pytest.mark.parametrize("window", [{"steps": 1}, {"warm_up": 0}])
+def test_a_window_without_steps_or_warm_up_is_refused(window: dict[str, int]) -> None:
+    from harness import measure_steps
+
+    with pytest.raises(ValueError, match="at least 2 steps are timed"), measure_steps(**window):
+        raise AssertionError
+
+
+@pytest.mark.full
+def test_every_rank_is_in_the_record(tmp_path: Path) -> None:
+    told = told_by(tmp_path, ranks=2)
+    run = load(Path(told["runs"][0]))
+    (launch,) = run.launches
+    assert launch.usable and [r.rank for r in launch.ranks] == [0, 1], launch.wrong
+    assert launch.consumed == 12 * 2 * 8
+    assert [(r.node, r.local_rank) for r in launch.ranks] == [(0, 0), (0, 1)]
+    assert verify(run, Path(told["runs"][0])).differences == ()
+
+
+@pytest.mark.full
+def test_a_rank_that_was_not_watched_is_named(tmp_path: Path) -> None:
+    told = told_by(tmp_path, "--fails", "1", ranks=2)
+    cause = load(Path(told["runs"][0])).launches[0].cause
+    assert cause is not None and cause.rank == 1 and "left nothing within" in cause.message
+
+
+@pytest.mark.full
+def test_under_scaleproof_only_the_training_s_beginning_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same file is measured as a ladder: its own record is not written then."""
+    (tmp_path / "train.py").write_text(SCRIPT.read_text())
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "--script", "--cpus", "2", "--no-fabric", "--no-timeline", "--steps", "8"]
+    words += ["--warm-up", "2", "--results", "there", "--json", "--", "train.py", "--results", "x"]
+    main([*words, "--times", "100"])
+    run = json.loads(capsys.readouterr().out)
+    assert [x for x in run["launches"] if not x["wrong"] and not x["cause"]]
+    assert not [x for x in run["launches"] if x["wrong"] or x["cause"]]

@@ -239,11 +239,11 @@ class Bench:
         on_step: Callable[[int], None],
         detailed: bool = False,
     ) -> list[LaunchRecord]:
-        each = list(zip(orders, described, strict=True))
+        answered = list(zip(orders, described, strict=True))
         first = orders[0].script
         if first is not None and not self._shared:
             self._shared = shared.stamps(Path(first.folder), first.data)
-        specs = [self._spec_of(order, folder, answer, detailed) for order, answer in each]
+        specs = [self._spec_of(order, folder, answer, detailed) for order, answer in answered]
         slot = specs[0].launch if len(specs) > 1 else ""
         began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         ended = self._run_together(specs, on_step)
@@ -253,7 +253,7 @@ class Bench:
             for order, spec, world in zip(orders, specs, ended, strict=True)
         ]
         out = []
-        for (order, answer), launch in zip(each, left, strict=True):
+        for (order, answer), launch in zip(answered, left, strict=True):
             if launch.cause is None and order.purpose is Purpose.BITS:
                 launch = _compared(launch, folder)
             elif launch.cause is None and order.purpose not in (Purpose.GATE, Purpose.REFERENCE):

@@ -56,8 +56,8 @@ def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) 
     theirs = (html / OWN).read_text()
     index = json.loads((html / "index.json").read_text())
     ours = [_entry(html, index, trend, commits) for trend in trends]
-    told = json.dumps({"regressions": [entry for entry in ours if entry]})
-    files.write({html / THEIRS: theirs, html / OWN: told})
+    regressions = json.dumps({"regressions": [entry for entry in ours if entry]})
+    files.write({html / THEIRS: theirs, html / OWN: regressions})
     offline.beside(html, results)
     return html
 

@@ -10,7 +10,7 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,6 +65,7 @@ class Bench:
     nodes: tuple[int, ...]
     known: Catalogue
     folder: Path
+    version: str
 
     def launch(self, case_name: str, **knobs: object) -> tuple[Ended, Cause | None, Path]:
         """One world over all nodes."""
@@ -143,11 +144,20 @@ def bench(
             pytest.skip(here.reason)
         agents, namespaces = there()
         worlds = open_worlds(entry, where)
-        yield Bench(name=name, worlds=worlds, nodes=nodes, known=known, folder=folder)
+        yield Bench(
+            name=name, worlds=worlds, nodes=nodes, known=known, folder=folder, version=here.version
+        )  # fmt: skip
         worlds.close()
         left, lent = there()
         assert not left - agents, f"agents are left: {left - agents}"
         assert not lent - namespaces, f"networks are left: {lent - namespaces}"
+
+
+@pytest.fixture(autouse=True)
+def about(bench: Bench, record_property: Callable[[str, object], None]) -> None:
+    """For the table: ``python -m tests.launch.clusters.table``."""
+    record_property("engine", bench.name)
+    record_property("version", bench.version)
 
 
 def there() -> tuple[set[int], set[str]]:

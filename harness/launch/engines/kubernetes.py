@@ -2,8 +2,8 @@
 
 A JobSet or a TrainJob instead where the cluster has them (``kind``); a TrainJob's pods have the
 shared memory of its runtime. Needs the extra ``scaleproof[kubernetes]`` and an address of this
-machine that pods can reach (``listen``). The manifests are checked against the published schemas
-and the client against a stub: no cluster was in the loop.
+machine that pods can reach (``listen``). The manifests are checked against the published schemas,
+and the conformance suite runs through a strict stand-in: no cluster was in the loop.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A JobSet or a TrainJob instead where the cluster has them (``kind``); a TrainJob's pods have the
 shared memory of its runtime. Needs the extra ``scaleproof[kubernetes]`` and an address of this
-machine that pods can reach (``listen``). The manifests are checked against the published schemas
-and the client against a stub: no cluster was in the loop.
+machine that pods can reach (``listen``). The manifests are checked against the published schemas,
+and the conformance suite runs through a strict stand-in: no cluster was in the loop.
 """
 
 from __future__ import annotations
@@ -372,7 +372,7 @@ class Pods(Job):
             time.sleep(0.5)
         while made and time.monotonic() < deadline:
             with contextlib.suppress(*self._unanswered):
-                if not self._pods():
+                if not self._listed():
                     return
             time.sleep(0.5)
 
@@ -398,14 +398,18 @@ class Pods(Job):
 
     def _pods(self) -> Sequence[Any]:
         """Ours: those of a TrainJob of this name that are leaving already are of the run before."""
-        listed: Sequence[Any] = (
-            self._kind("v1", "Pod")
-            .get(namespace=self._namespace, label_selector=self._selector)
-            .items
-        )
+        listed = self._listed()
         if self._asked["kind"] != "trainjob":
             return listed
         return [pod for pod in listed if not pod.metadata.deletionTimestamp]
+
+    def _listed(self) -> Sequence[Any]:
+        """All pods that our labels choose, also those that are leaving."""
+        pods = self._kind("v1", "Pod")
+        listed: Sequence[Any] = pods.get(
+            namespace=self._namespace, label_selector=self._selector
+        ).items
+        return listed
 
 
 def _why_stuck(pod: Any) -> Iterator[str]:

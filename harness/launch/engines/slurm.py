@@ -93,6 +93,23 @@ def step(deployment: Deployment) -> list[str]:
     return ["--kill-on-bad-exit=0", *bound]
 
 
+def over_all(deployment: Deployment, command: Sequence[str], *options: str) -> list[str]:
+    """Srun of a command on every node of the job.
+
+    A component says how many tasks it has: since Slurm 24 srun would read the first one's number
+    from the job's environment for all.
+    """
+    parts = groups(deployment.nodes)
+    if len(parts) == 1:
+        return ["srun", *options, *step(deployment), *command]
+    words = ["srun"]
+    for i, (num_nodes, ranks) in enumerate(parts):
+        tasks = num_nodes * _tasks(ranks, deployment.settings)
+        size = [f"--het-group={i}", f"--nodes={num_nodes}", f"--ntasks={tasks}"]
+        words += [*([":"] if i else []), *options, *size, *step(deployment), *command]
+    return words
+
+
 def script(deployment: Deployment, command: Sequence[str], *, everywhere: bool = True) -> str:
     """A batch script that runs ``command`` on every node of the job, or on its first."""
     parts = [component(n, ranks, deployment) for n, ranks in groups(deployment.nodes)]
@@ -103,9 +120,8 @@ def script(deployment: Deployment, command: Sequence[str], *, everywhere: bool =
         lines += [f"#SBATCH {_line(option)}" for option in options]
     lines += [f"module load {shlex.quote(name)}" for name in deployment.settings["modules"]]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in importable().items()]
-    het = [f"--het-group=0-{len(parts) - 1}"] if len(parts) > 1 else []
-    start = ["srun", *het, *step(deployment)] if everywhere else []
-    lines.append("exec " + shlex.join([*start, *command]))
+    start = over_all(deployment, command) if everywhere else list(command)
+    lines.append("exec " + shlex.join(start))
     return "\n".join(lines) + "\n"
 
 
@@ -146,12 +162,9 @@ class Slurm:
         nodes = tuple(range(len(deployment.nodes)))
         if "SLURM_JOB_ID" in os.environ:
             parts = groups(deployment.nodes)
-            argv = ["srun", "--overlap", *step(deployment)]
-            if len(parts) > 1:
-                argv.append(f"--het-group=0-{len(parts) - 1}")
-            else:
-                argv += component(*parts[0], deployment)[:2]
-            return (Command(nodes=nodes, argv=(*argv, *command), env=importable()),)
+            size = component(*parts[0], deployment)[:2] if len(parts) == 1 else []
+            argv = over_all(deployment, command, "--overlap", *size)
+            return (Command(nodes=nodes, argv=tuple(argv), env=importable()),)
         path = deployment.folder / "job.sbatch"
         argv = ["sbatch", "--parsable", str(path)]
         files = {str(path): script(deployment, command)}

@@ -7,9 +7,10 @@ import json
 import os
 import signal
 import stat
+import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,6 +42,10 @@ ENGINES = (
     pytest.param("ray", marks=pytest.mark.full),  # starting its cluster takes half a minute
     pytest.param("hyperqueue", marks=pytest.mark.full),
     pytest.param("monarch", marks=pytest.mark.full),
+    *(
+        pytest.param(f"kubernetes-{kind}", marks=pytest.mark.full)
+        for kind in ("job", "jobset", "trainjob")
+    ),
 )
 #: What every process has in its environment that these tests start, however.
 OURS = f"TESTED_BY_SCALEPROOF={uuid.uuid4().hex}"
@@ -60,6 +65,7 @@ class Bench:
     nodes: tuple[int, ...]
     known: Catalogue
     folder: Path
+    version: str
 
     def launch(self, case_name: str, **knobs: object) -> tuple[Ended, Cause | None, Path]:
         """One world over all nodes."""
@@ -99,6 +105,14 @@ def component(name: str, folder: Path) -> Iterator[dict[str, object]]:
         pytest.importorskip("ray", reason="ray is not installed (pip install 'scaleproof[ray]')")
         with ray_cluster.cluster() as address:
             yield {"address": address}
+    elif name.startswith("kubernetes"):  # a strict stand-in: no cluster
+        for needed in ("kubernetes", "kubernetes_validate", "kubeflow_trainer_api"):
+            pytest.importorskip(needed, reason="pip install 'scaleproof[test]'")
+        from . import controllers
+
+        with controllers.cluster() as here:
+            about = {"host": here.host, "kind": name.partition("-")[2], "python": sys.executable}
+            yield {"image": "registry/scaleproof:1", **about}
     elif name == "hyperqueue":
         pytest.importorskip(name, reason="pip install 'scaleproof[hyperqueue]'")
         with hyperqueue_cluster.cluster(folder) as server:
@@ -120,6 +134,7 @@ def bench(
     known = Catalogue([FAULTS])
     entry = known.get("engines", name.split("-")[0])
     nodes = (1, 2) if entry.engine.multi_node else (3,)
+    nodes = (1, 1, 1) if name == "kubernetes-trainjob" else nodes  # its nodes are equal
     with component(name, folder) as found:
         settings = dict(entry.head.get("SETTINGS", {}))
         here_alone = {"one_machine": True, "listen": "127.0.0.1"}
@@ -129,11 +144,20 @@ def bench(
             pytest.skip(here.reason)
         agents, namespaces = there()
         worlds = open_worlds(entry, where)
-        yield Bench(name=name, worlds=worlds, nodes=nodes, known=known, folder=folder)
+        yield Bench(
+            name=name, worlds=worlds, nodes=nodes, known=known, folder=folder, version=here.version
+        )  # fmt: skip
         worlds.close()
         left, lent = there()
         assert not left - agents, f"agents are left: {left - agents}"
         assert not lent - namespaces, f"networks are left: {lent - namespaces}"
+
+
+@pytest.fixture(autouse=True)
+def about(bench: Bench, record_property: Callable[[str, object], None]) -> None:
+    """For the table: ``python -m tests.launch.clusters.table``."""
+    record_property("engine", bench.name)
+    record_property("version", bench.version)
 
 
 def there() -> tuple[set[int], set[str]]:
@@ -210,7 +234,7 @@ def test_the_rank_that_broke_is_named_and_its_world_is_gone(
     ended, cause, out = bench.launch("faulty_ddp/mlp-nano", **knobs)
     assert cause is not None
     assert (cause.rank, cause.kind, cause.sure) == (rank, said, True), cause
-    assert cause.node == (0 if rank == 0 or len(bench.nodes) == 1 else 1)
+    assert cause.node == (0 if rank == 0 else len(bench.nodes) - 1)
     assert not any(lives(e.pid) for e in ended.ranks if e.pid)
     pids = {f.name: int(f.read_text()) for f in out.glob("rank*.pid")}
     assert not [name for name, pid in pids.items() if lives(pid)], "ranks or what they had started"

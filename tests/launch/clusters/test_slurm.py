@@ -43,7 +43,7 @@ def test_inside_an_allocation(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CLUSTER)
     more = ("--cluster", str(tmp_path / "c.toml"), "--results", str(tmp_path))
     said = scaleproof(env, *RUN, *more, before=("salloc", "-Q", "-N2", "--ntasks-per-node=1"))
-    assert "2x1cpu" in said and "stand-ins (emulated)" in said
+    assert "@2x1 " in said and "stand-ins (emulated)" in said, said
     (record,) = tmp_path.glob("runs/*/*/record.json")
     document = json.loads(record.read_text())
     assert document["settings"]["engine"] == "slurm" and len(document["nodes"]) == 2
@@ -63,7 +63,7 @@ def test_detached_watched_and_collected(env: dict[str, str], tmp_path: Path) -> 
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert early.returncode in (0, 5, 11) and "Traceback" not in early.stderr
-    assert "2x1cpu" in scaleproof(env, "collect", job, *where)
+    assert "@2x1 " in scaleproof(env, "collect", job, *where)
     (record,) = tmp_path.glob("runs/*/*/record.json")
     found = json.loads(record.read_text())
     assert any(re.fullmatch(r"engine: \d+ s in the queue", note) for note in found["notes"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,25 @@ def test_a_step_in_an_allocation_asks_alike(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     (command,) = slurm.build().plan(deployment(Device.CUDA, tmp_path))
     assert "--cpu-bind=none" in command.argv and "--exclusive" not in command.argv
+
+
+@pytest.mark.parametrize(("tasks", "second"), [("node", 1), ("rank", 8)])
+def test_every_component_of_a_step_says_how_many_tasks_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: str, second: int
+) -> None:
+    """Srun of Slurm 24.11 takes the first component's number for all, from SLURM_NTASKS."""
+    asked = replace(deployment(Device.CPU, tmp_path, tasks=tasks), nodes=(4, 4, 8))
+    first = 2 if tasks == "node" else 8
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    (command,) = slurm.build().plan(asked)
+    for words in (slurm.script(asked, ["agent"]).split(), list(command.argv)):
+        start = words.index("srun")
+        sizes = [word for word in words[start:] if word.startswith(("--het", "--ntasks=", "--nod"))]
+        assert sizes == [
+            "--het-group=0", "--nodes=2", f"--ntasks={first}",
+            "--het-group=1", "--nodes=1", f"--ntasks={second}",
+        ]  # fmt: skip
+        assert words[start:].count(":") == 1
 
 
 def test_a_folder_with_spaces_is_one_word_of_the_script(tmp_path: Path) -> None:

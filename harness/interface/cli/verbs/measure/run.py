@@ -119,8 +119,9 @@ def act(asked: Asked) -> Answer:
     elif asked.options.target or asked.options.script:
         known, site = measuring.site(asked)
         plans = _plans(asked, known, site)
-        if asked.options.dry_run and not asked.options.detach:
-            return _dry_run(asked, known, site)  # needs no scheduler, and no package of an engine
+        if asked.options.dry_run:  # needs no scheduler, and no package of an engine
+            would = detached.submit if asked.options.detach else _dry_run
+            return would(asked, known, site)
         session = measuring.session(asked, known, site)
         if asked.options.detach:
             return detached.submit(asked, known, site)

@@ -1,0 +1,68 @@
+"""A ladder on each newer engine, as a person runs it, one of whose agents is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .test_conformance import OURS, component
+
+KILLED = "its agent was started again"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ["hyperqueue", "monarch", "kubernetes-job"])
+def test_a_ladder_is_measured_though_an_agent_is_killed(engine: str, tmp_path: Path) -> None:
+    with component(engine, tmp_path) as about:
+        name = engine.partition("-")[0]
+        settings = {"one_machine": True, "listen": "127.0.0.1", **about}
+        lines = [f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in settings.items())]
+        (tmp_path / "c.toml").write_text("\n".join(lines))
+        words = ["run", "ddp/mlp-nano/weak", "--engine", name, "--nodes", "2", "--cpus", "2"]
+        more = [
+            "--no-timeline",
+            "--no-fabric",
+            f"--cluster={tmp_path / 'c.toml'}",
+            f"--results={tmp_path}",
+        ]
+        with (tmp_path / "out").open("w") as out:
+            run = subprocess.Popen(
+                [sys.executable, "-m", "harness", *words, *more], stdout=out, stderr=out,
+            )  # fmt: skip
+        try:
+            while run.poll() is None and not list(tmp_path.glob("runs/*/*/launches/*/ends.json")):
+                time.sleep(0.1)
+            agents = ours()
+            assert agents, (tmp_path / "out").read_text()
+            os.kill(max(agents), signal.SIGKILL)
+            assert run.wait(timeout=900) in (0, 5), (tmp_path / "out").read_text()
+        finally:
+            run.kill()
+            run.wait()
+    (path,) = tmp_path.glob("runs/*/*/record.json")
+    record = json.loads(path.read_text())
+    assert record["settings"]["engine"] == name and record["complete"]
+    flaked = [x for x in record["launches"] if x.get("cause")]
+    assert [x["cause"]["kind"] for x in flaked] == ["node"], "the launch that it died in, no other"
+    if name != "kubernetes":  # all its pods are started anew
+        assert any(KILLED in note for note in record["notes"]), record["notes"]
+
+
+def ours() -> list[int]:
+    """The agents that these tests have started."""
+    out = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            if OURS.encode() in (path / "environ").read_bytes().split(b"\0"):
+                out += [int(path.name)] if b"harness.training.agent.agent" in words else []
+        except OSError:
+            continue
+    return out

@@ -1,0 +1,32 @@
+"""The table counts what ran, and a failure is not hidden."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from . import table
+
+JUNIT = """<testsuites><testsuite>
+<testcase name="test_a_world_over_all_nodes[slurm]"><properties>
+<property name="engine" value="slurm"/><property name="version" value="slurm-wlm 24.11.5"/>
+</properties></testcase>
+<testcase name="test_the_rank_that_broke_is_named_and_its_world_is_gone[slurm-kill-signal-2]">
+<properties><property name="engine" value="slurm"/>
+<property name="version" value="slurm-wlm 24.11.5"/></properties><failure/></testcase>
+<testcase name="test_a_world_over_all_nodes[ray]"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_what_failed_and_what_did_not_run_is_in_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "junit.xml"
+    path.write_text(JUNIT)
+    _, ray, slurm = table.table(table.results(path)).splitlines()
+    assert ray.split() == ["ray", "-", "-", "-", "-", "-"]
+    assert slurm.split() == ["slurm", "slurm-wlm", "24.11.5", "1/1", "-", "0/1", "-", "-"]
+
+
+def test_every_check_of_the_suite_has_its_column() -> None:
+    tree = ast.parse(Path(table.ROOT, table.SUITE).read_text())
+    tests = {n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name[:5] == "test_"}
+    assert tests == set(table.CHECKS)

@@ -406,25 +406,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", choices="abcd", help="one section")
     options = parser.parse_args()
     runs = 200 if options.quick else 1000
-    sections: Sequence[tuple[str, Callable[[], Iterator[str]]]] = (
-        ("The judge on launches of real clusters", lambda: on_the_judge(runs, options.write)),
-        ("What is planted is found", lambda: on_detection(options.quick)),
-        ("Tables of others", on_foresight),
-        ("Published findings", lambda: on_findings(options.quick)),
-    )
-    out = []
-    for title, lines in sections:
-        began = time.process_time()
-        out += [f"## {title}", "", *lines(), ""]
-        print("\n".join(out[-1:]), f"{title}: {time.process_time() - began:.0f} s", file=sys.stderr)
-    text = "\n".join(out)
-    print(text)
-    if options.write:
-        before, mark, _ = PAGE.read_text().partition(HERE)
-        assert mark, f"no mark in {PAGE}"
-        PAGE.write_text(f"{before}{HERE}\n\n{text}")
+    sections: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
+        "a": (
+            "The judge on launches of real clusters",
+            lambda: on_the_judge(runs, options.write),
+        ),
+        "b": ("What is planted is found", lambda: on_detection(options.quick)),
+        "c": ("Tables of others", on_foresight),
+        "d": ("Published findings", lambda: on_findings(options.quick)),
+    }
+    for name, (title, lines) in sections.items():
+        if options.only in (None, name):
+            began = time.process_time()
+            text = "\n".join([f"## {title}", "", *lines(), ""])
+            print(text, flush=True)
+            print(f"{title}: {time.process_time() - began:.0f} s", file=sys.stderr, flush=True)
+            if options.write:
+                put(title, text, [heading for heading, _ in sections.values()])
+
+
+def put(title: str, text: str, titles: Sequence[str]) -> None:
+    """Write one section into the page, in its place among the others."""
+    before, mark, after = PAGE.read_text().partition(HERE)
+    assert mark, f"no mark in {PAGE}"
+    parts = {part.partition("\n")[0]: part for part in re.split(r"^## ", after, flags=re.M)[1:]}
+    parts[title] = text.removeprefix("## ").rstrip() + "\n\n"
+    written = "".join(f"## {parts[name]}" for name in titles if name in parts)
+    PAGE.write_text(f"{before}{HERE}\n\n{written.rstrip()}\n")
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
             if radius is not None:
                 low = math.exp(difference - radius)
                 high = math.exp(difference + radius)
-                reading = _reading(low, high, METRICS[metric].more_is_better)
+                reading = reading_of(low, high, METRICS[metric].more_is_better)
             logs.append(difference)
             variances.append(math.nan if radius is None else variance)
         rows.append(
@@ -205,7 +205,7 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
     )
 
 
-def _reading(low: float, high: float, more_is_better: bool) -> Reading:
+def reading_of(low: float, high: float, more_is_better: bool) -> Reading:
     """What an interval of B / A says."""
     if low > 1 + DRIFT or high < 1 - DRIFT:
         return Reading.FASTER if (low > 1) is more_is_better else Reading.SLOWER

@@ -1,5 +1,7 @@
 """``doctor``: what is missing or set up wrongly, and what to do. Changes nothing."""
 
+import hashlib
+import os
 import resource
 import shutil
 import time
@@ -8,8 +10,9 @@ from importlib import metadata
 from pathlib import Path
 
 from harness.base.documents import Json, to_doc
-from harness.host import accelerators, admission, environment, facts, machine, nvml
+from harness.host import accelerators, admission, environment, facts, machine, nvml, versions
 from harness.host.admission import Finding, Level
+from harness.host.versions import Standing
 
 #: Locked memory that RDMA needs, and shared memory that NCCL and data loaders do: bytes.
 _LOCKED = 32 << 30
@@ -140,6 +143,31 @@ def _ways() -> Finding:
     return _found("backends", not off, "; ".join(off) or "nothing is switched off", advice)
 
 
+def _versions() -> Finding:
+    """Every component beside the table of least versions; what is not known is SKIPped."""
+    known = versions.compared()
+    below = [v for v in known if v.standing is Standing.BELOW]
+    good = [f"{v.name} {v.here}" for v in known if v.standing is Standing.OK]
+    skipped = [v.name for v in known if v.standing is Standing.SKIP]
+    text = ", ".join([f"{v.name} {v.here} is below {v.wanted}" for v in below] or good)
+    text += f"; SKIP: {', '.join(skipped)}" if skipped else ""
+    advice = "; ".join(f"{v.name}: {v.source}" for v in below)
+    return _found("least versions", not below, text, advice)
+
+
+def _topology_file() -> Finding:
+    """The file that tells NCCL how this machine is wired, as its ranks see it."""
+    named = os.environ.get("NCCL_TOPO_FILE", "")
+    if not named:
+        return _found("topology file", True, "none is named: NCCL looks by itself")
+    try:
+        digest = hashlib.sha256(Path(named).read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        advice = "mount it where ranks run, or unset NCCL_TOPO_FILE: NCCL then guesses"
+        return _found("topology file", False, f"{named}: {error.strerror}", advice)
+    return _found("topology file", True, f"{named}, sha256 {digest}")
+
+
 CHECKS: tuple[Callable[[], Finding], ...] = (
     _torch,
     _plugin,
@@ -150,5 +178,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _files,
     _gpus,
     _ways,
+    _versions,
+    _topology_file,
     _leftovers,
 )

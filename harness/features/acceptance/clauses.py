@@ -303,6 +303,22 @@ def against(
         yield rule, replace(verdict, bound=f"{_bound(rule)} by what was accepted")
 
 
+def rules_of(contract: Contract, accepted: Sequence[RunRecord]) -> list[Threshold]:
+    """The rules that runs are to be measured with: of what was accepted, both ends of each."""
+    out = []
+    for clause in contract.clauses:
+        if clause.of_accepted is None:
+            out.append(clause.rule)
+            continue
+        spans = reference(clause, accepted)
+        for number, (case, span) in enumerate(spans.items(), 1):
+            for hard in (True, False) if span is not None else ():
+                assert span is not None
+                name = f"{clause.name}_{number}_{'upper' if hard else 'lower'}"
+                out.append(replace(_bounded(clause, case, span, hard=hard), name=name))
+    return out
+
+
 def reference(clause: Clause, accepted: Sequence[RunRecord]) -> Mapping[str, Span | None]:
     """What was accepted of each case: its interval, None of one that is in doubt or a stand-in."""
     wide = replace(clause.rule, at_least=_LEAST, at_most=None)

@@ -9,12 +9,14 @@ A clause judges nothing by itself: its rule goes to the one judge (``clauses.py`
 
 import datetime
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from harness.base.documents import to_doc
 from harness.base.errors import SpecError, nearest
 from harness.base.toml import (
     Key,
@@ -276,3 +278,20 @@ def due(clause: Clause, accepted_on: datetime.date) -> datetime.date | None:
     if not clause.every_days:
         return None
     return accepted_on + datetime.timedelta(days=clause.every_days)
+
+
+def as_rules(rules: Sequence[Threshold]) -> list[str]:
+    """Rules as a file that ``--thresholds`` reads: then a run measures until they are decided, and
+    a fresh set before a FAIL.
+    """
+    lines = []
+    for rule in rules:
+        lines += ["", "[[rule]]"]
+        usual = {f.name: f.default for f in fields(Threshold)}
+        for name, value in to_doc(rule).items():
+            if name == "waiver" and value is not None:
+                lines.append(f"waiver = {json.dumps(value['reason'])}")
+                lines.append(f"waiver_expires = {value['expires']}")
+            elif name != "fingerprint" and value not in (None, [], usual[name]):
+                lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+    return lines[1:]

@@ -6,9 +6,10 @@ speedup = T1 / TN, or the ratio of throughputs;  efficiency = speedup / (N / N1)
 1 - efficiency >= the share of a step that communication is said to take: nothing else can hide it.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -60,16 +61,23 @@ class ClaimStatus(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class ClaimFinding:
     """What was found of one row. ``why`` has a sentence for each figure that does not follow from
-    the others, or says what is missing.
+    the others, or says what is missing. ``kind`` is of what its times are: rows of two kinds are
+    never held against each other. ``speedup`` and ``efficiency`` are what its own times give, over
+    the smallest row of its kind, between the ends that its digits leave.
     """
 
     row: str
     status: ClaimStatus
     why: tuple[str, ...]
     checked: tuple[str, ...]
+    kind: str = ""
+    speedup: tuple[float, float] | None = None
+    efficiency: tuple[float, float] | None = None
 
 
 Row = Mapping[ClaimedColumn, ClaimedFigure]
+#: Powers of ten beyond which a figure is a slip of the pen.
+MOST_DIGITS = 300
 
 
 def column(name: str) -> ClaimedColumn | None:
@@ -90,18 +98,47 @@ def figure(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
     if match is None:
         return None
     value = float(re.sub(r"[,']", "", match[0]))
-    half = 0.5 * 10.0 ** (int(match[2] or 0) - len(match[1] or ""))
+    digits = int(match[2] or 0) - len(match[1] or "")
+    half = 0.5 * 10.0**digits if abs(digits) < MOST_DIGITS else math.inf
     half = 0.0 if of is ClaimedColumn.RANKS else half
     share = of in (ClaimedColumn.EFFICIENCY, ClaimedColumn.COMMUNICATION)
     scale = 0.01 if share and ("%" in text or value > 1.5) else 1.0
     return ClaimedFigure(text=text.strip(), low=(value - half) * scale, high=(value + half) * scale)
 
 
-def audit(rows: Sequence[Row]) -> list[ClaimFinding]:
-    """Every row against the smallest one, and against itself."""
-    known = [row for row in rows if ClaimedColumn.RANKS in row]
-    base = min(known, key=lambda row: row[ClaimedColumn.RANKS].middle) if known else None
-    return [_finding(row, base, number) for number, row in enumerate(rows, 1)]
+def audit(rows: Sequence[Row], kinds: Sequence[str] = ()) -> list[ClaimFinding]:
+    """Every row against the smallest one of its kind, and against itself."""
+    of = list(kinds) or [""] * len(rows)
+    bases: dict[str, Row] = {}
+    for kind in dict.fromkeys(of):
+        known = [r for r, k in zip(rows, of, strict=True) if k == kind and ClaimedColumn.RANKS in r]
+        if known:
+            bases[kind] = min(known, key=lambda row: row[ClaimedColumn.RANKS].middle)
+    out = []
+    for number, (row, kind) in enumerate(zip(rows, of, strict=True), 1):
+        base = bases.get(kind)
+        finding = replace(_finding(row, base, number), kind=kind)
+        times = [] if base is None or ClaimedColumn.RANKS not in row else _measured(row, base)
+        if base is not None and times:
+            low, high, _ = times[0]
+            ratio = row[ClaimedColumn.RANKS].middle / base[ClaimedColumn.RANKS].middle
+            ends = (low / ratio, high / ratio)
+            finding = replace(finding, speedup=(low, high), efficiency=ends)
+        out.append(finding)
+    return out
+
+
+def nonsense(row: Row) -> str:
+    """What no training can have had; empty for a row that may be true."""
+    for name, stated in row.items():
+        positive = name in (ClaimedColumn.RANKS, ClaimedColumn.TIME, ClaimedColumn.THROUGHPUT)
+        if not math.isfinite(stated.low + stated.high) or stated.middle < 0:
+            return f"{name} {stated.text}"
+        if positive and stated.middle == 0:
+            return f"{name} {stated.text}"
+        if name is ClaimedColumn.RANKS and stated.middle != int(stated.middle):
+            return f"{name} {stated.text}"
+    return ""
 
 
 def _finding(row: Row, base: Row | None, number: int) -> ClaimFinding:
@@ -203,5 +240,7 @@ def _missing(row: Row, base: Row) -> str:
     has = {c for c in row if c is not ClaimedColumn.RANKS}
     if not has:
         return "nothing but the number of ranks is stated"
+    if _measured(row, base):
+        return "nothing is stated that its times could contradict"
     want = "a time or a throughput here and in the smallest row"
     return f"only {', '.join(sorted(has))} is stated: {want} would check it"

@@ -10,14 +10,22 @@ import math
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import geometric_mean, median
 
-from harness.analysis.compare import Compared, Reading, differing, key_of, side_by_side
+from harness.analysis.compare import (
+    Compared,
+    Reading,
+    differing,
+    key_of,
+    reading_of,
+    side_by_side,
+)
 from harness.analysis.judging.points import points
 from harness.analysis.ladder import ArmRow, arm_row
 from harness.analysis.rungs import rungs
 from harness.base.errors import SpecError
 from harness.cases import CaseSpec, Device, Plan
+from harness.cases.metrics import METRICS
 from harness.host.devices import peaks
 from harness.host.machine import Machine
 from harness.record import Ceiling, Purpose, RunRecord, ScalingPoint, Swept, Term
@@ -102,12 +110,20 @@ class Total:
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """Geometric mean of one side over the first, over the cases that every side ran."""
+    """Geometric mean of one side over the first, over the cases that every side ran.
+
+    Cases have as many devices on every side, so it is per device. ``per_joule`` is the same of
+    samples a joule, without an interval; ``price_factor`` times ``mean`` is what the same money
+    gives, None where a price is not known. ``reading`` is what the interval says.
+    """
 
     side: str
     mean: float
     low: float | None
     high: float | None
+    reading: Reading = Reading.UNDECIDED
+    per_joule: float | None = None
+    price_factor: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +180,7 @@ def compare_hardware(
         ),
         totals=tuple(_totals(sides, runs)),
         num_common=len(common),
-        means=tuple(_means(sides, rows, common)),
+        means=tuple(_means(sides, rows, common, found, metric)),
         missing=tuple(_missing(every, rows, ran, sides)),
         not_compared=tuple(refused),
         differs=tuple(dict.fromkeys(_differing(sides, runs))),
@@ -315,7 +331,11 @@ def _totals(sides: Sequence[Side], runs: Sequence[RunRecord]) -> Iterator[Total]
 
 
 def _means(
-    sides: Sequence[Side], rows: Sequence[Mapping[str, Compared]], common: set[str]
+    sides: Sequence[Side],
+    rows: Sequence[Mapping[str, Compared]],
+    common: set[str],
+    entries: Sequence[Mapping[str, MachineEntry]],
+    metric: str,
 ) -> Iterator[Mean]:
     """Nothing where no case is common to all."""
     for side, of_side in zip(sides[1:], rows[1:], strict=True):
@@ -333,7 +353,35 @@ def _means(
         if len(radii) == len(logs):  # one case without an interval: nobody knows the mean's
             radius = 1.96 * math.sqrt(math.fsum(r * r for r in radii)) / len(logs)
             low, high = math.exp(center - radius), math.exp(center + radius)
-        yield Mean(side=side.name, mean=math.exp(center), low=low, high=high)
+        more = METRICS[metric].more_is_better
+        told = low is not None and high is not None
+        yield Mean(
+            side=side.name,
+            mean=math.exp(center),
+            low=low,
+            high=high,
+            reading=reading_of(low, high, more) if told else Reading.TOO_FEW,
+            per_joule=_per_joule(entries[0], entries[sides.index(side)], common),
+            price_factor=_price_factor(sides[0], side) if more else None,
+        )
+
+
+def _per_joule(
+    first: Mapping[str, MachineEntry], other: Mapping[str, MachineEntry], common: set[str]
+) -> float | None:
+    """Samples a joule over the first side's; None where a device does not say what it took."""
+    pairs = [
+        (first[k].energy_j, other[k].energy_j) for k in sorted(common) if k in first and k in other
+    ]
+    known = [a / b for a, b in pairs if a and b]
+    return geometric_mean(known) if known and len(known) == len(common) else None
+
+
+def _price_factor(first: Side, other: Side) -> float | None:
+    """Devices of the other side for the money of one of the first: they are paid by the hour."""
+    if not first.price or not other.price:
+        return None
+    return (first.price / first.num_devices) / (other.price / other.num_devices)
 
 
 def _missing(

@@ -143,3 +143,50 @@ def test_what_cannot_be_checked_says_what_is_missing() -> None:
     assert last.why == (
         "only efficiency is stated: a time or a throughput here and in the smallest row would check it",
     )
+
+
+def test_the_press_beside_its_own_minutes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """5.54 / 2.02 minutes on four times the GPUs: 0.686 by hand."""
+    page = tmp_path / "audit.html"
+    words = ["audit", str(ROOT / "examples/audit/near-linear.toml"), "--page", str(page), "--json"]
+    assert main(words) == 5, "nothing is stated that could be inconsistent"
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    low, high = rows[2]["efficiency"]
+    assert low < 5.54 / 2.02 / 4 < high and high - low < 0.01
+    assert rows[4]["efficiency"][0] < 3.09 / 2.02 / 2 < rows[4]["efficiency"][1]
+    text = page.read_text()
+    assert "near-linear" in text and "leaves out" in text and "<svg" in text
+    assert "0.69 by minutes to the target" in text and "0.85 as stated" in text
+
+
+def test_two_kinds_of_times_are_never_divided(tmp_path: Path) -> None:
+    """1.71 s a block and 1.31 s a step say nothing of each other."""
+    rows = table([
+        {ClaimedColumn.RANKS: "1", ClaimedColumn.TIME: "10"},
+        {ClaimedColumn.RANKS: "2", ClaimedColumn.TIME: "5", ClaimedColumn.SPEEDUP: "3x"},
+    ])  # fmt: skip
+    assert audit(rows)[1].status is ClaimStatus.INCONSISTENT  # type: ignore[arg-type]
+    apart = audit(rows, ["block", "step"])  # type: ignore[arg-type]
+    assert apart[1].efficiency is not None
+    assert apart[1].status is ClaimStatus.INCONSISTENT, "the smallest of its kind, and 3x"
+    assert apart[1].speedup == (1.0, 1.0)
+    half = tmp_path / "half.csv"
+    half.write_text("ranks,time,kind\n1,10,step\n2,5,\n")
+    assert main(["audit", str(half)]) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ranks,time\n-1,100\n", "ranks,time\n0,100\n", "ranks,time\n1,0\n", "ranks,time\n1,1e400\n2,3\n",
+     "ranks,time\n1.5,3\n", "ranks,time,efficiency\n1,3,-5%\n"],
+)  # fmt: skip
+def test_nonsense_in_a_table_is_an_error(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    assert main(["audit", str(path)]) == 4
+    error = capsys.readouterr().err
+    assert "of no training" in error and "Traceback" not in error

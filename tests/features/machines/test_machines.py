@@ -67,7 +67,7 @@ def test_three_machines_are_held_against_the_first(sample_run: RunRecord) -> Non
     assert {e.reading for e in found.entries if e.side == "C"} == {Reading.FASTER}
     assert [m.mean for m in found.means] == pytest.approx([1.0, 1.3], rel=0.001)
     assert found.differs == () and found.missing == ()
-    assert "C is 1.3" in hardware.headline(found)
+    assert "(C) is 1.3" in hardware.headline(found)
     words = [line for line in hardware.lines(found, 100) if "2cpu  B" in line]
     assert words and all("no difference" in line for line in words)
 
@@ -199,3 +199,21 @@ def test_stand_ins_never_enter_a_hardware_comparison(sample_run: RunRecord) -> N
     other = from_doc(RunRecord, doc)
     with pytest.raises(SpecError, match="only stand-ins"):
         compare_hardware([other, other], "throughput")
+
+
+def test_a_purchase_is_told_for_the_same_devices_and_money_with_its_doubt(
+    sample: Path, sample_run: RunRecord
+) -> None:
+    """Twice as fast for three times the money is two thirds of the work: by hand."""
+    other = edited(sample_run, quiet, faster(2.0))
+    found = compare_hardware([edited(sample_run, quiet), other], "throughput", [1.0, 3.0])
+    (mean,) = found.means
+    assert mean.mean == pytest.approx(2.0, rel=0.05) and mean.reading is Reading.FASTER
+    assert mean.price_factor == pytest.approx(1 / 3) and mean.per_joule is None
+    text = " ".join(hardware.purchase(found))
+    assert "better" in text and "worse" in text and "the devices do not say" in text
+    undecided = compare_hardware([sample_run, sample_run], "throughput")
+    assert "undecided" in hardware.headline(undecided) or "no difference" in hardware.headline(
+        undecided
+    )
+    assert "(A)" in hardware.headline(undecided), "two machines of one name keep their letters"

@@ -19,6 +19,7 @@ from harness.cases import Form, metrics
 from harness.features.acceptance.clauses import Evidence, Requirement
 from harness.features.acceptance.contract import Terms, due
 from harness.features.acceptance.handover import Handover, Node
+from harness.features.acceptance.others import OthersResult
 from harness.interface.report import fabric, sections, tables, text
 from harness.interface.report.coverage import coverage
 from harness.interface.report.page import scaling
@@ -78,9 +79,10 @@ def render(
     runs: Sequence[tuple[RunRecord, Path]],
     archived: Archived,
     agreed: bytes | None = None,
+    others: Sequence[OthersResult] = (),
 ) -> str:
     """The document of these runs; charts and parts of steps are theirs. ``agreed`` is the text of
-    the contract.
+    the contract, ``others`` what other tools wrote.
     """
     folders = [f"checked/{packed.folder}" for packed in archived.manifest.runs]
     before = len(found.accepted)
@@ -113,6 +115,7 @@ def render(
             untested=list(untested(found, [run for run, _ in runs])),
             open=list(_open(found)),
             definitions=DEFINITIONS,
+            others=others,
             agreed="" if agreed is None else hashlib.sha256(agreed).hexdigest(),
             folders=folders,
             again=shlex.join(again),
@@ -393,7 +396,8 @@ def _figure(v: Verdict) -> str:
     metric = metrics.metric(v.metric)
 
     def show(value: float) -> str:
-        return si(value, metric.unit) if metric.form is Form.ABSOLUTE else f"{value:.3f}"
+        plain = metric.form is not Form.ABSOLUTE or metric.unit == "1"
+        return f"{value:.3f}" if plain else si(value, metric.unit)
 
     span = "" if v.low is None or v.high is None else f" [{show(v.low)}, {show(v.high)}]"
     return "" if v.value is None else show(v.value) + span

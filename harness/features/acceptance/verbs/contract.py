@@ -11,8 +11,15 @@ from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
 from harness.cases import metrics
-from harness.features.acceptance.clauses import Requirement
-from harness.features.acceptance.contract import Clause, Contract, find, load_contract, shipped
+from harness.features.acceptance.clauses import Requirement, rules_of
+from harness.features.acceptance.contract import (
+    Clause,
+    Contract,
+    as_rules,
+    find,
+    load_contract,
+    shipped,
+)
 from harness.features.acceptance.handover import Handover, handover
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
@@ -80,9 +87,13 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         action="append",
         default=[],
         metavar="RUN",
-        help="check: a run that was accepted before",
+        help="a run that was accepted before",
     )
-    sub.add_argument("--toml", action="store_true", help="show: the file itself, to be changed")
+    form = sub.add_mutually_exclusive_group()
+    form.add_argument("--toml", action="store_true", help="show: the file itself, to be changed")
+    form.add_argument(
+        "--rules", action="store_true", help="show: its rules, for --thresholds of a run"
+    )
 
 
 def act(asked: Asked) -> Answer:
@@ -91,7 +102,7 @@ def act(asked: Asked) -> Answer:
     if given.action == "list":
         return _list()
     if given.action == "show":
-        return _show(given.words, toml=given.toml)
+        return _show(given)
     return _check(given.words, given.accepted)
 
 
@@ -112,18 +123,28 @@ def _list() -> Answer:
     return Answer(document={"contracts": to_doc([n.contract for n in known])}, lines=lines)
 
 
-def _show(words: Sequence[str], *, toml: bool) -> Answer:
-    if len(words) != 1:
+def _show(given: argparse.Namespace) -> Answer:
+    if len(given.words) != 1:
         raise SpecError(
             "contract show takes one contract",
             expected=f"a file, or one of {', '.join(shipped())}",
             fix="scaleproof contract show gate",
         )
-    path = find(words[0])
+    path = find(given.words[0])
     contract = load_contract(path)
     document = {"contract": to_doc(contract), "nonce": contract.mark}
-    if toml:
+    if given.toml:
         return Answer(document=document, lines=path.read_text().splitlines())
+    if given.rules:
+        rules = rules_of(contract, [run for run, _ in map(_loaded, given.accepted)])
+        if not rules:
+            raise SpecError(
+                "every clause is held against what was accepted, and no accepted run has a value",
+                where=str(path),
+                expected="the run that was accepted",
+                fix=f"scaleproof contract show {given.words[0]} --rules --accepted RUN",
+            )
+        return Answer(document=document, lines=as_rules(rules))
     width = text.columns()
     lines = text.wrap(f" {contract.terms.title or contract.name}", width, 1)
     for clause in contract.clauses:

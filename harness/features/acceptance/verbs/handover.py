@@ -13,9 +13,11 @@ from harness.analysis.reading import load
 from harness.analysis.verify import rejudge
 from harness.base import files
 from harness.base.documents import to_doc
+from harness.features.acceptance import others
 from harness.features.acceptance.clauses import Requirement
 from harness.features.acceptance.contract import Contract, find, load_contract
 from harness.features.acceptance.handover import Handover, Node, Seal, handover
+from harness.features.acceptance.others import OthersResult
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record import RunRecord, archive
@@ -46,6 +48,7 @@ class HandedOver(TypedDict):
     nodes: Sequence[Node]
     seals: Sequence[Seal]
     accepted: Sequence[Seal]
+    others: Sequence[OthersResult]
     archive: str
     sha256: str
 
@@ -72,6 +75,14 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         metavar="RUN",
         help="a run that was accepted before: clauses with of_accepted are held against it",
     )
+    sub.add_argument(
+        "--beside",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a result of another tool, which is shown and not judged: nccl-tests, DCGM, cmax, ...",
+    )
 
 
 def act(asked: Asked) -> Answer:
@@ -83,6 +94,7 @@ def act(asked: Asked) -> Answer:
     contract = None if agreed is None else load_contract(agreed)
     runs = list(map(_loaded, asked.options.runs))
     accepted = list(map(_loaded, asked.options.accepted))
+    results = tuple(map(others.read, asked.options.beside))
     found = handover(runs, datetime.datetime.now(datetime.UTC).date(), contract, accepted)
     agreed_on = {} if agreed is None else {archive.CONTRACT: agreed.read_bytes()}
     packed = [
@@ -100,11 +112,16 @@ def act(asked: Asked) -> Answer:
     for name, content in (
         (ARCHIVE, body),
         (EXCLUDE, exclude.encode()),
-        (PAGE, render(found, shown, held, agreed_on.get(archive.CONTRACT)).encode()),
+        (PAGE, render(found, shown, held, agreed_on.get(archive.CONTRACT), results).encode()),
     ):
         files.put(to / name, content, "--to")
     return Answer(
-        document={**to_doc(found), "archive": str(to / ARCHIVE), "sha256": held.sha256},
+        document={
+            **to_doc(found),
+            "others": to_doc(results),
+            "archive": str(to / ARCHIVE),
+            "sha256": held.sha256,
+        },
         lines=_lines(found, to, held.sha256),
         exit=exit_status([found.status]),
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from harness.base import files
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.features.foresight import claims
@@ -27,6 +28,7 @@ EXAMPLES = dict(
     audit=(
         "audit vendor.csv",
         "audit examples/audit/claims.md",
+        "audit examples/audit/near-linear.toml --page near-linear.html",
     ),
 )
 
@@ -44,6 +46,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     """A table."""
     sub.add_argument("file", type=Path, help="CSV, a Markdown table, or TOML with [[row]]")
+    sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page")
 
 
 def act(asked: Asked) -> Answer:
@@ -59,13 +62,49 @@ def act(asked: Asked) -> Answer:
             expected=f"headings such as {known}",
             fix="scaleproof audit TABLE.csv",
         )
-    checked_rows = claims.audit(rows)
-    wrong = any(f.status is ClaimStatus.INCONSISTENT for f in checked_rows)
-    checked = any(f.checked for f in checked_rows)
+    _refuse_nonsense(rows, path)
+    kinds = _kinds(table, path)
+    findings = claims.audit(rows, kinds)
+    wrong = any(f.status is ClaimStatus.INCONSISTENT for f in findings)
+    checked = any(f.checked for f in findings)
     exit_ = Exit.FAILED if wrong else Exit.PASSED if checked else Exit.NOTHING_JUDGED
-    return Answer(
-        document={"rows": to_doc(tuple(checked_rows))}, lines=_lines(rows, checked_rows), exit=exit_
-    )
+    lines = _lines(rows, findings)
+    if asked.options.page is not None:
+        from harness.features.foresight.report.audited import render
+
+        page = render(_told(path), rows, findings)
+        files.put(asked.options.page, page.encode(), "--page")
+        lines.append(f" page     {asked.options.page}")
+    return Answer(document={"rows": to_doc(tuple(findings))}, lines=lines, exit=exit_)
+
+
+def _refuse_nonsense(rows: Sequence[Row], path: Path) -> None:
+    for number, row in enumerate(rows, 1):
+        if wrong := claims.nonsense(row):
+            raise SpecError(
+                f"row {number}: {wrong} is of no training",
+                where=str(path),
+                expected="whole ranks from 1 on, and times and rates above zero",
+                fix=f"edit {path}, then: scaleproof audit {path}",
+            )
+
+
+def _kinds(table: Sequence[Mapping[str, str]], path: Path) -> list[str]:
+    """Of what each row's times are: block, step, minutes to a target. All rows say it, or none."""
+    kinds = [row.get("kind", "").strip() for row in table]
+    if any(kinds) and not all(kinds):
+        raise SpecError(
+            f"row {kinds.index('') + 1} does not say of what its times are",
+            where=str(path),
+            expected="a kind in every row: two kinds of step time differ by more than a point",
+            fix='kind = "step"',
+        )
+    return kinds
+
+
+def _told(path: Path) -> dict[str, Any]:
+    """What a TOML table says beside its rows: title, claim, and what each kind leaves out."""
+    return tomllib.loads(path.read_text()) if path.suffix == ".toml" else {"title": path.name}
 
 
 def _table(path: Path) -> list[dict[str, str]]:
@@ -89,6 +128,13 @@ def _table(path: Path) -> list[dict[str, str]]:
                 expected="[[row]] tables",
                 fix=f"edit {path}",
             ) from None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise SpecError(
+                "row is no table",
+                where=str(path),
+                expected="[[row]] tables",
+                fix=f"edit {path}",
+            )
         return [{str(k): str(v) for k, v in row.items()} for row in rows]
     if marked := [line for line in content.splitlines() if line.strip().startswith("|")]:
         cells = [[c.strip() for c in line.strip().strip("|").split("|")] for line in marked]
@@ -106,26 +152,37 @@ def _row(line: dict[str, str]) -> Row:
     return out
 
 
-def _lines(rows: Sequence[Row], found: Sequence[ClaimFinding]) -> list[str]:
+def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
     width = text.columns()
-    out = []
-    base = min(
-        (r for r in rows if ClaimedColumn.RANKS in r),
-        key=lambda r: r[ClaimedColumn.RANKS].middle,
-        default=None,
-    )
-    for row, checked in zip(rows, found, strict=True):
-        words = "; ".join(checked.why) or f"{len(checked.checked)} checks hold"
-        lost = (
-            None
-            if base is None or ClaimedColumn.RANKS not in row
-            else claims.unexplained(row, base)
+    out: list[str] = []
+    for kind in dict.fromkeys(f.kind for f in findings):
+        out += [f" {kind}"] if kind else []
+        of_kind = [(r, f) for r, f in zip(rows, findings, strict=True) if f.kind == kind]
+        base = min(
+            (r for r, _ in of_kind if ClaimedColumn.RANKS in r),
+            key=lambda r: r[ClaimedColumn.RANKS].middle,
+            default=None,
         )
-        if lost is not None and lost > 0.02:
-            words += f"; {100 * lost:.1f}% of the ideal is lost to nothing that is stated"
-        out += text.wrap(f" {checked.row:<10} {checked.status:<13} {words}", width, 25)
-    count = {s: sum(f.status is s for f in found) for s in ClaimStatus}
+        for row, finding in of_kind:
+            why = "; ".join(finding.why) or f"{len(finding.checked)} checks hold"
+            lost = None
+            if base is not None and ClaimedColumn.RANKS in row:
+                lost = claims.unexplained(row, base)
+            if lost is not None and lost > 0.02:
+                why += f"; {100 * lost:.1f}% of the ideal is lost to nothing that is stated"
+            out += text.wrap(f" {finding.row:<10} {finding.status:<13} {why}", width, 25)
+            if finding.efficiency is not None and row is not base:
+                out += text.wrap(f"{'':25}{_follows(finding)}", width, 25)
+    count = {s: sum(f.status is s for f in findings) for s in ClaimStatus}
     out += ["", f" {', '.join(f'{n} {s}' for s, n in count.items() if n)}"]
     if count[ClaimStatus.INCONSISTENT]:
         out.append(" a figure is only called inconsistent if no rounding explains it")
     return out
+
+
+def _follows(finding: ClaimFinding) -> str:
+    """What its own times give, as far as their digits say."""
+    assert finding.speedup is not None
+    assert finding.efficiency is not None
+    (a, b), (c, d) = finding.speedup, finding.efficiency
+    return f"its times give {a:.3f} to {b:.3f} times, an efficiency of {c:.3f} to {d:.3f}"

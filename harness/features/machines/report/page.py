@@ -26,6 +26,7 @@ def render(found: HardwareComparison) -> str:
         .render(
             headline=hardware.headline(found),
             sides=found.sides,
+            purchase=hardware.purchase(found),
             ceilings=hardware.sides(found).html("machines"),
             differs=found.differs,
             charts=_charts(found),
@@ -40,10 +41,11 @@ def render(found: HardwareComparison) -> str:
 
 
 def _charts(found: HardwareComparison) -> list[tuple[str, Markup]]:
-    """Throughput per device over ranks: a chart for each ladder, a line for each machine."""
+    """What each machine gives over the first one, with its interval, over ranks: by ladder."""
+    names = {side.name: hardware.named(side, found.sides) for side in found.sides}
     ladders: dict[str, dict[str, list[MachineEntry]]] = {}
     for e in found.entries:
-        if e.point is not None:
+        if e.point is not None and e.ratio is not None:
             ladder = ladders.setdefault(e.case.family + e.case.extras, {})
             ladder.setdefault(e.side, []).append(e)
     out = []
@@ -51,20 +53,23 @@ def _charts(found: HardwareComparison) -> list[tuple[str, Markup]]:
         curves = []
         for side, entries in of_sides.items():
             ranked = sorted(entries, key=lambda e: e.case.world_size)
-            none: list[float | None] = [None] * len(ranked)
             curves.append(
                 Curve(
-                    name=side,
+                    name=names[side],
                     x=[float(e.case.world_size) for e in ranked],
-                    y=[e.per_device or 0.0 for e in ranked],
-                    low=none,
-                    high=none,
+                    y=[e.ratio or 0.0 for e in ranked],
+                    low=[e.low for e in ranked],
+                    high=[e.high for e in ranked],
                     told=[e.case.world for e in ranked],
                 )
             )
-        if max(len(c.x) for c in curves) > 1:
-            label = "samples/s of a device"
-            out.append((name, Markup(svg.chart(curves, y_label=label, x_label="ranks"))))
+        ranks = sorted({x for c in curves for x in c.x})
+        if len(ranks) > 1:
+            none: list[float | None] = [None] * len(ranks)
+            alike = Curve(name=names["A"], x=ranks, y=[1.0] * len(ranks), low=none, high=none)
+            label = f"{found.metric} over that of {names['A']}"
+            chart = svg.chart(curves, y_label=label, x_label="ranks", ideal=alike)
+            out.append((name, Markup(chart)))
     return out
 
 

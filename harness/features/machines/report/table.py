@@ -1,8 +1,9 @@
 """Machines side by side: what they reach at most, every case, what they do in all, and why."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from harness.analysis.compare import DRIFT, Reading
+from harness.analysis.compare import DRIFT, Reading, reading_of
 from harness.base.documents import Json, fields_of
 from harness.base.numbers import duration, rate, si
 from harness.cases.metrics import METRICS
@@ -28,6 +29,8 @@ def lines(found: HardwareComparison, width: int) -> list[str]:
         out += wrap(message, width, 4)
     for text in found.differs:
         out += wrap(f" differs: {text}", width, 10)
+    if found.means:
+        out += ["", *(f" {line}" for line in purchase(found))]
     ceilings = sides(found)
     if len(ceilings.told) > 2:
         out += ["", *ceilings.lines(width)]
@@ -55,9 +58,54 @@ def headline(found: HardwareComparison) -> str:
     if not found.means:
         return "Nothing to compare: no case was measured on every machine"
     unit = METRICS[found.metric].unit
-    listed = "; ".join(f"{m.side} is {_times(m)} A" for m in found.means)
+    names = {side.name: named(side, found.sides) for side in found.sides}
+    listed = "; ".join(
+        f"{names[m.side]} is {_times(m)} {names['A']} ({_word(m)})" for m in found.means
+    )
     cases = f"{found.num_common} case{'s' if found.num_common > 1 else ''}"
     return f"{listed} in {found.metric} ({unit}), over the {cases} that all of them ran"
+
+
+def named(side: Side, sides: Sequence[Side]) -> str:
+    """What a machine is; with its letter where another one is called the same."""
+    alike = [other for other in sides if other.machine.title == side.machine.title]
+    return side.machine.title if len(alike) == 1 else f"{side.machine.title} ({side.name})"
+
+
+def _word(mean: Mean) -> str:
+    """What the interval says, in the sentence itself."""
+    return _READS.get(mean.reading, str(mean.reading))
+
+
+def purchase(found: HardwareComparison) -> list[str]:
+    """What who buys asks: for the same devices, energy and money, what does the other one give?"""
+    names = {side.name: named(side, found.sides) for side in found.sides}
+    out = []
+    for mean in found.means:
+        joules = "n/a: the devices do not say"
+        if mean.per_joule is not None:
+            joules = f"{mean.per_joule:.3f} times, without an interval"
+        money = "n/a: --price A=98 --price B=41"
+        if mean.price_factor is not None:
+            paid = _scaled(mean, mean.price_factor)
+            money = f"{_times(paid)}: {_word(paid)}"
+        out += [
+            f"{names[mean.side]} against {names['A']}, {found.metric}:",
+            f"  for the same devices  {_times(mean)}: {_word(mean)}",
+            f"  for the same energy   {joules}",
+            f"  for the same money    {money}",
+        ]
+    return out
+
+
+def _scaled(mean: Mean, factor: float) -> Mean:
+    """The same with every figure times a number that has no error."""
+    if mean.low is None or mean.high is None:
+        return replace(mean, mean=mean.mean * factor)
+    low = mean.low * factor
+    high = mean.high * factor
+    reading = reading_of(low, high, more_is_better=True)
+    return replace(mean, mean=mean.mean * factor, low=low, high=high, reading=reading)
 
 
 def notes(found: HardwareComparison) -> list[str]:

@@ -9,6 +9,7 @@ import argparse
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import fmean
 from typing import Any, TypedDict
 
 from harness.base.documents import to_doc
@@ -28,6 +29,7 @@ HELP = dict(goodput="play faults against a training, and say which share of its 
 EXAMPLES = dict(
     goodput=(
         "goodput ddp/decoder-nano --cpus 2 --mtbf 20s --every 40 --steps 600",
+        "goodput ddp/decoder-nano --cpus 2 --mtbf 20s --steps 600 --plays 4",
         "goodput fsdp/decoder-large --gpus 64 --nodes 8x8 --engine slurm --mtbf 6h --short",
     ),
 )
@@ -69,6 +71,13 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     )
     sub.add_argument("--seed", type=int, default=0, help="draws the faults (default: 0)")
     sub.add_argument(
+        "--plays",
+        type=measuring.positive,
+        default=1,
+        metavar="N",
+        help="play so many schedules, each drawn anew; four can be judged by a rule (default: 1)",
+    )
+    sub.add_argument(
         "--short", action="store_true", help="measure what each costs, and play nothing"
     )
     measuring.add_to(sub, cases=False)
@@ -105,15 +114,21 @@ def act(asked: Asked) -> Answer:
             "measured": None,
             "terms_ns": None,
         }
-        if not args.short:
-            faults = functools.partial(goodput.schedule, mtbf_s, args.seed, case.world_size)
-            played = player.play(case, args.steps, every, faults(), mtbf_s, args.seed)
+        plays = []
+        told_of_each = []
+        for seed in range(args.seed, args.seed + (0 if args.short else args.plays)):
+            faults = functools.partial(goodput.schedule, mtbf_s, seed, case.world_size)
+            played = player.play(case, args.steps, every, faults(), mtbf_s, seed)
             foretold = goodput.play(costs, args.steps, every, faults(), at_steps=True)
-            lines = [*report.told(played, foretold, width), *lines]
+            plays.append((played, goodput.share(foretold)))
+            told_of_each += report.told(played, foretold, width)
+        if plays:
+            lines = [*told_of_each, *lines]
+            terms = [goodput.terms_ns(played) for played, _ in plays]
             document |= {
-                "foretold": goodput.share(foretold),
-                "measured": goodput.goodput(played),
-                "terms_ns": goodput.terms_ns(played),
+                "foretold": fmean(share for _, share in plays),
+                "measured": fmean(goodput.goodput(played) for played, _ in plays),
+                "terms_ns": {name: sum(of[name] for of in terms) for name in terms[0]},
             }
         record = session.save(complete=True)
     answer = measuring.judged(session, record, asked)

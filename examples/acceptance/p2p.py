@@ -1,6 +1,6 @@
 """P2P off beside on: the same training over the network alone, in the same blocks.
 
-pytest examples/contracts/p2p.py --gpus 8
+pytest examples/acceptance/p2p.py --gpus 8
 scaleproof contract check fabric RUN --accepted THEN
 """
 

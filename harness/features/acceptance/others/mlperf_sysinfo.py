@@ -1,0 +1,21 @@
+"""mlperf-sysinfo: the description of a system as MLPerf Training wants it."""
+
+import json
+
+OTHERS = "mlperf-sysinfo"
+_SHOWN = (
+    "submitter", "system_name", "number_of_nodes", "host_processor_model_name",
+    "accelerator_model_name", "accelerators_per_node", "host_networking", "framework",
+)  # fmt: skip
+
+
+def read(text: str) -> list[tuple[str, str]] | None:
+    """What it says of the system; a capture that lacks nodes says so first."""
+    document = json.loads(text)
+    made = document.get("mlperf_sysinfo")
+    if made is None:
+        return None
+    nodes = f"{made['nodes_collected']} of {made['nodes_expected']}"
+    whole = nodes if made["complete"] else f"{nodes}: A PARTIAL CAPTURE"
+    lines = [("nodes described", whole), ("version", str(made["version"]))]
+    return [*lines, *((n.replace("_", " "), str(document[n])) for n in _SHOWN if document.get(n))]

@@ -1,0 +1,112 @@
+"""The audit of a published table as a page: what follows from it, kind by kind."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from harness.features.foresight.claims import ClaimedColumn, ClaimFinding, Row
+from harness.interface.report.page import svg
+from harness.interface.report.templates import templates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One row as it is read."""
+
+    row: str
+    stated: str
+    speedup: str
+    efficiency: str
+    reading: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One kind of times, with its rows."""
+
+    name: str
+    source: str
+    leaves_out: str
+    rows: Sequence[Line]
+
+
+def render(said: Mapping[str, Any], rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> str:
+    """The page of a table; ``said`` are its title, its claim, and what it says of each kind."""
+    names = dict.fromkeys(f.kind for f in findings)
+    about = {str(k.get("name", "")): k for k in said.get("kind", ()) if isinstance(k, dict)}
+    return (
+        templates(Path(__file__).parent)
+        .get_template("audited.html.jinja")
+        .render(
+            title=str(said.get("title", "Audit of a table")),
+            claim=str(said.get("claim", "")),
+            sentence=_sentence(rows, findings),
+            chart=_chart(rows, findings),
+            kinds=[_kind(name, about.get(name, {}), rows, findings) for name in names],
+        )
+    )
+
+
+def _sentence(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> str:
+    """``0.69 by minutes to the target, 0.77 by ...``: of the largest row of each kind."""
+    last: dict[str, str] = {}
+    for row, finding in zip(rows, findings, strict=True):
+        stated = row.get(ClaimedColumn.EFFICIENCY)
+        if finding.efficiency is not None:
+            last[finding.kind] = f"{sum(finding.efficiency) / 2:.2f}"
+        elif stated is not None:
+            last[finding.kind] = f"{stated.middle:.2f} as stated"
+    told = ", ".join(f"{value} by {kind or 'its times'}" for kind, value in last.items())
+    return f"The efficiency of the largest system is {told}." if told else "Nothing follows."
+
+
+def _kind(
+    name: str, about: Mapping[str, Any], rows: Sequence[Row], findings: Sequence[ClaimFinding]
+) -> Kind:
+    lines = [
+        Line(
+            row=finding.row,
+            stated=", ".join(f"{c} {v.text}" for c, v in row.items() if c != ClaimedColumn.RANKS),
+            speedup=_span(finding.speedup),
+            efficiency=_span(finding.efficiency),
+            reading=f"{finding.status}: {'; '.join(finding.why) or 'follows from the times'}",
+        )
+        for row, finding in zip(rows, findings, strict=True)
+        if finding.kind == name
+    ]
+    source = str(about.get("source", ""))
+    return Kind(name=name, source=source, leaves_out=str(about.get("leaves_out", "")), rows=lines)
+
+
+def _span(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
+
+
+def _chart(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> Markup:
+    """Efficiency over ranks for each kind that has times, and the perfect line."""
+    curves = []
+    for name in dict.fromkeys(f.kind for f in findings):
+        points = [
+            (row[ClaimedColumn.RANKS].middle, finding.efficiency)
+            for row, finding in zip(rows, findings, strict=True)
+            if finding.kind == name and finding.efficiency is not None
+        ]
+        if len(points) > 1:
+            curves.append(
+                svg.Curve(
+                    name=name or "its times",
+                    x=[x for x, _ in points],
+                    y=[sum(ends) / 2 for _, ends in points],
+                    low=[ends[0] for _, ends in points],
+                    high=[ends[1] for _, ends in points],
+                )
+            )
+    if not curves:
+        return Markup("")
+    ranks = sorted({x for curve in curves for x in curve.x})
+    flat = [None] * len(ranks)
+    ideal = svg.Curve(name="linear", x=ranks, y=[1.0] * len(ranks), low=flat, high=flat)
+    return Markup(svg.chart(curves, y_label="efficiency", x_label="ranks", ideal=ideal))

@@ -1,0 +1,61 @@
+"""Results of other tools: each is told from the others, none is judged, none breaks the document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.base.errors import SpecError
+from harness.features.acceptance.others import read, tools
+from harness.interface.cli.main import main
+
+EXAMPLES = Path(__file__).parent / "others"
+KNOWN = {
+    "nccl-tests.json": ("nccl-tests", ("average bus bandwidth", "312.1 GB/s")),
+    "dcgm.json": ("DCGM", ("software", "Fail")),
+    "cmax.txt": ("cmax (ClusterMAX)", ("checks", "1 failed, 2 warnings, 31 passed, 5 skipped")),
+    "superbench.jsonl": ("SuperBench", ("node-a", "1 of 2 ended well; failed: gemm-flops")),
+    "reframe.json": ("ReFrame", ("generic:default:rate", "12.5 GB/s, reference 12")),
+    "mlperf-sysinfo.json": ("mlperf-sysinfo", ("nodes described", "1 of 2: A PARTIAL CAPTURE")),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_result_is_read_by_its_own_reader(name: str) -> None:
+    tool, line = KNOWN[name]
+    result = read(EXAMPLES / name)
+    assert result.tool == tool
+    assert line in result.lines
+
+
+def test_every_reader_has_an_example() -> None:
+    assert sorted(tools()) == sorted(tool for tool, _ in KNOWN.values())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '"x"', "{", "1 failed", "\x00", '{"runs": 1}']
+)
+def test_what_no_tool_wrote_is_one_error(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "strange"
+    path.write_text(text)
+    with pytest.raises(SpecError, match="no tool that is known"):
+        read(path)
+
+
+def test_they_stand_in_the_document_and_change_no_word(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["handover", str(sample), "--to", str(tmp_path / "to"), "--json"]
+    alone = main(words)
+    status = json.loads(capsys.readouterr().out)["status"]
+    beside = [word for name in KNOWN for word in ("--beside", str(EXAMPLES / name))]
+    assert main([*words, *beside]) == alone
+    document = json.loads(capsys.readouterr().out)
+    assert document["status"] == status
+    assert [r["file"] for r in document["others"]] == list(KNOWN)
+    page = (tmp_path / "to" / "handover.html").read_text()
+    section = page.partition('id="others"')[2].partition("<h2")[0]
+    assert "not judged here" in section and "312.1 GB/s" in section
+    assert all(r["sha256"] in section for r in document["others"])

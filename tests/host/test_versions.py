@@ -1,0 +1,62 @@
+"""Least versions: below is told, unknown is skipped, and nothing unknown ever passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.host import doctor, versions
+from harness.host.admission import Level
+from harness.host.versions import Component, Standing
+
+
+def of(**fields: object) -> Component:
+    return Component(**{"name": "driver", "why": "", "source": "", **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("component", "here", "standing"),
+    [
+        (of(least="2.28.2"), "2.28.2", Standing.OK),
+        (of(least="2.28.2"), "2.9.9", Standing.BELOW),
+        (of(least="2.28.2"), "2.28.10", Standing.OK),
+        (of(least="2.11"), "2.13.0+cpu", Standing.OK),
+        (of(least="2.28.2"), "", Standing.SKIP),
+        (of(least="2.28.2"), "unknown", Standing.SKIP),
+        (of(trains=("570.211.01", "580.159.03")), "580.126.09", Standing.BELOW),
+        (of(trains=("570.211.01", "580.159.03")), "580.159.03", Standing.OK),
+        (of(trains=("570.211.01", "580.159.03")), "575.57.08", Standing.SKIP),
+    ],
+)
+def test_a_version_stands_where_it_does(
+    component: Component, here: str, standing: Standing
+) -> None:
+    assert versions.compare(component, here).standing is standing
+
+
+def test_every_line_of_the_table_has_a_source_and_a_bound() -> None:
+    rows = versions.table()
+    assert {"driver", "nccl", "connectx firmware", "torch"} <= {row.name for row in rows}
+    assert all(row.source and row.why and bool(row.least) != bool(row.trains) for row in rows)
+
+
+def test_doctor_names_what_is_below_and_what_it_skips(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = doctor._versions()
+    assert finding.level is Level.OK and "torch" in finding.text
+    monkeypatch.setattr(versions, "_here", lambda name: "1.0" if name == "torch" else "")
+    finding = doctor._versions()
+    assert finding.level is Level.WARN
+    assert "torch 1.0 is below 2.11" in finding.text and "SKIP: nccl" in finding.text
+
+
+def test_a_topology_file_that_is_not_there_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "topo.xml"
+    monkeypatch.setenv("NCCL_TOPO_FILE", str(path))
+    assert doctor._topology_file().level is Level.WARN
+    path.write_text("<system/>")
+    assert doctor._topology_file().level is Level.OK and "sha256" in doctor._topology_file().text
+    monkeypatch.delenv("NCCL_TOPO_FILE")
+    assert doctor._topology_file().level is Level.OK

@@ -31,7 +31,9 @@ class Question:
     ``obstacle`` keeps it from being judged at all; with a ``doubt`` neither PASS nor FAIL stands,
     nor where one of the ``tilts`` could have made it. ``unquiet`` says what others took meanwhile,
     for who reads a figure that no rule judges. ``claimed`` is what it rests on that nobody
-    but the user's own file says: then it cannot pass.
+    but the user's own file says: then it cannot pass. ``place`` says which arm kept its place where
+    there are others: a PASS or FAIL holds for that one. ``halves``: the first look allows for a
+    slow half of the launches, as records since ``HALVES_SINCE`` do.
     """
 
     name: str
@@ -50,6 +52,8 @@ class Question:
     tilts: tuple[Tilt, ...] = ()
     unquiet: str = ""
     claimed: str = ""
+    place: str = ""
     perfect: float | None = None
     gain: float = 1.0
     impossible: str = ""
+    halves: bool = True

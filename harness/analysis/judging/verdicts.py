@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from harness.analysis.judging import planned, sequential
+from harness.analysis.judging import places, planned, sequential
 from harness.analysis.judging.conclusion import conclude
 from harness.analysis.judging.doubts import doubt, unquiet
 from harness.analysis.judging.evidence import Evidence
@@ -84,6 +84,7 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
         tilts=tilts(evidence),
         unquiet=unquiet(evidence),
         claimed=_claimed(evidence),
+        place=places.kept(evidence),
         perfect=_perfect(evidence),
         gain=_gain(evidence),
         impossible=f"{used:.2f} of the device's peak FLOP/s is impossible"

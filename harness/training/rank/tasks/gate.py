@@ -193,7 +193,9 @@ def _train(
     update_limit = sgd_limit if name == "sgd" else adamw_limit
     compressed = supports.oracle == "compressed" and ctx.compressor is not None
     if compressed and ctx.compressor is not None:
-        gradient_limit = max(gradient_limit, ctx.compressor.error_bound)
+        # Both are cut to one norm: an error e turns a gradient by asin e, and ends sqrt(2) e apart.
+        cut = math.sqrt(2) if case.clip else 1.0
+        gradient_limit = max(gradient_limit, ctx.compressor.error_bound * cut)
     start_error = relative_error(trainer.parameters(), origin)
     checks.append(_limit(f"{name}.start_parameters", start_error, 0.0))
     checks.append(_whole(f"{name}.all_parameters", trainer.parameters(), origin, ctx))
@@ -313,10 +315,11 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
     """A compressed training must learn: how far the loss of one batch falls, of what dense does.
 
     A compressor that threw everything away would agree with a reference that does so, too. Weights
-    in bf16 swallow the small updates of one batch, whoever makes them: this twin has fp32.
+    in bf16 swallow the small updates of one batch, whoever makes them, and clipped ones are all of
+    one length: this twin has fp32, and is not clipped.
     """
     wide = Precision.FP32 if case.precision is Precision.BF16 else case.precision
-    twin = loaded.at_once(replace(case, optimizer=Optimizer.SGD, precision=wide))
+    twin = loaded.at_once(replace(case, optimizer=Optimizer.SGD, precision=wide, clip=0.0))
     ctx = context(twin)
     trainer, reference, sampler = _start(loaded, twin, ctx)
     batches = _shards(loaded, twin, ctx, sampler, 0)

@@ -39,6 +39,7 @@ from harness.record.rank import (
 )
 from harness.record.record import (
     DIRECTED_SINCE,
+    HALVES_SINCE,
     JUDGED_SINCE,
     SCHEMA,
     SETTLED_SINCE,

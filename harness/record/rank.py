@@ -170,11 +170,12 @@ class RankRecord:
     ``throttled_s``, for which a quota held the rank's group back, and ``waited_s``, for which its
     threads were ready and waited for a core (all added up). ``kernel_s`` is the kept window
     by the kernel's own stamps, ``window_ns`` when it began and ended by the wall clock.
-    Where sockets are counted, ``written_bytes`` are all that went
-    through write calls in it, and ``shared`` names writable memory that was mapped for others
-    meanwhile. ``phases_s`` says where the rank's time before its first step went; ``replica`` is a
-    digest of the parameters after the last step, where all ranks of that ``part`` of the model must
-    hold the same. ``ceiling`` is what the device does at most, of gates of one rank.
+    Where sockets are counted, ``written_bytes`` are all that went through write calls in it,
+    what was printed as far as it does not repeat itself, and ``shared`` names writable memory
+    that was mapped for others meanwhile. ``phases_s`` says where the rank's time before its
+    first step went; ``replica`` is a digest of the parameters after the last step, where all
+    ranks of that ``part`` of the model must hold the same. ``ceiling`` is what the device does at
+    most, of gates of one rank.
     ``device_uuid`` tells a GPU from all others; it is empty on cores. ``sources`` are digests of
     the user's files that were loaded, by path, of this package, and versions: each node's first
     rank has them.

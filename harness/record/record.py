@@ -21,11 +21,13 @@ from harness.record.launch import LaunchRecord, Purpose
 from harness.record.outcome import Verdict
 from harness.record.recovery import Played, Trial
 
-SCHEMA = 8
+SCHEMA = 9
 #: The first layouts whose verdicts were judged, and whose windows were settled, by today's rules.
 JUDGED_SINCE, SETTLED_SINCE = 6, 7
 #: Schema since which load by others has a direction; before, it left whatever it was open.
 DIRECTED_SINCE = 8
+#: Schema since which the first look asks for more to spare: half of the launches may be slow.
+HALVES_SINCE = 9
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,20 +1,28 @@
 """How far honest launches are off the reference, of what a launch may be: the table of
 docs/trust.md.
 
-    python tests/acceptance/honest.py [--seeds 20] [--ranks 2 3 4] [--only fsdp]
+    python tests/acceptance/honest.py [--seeds 20] [--ranks 2 3 4] [--only fsdp] [--results FILE]
 
 Every shipped strategy and codec in every precision that it has, trained for 32 steps. A row has the
 largest difference of a step and of a block of steps, over their limits: an honest launch above 1
 would be called wrong. Exit 1 if one was.
+
+With ``--results`` every launch is a line of that file at once; the same command goes on where the
+file ends. One seed after the other is tried of all cases in a drawn order, so a part of the sweep
+is an even part.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import random
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -71,29 +79,34 @@ class Stand:
 
     def ratios(self, case: CaseSpec) -> tuple[float, float, str] | None:
         """Largest difference of a step and of a block, over its limit, and what is called wrong;
-        None where the case is refused or nothing is compared.
+        None where the case is refused or has no reference. Bits that must be equal have no ratio.
         """
         described = self.bench.describe([case])[0]
         if described.reference is None or described.unsupported or described.error:
             return None
-        if not described.reference.limit:
-            return None
         arm = Arm(name="@", case=case, role=Role.SUBJECT)
         plan = Plan(name=case.id, arms=(arm,), contrasts=(), protocol=Protocol(steps=STEPS, cut=2))
+        gate = self._launch(plan, described, Purpose.GATE)
         reference = self._launch(plan, described, Purpose.REFERENCE)
+        for launch in (gate, reference):
+            failed = [c for r in launch.ranks for c in r.checks if not c.ok]
+            if failed or launch.cause is not None:
+                first = f"{failed[0].name}: {failed[0].detail}, {failed[0].value}" if failed else ""
+                return 0.0, 0.0, f"{launch.purpose}: {first or launch.cause}"
         curve = references.curve(self.folder, [reference], {case.hash: described}, case.hash)
         assert curve is not None, reference.cause
-        failed = [c for r in reference.ranks for c in r.checks if not c.ok]
-        if failed:
-            return 0.0, 0.0, f"{failed[0].name}: {failed[0].detail}, {failed[0].value}"
         timed = self._launch(plan, described, Purpose.TIMED, curve)
-        assert timed.cause is None, timed.cause
+        if timed.cause is not None:
+            return 0.0, 0.0, f"timed: {timed.cause}"
         samples = [load_samples(self.folder, timed.launch, r) for r in timed.ranks]
+        wrong = references.astray(samples, curve)
+        if not described.reference.limit:
+            return 0.0, 0.0, wrong
         mine = references.mean_losses(samples)
         off = references.relative(mine, curve.losses[: len(mine)])
         steps = np.abs(off) / curve.limits(len(mine))
         blocks = references.block_rms(off) / curve.block_limits(len(mine))
-        return float(steps.max()), float(blocks.max()), references.astray(samples, curve)
+        return float(steps.max()), float(blocks.max()), wrong
 
     def _launch(
         self,
@@ -103,6 +116,7 @@ class Stand:
         curve: references.LossCurve | None = None,
     ) -> LaunchRecord:
         (arm,) = plan.arms
+        limit = described.reference is not None and described.reference.limit
         order = Order(
             plan=plan,
             arm=arm,
@@ -110,40 +124,88 @@ class Stand:
             window=Window(steps=STEPS, cut=0 if purpose is Purpose.REFERENCE else 2),
             turn=0,
             reference=curve,
-            replicates=references.REPLICATES,
+            replicates=references.REPLICATES if limit else 0,
         )
         return self.bench.launch(order, self.folder, described, lambda step: None)
 
 
-def main(seeds: int, ranks: list[int], only: str) -> int:
-    """The table."""
-    wrong = 0
-    print("| case | ranks | precision | launches | step | block | called wrong |")
-    print("|---|---|---|---|---|---|---|", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What one launch showed; a case that is refused has no figures."""
+
+    case: str
+    ranks: int
+    precision: str
+    seed: int
+    step: float = 0.0
+    block: float = 0.0
+    wrong: str = ""
+    refused: bool = False
+
+
+def trials(seeds: int, ranks: list[int], only: str, results: Path) -> list[Trial]:
+    """All launches that are asked for; those that the file has are not made again."""
+    lines = results.read_text().splitlines() if results.exists() else []
+    known = {trial_key(t): t for t in (Trial(**json.loads(line)) for line in lines)}
+    cases = [
+        (name, world, str(precision))
+        for name in names()
+        if only in name
+        for world in ranks
+        for precision in Precision
+    ]
+    asked = [
+        (*case, seed)
+        for seed in range(seeds)
+        for case in random.Random(seed).sample(cases, len(cases))
+    ]
+    with tempfile.TemporaryDirectory() as folder, results.open("a") as file:
         stand = Stand(Path(folder))
-        for name in (n for n in names() if only in n):
-            for world in ranks:
-                site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
-                for precision in Precision:
-                    seen = []
-                    for seed in range(seeds):
-                        with suppress(ScaleproofError):
-                            asked = site.case(name, precision=precision, seed=seed)
-                            if (ratios := stand.ratios(KNOWN.normalise(asked))) is not None:
-                                seen.append(ratios)
-                    if not seen:
-                        continue
-                    told = [why for _, _, why in seen if why]
-                    wrong += len(told)
-                    step = max(s for s, _, _ in seen)
-                    block = max(b for _, b, _ in seen)
-                    row = f"| {name} | {world} | {precision} | {len(seen)} | {step:.2f}"
-                    print(f"{row} | {block:.2f} | {len(told)} |", flush=True)
-                    for why in told[:1]:
-                        print(f"  {why}", file=sys.stderr, flush=True)
+        for key in asked:
+            refused = (*key[:3], 0) in known and known[(*key[:3], 0)].refused
+            if key not in known and not refused:
+                known[key] = trial(stand, *key)
+                file.write(json.dumps(asdict(known[key])) + "\n")
+                file.flush()
+                if known[key].wrong:
+                    print(f"  {key}: {known[key].wrong}", file=sys.stderr, flush=True)
         stand.bench.worlds.close()
-    return int(wrong > 0)
+    return [known[key] for key in asked if key in known]
+
+
+def trial_key(trial: Trial) -> tuple[str, int, str, int]:
+    """What is asked for once."""
+    return trial.case, trial.ranks, trial.precision, trial.seed
+
+
+def trial(stand: Stand, name: str, world: int, precision: str, seed: int) -> Trial:
+    """Trains the case, and its reference, once."""
+    site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
+    ratios = None
+    with suppress(ScaleproofError):
+        case = site.case(name, precision=Precision(precision), seed=seed)
+        ratios = stand.ratios(KNOWN.normalise(case))
+    blank = Trial(case=name, ranks=world, precision=precision, seed=seed, refused=ratios is None)
+    if ratios is None:
+        return blank
+    step, block, why = ratios
+    return replace(blank, step=step, block=block, wrong=why)
+
+
+def rows(tried: list[Trial]) -> Iterator[str]:
+    """A row for each case, world and precision."""
+    yield "| case | ranks | precision | launches | step | block | called wrong |"
+    yield "|---|---|---|---|---|---|---|"
+    measured = [t for t in tried if not t.refused]
+    for (name, world, precision), of in itertools.groupby(
+        sorted(measured, key=trial_key), key=lambda t: trial_key(t)[:3]
+    ):
+        alike = list(of)
+        step = max(t.step for t in alike)
+        block = max(t.block for t in alike)
+        wrong = sum(bool(t.wrong) for t in alike)
+        row = f"| {name} | {world} | {precision} | {len(alike)} | {step:.2f}"
+        yield f"{row} | {block:.2f} | {wrong} |"
 
 
 if __name__ == "__main__":
@@ -151,5 +213,13 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--only", default="")
+    parser.add_argument("--results", type=Path)
     asked = parser.parse_args()
-    sys.exit(main(asked.seeds, asked.ranks, asked.only))
+    with tempfile.TemporaryDirectory() as scratch:
+        results = asked.results or Path(scratch) / "trials.jsonl"
+        tried = trials(asked.seeds, asked.ranks, asked.only, results)
+    print("\n".join(rows(tried)))
+    launches = [t for t in tried if not t.refused]
+    wrong = [t for t in launches if t.wrong]
+    print(f"{len(launches)} launches, {len(wrong)} called wrong")
+    sys.exit(int(bool(wrong)))

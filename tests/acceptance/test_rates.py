@@ -59,9 +59,13 @@ def test_a_truth_below_the_bound_never_passes(sd: float) -> None:
 
 @pytest.mark.parametrize(
     ("sd", "true", "pairs"),
-    [(0.003, 0.87, 5), (0.005, 0.87, 5.6), (0.0133, 0.90, 5), (0.005, 0.83, 5), (0.0133, 0.80, 5)],
-)
-def test_a_clear_gap_is_decided_in_four_or_five_pairs(sd: float, true: float, pairs: float) -> None:
+    [
+        (0.003, 0.92, 4.1), (0.005, 0.93, 4.2), (0.0133, 0.95, 5),
+        (0.003, 0.87, 6.2), (0.005, 0.87, 6.6), (0.0133, 0.90, 6.2),
+        (0.005, 0.83, 5), (0.0133, 0.80, 5),
+    ],
+)  # fmt: skip
+def test_a_clear_gap_is_decided_in_four_to_six_pairs(sd: float, true: float, pairs: float) -> None:
     found = rates.simulate(true, rates.normal, sd, 2_000)
     right = found.passed if true > rates.BOUND else found.confirmed
     assert right > 0.99 and found.pairs <= pairs
@@ -78,8 +82,8 @@ def test_it_holds_under_the_noise_of_real_clusters(in_time: bool, runs: int) -> 
     assert max(r.passed for r in on) < 0.05
     assert sum(r.confirmed > 0.05 for r in on) <= 3
     assert np.mean([r.passed for r in above]) > 0.95
-    assert np.quantile([r.pairs for r in above], 0.5) < 4.2
-    assert np.quantile([r.pairs for r in above], 0.9) < 6.3
+    assert np.quantile([r.pairs for r in above], 0.5) < 6.2
+    assert np.quantile([r.pairs for r in above], 0.9) < 7.5
 
 
 def test_what_is_not_excluded_is_not_excluded() -> None:
@@ -89,18 +93,34 @@ def test_what_is_not_excluded_is_not_excluded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "value", "noise"),
+    ("what", "value", "noise", "errs"),
     [
-        ("UNSEEN_SLOWDOWN", 0.0, "20 % of launches 5 % slower"),
-        ("TREND_ALPHA", 1e-9, "drift 4 %"),
+        ("UNSEEN_SLOWDOWN", 0.0, "20 % of launches 5 % slower", 0.08),
+        ("TREND_ALPHA", 1e-9, "drift 6 %", 0.08),
+        ("HALF_SLOWER", 0.0, "50 % of launches 10 % slower", 0.05),
     ],
 )
-def test_without_either_allowance_it_would_err(
-    what: str, value: float, noise: str, monkeypatch: pytest.MonkeyPatch
+def test_without_any_of_the_allowances_it_would_err(
+    what: str, value: float, noise: str, errs: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mutants: a bare interval, or one that knows no trend."""
+    """The mutants: a bare interval, one that knows no trend, a first look that sees one half."""
     monkeypatch.setattr(standard, what, value)
-    assert rates.simulate(rates.BOUND, rates.DECLARED[noise], 0.003, 2_000).passed > 0.08
+    assert rates.simulate(rates.BOUND, rates.DECLARED[noise], 0.003, 2_000).passed > errs
+
+
+@pytest.mark.parametrize("off", [0.0, -0.02], ids=["on the bound", "2 points below"])
+@pytest.mark.parametrize("nodes", rates.PLACED)
+@pytest.mark.parametrize(
+    "world", [2, 16, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 4, 8))]
+)
+def test_a_slow_half_of_the_nodes_has_no_hold_where_places_are_drawn(
+    world: int, nodes: str, off: float
+) -> None:
+    """By the code that draws them; pinned to places, the same judge errs in half of the runs."""
+    slower, stay = rates.PLACED[nodes]
+    drawn, pinned = (rates.placed(world, d, slower, stay, off, 1_000) for d in (True, False))
+    assert drawn.upper(drawn.passed) <= 0.05 and drawn.upper(drawn.confirmed * (off == 0)) <= 0.05
+    assert off or pinned.passed > 0.15
 
 
 def test_looking_often_with_a_fixed_interval_would_err() -> None:
@@ -124,4 +144,4 @@ def test_neighbours_that_slow_a_baseline_make_no_pass(slowdown: float, runs: int
 def test_without_probes_they_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates.neighbours, "CLEAR", math.inf)
     monkeypatch.setattr(rates.neighbours, "UPPER", -math.inf)
-    assert rates.packed(0.05, rates.BOUND, 0.003, 2_000).passed > 0.5
+    assert rates.packed(0.1, rates.BOUND, 0.003, 2_000).passed > 0.5

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.cases import Catalogue, Device, Site
+from harness.cases import Catalogue, Device, Precision, Site
 from harness.record import Purpose
 from harness.training.context import load
 from harness.training.describe import describe
@@ -46,3 +46,30 @@ def test_steps_before_the_start_are_dense(launch: Any) -> None:
     assert timed.cause is None
     wanted = 10 * timed.described.expected.sent_bytes[0]
     assert all(0.99 * wanted < s < 1.2 * wanted for s in sent if s is not None), (sent, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "fields"),
+    [
+        ("compressed:topk/mlp-nano", 2, dict(clip=1.0)),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                ("compressed:powersgd/mlp-nano", 2, dict(precision=Precision.BF16)),
+                ("compressed:powersgd/paced-small", 4, dict(precision=Precision.BF16)),
+                ("compressed:topk/decoder-nano", 3, dict(precision=Precision.BF16)),
+                ("compressed:topk/paced-small", 3, dict(precision=Precision.BF16)),
+                ("compressed:dgc/mlp-nano", 2, dict(clip=1.0)),
+                ("compressed:signsgd/mlp-nano", 2, dict(clip=1.0)),
+                ("compressed:signsgd/paced-small", 4, {}),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_right_trainings_with_codecs_are_not_called_wrong(
+    launch: Any, name: str, world: int, fields: Any
+) -> None:
+    """What rounds in bf16, what is cut to one length, what has a length of its own."""
+    gate = launch(name, world, **fields)
+    assert gate.cause is None and not gate.failed, (gate.cause, gate.failed)

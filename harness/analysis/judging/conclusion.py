@@ -13,18 +13,22 @@ from harness.analysis.judging.judge import Judged, estimate, judge, lag1, worst
 from harness.analysis.judging.promise import more_pairs
 from harness.analysis.judging.question import Conclusion, Question
 from harness.cases import Threshold, metrics
-from harness.record import Reason, RunRecord, Status, Verdict
+from harness.record import HALVES_SINCE, Reason, RunRecord, Status, Verdict
 
 
 def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verdict:
     """The verdict on a question under one rule, or none."""
     form = metrics.metric(question.metric).form
+    question = replace(question, halves=run.schema >= HALVES_SINCE)
     judged: Judged | None = None
     if question.obstacle is not None:
         conclusion = question.obstacle
     else:
         judged = _judged(question, question.first, rule)
         conclusion = _survives(question, rule, run, judged)
+        if question.place and conclusion.status in (Status.PASS, Status.FAIL):
+            detail = f"{conclusion.detail}; {question.place}"
+            conclusion = Conclusion(conclusion.status, conclusion.reason, detail)
     conclusion = _waived(conclusion, rule, run)
     bare = Verdict(
         contrast=question.name,
@@ -72,7 +76,14 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
 def _judged(question: Question, values: Sequence[float], rule: Threshold | None) -> Judged:
     """The judge's answer on these values of the question's metric."""
     metric = metrics.metric(question.metric)
-    return judge(values, rule, metric.form, timed=metric.of_time, horizon=question.horizon)
+    return judge(
+        values,
+        rule,
+        metric.form,
+        timed=metric.of_time,
+        horizon=question.horizon,
+        halves=question.halves,
+    )
 
 
 def _survives(

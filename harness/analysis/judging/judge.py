@@ -77,9 +77,9 @@ class BoundSide:
         """Whether the interval holds the bound, with nothing allowed for."""
         return self._interval[0] >= self.bound
 
-    def cleared(self, loss: float = 0.0) -> bool:
-        """Whether it holds the bound with the allowance, and with this further loss."""
-        return self._interval[0] >= self.bound + self.margin + loss
+    def cleared(self, loss: float = 0.0, times: float = 1.0) -> bool:
+        """Whether it holds the bound with so many times the allowance, and this further loss."""
+        return self._interval[0] >= self.bound + self.margin * times + loss
 
     def missed(self) -> bool:
         early = len(self.values) < standard.BARE_FAIL
@@ -121,15 +121,18 @@ def judge(
     *,
     timed: bool = True,
     horizon: int = 0,
+    halves: bool = True,
 ) -> Judged:
     """Judge paired values against a rule; without one they are RECORDED.
 
     Args:
         timed: whether launches can be slow in it; bytes and memory have no slow launches.
         horizon: how many pairs there may be in the end: a trend is taken to go on until then.
+        halves: whether half of the launches may be slow and unseen, which was not asked for once.
     """
     e = estimate(values, form)
     allowance = standard.allowance(e.n) if timed else 0.0
+    kept = standard.kept(e.n) if timed and halves else allowance
     mde = sequential.smallest_detectable(e.sd, e.n, ALPHA, allowance)
 
     def judged(status: Status, reason: Reason, detail: str, **more: Any) -> Judged:
@@ -161,28 +164,37 @@ def judge(
         # The mean of e-values is one; a maximum would not be.
         against = math.fsum(s.evidence_against() for s in ends) / len(ends)
         return judged(Status.FAIL, Reason.NOT_MET, detail, evidence=against, missed=below[0].end)
-    if (still_open := _open(ends, rule, allowance, horizon)) is not None:
+    if (still_open := _open(ends, rule, (allowance, kept), horizon)) is not None:
         return judged(Status.INCONCLUSIVE, *still_open)
     if rule.source in (BoundSource.CLAIMED, BoundSource.PROVISIONAL):
         detail = f"{rule.bound} is met, but a {rule.source} bound alone gives no PASS"
         return judged(Status.RECORDED, Reason.PROVISIONAL, detail)
-    spare = f", with {allowance:.1%} to spare for slow launches that were not seen"
-    detail = f"{rule.bound} holds over the whole interval{spare if allowance else ''}"
+    spare = f", with {kept:.1%} to spare for slow launches that were not seen"
+    detail = f"{rule.bound} holds over the whole interval{spare if kept else ''}"
     evidence = min(s.evidence() for s in ends)
     return judged(Status.PASS, Reason.MET, detail, evidence=evidence)
 
 
 def _open(
-    ends: Sequence[BoundSide], rule: Threshold, allowance: float, horizon: int
+    ends: Sequence[BoundSide], rule: Threshold, spare: tuple[float, float], horizon: int
 ) -> tuple[Reason, str] | None:
-    """What keeps a bound that is not missed from being met; None if it is met."""
+    """What keeps a bound that is not missed from being met; None if it is met.
+
+    ``spare``: the allowance, and what so few pairs have to clear the bound by.
+    """
     n = len(ends[0].values)
+    allowance, kept = spare
     if not all(s.held() for s in ends):
         return Reason.SPANS_BOUND, f"the interval contains the bound {rule.bound} after {n} pairs"
     if not all(s.cleared() for s in ends):
         return Reason.TOO_CLOSE, (
             f"too close: it clears {rule.bound}, but not by the {allowance:.1%} kept for slow"
             f" launches that {n} pairs may have missed"
+        )
+    if allowance and not all(s.cleared(times=kept / allowance) for s in ends):
+        return Reason.TOO_CLOSE, (
+            f"too close: it clears {rule.bound}, but not by the {kept:.1%} that a slow half of the"
+            f" launches would take, and {n} pairs may have missed"
         )
     if not all(s.cleared(standard.trend_loss(s.values, horizon)) for s in ends):
         return Reason.TREND, f"{rule.bound} is met, but not if the trend of the {n} pairs goes on"

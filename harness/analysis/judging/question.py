@@ -34,6 +34,9 @@ class Question:
     FAIL stands, nor does one that one of the ``tilts`` could have made. ``unquiet`` says what other
     programs took meanwhile, for readers of a figure that no rule judges. ``claimed`` is what only
     the user's file says and nothing checks: a PASS then becomes RECORDED.
+    ``place`` says which arm kept its place where there are others: a PASS or FAIL holds for that
+    one. ``halves``: the first look allows for a slow half of the launches, as records since
+    ``HALVES_SINCE`` do.
     """
 
     name: str
@@ -52,6 +55,8 @@ class Question:
     tilts: tuple[Tilt, ...] = ()
     unquiet: str = ""
     claimed: str = ""
+    place: str = ""
     perfect: float | None = None
     gain: float = 1.0
     impossible: str = ""
+    halves: bool = True

@@ -17,6 +17,8 @@ ALPHA = 0.1
 FIRST_LOOK = 4
 #: Declared slow launches: at most this share of them, slower by at most this much.
 UNSEEN_SHARE, UNSEEN_SLOWDOWN = 0.2, 0.05
+#: Declared halves, as of two racks: half of the launches are slower by this much.
+HALF_SLOWER = 0.1
 #: From so many pairs on, a FAIL needs no allowance: a fresh set has to confirm it anyhow.
 BARE_FAIL = 8
 #: One-sided error at which pairs that fall by chance are taken for a trend.
@@ -37,6 +39,14 @@ def allowance(n: int) -> float:
     Relative; for the declared slow launches.
     """
     return UNSEEN_SLOWDOWN * min(UNSEEN_SHARE, unseen_share(n))
+
+
+def kept(n: int) -> float:
+    """What n pairs must clear a bound by: the allowance, and while they may all be of the faster
+    half by chance (0.5^n above 5 %: 4 pairs), what the slower half takes of the mean.
+    """
+    hidden = 0.5**n > ALPHA / 2
+    return max(allowance(n), HALF_SLOWER / 2 if hidden else 0.0)
 
 
 def trend_loss(values: Sequence[float], horizon: int) -> float:

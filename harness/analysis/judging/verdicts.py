@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from harness.analysis.judging import planned, sequential
+from harness.analysis.judging import places, planned, sequential, work
 from harness.analysis.judging.conclusion import conclude
 from harness.analysis.judging.doubts import doubt, unquiet
 from harness.analysis.judging.evidence import Evidence
@@ -16,12 +16,9 @@ from harness.analysis.judging.question import Conclusion, Question
 from harness.analysis.judging.series import series
 from harness.analysis.judging.standard import ALPHA
 from harness.analysis.judging.tilts import tilts
-from harness.cases import CaseSpec, Contrast, Device, Form, Plan, Statistic, Threshold, metrics
+from harness.analysis.judging.work import ADAMW_BYTES, MEMORY_BYTES
+from harness.cases import CaseSpec, Contrast, Form, Plan, Statistic, Threshold, metrics
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
-
-#: Bytes that AdamW moves for a parameter, and those that slow memory moves in a second.
-ADAMW_BYTES = 28
-MEMORY_BYTES = {Device.CPU: 5e9, Device.CUDA: 1e12}
 
 
 def rules_for(
@@ -84,11 +81,12 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
         tilts=tilts(evidence),
         unquiet=unquiet(evidence),
         claimed=_claimed(evidence),
+        place=places.kept(evidence),
         perfect=_perfect(evidence),
         gain=_gain(evidence),
         impossible=f"{used:.2f} of the device's peak FLOP/s is impossible"
         if used is not None and used > possible
-        else "",
+        else work.excess(evidence),
     )
 
 

@@ -180,7 +180,7 @@ def compare_hardware(
         ),
         totals=tuple(_totals(sides, runs)),
         num_common=len(common),
-        means=tuple(_means(sides, rows, common, found, metric)),
+        means=tuple(_means(sides, rows, common, measured, metric)),
         missing=tuple(_missing(every, rows, ran, sides)),
         not_compared=tuple(refused),
         differs=tuple(dict.fromkeys(_differing(sides, runs))),

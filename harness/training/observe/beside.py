@@ -3,14 +3,19 @@
 Gradients that travel through a file or through /dev/shm would not be counted on any socket.
 """
 
+import os
 import resource
-from collections.abc import Sequence
+import stat
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.host import ranks
 
 #: Shared with the kernel alone: libuv submits its reads and writes of sockets through it.
 KERNELS_OWN = "anon_inode:[io_uring]"
+#: Descriptors that a process prints to, and how much of it is looked at.
+OUTPUT, MOST_READ = (1, 2), 1 << 26
 
 
 def written_bytes() -> int | None:
@@ -20,6 +25,35 @@ def written_bytes() -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith("wchar:")), None)
+
+
+def printed() -> Mapping[tuple[int, int], tuple[int, int]]:
+    """Files that this process prints to: device and inode -> descriptor and size."""
+    out = {}
+    for descriptor in OUTPUT:
+        try:
+            status = os.fstat(descriptor)
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            out[status.st_dev, status.st_ino] = descriptor, status.st_size
+    return out
+
+
+def repeated_bytes(before: Mapping[tuple[int, int], tuple[int, int]]) -> int:
+    """Of what was printed since then, bytes that say nothing: what compressing it saves.
+
+    Warnings that are repeated hand on no gradients; gradients do not compress.
+    """
+    saved = 0
+    for file, (descriptor, size) in printed().items():
+        _, start = before.get(file, (descriptor, 0))
+        try:
+            text = os.pread(descriptor, min(size - start, MOST_READ), start)
+        except (OSError, ValueError):  # it can't be read, or is shorter than it was
+            continue
+        saved += max(0, len(text) - len(zlib.compress(text, 1)))
+    return saved
 
 
 def helpers_cpu_s(pids: Sequence[int]) -> float:

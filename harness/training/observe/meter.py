@@ -43,11 +43,13 @@ class Meter:
         self._cores = os.sched_getaffinity(0)
         self._stamps = Stamps()
         self._clock = clock
+        self._printed = beside.printed()
         self._before = self._at_end = self.start()
 
     def start(self) -> MeterReading:
         """The kept window begins; also its own warm-up."""
         wire, written = sockets.read(), beside.written_bytes()
+        self._printed = beside.printed()
         self._before = replace(self._now(), wire=wire, written_bytes=written)
         return self._before
 
@@ -68,7 +70,7 @@ class Meter:
             throttled_s=_since(before.throttled_s, end.throttled_s),
             written_bytes=None
             if written is None or before.written_bytes is None
-            else written - before.written_bytes,
+            else written - before.written_bytes - beside.repeated_bytes(self._printed),
             wire=None if wire is None or before.wire is None else wire.since(before.wire),
         )
 

@@ -9,6 +9,7 @@ from harness.base.documents import to_doc
 from harness.base.errors import Exit, RecordError
 from harness.features.history.ingest import Ingested
 from harness.features.history.trends import Turn
+from harness.features.history.vouching import Vouched
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 
@@ -93,7 +94,7 @@ def _ingested(asked: Asked) -> Answer:
 
 def _history(asked: Asked) -> Answer:
     """Changes of level, judged together."""
-    from harness.features.history import night, published, trends
+    from harness.features.history import night, published, trends, vouching
     from harness.features.history.report import lines, page
 
     args = asked.options
@@ -125,9 +126,23 @@ def _history(asked: Asked) -> Answer:
     if args.html is not None:
         page.write(args.html, args.results, nights, judged)
         shown += ["", f" page     {text.shown(args.html)}"]
+    vouched = vouching.vouched(nights, args.results)
+    shown += _unvouched(vouched, len(nights))
     worse = any(t.status is trends.TrendStatus.REGRESSED for t in judged)
-    exit_ = Exit.FAILED if worse and args.fail_on else Exit.PASSED
+    exit_ = Exit.FAILED if vouched.wrong or (worse and args.fail_on) else Exit.PASSED
     return Answer(document=_document(judged), lines=shown, exit=exit_)
+
+
+def _unvouched(vouched: Vouched, num_nights: int) -> list[str]:
+    """Which nights do not follow from the chain of their run, and how many have no run any more."""
+    sentences = []
+    for run, why, folder in vouched.wrong:
+        check = f"scaleproof verify {text.shown(folder)}"
+        sentences += text.wrap(f" NOT VERIFIED: {run}: {why}: {check}", text.columns(), 1)
+    if vouched.num_gone:
+        gone = f" noticed {vouched.num_gone} of {num_nights} nights cannot be verified: their runs"
+        sentences += text.wrap(f"{gone} are no longer where they were", text.columns(), 9)
+    return ["", *sentences] if sentences else []
 
 
 def _check_figure(name: str, known: Sequence[str]) -> None:

@@ -1,0 +1,48 @@
+"""A verdict says where its launches kept their place, though there are others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from editing import bound, even, judged, timed
+
+from harness.record import RunRecord, Status
+
+SUBJECT = "efficiency@2/plain"
+
+
+def placed(nodes: list[int], subject: list[int], baseline: list[int]) -> Any:
+    """The sample on so many nodes, with the hosts that the launches of either arm took in turn."""
+
+    def edit(doc: Any) -> None:
+        even(doc, 0.75)
+        bound(doc, at_least=0.6)
+        doc["settings"]["nodes"] = nodes
+        for arm, hosts in (("@2", subject), ("plain", baseline)):
+            for i, x in enumerate(timed(doc, arm)):
+                x["hosts"] = [hosts[i % len(hosts)]] if hosts else []
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("subject", "baseline", "said"),
+    [
+        ([0, 1], [1, 0], ""),
+        ([], [], "@2 ran only on node 0 of 2"),
+        ([1], [0, 1], "@2 ran only on node 1 of 2"),
+        ([0, 1], [0], "plain ran only on node 0 of 2"),
+    ],
+)
+def test_a_place_that_stayed_with_an_arm_is_told(
+    sample_run: RunRecord, subject: list[int], baseline: list[int], said: str
+) -> None:
+    verdict = judged(sample_run, placed([2, 2], subject, baseline))[SUBJECT]
+    assert verdict.status is Status.PASS
+    assert said in verdict.detail and ("were not drawn" in verdict.detail) is bool(said)
+
+
+def test_of_one_node_there_is_no_other_place(sample_run: RunRecord) -> None:
+    verdict = judged(sample_run, placed([2], [], []))[SUBJECT]
+    assert verdict.status is Status.PASS and "drawn" not in verdict.detail

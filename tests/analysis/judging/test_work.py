@@ -1,0 +1,43 @@
+"""A baseline that computes more for a sample than its subject makes no rung look better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from editing import bound, even, judged, timed
+
+from harness.record import RunRecord, Status
+
+SUBJECT = "efficiency@2/plain"
+
+
+def working(times: float, schema: int = 9) -> Any:
+    """The sample, whose baseline takes so many times the subject's CPU time for a sample."""
+
+    def edit(doc: Any) -> None:
+        even(doc, 0.75)
+        bound(doc, at_least=0.6)
+        doc["schema"] = schema
+        for arm, more in (("@2", 1.0), ("plain", times)):
+            for x in timed(doc, arm):
+                for rank in x["ranks"]:
+                    rank["cpu_s"] = 0.01 * x["steps"]["count"] * more
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("times", "status"),
+    [(0.5, Status.PASS), (1.0, Status.PASS), (1.2, Status.PASS), (1.4, Status.ERROR)],
+)
+def test_a_baseline_that_works_more_is_an_error(
+    sample_run: RunRecord, times: float, status: Status
+) -> None:
+    verdict = judged(sample_run, working(times))[SUBJECT]
+    assert verdict.status is status, verdict.detail
+    assert ("more than the same training" in verdict.detail) is (status is Status.ERROR)
+
+
+def test_records_of_before_are_judged_as_before(sample_run: RunRecord) -> None:
+    assert judged(sample_run, working(2.0, schema=8))[SUBJECT].status is Status.PASS

@@ -101,9 +101,9 @@ class Run:
         compared = compare.compare(self.record, later.record, metric)
         return ShownComparison(comparison=compared, doubts=(self.doubt, later.doubt))
 
-    def plot(self, kind: str = "scaling") -> Figure:
+    def plot(self, kind: str = "scaling") -> Plot:
         """``scaling``: efficiency over ranks; ``steps``: how long steps take, case by case;
-        ``time``: where a profiled step goes. A figure of matplotlib; SpecError without it.
+        ``time``: where a profiled step goes. SpecError without matplotlib.
         """
         if kind not in KINDS:
             raise SpecError(f"no plot {kind!r}", expected=", ".join(KINDS), fix='run.plot("steps")')
@@ -111,7 +111,7 @@ class Run:
         {"scaling": self._scaling, "steps": self._steps, "time": self._time}[kind](figure)
         if self.doubt:
             figure.suptitle("NOT VERIFIED", color=_COLORS[Status.ERROR], fontweight="bold")
-        return figure
+        return Plot(figure=figure)
 
     def _scaling(self, figure: Figure) -> None:
         axes = figure.add_subplot(
@@ -180,6 +180,22 @@ class Run:
         about = f"{self.record.run} · {self.record.machine.title} · {self.record.started_at[:16]}"
         header = ("status", "case", "metric", "value [95 %]", "bound")
         return _titled(title, about) + _table(header, rows)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of matplotlib that a notebook draws without pyplot, which would keep it open."""
+
+    figure: Figure
+
+    def save(self, path: Path | str) -> None:
+        """Write it in the form of the path's ending."""
+        self.figure.savefig(path)
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        self.figure.savefig(out, format="png", dpi=110)
+        return out.getvalue()
 
 
 @dataclass(frozen=True)
@@ -278,13 +294,4 @@ def _figure() -> Figure:
             expected="matplotlib in this environment",
             fix="pip install 'scaleproof[plot]'",
         ) from error
-
-    class ShownFigure(Figure):
-        """A figure that a notebook draws without pyplot, which would keep it open."""
-
-        def _repr_png_(self) -> bytes:
-            out = io.BytesIO()
-            self.savefig(out, format="png", dpi=110)
-            return out.getvalue()
-
-    return ShownFigure(figsize=(7, 3.6), layout="constrained")
+    return Figure(figsize=(7, 3.6), layout="constrained")

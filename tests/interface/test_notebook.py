@@ -51,12 +51,12 @@ def test_what_nobody_vouches_for_says_so(sample: Path, tmp_path: Path) -> None:
     assert "NOT VERIFIED" in run.compare(sample)._repr_html_()
 
 
-def test_a_plot_draws_every_rung_and_its_bound(run: notebook.Run) -> None:
+def test_a_plot_draws_every_rung_and_its_bound(run: notebook.Run, tmp_path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         with pytest.raises(SpecError, match="matplotlib"):
             run.plot()
         return
-    drawn = run.plot().axes[0].get_lines()
+    drawn = run.plot().figure.axes[0].get_lines()
     at = {(float(x), round(float(y), 6)) for line in drawn for x, y in line.get_xydata()}
     for v in run.record.verdicts:
         if v.metric == "efficiency" and v.against == "plain" and v.value is not None:
@@ -65,7 +65,9 @@ def test_a_plot_draws_every_rung_and_its_bound(run: notebook.Run) -> None:
     asked = {rules[v.rule] for v in run.record.verdicts if v.rule}
     assert asked and {(2.0, bound) for bound in asked} <= at, "the bounds of the rung"
     for kind in notebook.KINDS:
-        assert run.plot(kind).axes
+        assert run.plot(kind).figure.axes
+    run.plot().save(tmp_path / "plot.svg")
+    assert "<svg" in (tmp_path / "plot.svg").read_text()
     with pytest.raises(SpecError, match="no plot 'pie'"):
         run.plot("pie")
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # for type checkers, as below
     from harness.cases.script import script
     from harness.cases.site import rungs
     from harness.cases.suites import recovering, scaling
-    from harness.interface import frames
+    from harness.interface import frames, notebook
     from harness.launch.children import InheritingJob, agent_command
     from harness.launch.engine import Capabilities, Command, Deployment, Job
     from harness.record import Category, Expected, ModelFacts, Verdict, WhatRan
@@ -60,7 +60,7 @@ if TYPE_CHECKING:  # for type checkers, as below
     from harness.training.transports import Codec, gathered, two_phase
 
 _NAMES = {
-    "interface": "frames",
+    "interface": "frames notebook",
     "launch.children": "InheritingJob agent_command",
     "launch.engine": "Capabilities Command Deployment Job",
     "record": "Category Expected ModelFacts Verdict WhatRan",

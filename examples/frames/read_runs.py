@@ -21,8 +21,8 @@ print(spread.map("{:.1%}".format).rename("between launches"))
 
 # %% A row for each rank and step; warm-up is marked
 steps = frames.steps(runs)
-kept = steps[steps.kept]
-print(kept.groupby("arm").step_s.quantile([0.5, 0.95, 0.99]).unstack().mul(1e3).round(2))
+kept = steps[steps.kept & (steps.purpose == "timed")]
+print(kept.groupby("case").step_s.quantile([0.5, 0.95, 0.99]).unstack().mul(1e3).round(2))
 
 # %% A row for each rung: speedup and efficiency with their intervals
 points = frames.points(runs)
@@ -31,7 +31,7 @@ print(points[columns].round(3).to_string(index=False))
 
 # %% Where a step of a profiled launch went: ns of each rank, step and term, which add up exactly
 budgets = frames.budgets(runs)
-parts = budgets.groupby(["arm", "term"]).ns.sum().unstack()
+parts = budgets.groupby(["case", "term"]).ns.sum().unstack()
 print(parts.div(parts.sum(axis=1), axis=0).map("{:.1%}".format).to_string())
 
 # %% Every verdict, as it stands in the record

@@ -1,6 +1,8 @@
-"""Tidy pandas DataFrames of any set of records: launches, steps, points, verdicts.
+"""Tidy pandas DataFrames of any set of records: launches, steps, points, verdicts, budgets.
 
-pandas is imported by the functions, so that nothing else pays for it.
+Every row says of which case it is, of which strategy, and what it was launched for: arms of
+different plans have like names, and belong to different trainings. pandas is imported by the
+functions, so that nothing else pays for it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from harness.analysis.judging.points import points as scaling_points
 from harness.analysis.reading import load
 from harness.base.documents import to_doc
-from harness.record import RunRecord
+from harness.cases import CaseSpec
+from harness.record import Purpose, RunRecord
 from harness.record.store import load_samples
 
 if TYPE_CHECKING:
@@ -39,7 +42,11 @@ def steps(runs: Runs) -> pd.DataFrame:
 def points(runs: Runs) -> pd.DataFrame:
     """One row a scaling point and kind of baseline."""
     return _frame(
-        {"run": run.run, "hardware": run.machine.hardware_class, "plan": plan.name, **to_doc(point)}
+        {
+            **dict(run=run.run, hardware=run.machine.hardware_class, plan=plan.name),
+            **_of(next(a.case for a in plan.arms if a.case.id == point.case), Purpose.TIMED),
+            **to_doc(point),
+        }
         for run, _ in _load(runs)
         for plan in run.plans
         for against in dict.fromkeys(c.against for c in plan.contrasts)
@@ -49,8 +56,13 @@ def points(runs: Runs) -> pd.DataFrame:
 
 def verdicts(runs: Runs) -> pd.DataFrame:
     return _frame(
-        {"run": run.run, "hardware": run.machine.hardware_class, **to_doc(v)}
+        {
+            **dict(run=run.run, hardware=run.machine.hardware_class),
+            **_of(cases.get(v.case_hash), Purpose.TIMED),
+            **to_doc(v),
+        }
         for run, _ in _load(runs)
+        for cases in [_cases(run)]
         for v in run.verdicts
     )
 
@@ -58,8 +70,13 @@ def verdicts(runs: Runs) -> pd.DataFrame:
 def budgets(runs: Runs) -> pd.DataFrame:
     """One row a term of a rank's step in a profiled launch; ns, which sum to the step."""
     return _frame(
-        dict(run=run.run, launch=x.launch, arm=x.arm, rank=rank.rank, step=step, term=term, ns=ns)
+        {
+            **dict(run=run.run, launch=x.launch, arm=x.arm),
+            **_of(cases.get(x.case), x.purpose),
+            **dict(rank=rank.rank, step=step, term=term, ns=ns),
+        }
         for run, _ in _load(runs)
+        for cases in [_cases(run)]
         for x in run.launches
         if x.budget is not None
         for rank in x.budget.ranks
@@ -79,8 +96,22 @@ def _frame(rows: Iterator[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(list(rows))
 
 
+def _cases(run: RunRecord) -> dict[str, CaseSpec]:
+    """By hash."""
+    return {a.case.hash: a.case for p in run.plans for a in p.arms}
+
+
+def _of(case: CaseSpec | None, purpose: Purpose) -> dict[str, Any]:
+    """What tells a row from those of other trainings; a sweep of the fabric is of no case."""
+    return {
+        "case": None if case is None else case.id,
+        "strategy": None if case is None else case.strategy,
+        "purpose": str(purpose),
+    }
+
+
 def _launch_rows(run: RunRecord) -> Iterator[dict[str, Any]]:
-    cases = {a.case.hash: a.case for p in run.plans for a in p.arms}
+    cases = _cases(run)
     for x in run.launches:
         case = cases[x.case]
         yield {
@@ -98,6 +129,7 @@ def _launch_rows(run: RunRecord) -> Iterator[dict[str, Any]]:
 
 def _step_rows(run: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
     plans = {p.hash: p for p in run.plans}
+    cases = _cases(run)
     for x in run.launches:
         if x.steps is None:
             continue
@@ -109,6 +141,7 @@ def _step_rows(run: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
                     run=run.run,
                     launch=x.launch,
                     arm=x.arm,
+                    **_of(cases[x.case], x.purpose),
                     rank=rank.rank,
                     step=i,
                     kept=i >= cut,

@@ -1,0 +1,55 @@
+"""What of a run goes to other programs: figures with their intervals, and verdicts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.analysis.judging.points import points
+from harness.analysis.ladder import arm_row
+from harness.record import RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure of a case; ``low`` and ``high`` are its 95 % interval, None where it has none."""
+
+    case: str
+    measure: str
+    unit: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    stand_in: bool = False
+
+
+def figures(run: RunRecord) -> Iterator[Figure]:
+    """Throughput and step of every case, efficiency of every rung; what is missing is left out."""
+    seen = set()
+    for plan in run.plans:
+        for arm in plan.arms:
+            row = arm_row(run, plan, arm)
+            stand_in = bool(run.stand_ins(arm.case))
+            for measure, unit, value in (
+                ("throughput", "samples/s", row.throughput),
+                ("step time", "s", row.step_s),
+            ):
+                if value is not None and (arm.case.id, measure) not in seen:
+                    seen.add((arm.case.id, measure))
+                    yield Figure(
+                        case=arm.case.id,
+                        measure=measure,
+                        unit=unit,
+                        value=value,
+                        stand_in=stand_in,
+                    )
+        stand_ins = {a.case.id: bool(run.stand_ins(a.case)) for a in plan.arms}
+        for against in dict.fromkeys(c.against for c in plan.contrasts):
+            for p in points(run, plan, against):
+                yield Figure(
+                    case=p.case,
+                    measure=f"efficiency v {against}",
+                    unit="1",
+                    value=p.efficiency,
+                    low=p.efficiency_low,
+                    high=p.efficiency_high,
+                    stand_in=stand_ins.get(p.case, False),
+                )

@@ -1,0 +1,297 @@
+"""A run in a notebook: shown as a table, plotted, compared with another one.
+
+    from harness import notebook
+    run = notebook.read("results/samples/ddp-nano")
+    run                                  # its headline and verdicts
+    run.plot()                           # efficiency over ranks, with intervals and bounds
+    run.compare("results/samples/ddp-nano-again")
+
+Plots need matplotlib, which the extra ``plot`` installs; nothing else does.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from harness.analysis import compare
+from harness.analysis.judging.points import points
+from harness.analysis.reading import load
+from harness.analysis.verify import unsealed
+from harness.base.errors import SpecError
+from harness.base.plain import still
+from harness.interface import frames
+from harness.interface.report.headline import headline
+from harness.record import RunRecord, Status, Verdict
+from harness.record.outcome import SEVERITY
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+#: What can be plotted.
+KINDS = ("scaling", "steps", "time")
+#: A term that takes less of a step in every case is not drawn.
+LEAST_SHARE = 0.002
+#: Colours that can be read on light and dark, as the pages have them.
+_COLORS = {Status.PASS: "#1a7f4b", Status.FAIL: "#c9372c", Status.ERROR: "#c9372c",
+           Status.INCONCLUSIVE: "#a86400"}  # fmt: skip
+_GREY = "#7a7f87"
+
+
+def read(folder: Path | str) -> Run:
+    """A run's folder; RecordError says what is wrong with it."""
+    return Run(Path(folder))
+
+
+class Run:
+    """One run. ``record`` is all of it, ``doubt`` why nobody vouches for it, empty if its figures
+    follow from its samples.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder if folder.is_dir() else folder.parent
+        self.record: RunRecord = load(folder)
+        self.doubt = unsealed(self.record, self.folder)
+
+    @property
+    def verdicts(self) -> list[ShownVerdict]:
+        """Worst first."""
+        ranked = sorted(self.record.verdicts, key=lambda v: SEVERITY.index(v.status))
+        return [ShownVerdict(verdict=v, doubt=self.doubt) for v in ranked]
+
+    def verdict(self, case: str) -> ShownVerdict:
+        """The worst verdict of the cases whose id has these words in it; SpecError for none."""
+        fitting = [shown for shown in self.verdicts if case in shown.verdict.case]
+        if not fitting:
+            known = dict.fromkeys(v.case for v in self.record.verdicts)
+            raise SpecError(
+                f"no verdict of {case!r}",
+                where=str(self.folder),
+                expected=", ".join(known) or "a run that judged something",
+                fix=f"scaleproof report {self.folder} --every",
+            )
+        return fitting[0]
+
+    @cached_property
+    def launches(self) -> pd.DataFrame:
+        return frames.launches(self.folder)
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        return frames.steps(self.folder)
+
+    @cached_property
+    def points(self) -> pd.DataFrame:
+        return frames.points(self.folder)
+
+    @cached_property
+    def budgets(self) -> pd.DataFrame:
+        return frames.budgets(self.folder)
+
+    def compare(self, other: Run | Path | str, metric: str = "step_s") -> ShownComparison:
+        """This run beside a later one, case for case; SpecError where they are not comparable."""
+        later = other if isinstance(other, Run) else read(other)
+        compared = compare.compare(self.record, later.record, metric)
+        return ShownComparison(comparison=compared, doubts=(self.doubt, later.doubt))
+
+    def plot(self, kind: str = "scaling") -> Plot:
+        """``scaling``: efficiency over ranks; ``steps``: how long steps take, case by case;
+        ``time``: where a profiled step goes. SpecError without matplotlib.
+        """
+        if kind not in KINDS:
+            raise SpecError(f"no plot {kind!r}", expected=", ".join(KINDS), fix='run.plot("steps")')
+        figure = _figure()
+        {"scaling": self._scaling, "steps": self._steps, "time": self._time}[kind](figure)
+        if self.doubt:
+            figure.suptitle("NOT VERIFIED", color=_COLORS[Status.ERROR], fontweight="bold")
+        return Plot(figure=figure)
+
+    def _scaling(self, figure: Figure) -> None:
+        axes = figure.add_subplot(
+            xlabel="ranks", ylabel="efficiency", title="efficiency, 95 % intervals, bounds"
+        )
+        worlds = set()
+        for plan in self.record.plans:
+            for against in dict.fromkeys(c.against for c in plan.contrasts):
+                of_ladder = [p for p in points(self.record, plan, against) if p.efficiency]
+                if not of_ladder:
+                    continue
+                x = [p.world_size for p in of_ladder]
+                y = [p.efficiency for p in of_ladder]
+                low = [p.efficiency - (p.efficiency_low or p.efficiency) for p in of_ladder]
+                high = [(p.efficiency_high or p.efficiency) - p.efficiency for p in of_ladder]
+                label = f"{plan.name} v {against}"
+                axes.errorbar(x, y, yerr=(low, high), marker="o", capsize=3, label=label)
+                worlds.update(x)
+        for world, bound in self._bounds():
+            axes.plot(world, bound, marker="_", markersize=22, markeredgewidth=2, color=_GREY)
+        axes.axhline(1.0, color=_GREY, linewidth=0.8)
+        axes.set_ylim(bottom=0)
+        axes.set_xticks(sorted(worlds))
+        if worlds:
+            axes.legend(fontsize=8)
+
+    def _bounds(self) -> Iterator[tuple[int, float]]:
+        """What is asked of a rung: ranks, and the least efficiency."""
+        rules = {t.name: t.at_least for t in self.record.thresholds}
+        worlds = {a.case.hash: a.case.world_size for p in self.record.plans for a in p.arms}
+        for v in self.record.verdicts:
+            bound = rules.get(v.rule or "")
+            if v.metric == "efficiency" and bound is not None:
+                yield worlds[v.case_hash], bound
+
+    def _steps(self, figure: Figure) -> None:
+        axes = figure.add_subplot(xlabel="ms", title="steps of timed launches, slowest rank")
+        timed = self.steps[self.steps.kept & (self.steps.purpose == "timed")]
+        slowest = timed.groupby(["case", "launch", "step"]).step_s.max().mul(1e3)
+        names = list(dict.fromkeys(timed.case))
+        axes.boxplot(
+            [slowest.loc[name] for name in names], orientation="horizontal", tick_labels=names
+        )
+
+    def _time(self, figure: Figure) -> None:
+        axes = figure.add_subplot(xlabel="ms", title="a mean step of a profiled launch, by term")
+        if self.budgets.empty:
+            axes.text(0.5, 0.5, "no launch was profiled", ha="center", color=_GREY)
+            return
+        of_step = self.budgets.groupby(["case", "term"]).ns.sum()
+        of_ranks = self.budgets.drop_duplicates(["case", "launch", "rank", "step"])
+        parts = of_step.unstack().div(of_ranks.groupby("case").size(), axis=0).div(1e6)
+        shown = parts.loc[:, parts.max() > LEAST_SHARE * parts.sum(axis=1).max()]
+        left = shown.iloc[:, 0] * 0
+        for term in shown.columns:
+            axes.barh(shown.index, shown[term], left=left, label=term)
+            left = left + shown[term]
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (v.status, v.case, f"{v.metric} v {v.against}", _span(v), v.bound)
+            for v in (shown.verdict for shown in self.verdicts)
+        ]
+        title = f"NOT VERIFIED: {self.doubt}" if self.doubt else headline(self.record)
+        about = f"{self.record.run} · {self.record.machine.title} · {self.record.started_at[:16]}"
+        header = ("status", "case", "metric", "value [95 %]", "bound")
+        return _titled(title, about) + _table(header, rows)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of matplotlib that a notebook draws without pyplot, which would keep it open."""
+
+    figure: Figure
+
+    def save(self, path: Path | str) -> None:
+        """Write it in the form of the path's ending."""
+        self.figure.savefig(path)
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        self.figure.savefig(out, format="png", dpi=110)
+        return out.getvalue()
+
+
+@dataclass(frozen=True)
+class ShownVerdict:
+    """A verdict as a notebook shows it."""
+
+    verdict: Verdict
+    doubt: str = ""
+
+    def _repr_html_(self) -> str:
+        v = self.verdict
+        title = f"{v.status}: {v.case}" + (f" · NOT VERIFIED: {self.doubt}" if self.doubt else "")
+        rows = [
+            ("metric", f"{v.metric} v {v.against}"),
+            ("value [95 %]", _span(v)),
+            ("bound", f"{v.bound} ({v.rule or 'no rule'})"),
+            ("pairs of launches", str(v.n)),
+            ("why", v.detail),
+            *([("doubt", v.doubt)] if v.doubt else []),
+        ]
+        return _titled(title, "") + _table((), rows)
+
+
+@dataclass(frozen=True)
+class ShownComparison:
+    """Two runs side by side as a notebook shows them."""
+
+    comparison: compare.Comparison
+    doubts: tuple[str, str] = ("", "")
+
+    def _repr_html_(self) -> str:
+        c = self.comparison
+        rows = [
+            (r.case.id, _plain(r.a), _plain(r.b), _ends(r.ratio, r.low, r.high), str(r.reading))
+            for r in c.rows
+        ]
+        mean = "no case in common" if c.mean is None else _ends(c.mean, c.mean_low, c.mean_high)
+        doubt = "".join(f" NOT VERIFIED: {d}." for d in self.doubts if d)
+        about = "; ".join([*c.forced, *c.differs, *c.not_compared])
+        title = f"{c.metric}, B over A: {mean}.{doubt}"
+        return _titled(title, about) + _table(("case", "A", "B", "B/A [95 %]", "reading"), rows)
+
+
+def _plain(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.4g}"
+
+
+def _ends(value: float | None, low: float | None, high: float | None) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value:.3f} [{'n/a' if low is None or high is None else f'{low:.3f}, {high:.3f}'}]"
+
+
+def _span(v: Verdict) -> str:
+    if v.value is None:
+        return "n/a"
+    if v.low is None or v.high is None:
+        return f"{v.value:.4g} [n/a]"
+    return f"{v.value:.4g} [{v.low:.4g}, {v.high:.4g}]"
+
+
+def _titled(title: str, about: str) -> Markup:
+    """A sentence in the colour of its first word, and what it is of."""
+    word = title.partition(":")[0].partition(" ")[0]
+    color = next((c for status, c in _COLORS.items() if status == word), "inherit")
+    color = _COLORS[Status.ERROR] if word == "NOT" else color
+    head = Markup('<p style="font-weight:600;color:{};margin:.4em 0">{}</p>')
+    small = Markup('<p style="color:{};font-size:.85em;margin:.2em 0">{}</p>')
+    return head.format(color, still(title)) + (small.format(_GREY, still(about)) if about else "")
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    """Plain rows; a notebook brings its own style. A status has its colour."""
+    cell = Markup('<td style="text-align:left{}">{}</td>')
+    lines = [
+        Markup("").join(
+            cell.format(
+                f";font-weight:700;color:{_COLORS[Status(text)]}" if text in _COLORS else "",
+                still(text),
+            )
+            for text in row
+        )
+        for row in rows
+    ]
+    head = Markup("").join(Markup('<th style="text-align:left">{}</th>').format(h) for h in header)
+    body = Markup("").join(Markup("<tr>{}</tr>").format(line) for line in lines)
+    return Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(head, body)
+
+
+def _figure() -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise SpecError(
+            "plots need the package matplotlib",
+            expected="matplotlib in this environment",
+            fix="pip install 'scaleproof[plot]'",
+        ) from error
+    return Figure(figsize=(7, 3.6), layout="constrained")

@@ -127,17 +127,38 @@ def kernels(site: Site) -> list[Plan]:
 
 
 def backends(site: Site) -> list[Plan]:
-    """NCCL's ring against its tree, on more than one GPU."""
+    """What NCCL is told, beside what it chooses, on more than one GPU: the gate reads in NCCL's own
+    log what ran, and an arm that ran something else is an ERROR.
+
+    gloo has one algorithm for each collective and nothing to choose from.
+    """
     if site.device != "cuda" or site.world_size < 2:
         return []
     base = site.case(f"ddp/{_model(site)}", **_AS_TRAINED)
-    cases = {  # by function: NCCL has a tree for all-reduces alone
-        name: replace(
-            base, environment={**(base.environment or {}), "NCCL_ALGO": f"allreduce:{name}"}
-        )
-        for name in ("ring", "tree")
+    sharded = site.case(f"fsdp/{_model(site)}", **_AS_TRAINED)
+
+    def told(case: CaseSpec, **variables: str) -> CaseSpec:
+        return replace(case, environment={**(case.environment or {}), **variables})
+
+    by_name = {"NCCL chooses": base}
+    # By function: NCCL has a tree, NVLS trees for all-reduces alone, PAT for gathers and scatters.
+    by_name |= {
+        name: told(base, NCCL_ALGO=f"allreduce:{name}") for name in ("ring", "tree", "nvls")
     }
-    return _plan(site, "algorithms", cases, "exposed_comm_share")
+    by_name |= {name: told(base, NCCL_PROTO=name) for name in ("LL", "LL128", "Simple")}
+    by_name |= {f"{n} channels": told(base, NCCL_MAX_NCHANNELS=str(n)) for n in (1, 4, 16)}
+    by_name["no P2P"] = told(base, NCCL_P2P_DISABLE="1")
+    if len(site.nodes) > 1:
+        by_name["no GDR"] = told(base, NCCL_NET_GDR_LEVEL="LOC")
+    gathers = {
+        "NCCL chooses": sharded,
+        "ring": told(sharded, NCCL_ALGO="allgather:ring;reducescatter:ring"),
+        "pat": told(sharded, NCCL_ALGO="allgather:pat;reducescatter:pat"),
+    }
+    return [
+        *_plan(site, "what NCCL is told, all-reduce", by_name, "exposed_comm_share"),
+        *_plan(site, "what NCCL is told, gathers", gathers, "exposed_comm_share"),
+    ]
 
 
 def checkpoints(site: Site) -> list[Plan]:

@@ -142,6 +142,15 @@ METRICS: Mapping[str, Metric] = {
     "throughput_ratio": replace(
         _RATE_RATIO, means="throughput over that of a case of the same world: what a change brings"
     ),
+    "tokens_ratio": replace(
+        _TOKENS, form=Form.RATIO, unit="1", means="tokens a second of the case over its baseline's"
+    ),
+    "flops_ratio": replace(
+        _FLOPS,
+        form=Form.RATIO,
+        unit="1",
+        means="model FLOPs a second over its baseline's: how busy devices are kept",
+    ),
     "step_time_ratio": replace(
         _STEP, form=Form.RATIO, unit="1", means="mean step of the case over its baseline's"
     ),

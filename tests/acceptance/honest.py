@@ -49,7 +49,11 @@ from harness.record.store import load_samples
 
 STEPS = 32
 FRAMEWORKS = {"accelerate", "deepspeed", "lightning_fabric", "megatron", "ray_train"}
-MODELS = {"expert_parallel": "moe-nano", "context_parallel": "decoder-nano"}
+MODELS = {
+    "expert_parallel": "moe-nano",
+    "context_parallel": "decoder-nano",
+    "table_parallel": "dlrm-nano",
+}
 #: Models of codecs: few parameters, convolutions, gradients that are alike on all ranks.
 CODED = ("mlp-nano", "decoder-nano", "resnet-nano", "paced-small")
 KNOWN = Catalogue()

@@ -20,7 +20,7 @@ def test_everything_shipped_is_found_with_a_sentence() -> None:
     entries = Catalogue().entries
     known = {
         "single", "ddp", "ddp_naive", "zero1", "replicate", "fsdp", "fsdp1", "compressed",
-        "pipeline", "tensor_parallel", "context_parallel", "expert_parallel",
+        "pipeline", "tensor_parallel", "context_parallel", "expert_parallel", "table_parallel",
         "local_sgd", "diloco", "easgd", "fedavg", "ddp_join", "parameter_server", "actor_learner",
         "accelerate", "deepspeed", "lightning_fabric", "megatron", "ray_train",
     }  # fmt: skip

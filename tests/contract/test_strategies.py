@@ -25,7 +25,7 @@ STRATEGIES = [
 SOON = ("none", "int8", "onebit", "qsgd", "randomk", "powersgd", "threshold")
 CODECS = [c for c, e in KNOWN["compressors"].items() if not e.head.get("CONTROL")]
 #: What is trained in CI, the first that a strategy can train; all other cells are -m full.
-SOONEST = ("mlp", "decoder", "moe")
+SOONEST = ("mlp", "decoder", "moe", "dlrm")
 
 
 def trains(strategy: str, model: str, precision: Precision = Precision.FP32) -> bool:

@@ -35,7 +35,11 @@ from strict.world import Worlds
 
 KNOWN = Catalogue()
 FRAMEWORKS = {"accelerate", "deepspeed", "lightning_fabric", "megatron", "ray_train"}
-MODELS = {"expert_parallel": "moe-nano", "context_parallel": "decoder-nano"}
+MODELS = {
+    "expert_parallel": "moe-nano",
+    "context_parallel": "decoder-nano",
+    "table_parallel": "dlrm-nano",
+}
 STRATEGIES = [n for n in KNOWN.entries["strategies"] if n not in FRAMEWORKS and n != "compressed"]
 CODECS = [n for n, e in KNOWN.entries["compressors"].items() if not e.head.get("CONTROL")]
 

@@ -13,7 +13,8 @@ from harness.training.data import hashed, uniform
 
 #: Naumov et al. (2019); "criteo" is MLPerf's: Criteo's terabyte, with at most 40 million rows.
 SIZES = {
-    "nano": dict(d=16, dense=13, bottom=[32, 16], top=[64, 32, 1], rows=[97, 64, 31, 8], batch=32),
+    "nano": dict(d=16, dense=13, bottom=[32, 16], top=[64, 32, 1], batch=32,
+        rows=[97, 64, 31, 8, 53, 5, 120, 16]),
     "small": dict(d=32, dense=13, bottom=[64, 32], top=[128, 64, 1], batch=128,
         rows=[20000, 20000, 20000, 20000, 20000, 20000, 20000, 20000]),
     "criteo": dict(

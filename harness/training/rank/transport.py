@@ -13,12 +13,12 @@ _DEVICE = re.compile(r"/\d+(?=/|$)")
 _MULTICAST = "Connected NVLS tree"
 
 
-def listen(backend: str, log: Path) -> None:
+def listen(backend: str, log: Path, subsystems: str = "INIT") -> None:
     """Have NCCL write down how it connects; to be called before the process group is made."""
     if backend == "nccl":
         os.environ |= {
             "NCCL_DEBUG": "INFO",
-            "NCCL_DEBUG_SUBSYS": "INIT",
+            "NCCL_DEBUG_SUBSYS": subsystems,
             "NCCL_DEBUG_FILE": str(log),
         }
 

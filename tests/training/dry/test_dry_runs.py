@@ -22,7 +22,7 @@ WORLDS = (8, 64, 1024)
 KNOWN = Catalogue()
 ENTRIES = KNOWN.entries
 #: What is trained, the first that a strategy can train.
-MODELS = ("mlp", "decoder", "moe")
+MODELS = ("mlp", "decoder", "moe", "dlrm")
 #: Its ranks call each other by RPC, which needs peers that answer.
 APART = ("parameter_server",)
 STRATEGIES = [

@@ -37,7 +37,14 @@ from harness.training.observe.intake import digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
 from harness.training.parallel.outer import OuterTrainer
-from harness.training.rank import counted, handed, invariants, took_effect
+from harness.training.rank import (
+    counted,
+    handed,
+    invariants,
+    nccl_log as of_nccl,
+    took_effect,
+    transport,
+)
 from harness.training.rank.ceiling import ceiling
 from harness.training.rank.counted import STEPS, Seen
 from harness.training.rank.handed import STEPS_PER_EPOCH
@@ -62,8 +69,12 @@ SCALE, SCALE_SHARDS = 5e-3, 8
 MakeContext = Callable[[CaseSpec], RankContext]
 
 
-def prepare(spec: LaunchSpec, _: Path) -> None:
-    """Import what is trained; every collective is kept, to be counted, and CUDA made repeatable."""
+def prepare(spec: LaunchSpec, nccl_log: Path) -> None:
+    """Import what is trained; every collective is kept, to be counted, and CUDA made repeatable.
+
+    NCCL is asked to say which algorithms it takes.
+    """
+    transport.listen(spec.case.backend, nccl_log, "TUNING")
     issued.enable(issued.COUNTED)
     Accelerator(torch.device(spec.case.device)).repeatable()
     load(spec.files)
@@ -83,6 +94,8 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     rank.accelerator.usual()  # at full size only kernels fit that are not repeatable
     kernels.choose(case)
     more, norm = full_size(loaded, case, context(case))
+    if (log := rank.file("nccl")).is_file():
+        more = [*more, *of_nccl.checks(log.read_text(errors="replace"), case.environment or {})]
     alone = case.plain and not case.stand_in  # a device that waits has no ceiling
     return rank.record(
         trainer.ran(),

@@ -1,0 +1,96 @@
+"""Which algorithm and protocol NCCL took, by its own log: what was asked for is not believed.
+
+NCCL's first rank writes a line for each collective that it tunes (subsystem TUNING). Since 2.24 it
+names them; before, they are numbers, and before 2.23 the collective has no name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from harness.record import Check
+
+#: NCCL's own order of both (nccl_common.h).
+ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+PROTOCOLS = ("LL", "LL128", "SIMPLE")
+#: As "AllReduce: 8388608 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..15}", as
+#: "AllGather: 37756928 Bytes -> Algo 1 proto 2 time 2860.208008", and without a name.
+_CHOSEN = re.compile(
+    r"NCCL INFO (?:(?P<operation>\w+): +)?(?P<bytes>\d+) Bytes -> Algo (?P<algo>\w+) proto"
+    r" (?P<proto>\w+)(?: channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\})?"
+)
+#: What a collective without a name is called.
+ANY = "any"
+
+#: (operation, algorithm, protocol, channels or 0 where that is not told) -> how often.
+Ran = Counter[tuple[str, str, str, int]]
+
+
+def ran(log: str) -> Ran:
+    """What NCCL says that it took, collective by collective."""
+    out: Ran = Counter()
+    for line in _CHOSEN.finditer(log):
+        high, low = line["high"], line["low"]
+        channels = 0 if high is None else int(high) - int(low) + 1
+        algorithm = _named(line["algo"], ALGORITHMS)
+        protocol = _named(line["proto"], PROTOCOLS)
+        out[line["operation"] or ANY, algorithm, protocol, channels] += 1
+    return out
+
+
+def _named(word: str, names: tuple[str, ...]) -> str:
+    """A number's name; what NCCL named itself as it is, in capitals."""
+    if not word.isdigit():
+        return word.upper()
+    number = int(word)
+    return names[number] if number < len(names) else word
+
+
+def allowed(asked: str, operation: str, names: tuple[str, ...]) -> set[str]:
+    """Which names a value of NCCL_ALGO or NCCL_PROTO leaves for an operation.
+
+    ``ring``, ``^tree``, ``ring,tree``, and since 2.24 ``ring;allreduce:tree``: what stands behind
+    an operation's name holds for it alone.
+    """
+    every = set(names)
+    chosen = every
+    for part in filter(None, asked.split(";")):
+        function, colon, listed = part.rpartition(":")
+        if colon and function.strip().lower() != operation.lower():
+            continue
+        excluded = listed.strip().startswith("^")
+        words = {_alike(word) for word in listed.strip().lstrip("^").split(",")}
+        named = {name for name in every if _alike(name) in words}
+        chosen = every - named if excluded else named
+    return chosen
+
+
+def _alike(name: str) -> str:
+    return name.strip().replace("_", "").lower()
+
+
+def checks(log: str, environment: Mapping[str, str]) -> Iterator[Check]:
+    """What ran, and whether it is what the case's environment asks for."""
+    seen = ran(log)
+    yield Check(name="nccl.ran", ok=True, detail=listed(seen) or "not told by NCCL's log")
+    for variable, place, names in (("NCCL_ALGO", 1, ALGORITHMS), ("NCCL_PROTO", 2, PROTOCOLS)):
+        asked = environment.get(variable, "")
+        if not asked or not seen:
+            continue
+        with_names = (key for key in seen if key[0] != ANY)
+        wrong = sorted(key for key in with_names if key[place] not in allowed(asked, key[0], names))
+        detail = f"{variable}={asked}, but {_one(wrong[0])}" if wrong else f"{variable}={asked}"
+        yield Check(name=f"nccl.{variable.lower()}", ok=not wrong, detail=detail)
+
+
+def listed(seen: Ran) -> str:
+    """``AllReduce: RING SIMPLE, 16 channels (12), TREE LL (3)``"""
+    return "; ".join(f"{_one(key)} ({count})" for key, count in sorted(seen.items()))
+
+
+def _one(key: tuple[str, str, str, int]) -> str:
+    operation, algorithm, protocol, channels = key
+    told = f", {channels} channels" if channels else ""
+    return f"{operation} by {algorithm} {protocol}{told}"

@@ -1,0 +1,66 @@
+"""Ladders of length, size, batch, readers and checkpoints, at the site's own world."""
+
+from __future__ import annotations
+
+from recipes import AS_TRAINED, SELECTIVE, protocol_for
+
+from harness import Course, Mode, Plan, Precision, Site
+from harness.cases import ladders
+
+#: Tokens of a sample on GPUs, to a million where ranks share a sequence; on cores a tiny model's.
+ON_GPU = (4096, 16384, 65536, 262144, 1048576)
+ON_CPU = (32, 64, 128)
+
+
+def here(site: Site) -> Site:
+    return site if site.world_size > 1 else site.cpu(2)
+
+
+def lengths(site: Site) -> list[Plan]:
+    """The same tokens in longer and longer sequences: of each rank alone, and shared by all."""
+    on_gpus = site.device == "cuda"
+    where = here(site)
+    model = "decoder-350m" if on_gpus else "decoder-nano"
+    usual = AS_TRAINED if on_gpus else {}
+    alone = where.case(f"fsdp/{model}", Mode.WEAK, **usual, **(SELECTIVE if on_gpus else {}))
+    shared = where.case(
+        f"context_parallel/{model}", Mode.WEAK, **({"precision": Precision.BF16} if on_gpus else {})
+    )
+    seqs = ON_GPU if on_gpus else ON_CPU
+    protocol = protocol_for(site)
+    return [
+        ladders.lengths(case, seqs, tokens=max(seqs), protocol=protocol) for case in (alone, shared)
+    ]
+
+
+def sizes(site: Site) -> list[Plan]:
+    """The largest model that these devices train, and how busy each size keeps them."""
+    on_gpus = site.device == "cuda"
+    names = ("124m", "350m", "1b3", "llama-8b", "llama-70b")
+    more = {**AS_TRAINED, **SELECTIVE} if on_gpus else {}
+    case = here(site).case(f"fsdp/decoder-{'124m' if on_gpus else 'nano'}", Mode.WEAK, **more)
+    some = names if on_gpus else ("nano", "tiny", "mini")
+    return [ladders.sizes(case, some, protocol=protocol_for(site))]
+
+
+def batches(site: Site) -> list[Plan]:
+    """The critical batch of a small language, whose floor is known."""
+    where = here(site)
+    more = AS_TRAINED if where.device == "cuda" else {}
+    case = where.case("ddp/decoder-nano", Mode.WEAK, **more)
+    return [ladders.batches(case, (4, 8, 16, 32))]
+
+
+def readers(site: Site) -> list[Plan]:
+    """What reading files costs as more ranks read."""
+    where = here(site)
+    case = where.case("ddp/resnet-nano", Mode.WEAK, data="files")
+    return [ladders.readers(case, where.worlds, protocol=protocol_for(site))]
+
+
+def checkpoints(site: Site) -> list[Course]:
+    """Checkpoints of more and more ranks, waited for and in the background."""
+    where = here(site)
+    model = "decoder-350m" if where.device == "cuda" else "decoder-tiny"
+    case = where.case(f"fsdp/{model}", **(AS_TRAINED if where.device == "cuda" else {}))
+    return ladders.checkpoints(case, [n for n in where.worlds if n > 1])

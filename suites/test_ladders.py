@@ -1,0 +1,33 @@
+"""Ladders beyond weak and strong: length, size, batch, readers, checkpoints."""
+
+import pytest
+from ladders import batches, checkpoints, lengths, readers, sizes
+
+from harness import recovering, scaling
+
+pytestmark = pytest.mark.nightly
+
+
+@scaling(lengths)
+def test_lengths(verdict):
+    """Longer sequences at the same tokens a rank."""
+
+
+@scaling(sizes)
+def test_sizes(verdict):
+    """Larger models on the same devices."""
+
+
+@scaling(batches)
+def test_batches(verdict):
+    """Samples and time to one loss, batch by batch."""
+
+
+@scaling(readers)
+def test_readers(verdict):
+    """What reading costs as more ranks read."""
+
+
+@recovering(checkpoints)
+def test_checkpoints(verdict):
+    """Bandwidth and stall of checkpoints as ranks are added."""

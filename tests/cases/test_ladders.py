@@ -1,0 +1,92 @@
+"""Ladders of length, size, batch and readers: what is kept equal, and what is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.base.errors import SpecError
+from harness.cases import CaseSpec, Catalogue, Device, LearningRate, Plan, Role, Site, ladders
+from harness.cases.targets import normalise
+
+KNOWN = Catalogue()
+SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+SUITES = Path(__file__).parents[2] / "suites"
+
+
+@pytest.fixture(scope="module")
+def suites() -> Iterator[Any]:
+    sys.path.insert(0, str(SUITES))
+    import ladders
+
+    yield ladders
+    sys.path.remove(str(SUITES))
+
+
+def case(name: str, **fields: Any) -> CaseSpec:
+    return KNOWN.normalise(SITE.case(name, **fields))
+
+
+def subjects(plan: Plan) -> list[CaseSpec]:
+    return [arm.case for arm in plan.arms]
+
+
+def test_lengths_keep_the_tokens_of_a_rank() -> None:
+    plan = ladders.lengths(case("ddp/decoder-nano"), (32, 64, 256), tokens=256)
+    assert [(c.seq_len, c.micro_batch) for c in subjects(plan)] == [(32, 8), (64, 4), (256, 1)]
+    assert {c.world_size for c in subjects(plan)} == {2}
+    ratios = [c for c in plan.contrasts if c.metric == "flops_ratio"]
+    assert [c.baseline for c in ratios] == [("32 tokens",)] * 2
+
+
+def test_sizes_keep_the_devices() -> None:
+    plan = ladders.sizes(case("fsdp/decoder-nano"), ("nano", "tiny", "mini"))
+    assert [c.size for c in subjects(plan)] == ["nano", "tiny", "mini"]
+    assert {c.world for c in subjects(plan)} == {"2cpu"}
+
+
+def test_batches_go_to_one_loss_with_a_rate_that_grows() -> None:
+    plan = ladders.batches(case("ddp/decoder-nano"), (4, 8), to_loss=0.2)
+    assert [arm.name for arm in plan.arms] == ["batch 8", "batch 16"]
+    assert {c.learning_rate for c in subjects(plan)} == {LearningRate.SQRT}
+    assert {c.base_batch for c in subjects(plan)} == {8}
+    assert plan.to_loss == 0.2
+
+
+def test_readers_are_measured_beside_batches_that_are_made_once() -> None:
+    plan = ladders.readers(case("ddp/resnet-nano", data="files"), (1, 2))
+    assert [arm.name for arm in plan.arms] == ["@1", "@1-data", "@2", "@2-data"]
+    assert [arm.role for arm in plan.arms][1::2] == [Role.ABLATION] * 2
+    assert [c.metric for c in plan.contrasts] == ["data_cost"] * 2
+
+
+def test_checkpoints_of_each_world_wait_and_do_not() -> None:
+    courses = ladders.checkpoints(case("fsdp/decoder-nano"), (2, 4))
+    assert [(c.case.world_size, c.asynchronous) for c in courses] == [
+        (2, False), (2, True), (4, False), (4, True),
+    ]  # fmt: skip
+
+
+def test_what_is_no_ladder_says_why() -> None:
+    with pytest.raises(SpecError, match="do not divide 100"):
+        ladders.lengths(case("ddp/decoder-nano"), (32, 64), tokens=100)
+    with pytest.raises(SpecError, match="a ladder of 1 sizes"):
+        ladders.sizes(case("ddp/decoder-nano"), ("nano",))
+    with pytest.raises(SpecError, match="on the device already"):
+        ladders.readers(case("ddp/mlp-nano"), (1, 2))
+
+
+@pytest.mark.parametrize("device", [Device.CPU, Device.CUDA])
+def test_the_suites_plan_them_everywhere(suites: Any, device: Device) -> None:
+    backend = "gloo" if device is Device.CPU else "nccl"
+    site = Site(device=device, backend=backend, nodes=(8,) if device is Device.CUDA else (2,))
+    for recipe in (suites.lengths, suites.sizes, suites.batches, suites.readers):
+        for plan in recipe(site):
+            assert len(normalise(plan, KNOWN).arms) > 1
+    assert all(KNOWN.normalise(course.case) for course in suites.checkpoints(site))
+    (longest,) = (c for c in subjects(suites.lengths(site)[0]) if c.micro_batch == 1)
+    assert longest.seq_len == (128 if device is Device.CPU else 1_048_576)

@@ -39,10 +39,11 @@ class ScriptCommand:
         return "".join(c if c.isalnum() else "_" for c in stem)
 
 
-def parse(words: Sequence[str]) -> ScriptCommand:
+def parse(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
     """``train.py ARGS``, ``python train.py ARGS``, ``-m package.train ARGS``, or a launcher's.
 
-    SpecError for anything else, and for a secret among the words: the record keeps them.
+    A file is looked for in ``folder``. SpecError for anything else, and for a secret among the
+    words: the record keeps them.
     """
     secrets.refuse(words, RUN)
     typed.refuse_foreign(words)
@@ -57,6 +58,8 @@ def parse(words: Sequence[str]) -> ScriptCommand:
         return ScriptCommand(target=rest[1], module=True, args=tuple(rest[2:]))
     if not rest[0].endswith(".py"):
         return _launched(words)
+    if typed.spawns(rest, folder):
+        return ScriptCommand(target=rest[0], module=False, args=(), launcher=("python", *rest))
     return ScriptCommand(target=rest[0], module=False, args=tuple(rest[1:]))
 
 

@@ -6,7 +6,7 @@ every rung they are the rung's, and one that is free.
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.base.errors import SpecError
@@ -17,6 +17,13 @@ _PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 #: Options of the interpreter that change nothing of what a script does in a rank.
 _HARMLESS = frozenset({"-u", "-B", "-q"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+#: How a script starts ranks of its own: torch's ``mp.spawn``, and what is made of it.
+_SPAWNS = re.compile(
+    r"\b(?:mp|multiprocessing)\.(?:spawn|start_processes)\s*\("
+    r"|\bfrom torch\.multiproc\S* import .*\bspawn\b"
+)
+#: Files that may describe a world.
+DESCRIBES = frozenset({".json", ".yaml", ".yml", ".toml"})
 #: torch's own launcher, as a module.
 _TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
 #: Launchers' options that name what a rung decides, and what they become; first the one that is put
@@ -60,7 +67,7 @@ def refuse_foreign(words: Sequence[str]) -> None:
             expected="the script alone",
             fix=f"scaleproof run --script --engine {engine} --nodes 2 --cpus 4 -- train.py",
         )
-    if words[:2] == ["uv", "run"] and not _asks_for_ranks(words):
+    if words[:2] == ["uv", "run"] and not asks_for_ranks(words):
         raise SpecError(
             "uv run starts one process",
             where=shlex.join(words),
@@ -123,18 +130,40 @@ def for_every_rung(words: Sequence[str]) -> list[str]:
             value = options.pop(0)
         decided.append(f"{option}={value if '{' in value else becomes}")
     whole = [*words[:begin], *decided, *words[end:]]
-    if not _asks_for_ranks(whole):
+    if not asks_for_ranks(whole):
         option, becomes = next(iter(decided_by_rung.items()))
         spelt = option[2:].replace("-", "_") if name in _UNDERSCORED else option[2:]
         whole.insert(begin, f"--{spelt}={becomes}")
     return whole
 
 
+def spawns(words: Sequence[str], folder: Path) -> bool:
+    """Whether a script starts its ranks itself, and is told how many: one process is its launcher.
+
+    That it can is read in its file; without a number of ranks among its words it is taken as it is
+    (many do so only with an option).
+    """
+    script = next((folder / word for word in words if word.endswith(".py")), None)
+    asks = asks_for_ranks(words) or any(described_in(words, folder))
+    if script is None or not asks or not script.is_file():
+        return False
+    return _SPAWNS.search(script.read_text(errors="replace")) is not None
+
+
+def described_in(words: Sequence[str], folder: Path) -> Iterator[Path]:
+    """Files that a command names and that ask for the number of ranks: they describe a world."""
+    for word in words:
+        path = folder / word.rpartition("=")[2]
+        if path.suffix in DESCRIBES and path.is_file():
+            if asks_for_ranks([path.read_text(errors="replace")]):
+                yield path
+
+
 def _begins_script(word: str) -> bool:
     return word == "-m" or word.endswith((".py", ".sh"))
 
 
-def _asks_for_ranks(words: Sequence[str]) -> bool:
+def asks_for_ranks(words: Sequence[str]) -> bool:
     return any("{ranks}" in w or "{world}" in w for w in words)
 
 

@@ -6,6 +6,7 @@ import argparse
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import given, strategies as st
 
 from harness.analysis.again import command
 from harness.base.errors import SpecError
-from harness.cases import CaseSpec, Device, Settings, Site
+from harness.cases import CaseSpec, Device, Mode, Settings, Site
+from harness.cases.script import script_plan
 from harness.cases.targets import NAMED, SETTABLE, case_of
 from harness.interface.cli.measuring import settings
 
@@ -93,3 +95,17 @@ def test_what_no_field_takes_is_refused(words: str, said: str) -> None:
     asked: Any = argparse.Namespace(options=argparse.Namespace(set=[words]))
     with pytest.raises(SpecError, match=said):
         case_of("ddp/mlp-nano", on(2), settings(asked))
+
+
+def test_a_script_is_typed_again_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    words = ["train.py", "--lr", "3e-4", "--name", "two words"]
+    plan = script_plan(words, on(4), Mode.STRONG, samples=8)
+    settings_ = Settings(fresh=True, data=("data",))
+    again = shlex.split(command(plan.arms[-1].case, settings_))
+    assert again[: again.index("--")] == [
+        "scaleproof", "run", "--script", "--cpus", "4", "--mode", "strong", "--samples-per-step", "8",
+        "--fresh", "--data", "data",
+    ]  # fmt: skip
+    assert again[again.index("--") + 1 :] == words

@@ -113,3 +113,23 @@ def test_what_is_refused_says_the_form_that_works(typed: str, said: str, works: 
     with pytest.raises(SpecError) as refused:
         parse(shlex.split(typed))
     assert said in refused.value.what and works in refused.value.fix
+
+
+SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(train, nprocs=int(sys.argv[1]))\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [SPAWNS, "from torch.multiprocessing import spawn\n", "torch.multiprocessing.spawn(f)\n"],
+)
+def test_a_script_that_spawns_its_ranks_is_its_own_launcher(text: str, tmp_path: Path) -> None:
+    """If it is told how many; else it runs in each rank, as many do that only can."""
+    (tmp_path / "train.py").write_text(text)
+    told = parse(["python", "train.py", "{ranks}"], tmp_path)
+    assert told.launcher == ("python", "train.py", "{ranks}")
+    assert parse(["train.py", "4"], tmp_path).launcher == ()
+
+
+def test_a_script_that_spawns_nothing_may_ask_for_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('spawn')\n")
+    assert parse(["train.py", "{ranks}"], tmp_path).launcher == ()

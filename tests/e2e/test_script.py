@@ -185,6 +185,25 @@ def test_a_fresh_interpreter_and_a_launcher_see_the_same_training(
     assert len({x.consumed for x in every}) == 1
 
 
+@pytest.mark.full
+def test_a_script_that_spawns_its_ranks_is_measured(
+    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told by an argument or by a file; with a fixed port, also where it spawns nothing."""
+    (tmp_path / "spawns.py").write_text((SCRIPTS / "spawns.py").read_text())
+    (tmp_path / "world.json").write_text('{"world": {world}}')
+    monkeypatch.chdir(tmp_path)
+    for words in (("spawns.py", "{ranks}"), ("python", "spawns.py", "world.json")):
+        launch = measured.once(*words)
+        assert launch.usable and launch.steps is not None, launch.wrong or launch.cause
+        assert launch.consumed == 2 * 8 * launch.steps.count
+        assert [r.watched.way for r in launch.ranks if r.watched] == ["launcher"] * 2
+    assert measured.once("spawns.py", "alone").usable
+    cause = measured.once("spawns.py", "spawn").cause
+    assert cause is not None and "the script is its own launcher" in cause.message
+    assert (tmp_path / "world.json").read_text() == '{"world": {world}}'
+
+
 def test_what_the_script_counts_is_what_is_counted(measured: Measured) -> None:
     measured("loop.py", "--width", "32")
     for ranks in (1, 2):

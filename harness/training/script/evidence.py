@@ -1,5 +1,6 @@
 """What a watched rank leaves: its record, or why there is none."""
 
+import importlib
 import itertools
 import json
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -69,8 +71,27 @@ def begin(rank: Rank, command: ScriptCommand, way: str, leave: Callable[[], NoRe
     assert isinstance(task, Break | Script)
     watch = Watch(task, rank, over) if isinstance(task, Script) else Journal(task, rank, done)
     watch.hooks.install()
+    if way != "launcher":
+        refuse_spawning(rank.spec.case.script)
     region.watches.append(watch)
     return watch
+
+
+def refuse_spawning(script: str) -> None:
+    """From now on LaunchError where this rank, which is one already, starts a world of its own."""
+    spawning = importlib.import_module("torch.multiprocessing.spawn")
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise LaunchError(
+            "each rank starts ranks of its own (torch.multiprocessing.spawn): the script is its own"
+            " launcher, and is not told how many to start",
+            where=script,
+            expected="{ranks} where its number of processes stands, or a way to run under torchrun",
+            fix="scaleproof run --script --cpus 2 -- train.py --world-size {ranks}",
+        )
+
+    vars(spawning)["start_processes"] = refuse
+    torch.multiprocessing.start_processes = refuse
 
 
 def ended(watch: Observed, spec: LaunchSpec, leave: Callable[[], NoReturn]) -> None:

@@ -2,15 +2,17 @@
 
 import atexit
 import faulthandler
+import functools
 import json
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -22,6 +24,24 @@ from harness.record.store import write_text
 from harness.training.rank.setup import RankPlace
 from harness.training.script import badges
 from harness.training.script.evidence import begin, ended, finish_measured, rank_of
+from harness.training.script.startup.sitecustomize import BADGES, HOME
+
+
+def watch_once_grouped(folder: Path) -> None:
+    """Watch this process if it joins a group: which rank a script has spawned only that tells."""
+    join: Callable[..., Any] = dist.init_process_group
+
+    @functools.wraps(join)
+    def joined(*args: Any, **more: Any) -> None:
+        join(*args, **more)
+        dist.init_process_group = join
+        badge = badges.path_of(folder, dist.get_rank())
+        if badge.is_file():
+            for name in (BADGES, HOME):  # what this rank starts is none
+                os.environ.pop(name, None)
+            watch(badge)
+
+    dist.init_process_group = joined
 
 
 def watch(path: Path) -> None:

@@ -1,5 +1,6 @@
 """A rank's process as a launcher gives it to a script: variables, arguments, folder."""
 
+import functools
 import gc
 import hashlib
 import os
@@ -9,17 +10,21 @@ import runpy
 import shlex
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from harness.base.errors import LaunchError
+from harness.cases import typed
 from harness.cases.script import ScriptCommand, parse
 from harness.host import secrets
-from harness.launch.wire.messages import Break, LaunchSpec
+from harness.launch.wire.messages import Break, LaunchSpec, Script
+from harness.record.store import write_text
 from harness.training.rank.setup import RankPlace
 
 #: What a command may ask for: ranks on this node and in all, this node and how many there are, and
@@ -29,24 +34,54 @@ ASKED = re.compile(r"\{(ranks|world|node|nodes|host|port)\}")
 
 def command_of(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore) -> ScriptCommand:
     """The command that this rank runs, or that a launcher runs to start it."""
+    assert isinstance(spec.task, Script | Break)
     words = spec.task.words if isinstance(spec.task, Break) else spec.case.script
-    known = {
+    known = _known(spec, place, store, words)
+
+    def filled(asked: Sequence[str]) -> tuple[str, ...]:
+        return tuple(_fill(word, known) for word in asked)
+
+    command = parse(shlex.split(words), Path(spec.task.folder))
+    return replace(command, args=filled(command.args), launcher=filled(command.launcher))
+
+
+def fill_files(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore, folder: Path) -> None:
+    """Fill in what files ask for that the command names: a world that is described in one."""
+    words = spec.task.words if isinstance(spec.task, Break) else spec.case.script
+    for path in typed.described_in(shlex.split(words), folder):
+        if not path.resolve().is_relative_to(folder.resolve()):
+            continue  # it is not a launch's own
+        if isinstance(spec.task, Script) and spec.task.clean:
+            raise LaunchError(
+                f"{path.name} asks for ranks, and is your own file: nothing is written to it",
+                where=str(folder),
+                expected="a copy of the folder for every launch",
+                fix="leave --clean out",
+            )
+        text = path.read_text(errors="replace")
+        write_text(path, _fill(text, _known(spec, place, store, text)))
+
+
+def _fill(text: str, known: Mapping[str, str | int]) -> str:
+    return ASKED.sub(lambda m: str(known[m[1]]), text)
+
+
+def _known(
+    spec: LaunchSpec, place: RankPlace, store: dist.TCPStore, text: str
+) -> Mapping[str, str | int]:
+    """What a text may ask for, in this launch and on this node."""
+    known: dict[str, str | int] = {
         "ranks": spec.case.nodes[place.node],
         "world": place.world_size,
         "node": place.node,
         "nodes": len(spec.case.nodes),
         "host": store.host,
     }
-    command = parse(shlex.split(words))
-    if any("{port}" in word for word in (*command.args, *command.launcher)):
-        if place.rank == 0:
+    if "{port}" in text:
+        if place.rank == 0 and not store.check(["port"]):
             store.set("port", str(_free_port(store.host)))
         known["port"] = int(store.get("port"))
-
-    def filled(asked: Sequence[str]) -> tuple[str, ...]:
-        return tuple(ASKED.sub(lambda m: str(known[m[1]]), word) for word in asked)
-
-    return replace(command, args=filled(command.args), launcher=filled(command.launcher))
+    return known
 
 
 def _free_port(host: str) -> int:
@@ -79,8 +114,21 @@ def variables(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> Mappi
 def settle(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> None:
     """This process's own variables, cores and threads."""
     os.environ.update(variables(spec, place, host, port))
+    meet_at(host, port)
     os.sched_setaffinity(0, place.cpus)
     torch.set_num_threads(len(place.cpus))
+
+
+def meet_at(host: str, port: int) -> None:
+    """Let ranks meet where the rung does, also where the script sets a fixed port of its own."""
+    join: Callable[..., Any] = dist.init_process_group
+
+    @functools.wraps(join)
+    def joined(*args: Any, **more: Any) -> None:
+        os.environ.update({"MASTER_ADDR": host, "MASTER_PORT": str(port)})
+        join(*args, **more)
+
+    dist.init_process_group = joined
 
 
 def last_line(log: Path) -> str:

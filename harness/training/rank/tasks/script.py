@@ -41,6 +41,7 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
     ready = f"work{place.node}"
     if place.local_rank == 0:
         workplace.prepare(spec, place.node)
+        process.fill_files(spec, place, store, folder)
         store.set(ready, "here")
     store.wait([ready])
     if spec.task.fresh or command.launcher:

@@ -10,9 +10,10 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 #: Variables: the launch's folder, where every rank's badge lies, and where ``harness`` lies.
 BADGES, HOME = "SCALEPROOF_BADGES", "SCALEPROOF_HOME"
@@ -21,8 +22,9 @@ BADGES, HOME = "SCALEPROOF_BADGES", "SCALEPROOF_HOME"
 class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds torch as usual, and calls ``harness`` once it is imported."""
 
-    def __init__(self, badge: Path) -> None:
+    def __init__(self, badge: Path, *, known: bool = True) -> None:
         self._badge = badge
+        self._known = known
         self._loader: importlib.abc.Loader | None = None
 
     def find_spec(
@@ -45,11 +47,15 @@ class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         assert self._loader is not None and module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        if (home := os.environ.pop(HOME, "")) not in sys.path:
+        if (home := os.environ.get(HOME, "")) not in sys.path:
             sys.path.append(home)  # last: it hides nothing of the script's
         from harness.training.script import fresh
 
-        fresh.watch(self._badge)
+        if self._known:
+            os.environ.pop(HOME, None)
+            fresh.watch(self._badge)
+        else:
+            fresh.watch_once_grouped(self._badge)
 
 
 def _theirs() -> None:
@@ -61,31 +67,33 @@ def _theirs() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def _alone(folder: str) -> str | None:
-    """The rank of a world of one, whose launcher may tell it nothing: who runs the script is it."""
-    badges = [*Path(folder).glob("badge*.json")]
-    if len(badges) != 1:
-        return None
-    command = json.loads(badges[0].read_text())["command"]
+def _is_it(command: Mapping[str, Any]) -> bool:
+    """Whether this process runs the script, not its launcher."""
     words = [w for w in sys.orig_argv[1:] if w == "-m" or not w.startswith("-")]
     runs = words[1:2] if command["module"] and words[:1] == ["-m"] else words[:1]
     target = command["target"]
-    is_it = runs == [target] or (runs and Path(runs[0]).name == Path(target).name)
-    return "0" if is_it else None
+    return runs == [target] or bool(runs and Path(runs[0]).name == Path(target).name)
 
 
 def _begin() -> None:
     folder = os.environ.get(BADGES)
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
-    if folder is not None and rank is None:
-        rank = _alone(folder)
-    worker = any("multiprocessing" in word for word in sys.orig_argv[1:3])
-    if folder is None or rank is None or worker:
+    badges = [] if folder is None else [*Path(folder).glob("badge*.json")]
+    if folder is None or not badges:
         return
+    command = json.loads(badges[0].read_text())["command"]
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
+    worker = any(word.startswith("from multiprocessing") for word in sys.orig_argv)
+    spawns = [Path(w).name for w in command["launcher"][:1]] == ["python"] and _is_it(command)
+    if rank is None and (worker or spawns):  # a rank that the script has spawned, or none
+        sys.meta_path.insert(0, _Torch(Path(folder), known=False))
+        return
+    if rank is None and len(badges) == 1 and _is_it(command):
+        rank = "0"  # of a world of one, whose launcher may tell it nothing
     badge = Path(folder) / f"badge{rank}.json"
-    if badge.is_file():
-        os.environ.pop(BADGES)  # what this rank starts is none
-        sys.meta_path.insert(0, _Torch(badge))
+    if worker or not badge.is_file():
+        return
+    os.environ.pop(BADGES)  # what this rank starts is none
+    sys.meta_path.insert(0, _Torch(badge))
 
 
 if __name__ == "sitecustomize":

@@ -1,0 +1,69 @@
+"""Files that describe a world are filled in, in a launch's own copy and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from harness.base.errors import LaunchError
+from harness.cases import CaseSpec, Device, Mode
+from harness.launch.wire.messages import LaunchSpec, Script
+from harness.training.rank.setup import RankPlace
+from harness.training.script import evidence, process
+
+CASE = CaseSpec(
+    strategy="script", model="train", size="own", mode=Mode.WEAK, world_size=3, nodes=(2, 1),
+    device=Device.CPU, backend="gloo", script="train.py --config=world.yaml other.json",
+)  # fmt: skip
+
+
+def filled(folder: Path, clean: tuple[str, ...] = (), words: str = CASE.script) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    place = RankPlace(
+        rank=0, world_size=3, local_rank=0, node=0, device=0, cpus=(0,), parent=0,
+        store=lambda: store,
+    )  # fmt: skip
+    task = Script(folder=str(folder), steps=4, cut=1, clean=clean)
+    case = replace(CASE, script=words)
+    spec = LaunchSpec(launch="x", case=case, out=str(folder), task=task, files={})
+    process.fill_files(spec, place, store, folder)
+
+
+def test_a_file_that_asks_for_ranks_is_filled_in(tmp_path: Path) -> None:
+    (tmp_path / "world.yaml").write_text("dp: {ranks}\nall: {world}\nkept: {name}\n")
+    (tmp_path / "other.json").write_text('{"node": "{node}"}')
+    filled(tmp_path)
+    assert (tmp_path / "world.yaml").read_text() == "dp: 2\nall: 3\nkept: {name}\n"
+    assert (tmp_path / "other.json").read_text() == '{"node": "{node}"}', "it asks for no ranks"
+
+
+def test_a_file_of_the_user_s_own_is_never_written(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"world": {world}}')
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    (folder / "link.json").symlink_to(mine)
+    os.link(mine, folder / "hard.json")
+    for word in (str(mine), "../mine.json", "link.json", "hard.json"):
+        filled(folder, words=f"train.py {word}")
+    assert mine.read_text() == '{"world": {world}}'
+    assert (folder / "hard.json").read_text() == '{"world": 3}', "a file of its own now"
+    with pytest.raises(LaunchError, match="leave --clean out"):
+        filled(tmp_path, clean=("out",), words="train.py mine.json")
+
+
+def test_a_rank_that_spawns_ranks_says_the_form_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    import torch.multiprocessing as mp
+
+    spawning = importlib.import_module("torch.multiprocessing.spawn")
+    monkeypatch.setattr(spawning, "start_processes", spawning.start_processes)
+    monkeypatch.setattr(mp, "start_processes", mp.start_processes)
+    evidence.refuse_spawning("train.py")
+    with pytest.raises(LaunchError, match=r"--world-size \{ranks\}"):
+        mp.spawn(print, nprocs=2)

@@ -6,13 +6,12 @@
 Ratios are of one side over the first; nothing is averaged that not every side ran.
 """
 
-import math
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from harness.analysis.compare import Compared, Reading, differing, key_of, side_by_side
+from harness.analysis.compare import Compared, Reading, differing, key_of, mean_ratio, side_by_side
 from harness.analysis.judging.points import points
 from harness.analysis.ladder import ArmRow, arm_row
 from harness.analysis.rungs import rungs
@@ -319,21 +318,9 @@ def _means(
 ) -> Iterator[Mean]:
     """Nothing where no case is common to all."""
     for side, of_side in zip(sides[1:], rows[1:], strict=True):
-        shared = [of_side[k] for k in common]
-        if not shared:
-            continue
-        logs = [math.log(r.ratio) for r in shared if r.ratio]
-        radii = [
-            math.log(r.high / r.ratio) / 1.96
-            for r in shared
-            if r.high is not None and r.ratio is not None
-        ]
-        center = math.fsum(logs) / len(logs)
-        low = high = None
-        if len(radii) == len(logs):  # one case without an interval: nobody knows the mean's
-            radius = 1.96 * math.sqrt(math.fsum(r * r for r in radii)) / len(logs)
-            low, high = math.exp(center - radius), math.exp(center + radius)
-        yield Mean(side=side.name, mean=math.exp(center), low=low, high=high)
+        mean, low, high = mean_ratio(of_side[key] for key in common)
+        if mean is not None:
+            yield Mean(side=side.name, mean=mean, low=low, high=high)
 
 
 def _missing(

@@ -105,7 +105,9 @@ def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> 
 
 
 def _shifts(a: RunRecord, b: RunRecord) -> Iterator[Shift]:
-    """Of cases that both runs profiled; what could not be divided in one is divided in neither."""
+    """How steps changed of cases that both runs profiled; a term that one run could not divide is
+    divided in neither.
+    """
     for case in _cases(a):
         before = budgets(a, case)
         after = budgets(b, case)

@@ -116,7 +116,7 @@ def _raised(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _in_words(error: RankError) -> str:
-    """Its kind and its first line; an error of ours says all in its words."""
+    """An error's kind and its first line; an error of this package says all in its words."""
     first, *_ = error.message.splitlines() or [""]
     return first if error.type in _OURS else f"{error.type}: {first}"
 

@@ -311,7 +311,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def _allow(descriptors: int) -> None:
-    """As many open files as there are agents, as far as this machine lets us."""
+    """Raise the limit of open files to what so many agents need, as far as this machine allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < descriptors:
         most = descriptors if hard == resource.RLIM_INFINITY else min(descriptors, hard)

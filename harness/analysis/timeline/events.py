@@ -225,7 +225,7 @@ def _quoted(match: re.Match[str]) -> str:
 
 
 def _lenient(text: bytes, of: type[_T]) -> _T:
-    """Whatever of the arguments has a type that can be used."""
+    """The arguments that have a type that can be used; the others keep their defaults."""
     doc = json.loads(text.decode("utf-8", "replace"), strict=False)
     usable: dict[str, Any] = {}
     if not isinstance(doc, dict):

@@ -208,7 +208,7 @@ def _side(name: str, run: RunRecord, price: float | None) -> Side:
 
 
 def _largest_bus(reduced: Sequence[Swept]) -> float | None:
-    """Of the largest world: what all ranks together reach."""
+    """The bus rate of the largest world that was swept."""
     worlds = sorted(reduced, key=lambda s: sum(s.nodes))
     return median(worlds[-1].bus_bps()) if worlds else None
 

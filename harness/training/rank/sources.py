@@ -17,7 +17,9 @@ from harness.base.programs import PACKAGE
 
 
 def sources() -> dict[str, str]:
-    """By path, relative to the working folder if it is inside; and what else a result rests on."""
+    """Digests of the user's files, by path (relative to the working folder if inside), and the
+    versions that a result rests on.
+    """
     return {**_versions(), **_user_files()}
 
 

@@ -76,7 +76,7 @@ def run(task: Play, rank: Rank) -> RankRecord:
 
 
 def _name(folder: Path, done: int) -> None:
-    """From here on it is this one that a training resumes from."""
+    """Name the checkpoint that a training resumes from, and remove the one before."""
     before = (folder / LATEST).read_text() if (folder / LATEST).is_file() else ""
     write_text(folder / LATEST, str(done))
     if before:

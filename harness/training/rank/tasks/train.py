@@ -191,7 +191,7 @@ def note_sizes(folder: Path) -> None:
 
 
 def digest(trainer: LocalTrainer, beat: Callable[[], None]) -> str:
-    """Of all that is saved, whole and in order: equal on every rank and in every world size."""
+    """The digest of all that is saved, whole and in order: equal on every rank of any world."""
 
     def saved() -> Iterator[torch.Tensor]:
         for _, tensor in trainer.parameters():

@@ -155,7 +155,7 @@ def _plans(asked: Asked, known: Catalogue, site: Site) -> list[Plan]:
 
 
 def _protocol(steps: int | None, warm_up: int | None) -> Protocol:
-    """Of a script: what its pilot asks for, or what the user says."""
+    """The steps of a script: as its pilot asks for, or as the user says."""
     if steps is None and warm_up is None:
         return REAL
     cut = warm_up or REAL.cut

@@ -282,13 +282,13 @@ def absent(
     links: Sequence[AgentLink], wanted: int, says: str, kind: type[LaunchError] = LaunchError
 ) -> LaunchError:
     """Some of the wanted agents never came: which ones, and what their engine ``says``."""
-    here = [link.about.order for link in links if link.about is not None]
-    missing = sorted(set(range(wanted)) - {*here}) if -1 not in here else []
+    numbers = [link.about.order for link in links if link.about is not None]
+    missing = sorted(set(range(wanted)) - {*numbers}) if -1 not in numbers else []
     whose = f" (missing: nodes {ranges(missing)})" if missing else ""
     lost = [f"{link.name}: {link.lost}" for link in links if link.lost]
     lost = [*lost[:SHOWN], *([f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else [])]
     return kind(
-        f"{len(here)} of {wanted} agents are ready{whose}: "
+        f"{len(numbers)} of {wanted} agents are ready{whose}: "
         + "; ".join(lost or [says])
         + (f" ({says})" if lost and says else ""),
         where="engine",

@@ -164,20 +164,20 @@ def _protocol(steps: int | None, warm_up: int | None) -> Protocol:
 
 def _check_clean(paths: Sequence[str]) -> None:
     """SpecError where a user's own file would be removed."""
-    here = Path.cwd()
+    working_folder = Path.cwd()
     for path in paths:
-        target = (here / path).resolve()
-        if not target.is_relative_to(here) or target == here:
+        target = (working_folder / path).resolve()
+        if not target.is_relative_to(working_folder) or target == working_folder:
             raise SpecError(
                 f"--clean {path}: not a path below this folder",
-                where=str(here),
+                where=str(working_folder),
                 expected="what the script writes, as --clean out checkpoints",
                 fix=f"ls {target}",
             )
         if target.exists():
             raise SpecError(
                 f"--clean {path}: it is there already, and would be removed",
-                where=str(here),
+                where=str(working_folder),
                 expected="what only launches write",
                 fix=f"mv {path} {path}.mine",
             )

@@ -4,7 +4,7 @@ values of launches by case -> Welch's t on logarithms -> Compared -> Comparison
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import geometric_mean
@@ -105,7 +105,9 @@ def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> 
 
 
 def _shifts(a: RunRecord, b: RunRecord) -> Iterator[Shift]:
-    """Of cases that both runs profiled; what could not be divided in one is divided in neither."""
+    """How steps changed of cases that both runs profiled; a term that one run could not divide is
+    divided in neither.
+    """
     for case in _cases(a):
         before = budgets(a, case)
         after = budgets(b, case)
@@ -150,8 +152,6 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
     efficiency_a = _efficiency(a, hardware)
     efficiency_b = _efficiency(b, hardware)
     rows = []
-    logs = []
-    variances = []
     not_compared = []
     for key in dict.fromkeys([*values_a, *values_b]):
         case = (values_a.get(key) or values_b[key])[0]
@@ -160,40 +160,9 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
             continue
         x = values_a[key][1] if key in values_a else []
         y = values_b[key][1] if key in values_b else []
-        ratio = low = high = None
-        reading = Reading.ONLY_A if not y else Reading.ONLY_B
-        if x and y:
-            difference, radius, variance = _welch(x, y)
-            ratio = math.exp(difference)
-            reading = Reading.TOO_FEW
-            if radius is not None:
-                low = math.exp(difference - radius)
-                high = math.exp(difference + radius)
-                reading = reading_of(low, high, METRICS[metric].more_is_better)
-            logs.append(difference)
-            variances.append(math.nan if radius is None else variance)
-        rows.append(
-            Compared(
-                case=case,
-                metric=metric,
-                a=geometric_mean(x) if x else None,
-                b=geometric_mean(y) if y else None,
-                ratio=ratio,
-                low=low,
-                high=high,
-                reading=reading,
-                efficiency_a=efficiency_a.get(key),
-                efficiency_b=efficiency_b.get(key),
-            )
-        )
-    mean = mean_low = mean_high = None
-    if logs:
-        center = math.fsum(logs) / len(logs)
-        mean = math.exp(center)
-        radius_mean = 1.96 * math.sqrt(math.fsum(variances)) / len(logs)
-        if not math.isnan(radius_mean):  # one case without an interval: nobody knows the mean's
-            mean_low = math.exp(center - radius_mean)
-            mean_high = math.exp(center + radius_mean)
+        efficiencies = (efficiency_a.get(key), efficiency_b.get(key))
+        rows.append(_compared(case, metric, x, y, efficiencies))
+    mean, mean_low, mean_high = mean_ratio(rows)
     return Comparison(
         metric=metric,
         rows=tuple(rows),
@@ -203,6 +172,56 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
         differs=differing(a, b),
         not_compared=tuple(not_compared),
     )
+
+
+def _compared(
+    case: CaseSpec,
+    metric: str,
+    x: Sequence[float],
+    y: Sequence[float],
+    efficiencies: tuple[float | None, float | None],
+) -> Compared:
+    """A case by the values of its launches in both runs, of which one may have none."""
+    ratio = low = high = None
+    reading = Reading.ONLY_A if not y else Reading.ONLY_B
+    if x and y:
+        difference, radius = _welch(x, y)
+        ratio = math.exp(difference)
+        reading = Reading.TOO_FEW
+        if radius is not None:
+            low = math.exp(difference - radius)
+            high = math.exp(difference + radius)
+            reading = reading_of(low, high, METRICS[metric].more_is_better)
+    return Compared(
+        case=case,
+        metric=metric,
+        a=geometric_mean(x) if x else None,
+        b=geometric_mean(y) if y else None,
+        ratio=ratio,
+        low=low,
+        high=high,
+        reading=reading,
+        efficiency_a=efficiencies[0],
+        efficiency_b=efficiencies[1],
+    )
+
+
+def mean_ratio(rows: Iterable[Compared]) -> tuple[float | None, float | None, float | None]:
+    """The geometric mean of the ratios of cases that both runs have, and its 95 % interval.
+
+    Cases are independent, so the radii of their intervals add up as squares: of one case the mean
+    is as uncertain as the case. No interval where a case has none: nobody knows the mean's.
+    """
+    both = [row for row in rows if row.ratio is not None]
+    if not both:
+        return None, None, None
+    logs = [math.log(row.ratio) for row in both if row.ratio is not None]
+    radii = [math.log(row.high / row.low) / 2 for row in both if row.high and row.low]
+    center = math.fsum(logs) / len(logs)
+    if len(radii) < len(logs):
+        return math.exp(center), None, None
+    radius = math.hypot(*radii) / len(logs)
+    return math.exp(center), math.exp(center - radius), math.exp(center + radius)
 
 
 def reading_of(low: float, high: float, more_is_better: bool) -> Reading:
@@ -255,8 +274,8 @@ def _efficiency(run: RunRecord, hardware: bool) -> dict[str, float]:
     return by_id
 
 
-def _welch(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None, float]:
-    """Difference of log means B - A, radius of its 95 % interval, its variance.
+def _welch(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None]:
+    """Difference of log means B - A, and the radius of its 95 % interval.
 
     The launches of two runs are not paired, so Welch's t with Satterthwaite's degrees of freedom.
     """
@@ -264,13 +283,12 @@ def _welch(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None,
     b = stats.t_interval([math.log(v) for v in y], ALPHA)
     difference = b.mean - a.mean
     if a.sd is None or b.sd is None:
-        return difference, None, 0.0
-    va, vb = a.sd**2 / a.n, b.sd**2 / b.n
-    if va + vb == 0:
-        return difference, 0.0, 0.0
-    df = (va + vb) ** 2 / (va**2 / (a.n - 1) + vb**2 / (b.n - 1))
-    return (
-        difference,
-        stats.t_quantile(1 - ALPHA / 2, max(1, int(df))) * math.sqrt(va + vb),
-        va + vb,
-    )
+        return difference, None
+    variance_a = a.sd**2 / a.n
+    variance_b = b.sd**2 / b.n
+    variance = variance_a + variance_b
+    if variance == 0:
+        return difference, 0.0
+    freedom = variance**2 / (variance_a**2 / (a.n - 1) + variance_b**2 / (b.n - 1))
+    quantile = stats.t_quantile(1 - ALPHA / 2, max(1, int(freedom)))
+    return difference, quantile * math.sqrt(variance)

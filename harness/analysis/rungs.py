@@ -93,7 +93,7 @@ def apart(launch: LaunchRecord, timed_s: Sequence[float]) -> bool:
 
 
 def nearest(run: RunRecord, case: CaseSpec) -> LaunchRecord | None:
-    """Of a case's profiled launches that whose step is most like the timed ones'."""
+    """The profiled launch of a case whose step is nearest to those of its timed launches."""
     launches = budgets(run, case)
     timed_s = steps_s(run, case)
     if not launches or not timed_s:

@@ -360,6 +360,6 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
 
 
 def rejudge(run: RunRecord, thresholds: Sequence[Threshold]) -> RunRecord:
-    """The same measurements under other rules."""
+    """The record with verdicts of other rules on the same measurements."""
     other = dataclasses.replace(run, thresholds=tuple(thresholds))
     return dataclasses.replace(other, verdicts=verdicts.verdicts(other))

@@ -16,7 +16,7 @@ def of_bytes(content: bytes) -> str:
 
 
 def of_file(path: Path) -> str:
-    """Of a file's bytes; empty if it is gone."""
+    """The digest of a file's bytes; empty if it is gone."""
     try:
         return of_bytes(path.read_bytes())
     except OSError:
@@ -25,7 +25,7 @@ def of_file(path: Path) -> str:
 
 @functools.cache
 def of_package() -> str:
-    """Of all Python files of this package, as they were first asked for in this process."""
+    """The digest of all Python files of this package, as they were when first asked for here."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())

@@ -110,7 +110,7 @@ def schema_text(schema: Mapping[str, Json]) -> str:
 
 
 def closed(schema: Json) -> Json:
-    """The same in one order, whatever the process, and without room for unknown fields.
+    """The schema in one order, which is the same in every process, and closed to unknown fields.
 
     Docstrings lose their indentation, as from Python 3.13 on they do by themselves.
     """

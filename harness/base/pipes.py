@@ -38,9 +38,9 @@ class Deserted:
             self._turn_away(error)
 
     def _turn_away(self, why: OSError) -> None:
-        """From now on the descriptor is that of nowhere: of what is buffered, and of children.
+        """Point the descriptor at /dev/null, for what is still buffered and for children.
 
-        A reader that left knows it; of a full disk whoever reads errors is told.
+        A reader that left knows why; of a full disk the reader of errors is told.
         """
         if not isinstance(why, BrokenPipeError) and self._stream is not sys.__stderr__:
             sys.stderr.write(f"output is lost from here on: {why.strerror}\n")

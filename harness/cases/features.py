@@ -30,7 +30,7 @@ def files(mark: str) -> Sequence[Path]:
 
 @functools.cache
 def modules(mark: str) -> Sequence[ModuleType]:
-    """The same, imported."""
+    """The files of features whose head has this mark, imported."""
     return [importlib.import_module(name_of(path)) for path in files(mark)]
 
 

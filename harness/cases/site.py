@@ -149,17 +149,17 @@ def resolve(
             expected="--gpus N or --cpus N",
             fix=f"--engine {engine} --nodes 2 --gpus 16",
         )
-    here = len(nvml.gpus())
+    num_gpus = len(nvml.gpus())
     build = accelerators.torch_build()
     version = machine.software().get("torch", "")
     unfit = accelerators.no_cuda(build, version)
-    if cpus is None and not here and not facts.remote:
+    if cpus is None and not num_gpus and not facts.remote:
         if (hidden := accelerators.hidden(build, version)) is not None:
             asked = f"--gpus {gpus}" if gpus else "GPUs here cannot be measured"
             raise SpecError(f"{asked}: {hidden.what}", expected=hidden.expected, fix=hidden.fix)
-    if cpus is None and gpus is None and here and unfit is None:
-        gpus = str(here)
-    if gpus is not None and here and unfit is not None and not facts.remote:
+    if cpus is None and gpus is None and num_gpus and unfit is None:
+        gpus = str(num_gpus)
+    if gpus is not None and num_gpus and unfit is not None and not facts.remote:
         raise SpecError(f"--gpus {gpus}: {unfit.what}", expected=unfit.expected, fix=unfit.fix)
     several = num_nodes > 1 and (one_machine or facts.one_machine)
     site = Site(
@@ -173,7 +173,7 @@ def resolve(
     if gpus is None:
         total = cpus if cpus is not None else max(machine.physical_cores(), num_nodes)
         return replace(site, nodes=given or _split(total, num_nodes, "--cpus"))
-    wanted = _wanted_gpus(gpus, here, num_nodes, anywhere=facts.remote, shared=shared_gpu)
+    wanted = _wanted_gpus(gpus, num_gpus, num_nodes, anywhere=facts.remote, shared=shared_gpu)
     return replace(
         site,
         device=Device.CUDA,

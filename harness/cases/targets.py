@@ -222,10 +222,10 @@ def _learns(plan: Plan, known: Catalogue) -> None:
     for arm in plan.arms:
         if arm.case.script or arm.role is Role.CONTROL:
             continue
-        if by := known.get("strategies", arm.case.strategy).supports.beside:
+        if measured_by := known.get("strategies", arm.case.strategy).supports.beside:
             raise SpecError(
                 f"how fast {arm.case.strategy} steps says nothing of how it learns",
                 where=arm.case.id,
-                expected=f"time_to_loss or samples_to_loss, beside {by}",
+                expected=f"time_to_loss or samples_to_loss, beside {measured_by}",
                 fix=f"scaleproof run {arm.case.family}",
             )

@@ -103,7 +103,7 @@ class Workers:
         self._before = self._ticks()
 
     def _ticks(self) -> dict[int, int]:
-        """CPU ticks of each; this process and the agents of its own run are not among them."""
+        """CPU ticks of each training process, but for this one and the agents of its run."""
         out = {}
         run = _joined(Path("/proc/self/cmdline").read_bytes())
         for process in Path("/proc").glob("[0-9]*"):

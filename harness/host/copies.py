@@ -72,13 +72,13 @@ def copy(folder: Path, into: Path, results: Path, data: Sequence[str] = ()) -> N
     """Make ``into`` look like ``folder``; nothing that is written there reaches the original."""
     into.mkdir(parents=True, exist_ok=True)
     for entry in entries(folder, results, data):
-        there = into / entry.name
+        target = into / entry.name
         if entry.link:
-            there.symlink_to(entry.link)
+            target.symlink_to(entry.link)
         elif entry.source.is_dir():
-            there.mkdir(exist_ok=True)
+            target.mkdir(exist_ok=True)
         else:
-            shutil.copy2(entry.source, there)
+            shutil.copy2(entry.source, target)
 
 
 @functools.lru_cache(maxsize=8)

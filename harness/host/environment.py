@@ -85,13 +85,13 @@ def names_interface(name: str) -> bool:
 
 def switched_off(variables: Mapping[str, str], *, infiniband: bool, num_gpus: int) -> list[str]:
     """Ways between devices that variables forbid although the hardware has them."""
-    there = {
+    switches = {
         "NCCL_IB_DISABLE": (infiniband, "InfiniBand"),
         "NCCL_P2P_DISABLE": (num_gpus > 1, "direct transfers between GPUs"),
         "NCCL_SHM_DISABLE": (num_gpus > 1, "shared memory between ranks"),
     }
     return [
         f"{what} is switched off by {name}={variables[name]}, and this hardware has it"
-        for name, (has, what) in there.items()
+        for name, (has, what) in switches.items()
         if has and variables.get(name, "0") != "0"
     ]

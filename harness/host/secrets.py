@@ -75,7 +75,7 @@ def kept(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def masked(text: str) -> str:
-    """Without what looks like a secret."""
+    """The text without what looks like a secret."""
     return masked_words([text])[0]
 
 

@@ -36,7 +36,7 @@ Stamps: TypeAlias = dict[str, Stamp]
 
 
 def stamps(folder: Path, data: Sequence[str]) -> Stamps:
-    """Of the files that ``data`` names, folders included."""
+    """The stamps of the files that ``data`` names, folders included."""
     out: Stamps = {}
     for path in _files(folder, data):
         with contextlib.suppress(OSError):  # gone meanwhile: then it has no stamp

@@ -116,7 +116,7 @@ def _raised(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _in_words(error: RankError) -> str:
-    """Its kind and its first line; an error of ours says all in its words."""
+    """An error's kind and its first line; an error of this package says all in its words."""
     first, *_ = error.message.splitlines() or [""]
     return first if error.type in _OURS else f"{error.type}: {first}"
 
@@ -144,10 +144,10 @@ def _left(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _cut_off(failed: Sequence[RankEnd], unreachable: Sequence[int]) -> Suspect | None:
-    if not (there := [e for e in failed if e.node in unreachable]):
+    if not (unreached := [e for e in failed if e.node in unreachable]):
         return None
-    text = f"node {there[0].node} cannot be reached by the others"
-    rank = min(e.rank for e in there if e.node == there[0].node)
+    text = f"node {unreached[0].node} cannot be reached by the others"
+    rank = min(e.rank for e in unreached if e.node == unreached[0].node)
     return Suspect(rank=rank, kind="node", message=text, sure=len(unreachable) == 1)
 
 

@@ -282,13 +282,13 @@ def absent(
     links: Sequence[AgentLink], wanted: int, says: str, kind: type[LaunchError] = LaunchError
 ) -> LaunchError:
     """Some of the wanted agents never came: which ones, and what their engine ``says``."""
-    here = [link.about.order for link in links if link.about is not None]
-    missing = sorted(set(range(wanted)) - {*here}) if -1 not in here else []
+    numbers = [link.about.order for link in links if link.about is not None]
+    missing = sorted(set(range(wanted)) - {*numbers}) if -1 not in numbers else []
     whose = f" (missing: nodes {ranges(missing)})" if missing else ""
     lost = [f"{link.name}: {link.lost}" for link in links if link.lost]
     lost = [*lost[:SHOWN], *([f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else [])]
     return kind(
-        f"{len(here)} of {wanted} agents are ready{whose}: "
+        f"{len(numbers)} of {wanted} agents are ready{whose}: "
         + "; ".join(lost or [says])
         + (f" ({says})" if lost and says else ""),
         where="engine",
@@ -311,7 +311,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def _allow(descriptors: int) -> None:
-    """As many open files as there are agents, as far as this machine lets us."""
+    """Raise the limit of open files to what so many agents need, as far as this machine allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < descriptors:
         most = descriptors if hard == resource.RLIM_INFINITY else min(descriptors, hard)

@@ -50,7 +50,7 @@ class AgentLink:
         return messages
 
     def hear(self) -> None:
-        """It has been heard of just now."""
+        """Note that the agent has been heard of just now."""
         self.heard_at = time.monotonic()
         self.silent_s = 0.0
 

@@ -47,12 +47,12 @@ def examine(
     about = link.about
     assert first is not None and about is not None
     for name in ("scaleproof", "torch"):
-        here, there = first.software.get(name), about.software.get(name)
-        if here != there:
+        wanted, theirs = first.software.get(name), about.software.get(name)
+        if wanted != theirs:
             raise LaunchError(
-                f"{link.name} has {name} {there}, node 0 has {here}",
+                f"{link.name} has {name} {theirs}, node 0 has {wanted}",
                 expected="the same version on every node",
-                fix=f"pip install {name}=={here}   # there",
+                fix=f"pip install {name}=={wanted}   # there",
             )
     if same is not link and by_node:
         if not where.settings.get("one_machine"):

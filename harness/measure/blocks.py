@@ -69,7 +69,7 @@ def _blocks(v: Verdict) -> float:
 
 
 def needed(run: Run, plan: Plan, open_: Sequence[Verdict], arms: Sequence[Arm]) -> list[Arm]:
-    """Those of the arms that these verdicts' contrasts rest on."""
+    """The arms that the contrasts of these verdicts rest on."""
     names = {v.contrast for v in open_}
     contrasts = [c for c in run.contrasts_of(plan) if c.name in names]
     wanted = {a.name for a in plan.only(contrasts).arms}

@@ -12,7 +12,7 @@ from harness.record import Described
 
 
 def described(cases: Sequence[CaseSpec], known: Catalogue) -> list[Described]:
-    """As a run of them would record; LaunchError where no agent starts, as without torch."""
+    """What a run of these cases would record of them; LaunchError where no agent starts."""
     with tempfile.TemporaryDirectory(prefix="scaleproof-describe-") as folder:
         bench = Bench(known, known.get("engines", Settings().engine), Where(folder=Path(folder)))
         with contextlib.closing(bench.fleets):

@@ -46,7 +46,7 @@ def _pilots(
 def _probes(
     run: Run, plan: Plan, slots: Sequence[Sequence[Arm]]
 ) -> Iterator[tuple[int, Sequence[Arm]]]:
-    """Those of baselines that get neighbours.
+    """The probes of baselines that get neighbours, each with its number.
 
     Each runs alone, then on as many nodes and devices at once as there are: so a slow one is seen,
     too.

@@ -32,7 +32,7 @@ class Remembered:
                 self._answers = json.loads(self._path.read_text())
 
     def of(self, cases: Sequence[CaseSpec]) -> dict[str, Described]:
-        """Those of these cases that are known, by their hash."""
+        """What is known of these cases, by their hash."""
         return {
             c.hash: from_doc(Described, self._answers[c.hash])
             for c in cases

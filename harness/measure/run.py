@@ -78,12 +78,12 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Where it lies; a run that is resumed goes on where it was opened, whatever its name."""
+        """The run's folder; a resumed run goes on where it was opened, whatever its name."""
         return self._opened or self._results / "runs" / self.machine.hardware_class / self.name
 
     @property
     def data_seed(self) -> int:
-        """Of the order of samples: nobody knows it before the run has its name."""
+        """The seed of the order of samples, which nobody knows before the run has its name."""
         return int(hashlib.sha256(self.name.encode()).hexdigest()[:7], 16)
 
     @property

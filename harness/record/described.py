@@ -39,13 +39,13 @@ def exchanges(steps: range, period: int, until: int = 0, growth: float = 1.0) ->
     """How many of these steps ranks talk in: of the first ``until`` in all, then in the last of
     each period, the next one ``growth`` times as long.
     """
-    at = -1
+    step = -1
     length = float(period)
     count = 0
-    while at < steps.stop:
-        at = at + round(length)
+    while step < steps.stop:
+        step = step + round(length)
         length = length * growth
-        count += at in steps and at >= until
+        count += step in steps and step >= until
     return count + len(range(steps.start, min(until, steps.stop)))
 
 

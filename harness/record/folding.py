@@ -92,7 +92,7 @@ def _all(kind: type[Entry], links: Sequence[Link], of: Kind) -> tuple[Entry, ...
 
 
 def _stated(record: RunRecord, body: Json) -> RunRecord:
-    """With what else was known when the chain's last state was told."""
+    """The record with what the last state in the chain says besides."""
     elapsed_s = max(record.elapsed_s, float(body["elapsed_s"]))
     return replace(
         record,
@@ -107,7 +107,7 @@ def _stated(record: RunRecord, body: Json) -> RunRecord:
 
 
 def _seconds(links: Sequence[Link]) -> float:
-    """From the beginning of the last sitting to the last line."""
+    """Seconds from the beginning of the last sitting to the last line."""
     sittings = [0, *(i for i, link in enumerate(links) if link.kind is Kind.SITTING)]
     first, last = (datetime.datetime.fromisoformat(links[i].at) for i in (sittings[-1], -1))
     return (last - first).total_seconds()

@@ -87,13 +87,13 @@ class Accelerator:
         torch.backends.cudnn.allow_tf32 = False
 
     def repeatable(self) -> None:
-        """The same bits in every launch, where the device's libraries can; before its first use."""
+        """Ask for equal bits in every launch, where libraries can; before its first use."""
         if self.present:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             self._choose_kernels(deterministic=True)
 
     def usual(self) -> None:
-        """As trainings are timed: the fastest kernels again, after ``repeatable``."""
+        """Allow the fastest kernels again, as trainings are timed, after ``repeatable``."""
         if self.present:
             self._choose_kernels(deterministic=False)
 

@@ -80,7 +80,7 @@ def _shipped(strategy: object) -> bool:
 
 
 def _of_a_user(answer: Described, expected: Expected) -> Described:
-    """With what a strategy that is not of this package claims of itself: it excuses nothing."""
+    """The answer with what a user's strategy claims of itself: these claims excuse nothing."""
     excuses = {
         "repeatable=False": not expected.repeatable,
         "casts=True": expected.casts,

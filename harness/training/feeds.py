@@ -41,7 +41,7 @@ class Source:
     pooled: Callable[[Tensor], None] = lambda inputs: None
 
     def ids(self, step: int) -> Tensor:
-        """Of this rank's samples, int64."""
+        """The numbers of this rank's samples, int64."""
         return self.sampler.ids(step, self.ctx.shard)
 
     def make(self, step: int) -> Batch:

@@ -26,12 +26,12 @@ _Counted = TypeVar("_Counted")
 
 
 def kept_bytes(loaded: Loaded, case: CaseSpec) -> KeptBytes:
-    """As ``kept.kept``."""
+    """Bytes that a step keeps, as ``kept.kept`` counts them."""
     return _by_depth(loaded, case, partial(kept, case=case), _deep_kept)
 
 
 def step_work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
-    """As ``work.work``."""
+    """What a step computes, as ``work.work`` counts it."""
     return _by_depth(loaded, case, partial(work, case=case, samples=samples), _deep_work)
 
 

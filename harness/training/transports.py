@@ -29,7 +29,7 @@ class Codec(Protocol):
     unit: int
 
     def bytes(self, m: int) -> int:
-        """Of a row of m elements."""
+        """Bytes of an encoded row of m elements."""
 
     def encode(self, x: Tensor) -> Tensor:
         """(rows, m) fp32 -> (rows, bytes(m)) uint8."""
@@ -59,7 +59,7 @@ def total(shapes: Sequence[torch.Size]) -> int:
 
 
 def mean(parts: Tensor) -> Tensor:
-    """Of rows, added in order: the same bits on every rank."""
+    """The mean of rows, added in order: the same bits on every rank."""
     out = parts[0].clone()
     for part in parts[1:]:
         out += part

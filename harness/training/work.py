@@ -199,7 +199,7 @@ def _bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 
 def flops_of(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:
-    """Of matrix products, convolutions and attention; 0 for what is bound by memory anyway."""
+    """FLOPs of a matrix product, a convolution or attention; 0 for what memory bounds anyway."""
     if "flash_attention" in func.name():
         backward = func.name().endswith("backward")
         query, key = args[1:3] if backward else args[:2]

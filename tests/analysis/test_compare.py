@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from editing import even, timed
+from scipy.stats import ttest_ind
 
-from harness.analysis.compare import Reading, compare
+from harness.analysis.compare import Reading, compare, mean_ratio
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
 from harness.interface.cli.main import main
@@ -52,6 +56,35 @@ def test_one_launch_says_nothing(sample_run: RunRecord) -> None:
     found = compare(sample_run, edited(sample_run, first_only), "throughput")
     assert {r.reading for r in found.rows} == {Reading.TOO_FEW}
     assert found.mean_low is None and found.mean_high is None, "no interval of zero width"
+
+
+def test_the_mean_of_one_case_is_as_uncertain_as_the_case(
+    sample_run: RunRecord, again: RunRecord
+) -> None:
+    for row in compare(sample_run, again, "throughput").rows:
+        assert mean_ratio([row]) == pytest.approx((row.ratio, row.low, row.high))
+
+
+@pytest.mark.parametrize(("num_cases", "num_launches"), [(1, 2), (2, 3), (5, 4)])
+def test_the_interval_of_a_mean_holds_as_often_as_it_says(
+    sample_run: RunRecord, num_cases: int, num_launches: int
+) -> None:
+    """With scipy's own intervals of cases whose launches scatter by 3 %, and did not change."""
+    like = compare(sample_run, sample_run, "throughput").rows[0]
+    times = 300
+    a, b = np.random.default_rng(7).normal(0.0, 0.03, (2, times, num_cases, num_launches))
+    interval = ttest_ind(b, a, axis=-1, equal_var=False).confidence_interval(0.95)
+    ratio = np.exp(b.mean(axis=-1) - a.mean(axis=-1))
+    held = 0
+    for drawn in zip(ratio, np.exp(interval.low), np.exp(interval.high), strict=True):
+        rows = [
+            dataclasses.replace(like, ratio=float(middle), low=float(low), high=float(high))
+            for middle, low, high in zip(*drawn, strict=True)
+        ]
+        _, low_end, high_end = mean_ratio(rows)
+        assert low_end is not None and high_end is not None
+        held += low_end <= 1.0 <= high_end
+    assert held / times >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / times)
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1.5, 1), (1.0, 0)])

@@ -99,7 +99,7 @@ def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
         described = run.described.get(arm.case.hash)
         if step_s is None or described is None or described.facts is None:
             continue
-        here = link_bps(run, arm.case)
+        measured_bps = link_bps(run, arm.case)
         sent = _sent(launches)
         coded = [x.codec_s for x in launches if x.codec_s is not None]
         losses = [x.final_loss for x in launches if x.final_loss is not None]
@@ -117,7 +117,7 @@ def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
                     other: rates
                     for other in beside
                     if _is_choice(arm) and other in known and other != arm.name
-                    for rates in _pays(known[arm.name], known[other], here, apart_s)
+                    for rates in _pays(known[arm.name], known[other], measured_bps, apart_s)
                 },
                 exchange_s=_exchange_s(known[arm.name], apart_s),
             )

@@ -112,7 +112,7 @@ def _loaded(evidence: Evidence, subject: _Arm, below: _Arm | None) -> Iterator[T
 
 
 def _drifting(launches: Sequence[LaunchRecord]) -> list[Tilt]:
-    """Of an arm in which one launch drifts as no other does.
+    """The tilts of an arm in which one launch drifts as no other does.
 
     Its mean is off by half of the drift if it had settled by the end of its window, and by all of
     it if it went on as far again; a worst pair is off as far as that launch.

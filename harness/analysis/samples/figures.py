@@ -117,10 +117,10 @@ def reached(samples: Sequence[Samples], target: float, expected: Expected) -> Re
     if len(every) < SMOOTH:
         return None
     smooth = np.convolve(every, np.ones(SMOOTH) / SMOOTH, "valid")
-    there = np.flatnonzero(smooth <= target)
-    if not len(there):
+    below = np.flatnonzero(smooth <= target)
+    if not len(below):
         return None
-    steps = int(there[0]) + SMOOTH
+    steps = int(below[0]) + SMOOTH
     return Reached(
         steps=steps,
         samples=steps * expected.global_batch,
@@ -162,16 +162,16 @@ def foreign_load(ranks: Sequence[RankRecord], beside: Sequence[RankRecord] = ())
     """
     out = []
     for host in sorted({r.host for r in ranks}):
-        here = [r for r in ranks if r.host == host]
-        cores = {r.affinity: r for r in here}
+        on_host = [r for r in ranks if r.host == host]
+        cores = {r.affinity: r for r in on_host}
         union = {c for cpus in cores for c in cpus}
         shared = any(union.intersection(r.affinity) for r in beside if r.host == host)
         unlike = len(union) != sum(map(len, cores))
-        if shared or unlike or any(r.busy_s is None for r in here):
+        if shared or unlike or any(r.busy_s is None for r in on_host):
             return None
         busy = sum(r.busy_s or 0.0 for r in cores.values())
-        window = max(r.window_s for r in here)
-        used = sum(r.cpu_s for r in here)
+        window = max(r.window_s for r in on_host)
+        used = sum(r.cpu_s for r in on_host)
         out.append(max(0.0, busy - used) / (window * len(union)) if window else 0.0)
     return max(out, default=None)
 

@@ -210,11 +210,11 @@ def _event(text: str) -> Any:
             doc = json.loads(attempt, strict=False)
             if not isinstance(doc, dict):
                 return None
-            of = {"X": Event, "i": Instant}.get(str(doc.get("ph")))
-            if of is None:
+            kind = {"X": Event, "i": Instant}.get(str(doc.get("ph")))
+            if kind is None:
                 return _OTHERS[0]()
             fields = {k: v for k, v in doc.items() if k != "args" and v is not None}
-            event: Event | Instant = msgspec.convert(fields, of, strict=False)
+            event: Event | Instant = msgspec.convert(fields, kind, strict=False)
             event.args = msgspec.Raw(json.dumps(doc.get("args", {})).encode())
             return event
     return None
@@ -225,7 +225,7 @@ def _quoted(match: re.Match[str]) -> str:
 
 
 def _lenient(text: bytes, of: type[_T]) -> _T:
-    """Whatever of the arguments has a type that can be used."""
+    """The arguments that have a type that can be used; the others keep their defaults."""
     doc = json.loads(text.decode("utf-8", "replace"), strict=False)
     usable: dict[str, Any] = {}
     if not isinstance(doc, dict):

@@ -184,7 +184,7 @@ def _peer(args: Args | None) -> int:
 
 
 def _item_bytes(args: Args | None) -> int:
-    """Of the first input; all of one communication are alike."""
+    """Bytes of an element of the first input; all inputs of a communication are alike."""
     types = args.types if args and args.types else []
     return marks.item_bytes(types[0]) if types and isinstance(types[0], str) else -1
 

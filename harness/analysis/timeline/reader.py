@@ -239,7 +239,7 @@ def _integers(values: list[int]) -> NDArray[np.int64]:
 
 
 def _narrow(values: NDArray[np.int64]) -> NDArray[np.int32] | NDArray[np.int64]:
-    """In half of the space where that is enough."""
+    """The values in 32 bits where that is enough."""
     return values.astype(np.int32) if values.max() < 1 << 31 and values.min() >= -1 else values
 
 

@@ -36,7 +36,7 @@ class Bisection:
 
     @property
     def posterior(self) -> np.ndarray:
-        """Of the first bad version, from 1 on: entry i is of version i + 1."""
+        """The probability of each version to be the first bad one: entry i is of version i + 1."""
         versions = np.concatenate([np.full(len(x), v) for v, x in self.pairs.items()])
         values = np.concatenate([np.asarray(x) for x in self.pairs.values()])
         logs = []
@@ -97,7 +97,7 @@ class Bisection:
 
     @property
     def _sd(self) -> float:
-        """Of one pair around its version's mean."""
+        """The standard deviation of a pair around the mean of its version."""
         squares = sum(((np.array(x) - np.mean(x)) ** 2).sum() for x in self.pairs.values())
         free = sum(len(x) - 1 for x in self.pairs.values())
         return float(np.sqrt(squares / max(free, 1)))

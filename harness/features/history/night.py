@@ -219,7 +219,7 @@ def _mean(launches: Sequence[float]) -> Value:
 
 
 def _ratio(ratios: Sequence[float]) -> Value:
-    """Of pairs, with its interval: drift of the machine is in neither."""
+    """The mean of ratios of pairs, with its interval: the machine's drift is in neither."""
     interval = stats.t_interval([math.log(r) for r in ratios], ALPHA)
     ends = [None if end is None else _short(math.exp(end)) for end in (interval.low, interval.high)]
     return Value(value=_short(math.exp(interval.mean)), low=ends[0], high=ends[1])

@@ -6,7 +6,6 @@
 Ratios are of one side over the first; nothing is averaged that not every side ran.
 """
 
-import math
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from harness.analysis.compare import (
     Reading,
     differing,
     key_of,
+    mean_ratio,
     reading_of,
     side_by_side,
 )
@@ -225,7 +225,7 @@ def _side(name: str, run: RunRecord, price: float | None) -> Side:
 
 
 def _largest_bus(reduced: Sequence[Swept]) -> float | None:
-    """Of the largest world: what all ranks together reach."""
+    """The bus rate of the largest world that was swept."""
     worlds = sorted(reduced, key=lambda s: sum(s.nodes))
     return median(worlds[-1].bus_bps()) if worlds else None
 
@@ -339,28 +339,19 @@ def _means(
 ) -> Iterator[Mean]:
     """Nothing where no case is common to all."""
     for side, of_side in zip(sides[1:], rows[1:], strict=True):
-        shared = [of_side[k] for k in common]
-        if not shared:
+        mean, low, high = mean_ratio(of_side[key] for key in common)
+        if mean is None:
             continue
-        logs = [math.log(r.ratio) for r in shared if r.ratio]
-        radii = [
-            math.log(r.high / r.ratio) / 1.96
-            for r in shared
-            if r.high is not None and r.ratio is not None
-        ]
-        center = math.fsum(logs) / len(logs)
-        low = high = None
-        if len(radii) == len(logs):  # one case without an interval: nobody knows the mean's
-            radius = 1.96 * math.sqrt(math.fsum(r * r for r in radii)) / len(logs)
-            low, high = math.exp(center - radius), math.exp(center + radius)
         more = METRICS[metric].more_is_better
-        told = low is not None and high is not None
+        reading = Reading.TOO_FEW
+        if low is not None and high is not None:
+            reading = reading_of(low, high, more)
         yield Mean(
             side=side.name,
-            mean=math.exp(center),
+            mean=mean,
             low=low,
             high=high,
-            reading=reading_of(low, high, more) if told else Reading.TOO_FEW,
+            reading=reading,
             per_joule=_per_joule(entries[0], entries[sides.index(side)], common),
             price_factor=_price_factor(sides[0], side) if more else None,
         )

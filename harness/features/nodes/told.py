@@ -73,16 +73,16 @@ def differences(run: RunRecord) -> Iterator[str]:
 
 def replayed(recorded: Suspects) -> Iterator[str]:
     """Where a round had other pairs than those before it lead to, or other nodes are named."""
-    measured, of, case = recorded.pairs, recorded.hosts, recorded.case
-    again = suspects(measured, of, case)
+    measured, hosts, case = recorded.pairs, recorded.hosts, recorded.case
+    again = suspects(measured, hosts, case)
     if (again.nodes, again.links) != (recorded.nodes, recorded.links):
         named = ", ".join(words(slow) for slow in again.slow) or "nothing is slow"
         yield f"slow nodes or links are not those that their pairs give: {named}"
     for number in sorted({p.round for p in measured}):
-        before = seen([p for p in measured if p.round < number], of)
-        drawn = rounds.pairs(before, len(of), SEED, least(case))
+        before = seen([p for p in measured if p.round < number], hosts)
+        drawn = rounds.pairs(before, len(hosts), SEED, least(case))
         mine = [(p.a, p.b) for p in measured if p.round == number]
-        if [(of[a], of[b]) for a, b in drawn] != mine:
+        if [(hosts[a], hosts[b]) for a, b in drawn] != mine:
             yield f"round {number + 1} of the pairs is not the one that those before lead to"
             return
 

@@ -70,20 +70,20 @@ def segments(played: Played) -> Iterator[tuple[int, str, int, int]]:
         kept = _resumed_at(after) if after is not None else played.steps
         now = sitting.began_ns
         ready = False
-        for mark, step, at in _until_struck(sitting):
+        for mark, step, marked_ns in _until_struck(sitting):
             if mark is not Mark.STEP:
-                yield number, _OF[mark], now, at
+                yield number, _OF[mark], now, marked_ns
                 ready = ready or mark is Mark.LOADED
-                now = at
+                now = marked_ns
                 continue
             first = all(m is not Mark.STEP for m, s, _ in sitting.marks if s < step)
             most = usual if first else SLOW * usual  # a first step is part of a start
-            early = max(now, at - most) if first else now
+            early = max(now, marked_ns - most) if first else now
             yield number, "restart", now, early
-            done = at if first else min(at, now + most)
+            done = marked_ns if first else min(marked_ns, now + most)
             yield number, "train" if step <= kept else "recomputed", early, done
-            yield number, "slow" if step <= kept else "recomputed", done, at
-            now = at
+            yield number, "slow" if step <= kept else "recomputed", done, marked_ns
+            now = marked_ns
         if after is not None:
             assert sitting.struck_ns is not None and sitting.noticed_ns is not None
             yield number, "recomputed" if ready else "restart", now, sitting.struck_ns

@@ -65,7 +65,7 @@ class ScriptRecoverer(Recoverer):
         slowest = max((j[1] for j in resumed), key=lambda u: u.at)
         group_s, load_s = slowest.spent_s["group"], slowest.spent_s["load"]
         from_script_s = slowest.at - slowest.began_at
-        at = went_on_at(broken, resumed)
+        resumed_at = went_on_at(broken, resumed)
         saves = [u.spent_s["save"] for u in whole[0]]
         return Trial(
             case=case.id,
@@ -83,9 +83,9 @@ class ScriptRecoverer(Recoverer):
             step_s=max(0.0, from_script_s - group_s - load_s),
             timeout_s=timeout_s(course.fault, limits),
             stall_s=max((b - a for a, b in itertools.pairwise(saves)), default=0.0),
-            continued=(how := continued(at, whole, resumed)),
+            continued=(how := continued(resumed_at, whole, resumed)),
             equal=how is Continued.EXACTLY,
-            lost=None if at is None else self._after - at,
+            lost=None if resumed_at is None else self._after - resumed_at,
         )
 
     def _task(self, case: CaseSpec) -> Break:

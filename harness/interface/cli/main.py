@@ -211,7 +211,7 @@ def _examples(module: ModuleType | None, verb: str) -> str:
 
 
 def files() -> list[Path]:
-    """Of all verbs, those of features as well, by their names."""
+    """The files of all verbs, those of features as well, sorted by name."""
     return sorted([*VERBS.glob("*/[!_]*.py"), *features.files("HELP")], key=lambda p: p.name)
 
 

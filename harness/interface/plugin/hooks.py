@@ -89,7 +89,7 @@ def _tests(config: pytest.Config) -> Iterator[Path]:
 
 
 def _is_suite(path: Path) -> bool:
-    """By its syntax, however ``harness`` is imported and the decorator is written."""
+    """Whether a file is a suite: by its syntax, however ``harness`` is imported in it."""
     try:
         source = path.read_bytes()
         if not any(name.encode() in source for name in _CALLED):

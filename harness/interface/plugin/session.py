@@ -151,7 +151,7 @@ class Scaling:
 
 
 def _recoverer(session: Session) -> Any:
-    """Of the feature that interrupts trainings; SpecError where it was taken out."""
+    """The recoverer of the feature that interrupts trainings; SpecError where it was taken out."""
     for module in features.modules("COURSES"):
         return module.Recoverer(session)
     raise SpecError("nothing here interrupts trainings", fix="pytest -k 'not recover'")

@@ -60,12 +60,12 @@ def _names(run: RunRecord, cases: Collection[CaseSpec]) -> list[tuple[str, str]]
     }
     out = []
     for kind, offered in run.offered.items():
-        here = used.get(kind, set())
-        left = [n for n in offered if n not in here]
+        names = used.get(kind, set())
+        left = [n for n in offered if n not in names]
         without = f" (not {', '.join(left)})" if left else ""
         word = {"strategies": "strategy", "models": "model", "compressors": "compressor"}[kind]
-        named = f"{_list(sorted(here))}: " if here else ""  # "none" is a compressor, too
-        out.append((word, f"{named}{len(here)} of {len(offered)}{without}"))
+        named = f"{_list(sorted(names))}: " if names else ""  # "none" is a compressor, too
+        out.append((word, f"{named}{len(names)} of {len(offered)}{without}"))
     return out
 
 

@@ -138,7 +138,7 @@ def _by_content(row: ScriptRow) -> bool:
 
 
 def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
-    """The same of rungs with several ranks."""
+    """What is said of rungs with several ranks."""
     several = [row for row in rows if row.arm.case.world_size > 1]
     if not several:
         yield "all of more ranks", ""

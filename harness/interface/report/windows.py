@@ -27,7 +27,7 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     }
 
     def share(name: str, rank: Callable[[RankBudget], float]) -> Column[RankBudget | None]:
-        """Of each rank in ms a step; of all of them as a share, in the last row."""
+        """A column: ms a step of each rank, and in the last row the share of all of them."""
         return Column(
             name,
             70 if name == "all comm" else 80,

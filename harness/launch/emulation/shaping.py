@@ -57,7 +57,7 @@ def links_of(case: CaseSpec, engine: str, usual: Mapping[str, Any], num_nodes: i
 def _exceptions(
     knobs: Mapping[str, Any], knob: str, example: str, where: str, engine: str, num_nodes: int
 ) -> Iterator[tuple[tuple[int, int | None], float]]:
-    """By node, or by two nodes."""
+    """Each exception of a knob: (node, None) or (node, node), and its value."""
     for part in filter(None, str(knobs[knob]).split(",")):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?:(\d+(?:\.\d+)?)", part)
         named = [int(n) for n in match.groups()[:2] if n is not None] if match else []

@@ -59,29 +59,29 @@ class Switch:
         """Send a packet on its way."""
         if len(packet) < 20 or packet[0] >> 4 != 4:
             return
-        to = packet[19] - 1
-        if not 0 <= to < len(self.devices):
+        target = packet[19] - 1
+        if not 0 <= target < len(self.devices):
             return
         size = len(packet)
         left = self.sent[source] = max(now, self.sent[source]) + size / self.own[source]
-        way = (source, to)
+        way = (source, target)
         if way in self.between:
             left = self.passed[way] = max(left, self.passed[way] + size / self.between[way])
         self.count += 1
-        there = left + self.delay_s[source][to]
-        heapq.heappush(self.travelling, (there, self.count, False, to, packet))
+        due = left + self.delay_s[source][target]
+        heapq.heappush(self.travelling, (due, self.count, False, target, packet))
 
     def deliver(self, now: float) -> float | None:
         """Hand over what has arrived; seconds until the next packet does, None without any."""
         while self.travelling and self.travelling[0][0] <= now:
-            there, count, received, to, packet = heapq.heappop(self.travelling)
+            arrives, count, received, target, packet = heapq.heappop(self.travelling)
             if not received:  # the receiver's link is shared by those that are there, in turn
-                due = max(there, self.received[to] + len(packet) / self.own[to])
-                self.received[to] = due
-                heapq.heappush(self.travelling, (due, count, True, to, packet))
+                due = max(arrives, self.received[target] + len(packet) / self.own[target])
+                self.received[target] = due
+                heapq.heappush(self.travelling, (due, count, True, target, packet))
                 continue
             try:
-                os.write(self.devices[to], packet)
+                os.write(self.devices[target], packet)
             except OSError:  # its device is down: lost, as on any wire
                 continue
         return self.travelling[0][0] - now if self.travelling else None

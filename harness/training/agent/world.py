@@ -90,7 +90,7 @@ class World:
             (self.out / f"rank{rank}.straggler").write_text(f"{slowed[rank]} by {straggler.way}\n")
 
     def _become(self, rank: int, listener: socket.socket | None, agent: int) -> None:
-        """In the forked rank: never returns."""
+        """Become a rank, in the forked process: never returns."""
         code = 1
         try:
             os.setpgid(0, 0)

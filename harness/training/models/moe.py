@@ -170,7 +170,7 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """As the dense decoder, but only the experts that a token is sent to count."""
+    """FLOPs as of the dense decoder, but for experts: only those that a token is sent to count."""
     d = size["d"]
     s = int(size["seq"])
     layers = size["layers"]

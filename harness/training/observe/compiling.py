@@ -12,7 +12,7 @@ class Compilations:
         self._began_ns = 0
 
     def watch(self) -> None:
-        """From here on."""
+        """Note compilations from here on."""
         from torch._dynamo.callback import callback_handler  # not loaded where nothing is compiled
 
         callback_handler.register_start_callback(self._start)

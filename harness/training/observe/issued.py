@@ -62,7 +62,7 @@ def since(position: int, backend: str) -> Mapping[str, Issued]:
 
 
 def between(backend: str, begin_ns: int, end_ns: int) -> Mapping[str, Issued]:
-    """As ``since``, of a time by the wall clock; of the entries that are kept."""
+    """What ``since`` tells, but of a time by the wall clock, and of the entries that are kept."""
     return _totals([e for e in entries(backend) if begin_ns <= e["time_created_ns"] < end_ns])
 
 

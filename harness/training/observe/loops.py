@@ -19,7 +19,7 @@ _served: dict[int, str] = {}
 
 
 def follow() -> None:
-    """From now on the threads of new groups are known; for the rest of this rank."""
+    """Know the threads of new groups from now on, for the rest of this rank."""
     make: Callable[..., Any] = distributed_c10d._new_process_group_helper
 
     @functools.wraps(make)

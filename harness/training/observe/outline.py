@@ -103,7 +103,7 @@ class Outline:
 
 
 def _follow(on: Callable[[], bool]) -> None:
-    """From now on waits and peers are ranges, while ``on`` says so; for the rest of this rank."""
+    """Make waits and peers ranges from now on while ``on`` says so, for the rest of this rank."""
     waits = label("work", Category.WAIT)
     wait, send, recv = dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv
     backward: Callable[..., Any] = Tensor.backward

@@ -178,7 +178,7 @@ def _each_head(x: Tensor, q: Tensor) -> Tensor:
 
 
 def _each_group(x: Tensor, k: Tensor) -> Tensor:
-    """What heads of one group have in common, added up."""
+    """Gradients of all heads (B, H, S, D), added up over those that share a head of ``k``."""
     added: Tensor = x.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype)
     return added
 

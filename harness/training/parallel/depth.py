@@ -36,7 +36,7 @@ def cuts(flops: Mapping[str, float], stages: int, split: str) -> list[list[str]]
 
 
 def _listed(names: Sequence[str], stages: int, split: str) -> list[list[str]]:
-    """As a list says."""
+    """The blocks of each stage by a list of their numbers, as ``2,3,3``."""
     counts = [int(part) for part in split.split(",") if part.strip().isdigit()]
     if len(counts) != stages or sum(counts) != len(names) or min(counts) < 1:
         raise ValueError(

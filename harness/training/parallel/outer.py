@@ -110,13 +110,13 @@ def fill(model: nn.Module, flat: Tensor) -> None:
 
 
 def mean(flat: Tensor) -> Tensor:
-    """Of all ranks' vectors, by one all-reduce."""
+    """The mean of all ranks' vectors, by one all-reduce."""
     dist.all_reduce(flat)
     return flat.div_(dist.get_world_size())
 
 
 def mean_of(vectors: Sequence[Tensor]) -> Tensor:
-    """Of these vectors, added in order."""
+    """The mean of these vectors, added in order."""
     total = vectors[0].clone()
     for other in vectors[1:]:
         total += other

@@ -67,8 +67,8 @@ class Schedule:
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any], ranks: int, blocks: int | None = None) -> Schedule:
-        """As the knobs say; ValueError where torch would refuse them, or for more stages than
-        ``blocks``.
+        """The schedule that knobs ask for; ValueError where torch would refuse them, or for more
+        stages than ``blocks``.
         """
         name = str(knobs["schedule"])
         if name not in SCHEDULES:
@@ -211,7 +211,7 @@ class Schedule:
 
 @cache
 def _made(name: str, ranks: int, per_rank: int, micro: int) -> Schedule:
-    """With its orders: of hundreds of ranks they take seconds, and are asked for again."""
+    """A schedule with its orders made: for hundreds of ranks that takes seconds, so it is kept."""
     schedule = Schedule(name, ranks, per_rank, micro)
     _ = schedule.orders
     return schedule

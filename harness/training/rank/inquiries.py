@@ -81,6 +81,6 @@ class Inquiries:
 
 
 def inquiries(loaded: Loaded) -> Inquiries:
-    """Of a case: its strategy, its codec and its input may ask."""
+    """Who asks for the world's size in a case: its strategy, codec and input may."""
     files = {kind: str(module.__file__) for kind, module in loaded.modules.items()}
     return Inquiries(files["model"], [file for kind, file in files.items() if kind != "model"])

@@ -301,7 +301,7 @@ def _unbiased(ctx: RankContext, compressor: Compressor) -> Check:
 
 
 def _as_long(ctx: RankContext, compressor: Compressor) -> Check:
-    """In the direction of the gradient the mean of many draws is as long as it is.
+    """The check that the mean of many draws is as long as the gradient, in its direction.
 
     What is a percent short in all elements hides in their noise, but not in this sum over them.
     """

@@ -45,7 +45,7 @@ class Oracle:
 
     @classmethod
     def of(cls, model: nn.Module, loaded: Loaded, ctx: RankContext) -> Self:
-        """The one that the case's strategy names."""
+        """The reference that the case's strategy names in its head."""
         supports = loaded.supports
         parts = int(loaded.knobs(ctx.case)[supports.parts]) if supports.parts else 0
         ordered = getattr(loaded.strategy, "order", None)

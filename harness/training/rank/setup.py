@@ -132,7 +132,7 @@ class Rank:
     ) -> Source:
         """What an input is given: by default whole batches, and never a sample twice."""
         place = self.place
-        here, size = within(self.spec.case.nodes, place.rank)
+        local_rank, size = within(self.spec.case.nodes, place.rank)
         return Source(
             loaded=loaded,
             ctx=ctx,
@@ -141,7 +141,7 @@ class Rank:
             meet=self.meet,
             sampler=sampler or whole_epochs(ctx, getattr(self.spec.task, "data_seed", 0)),
             folder=self.out / f"work.data{place.node}",
-            local_rank=here,
+            local_rank=local_rank,
             local_size=size,
         )
 

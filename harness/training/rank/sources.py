@@ -17,7 +17,9 @@ from harness.base.programs import PACKAGE
 
 
 def sources() -> dict[str, str]:
-    """By path, relative to the working folder if it is inside; and what else a result rests on."""
+    """Digests of the user's files, by path (relative to the working folder if inside), and the
+    versions that a result rests on.
+    """
     return {**_versions(), **_user_files()}
 
 
@@ -30,7 +32,7 @@ def _versions() -> dict[str, str]:
 
 def _user_files() -> dict[str, str]:
     """Python files of loaded modules that belong neither to Python, nor to what was installed."""
-    here = Path.cwd()
+    working_folder = Path.cwd()
     loaded = {
         Path(file).resolve()
         for name, module in list(sys.modules.items())
@@ -38,7 +40,9 @@ def _user_files() -> dict[str, str]:
         and not name.startswith(("torch.", "triton."))
     }
     return {
-        str(path.relative_to(here) if path.is_relative_to(here) else path): digests.of_file(path)
+        str(
+            path.relative_to(working_folder) if path.is_relative_to(working_folder) else path
+        ): digests.of_file(path)
         for path in sorted(loaded)
         if path.suffix == ".py" and not any(path.is_relative_to(other) for other in _installed())
     }

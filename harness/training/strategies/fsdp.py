@@ -116,7 +116,7 @@ def _nothing(payload: float, ranks: int) -> traffic.Traffic:
 
 
 def _codec(knobs: Knobs) -> Codec | None:
-    """That of the compressor which ``scatter`` names."""
+    """The codec of the compressor that ``scatter`` names."""
     return None if knobs["scatter"] in ("own", "all_to_all") else codec_of(str(knobs["scatter"]))
 
 

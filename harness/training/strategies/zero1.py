@@ -36,7 +36,7 @@ def expect(
     size = element_bytes(model)
     if not case.communicate:
         raise ValueError("each rank steps a part: without communication the rest stays as it was")
-    like = ddp.expect(case, model, batching, facts, knobs)
+    as_ddp = ddp.expect(case, model, batching, facts, knobs)
     shares = shared_out([p.numel() for p in model.parameters()], n)
     parts = [size * elements or NOTHING for elements in shares]
     dense = traffic.all_reduce(float(num_elements(model) * size), n)
@@ -52,9 +52,9 @@ def expect(
     ]
     states = 2 * num_elements(model) * size
     return replace(
-        like,
+        as_ddp,
         **traffic.counted(sent),
-        memory_bytes=like.memory_bytes - states + states // n,
+        memory_bytes=as_ddp.memory_bytes - states + states // n,
         formula="2 (N-1)/N bytes(P) + broadcasts of bytes(P)",
     )
 

@@ -66,7 +66,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def compiled_blocks(module: nn.Module) -> list[nn.Module]:
-    """Those below a module that ``compiled`` has compiled."""
+    """The blocks below a module that ``compiled`` has compiled."""
     return [m for m in module.modules() if getattr(m, MARK, False)]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeAlias
 
 from hypothesis import given, settings, strategies as st
 
 from harness.analysis.judging.tally import requirements, tally, wrong
 from harness.record import Reason, RunRecord, Status, Verdict
+
+Drawn: TypeAlias = tuple[Status, Reason, str | None, bool, int]
 
 kinds = st.tuples(
     st.sampled_from(list(Status)),
@@ -18,9 +21,7 @@ kinds = st.tuples(
 )
 
 
-def verdicts_of(
-    run: RunRecord, drawn: list[tuple[Status, Reason, str | None, bool, int]]
-) -> RunRecord:
+def verdicts_of(run: RunRecord, drawn: list[Drawn]) -> RunRecord:
     like = run.verdicts[0]
     made: list[Verdict] = [
         replace(like, status=status, reason=reason, rule=rule, waived=waived, case=f"case{number}")
@@ -31,9 +32,7 @@ def verdicts_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(kinds, max_size=12))
-def test_every_requirement_is_counted_once(
-    sample_run: RunRecord, drawn: list[tuple[Status, Reason, str | None, bool, int]]
-) -> None:
+def test_every_requirement_is_counted_once(sample_run: RunRecord, drawn: list[Drawn]) -> None:
     run = verdicts_of(sample_run, drawn)
     counted = tally(run)
     parts = (counted.hold, counted.failed, counted.errors, counted.undecided)
@@ -44,7 +43,7 @@ def test_every_requirement_is_counted_once(
 
 
 def test_the_words_of_a_count(sample_run: RunRecord) -> None:
-    drawn = [(Status.PASS, Reason.MET, "a rule", False, n) for n in range(2)]
+    drawn: list[Drawn] = [(Status.PASS, Reason.MET, "a rule", False, n) for n in range(2)]
     drawn += [
         (Status.FAIL, Reason.MET, "a rule", True, 2),
         (Status.FAIL, Reason.CAUGHT, "a rule", False, 3),

@@ -45,14 +45,14 @@ def kernels(window: ShownBudget, most: int = 4) -> tuple[Kernel, ...]:
                 continue
             inside = covered(instants, trace.end[rows]) - covered(instants, trace.start[rows])
             for at in np.flatnonzero(inside).tolist():
-                by = trace.names[trace.name[launchers[at]]] if launchers[at] >= 0 else ""
-                key = (term, trace.names[trace.name[rows[at]]], by)
+                launcher = trace.names[trace.name[launchers[at]]] if launchers[at] >= 0 else ""
+                key = (term, trace.names[trace.name[rows[at]]], launcher)
                 spent[key] += int(inside[at])
                 count[key] += 1
     share = window.rank_steps
     busy = [
-        Kernel(term=t, name=n, by=by, ns=ns // share, count=count[t, n, by] / share)
-        for (t, n, by), ns in spent.items()
+        Kernel(term=t, name=n, by=launcher, ns=ns // share, count=count[t, n, launcher] / share)
+        for (t, n, launcher), ns in spent.items()
     ]
     return tuple(k for term in BUSY for k in _longest([k for k in busy if k.term is term], most))
 

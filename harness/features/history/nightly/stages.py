@@ -141,7 +141,7 @@ class Rounds:
         return subprocess.run(words, check=False).returncode
 
     def _keep(self, tonight: Tonight) -> Tonight:
-        """Into the history; a run that cannot be kept ends the night with its reason."""
+        """Add the run to the history; one that cannot be kept ends the night with its reason."""
         folder = tonight.run(self.results)
         if folder is None:
             state.forget(self.results)  # there was no night

@@ -110,7 +110,7 @@ def note(results: Path, tonight: Tonight) -> Tonight:
 
 
 def forget(results: Path) -> None:
-    """As if this night had not begun."""
+    """Begin this night anew: what was noted of it is forgotten."""
     _path(results).unlink(missing_ok=True)
 
 

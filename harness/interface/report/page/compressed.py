@@ -30,7 +30,7 @@ def sections(run: RunRecord) -> list[Section]:
     out = []
     for plan in codecs.plans(run):
         costs = breakeven.costs(run, plan)
-        here = breakeven.link_bps(run, plan.arms[0].case)
+        link_bps = breakeven.link_bps(run, plan.arms[0].case)
         dense = next((c for c in costs if c.name == breakeven.DENSE), None)
         wins = [
             c
@@ -39,12 +39,12 @@ def sections(run: RunRecord) -> list[Section]:
             and c.pays[breakeven.DENSE].rate > 0
             and not (dense is not None and codecs.learned_less(c, dense))
         ]
-        best = sorted(wins, key=lambda c: c.at(1e9, here))[:MOST]
+        best = sorted(wins, key=lambda c: c.at(1e9, link_bps))[:MOST]
         curves = [
             Curve(
                 name=c.name,
                 x=RATES,
-                y=[1e3 * c.at(rate * 1e9, here) for rate in RATES],
+                y=[1e3 * c.at(rate * 1e9, link_bps) for rate in RATES],
                 low=[None] * len(RATES),
                 high=[None] * len(RATES),
             )
@@ -54,9 +54,9 @@ def sections(run: RunRecord) -> list[Section]:
         out.append(
             Section(
                 title=plan.name,
-                table=Markup(codecs.table(costs, here).html(plan.name)),
+                table=Markup(codecs.table(costs, link_bps).html(plan.name)),
                 drawn=Markup(chart(curves, y_label=y, x_label=x, log=True)) if best else Markup(""),
-                notes=codecs.notes(costs, here),
+                notes=codecs.notes(costs, link_bps),
             )
         )
     for plan in codecs.tuned_plans(run):

@@ -241,7 +241,7 @@ def stacked(
         )
     for i, bar in enumerate(bars):
         y = 8 + row * i
-        at = 0.0
+        begin = 0.0
         out.append(
             f'<text class="tick" x="{left - 6}" y="{y + 13}" text-anchor="end">{escape(bar.name)}</text>'
         )
@@ -250,10 +250,10 @@ def stacked(
                 continue
             title = f"<title>{escape(name)}: {value:.2f} {escape(unit)}</title>"
             out.append(
-                f'<rect x="{px(at):.1f}" y="{y}" width="{px(at + value) - px(at):.2f}" height="{row - 6}"'
+                f'<rect x="{px(begin):.1f}" y="{y}" width="{px(begin + value) - px(begin):.2f}" height="{row - 6}"'
                 f' fill="{colors[name]}">{title}</rect>'
             )
-            at += value
+            begin += value
     if mark is not None:
         out.append(
             f'<line class="mark" x1="{px(mark):.1f}" x2="{px(mark):.1f}" y1="2" y2="{bottom}"/>'

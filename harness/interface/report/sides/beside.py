@@ -34,7 +34,7 @@ class BesideLine:
 
 
 def plans(run: RunRecord) -> list[Plan]:
-    """Those whose cases stand side by side: no ladder, and more than two."""
+    """The plans whose cases stand side by side: more than two of them, and no ladder."""
     return [
         plan
         for plan in run.plans

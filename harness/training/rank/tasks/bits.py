@@ -139,7 +139,7 @@ class _Planted:
 
     @contextlib.contextmanager
     def activation(self, model: nn.Module, step: int, copy: int) -> Iterator[None]:
-        """In what a block in the middle gives to the next."""
+        """Flip the bit in what a block in the middle gives to the next."""
         if not self._due(Place.ACTIVATION, step, copy):
             yield
             return
@@ -155,7 +155,7 @@ class _Planted:
         handle.remove()
 
     def _due(self, place: Place, step: int, copy: int) -> bool:
-        """In one copy of a step, so that a rank that computes twice sees it once."""
+        """Whether the flip is due: in one copy of a step, so that computing twice shows it."""
         flip = self._flip
         if flip is None or flip.place is not place:
             return False

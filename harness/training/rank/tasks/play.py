@@ -8,21 +8,16 @@ import shutil
 import time
 from pathlib import Path
 
-import torch
-
 from harness.cases import Fault
 from harness.launch.wire.beats import Phase
-from harness.launch.wire.messages import LaunchSpec, Play
+from harness.launch.wire.messages import Play
 from harness.record import RankRecord, WhatRan
 from harness.record.recovery import Mark
 from harness.record.store import write_text
-from harness.training.accelerator import Accelerator
 from harness.training.context import load
-from harness.training.observe import issued
 from harness.training.observe.memory import Memory
 from harness.training.rank.setup import Rank
 from harness.training.rank.tasks import train
-from harness.training.trainer import LocalTrainer
 
 #: Steps whose batches are made: a long training has them again, so that it starts no later.
 BATCHES = 24
@@ -30,10 +25,8 @@ BATCHES = 24
 LATEST = "latest"
 
 
-def prepare(spec: LaunchSpec, _: Path) -> None:
-    issued.enable(issued.LAST)
-    Accelerator(torch.device(spec.case.device)).repeatable()
-    load(spec.files)
+#: A training that is interrupted begins as one that is broken once.
+prepare = train.prepare
 
 
 def run(task: Play, rank: Rank) -> RankRecord:
@@ -41,9 +34,7 @@ def run(task: Play, rank: Rank) -> RankRecord:
     case = rank.spec.case
     memory = Memory(rank.accelerator)
     ctx = rank.context(named, case)
-    trainer = named.build(case, ctx, case.seed)
-    if not isinstance(trainer, LocalTrainer) or not trainer.resumable:
-        raise ValueError("goodput cannot save the state of this strategy in a checkpoint")
+    trainer = train.resumable(named.build(case, ctx, case.seed), "goodput")
     feed = named.feed(rank.source(named, ctx, BATCHES))
     rank.meet()
     folder = Path(task.folder)
@@ -76,7 +67,7 @@ def run(task: Play, rank: Rank) -> RankRecord:
 
 
 def _name(folder: Path, done: int) -> None:
-    """From here on it is this one that a training resumes from."""
+    """Name the checkpoint that a training resumes from, and remove the one before."""
     before = (folder / LATEST).read_text() if (folder / LATEST).is_file() else ""
     write_text(folder / LATEST, str(done))
     if before:

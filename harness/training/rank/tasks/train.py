@@ -23,7 +23,7 @@ from harness.launch.wire.messages import LaunchSpec, Train
 from harness.record import Category, RankRestart
 from harness.record.store import write_text
 from harness.training.accelerator import Accelerator
-from harness.training.context import load
+from harness.training.context import Trainer, load
 from harness.training.observe import intake, issued
 from harness.training.observe.spans import span
 from harness.training.rank.setup import Rank
@@ -56,11 +56,9 @@ def run(task: Train, rank: Rank) -> RankRestart:
     named = load(rank.spec.files)
     case = rank.spec.case
     ctx = rank.context(named, case)
-    trainer = named.build(case, ctx, case.seed)
+    trainer = resumable(named.build(case, ctx, case.seed), "recover")
     feed = named.feed(rank.source(named, ctx, task.steps))
     rank.lap("model")
-    if not isinstance(trainer, LocalTrainer) or not trainer.resumable:
-        raise ValueError("recover cannot save the state of this strategy in a checkpoint")
     took = Took()
     first = 0
     loaded = ""
@@ -109,6 +107,13 @@ def run(task: Train, rank: Rank) -> RankRestart:
         first_step_at=took.first_step_at,
         phases_s=rank.lap.seconds,
     )
+
+
+def resumable(trainer: Trainer, verb: str) -> LocalTrainer:
+    """The trainer; ValueError where a checkpoint does not hold all of its state."""
+    if not isinstance(trainer, LocalTrainer) or not trainer.resumable:
+        raise ValueError(f"{verb} cannot save the state of this strategy in a checkpoint")
+    return trainer
 
 
 def save_state(
@@ -191,7 +196,7 @@ def note_sizes(folder: Path) -> None:
 
 
 def digest(trainer: LocalTrainer, beat: Callable[[], None]) -> str:
-    """Of all that is saved, whole and in order: equal on every rank and in every world size."""
+    """The digest of all that is saved, whole and in order: equal on every rank of any world."""
 
     def saved() -> Iterator[torch.Tensor]:
         for _, tensor in trainer.parameters():

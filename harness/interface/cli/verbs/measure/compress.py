@@ -157,11 +157,11 @@ def act(asked: Asked) -> Answer:
     measured = measuring.measured(session, [plan], follow)
     record = measured.record
     costs = breakeven.costs(record, plan)
-    here = breakeven.link_bps(record, plan.arms[0].case)
+    link_bps = breakeven.link_bps(record, plan.arms[0].case)
     judged = measuring.judged(session, record, asked)
     shown = codecs.lines(record, plan, width, rates)
     document: dict[str, Json] = {
-        "link_bps": _finite(here),
+        "link_bps": _finite(link_bps),
         "costs": _documents(costs),
         "confirmed": to_doc(tuple(confirmed)),
         "run": str(session.run.folder),
@@ -285,11 +285,11 @@ def _confirm(
 ) -> list[Confirmed]:
     """Dense and the codec on links of three rates; SpecError if there is none to set."""
     before = session.run.bare()
-    here = breakeven.link_bps(before, plan.arms[0].case)
-    of = {c.name: c for c in breakeven.costs(before, plan)}
-    if name not in of or DENSE not in of:
+    link_bps = breakeven.link_bps(before, plan.arms[0].case)
+    by_name = {c.name: c for c in breakeven.costs(before, plan)}
+    if name not in by_name or DENSE not in by_name:
         raise SpecError(f"{name} was not measured", expected="no ERROR above", fix="--codecs")
-    pays = of[name].pays[DENSE].rate
+    pays = by_name[name].pays[DENSE].rate
     if not 0 < pays < math.inf:
         message = "never" if pays == 0 else "always"
         raise SpecError(
@@ -315,8 +315,8 @@ def _confirm(
             out.append(
                 Confirmed(
                     rate=rate * 1e6,
-                    dense_s=of[DENSE].at(rate * 1e6, here),
-                    codec_s=of[name].at(rate * 1e6, here),
+                    dense_s=by_name[DENSE].at(rate * 1e6, link_bps),
+                    codec_s=by_name[name].at(rate * 1e6, link_bps),
                     measured_dense_s=seen[DENSE],
                     measured_codec_s=seen[name],
                 )

@@ -56,9 +56,9 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """A row for each arm; the agent is asked, nothing is launched."""
-    on = planning.on(asked.options.on)
-    known, here = measuring.site(asked)
-    site = here if on is None else planning.site_of(on)
+    hardware = planning.on(asked.options.on)
+    known, local_site = measuring.site(asked)
+    site = local_site if hardware is None else planning.site_of(hardware)
     ablations = list(dict.fromkeys(asked.options.ablate))
     plans = plans_of(
         asked.options.target,
@@ -69,18 +69,27 @@ def act(asked: Asked) -> Answer:
         planning.tier(asked.options.marks),
         bool(options.setups(measuring.values(asked))),
     )
-    with contextlib.closing(measuring.session(asked, known, here)) as session:
+    with contextlib.closing(measuring.session(asked, known, local_site)) as session:
         session.describe([a.case for p in plans for a in p.arms], Remembered(known))
         run = session.run
-        machine, link = (run.machine, 0.0) if on is None else (on.machine, on.slowest)
+        machine, link = (
+            (run.machine, 0.0) if hardware is None else (hardware.machine, hardware.slowest)
+        )
         asks = run.settings
         look = Look(
-            machine, run.described, run.thresholds, link, asks.timeline, asks.outline and on is None
+            machine,
+            run.described,
+            run.thresholds,
+            link,
+            asks.timeline,
+            asks.outline and hardware is None,
         )
-        side_by_side = partial(together.groups, session) if on is None else partial(_seated, on)
+        side_by_side = (
+            partial(together.groups, session) if hardware is None else partial(_seated, hardware)
+        )
         outlooks = look.at(plans, side_by_side)
         costs = forecast.LaunchCosts(plans, run.described, machine, link_bytes=link)
-        place = plans_report.PlanPlace(machine, on, costs)
+        place = plans_report.PlanPlace(machine, hardware, costs)
         shown = plans_report.lines(outlooks, run.thresholds, place, text.columns())
     return Answer(document={"plans": [to_doc(f) for f in outlooks]}, lines=shown)
 

@@ -156,7 +156,7 @@ def _plans(asked: Asked, known: Catalogue, site: Site) -> list[Plan]:
 
 
 def _protocol(steps: int | None, warm_up: int | None) -> Protocol:
-    """Of a script: what its pilot asks for, or what the user says."""
+    """The steps of a script: as its pilot asks for, or as the user says."""
     if steps is None and warm_up is None:
         return REAL
     cut = warm_up or REAL.cut
@@ -165,20 +165,20 @@ def _protocol(steps: int | None, warm_up: int | None) -> Protocol:
 
 def _check_clean(paths: Sequence[str]) -> None:
     """SpecError where a user's own file would be removed."""
-    here = Path.cwd()
+    working_folder = Path.cwd()
     for path in paths:
-        target = (here / path).resolve()
-        if not target.is_relative_to(here) or target == here:
+        target = (working_folder / path).resolve()
+        if not target.is_relative_to(working_folder) or target == working_folder:
             raise SpecError(
                 f"--clean {path}: not a path below this folder",
-                where=str(here),
+                where=str(working_folder),
                 expected="what the script writes, as --clean out checkpoints",
                 fix=f"ls {target}",
             )
         if target.exists():
             raise SpecError(
                 f"--clean {path}: it is there already, and would be removed",
-                where=str(here),
+                where=str(working_folder),
                 expected="what only launches write",
                 fix=f"mv {path} {path}.mine",
             )

@@ -1,28 +1,28 @@
 """What watching costs a user's own training: the same loop with and without hooks, in turn.
 
-Each is a process of its own, since hooks stay. Prints the median step of both, and the ratio with
-its 95 % interval over the pairs; and the time that is spent in hooks, by a clock around them, which
-a noisy machine shows more sharply.
+Each is a process of its own, since hooks stay. Two loops: a GPT of nanoGPT's kind, of many small
+modules, and a tutorial's, one linear layer and a loader, whose steps are so short that hooks weigh
+most. Of each: the CPU time of a step, which other work on the machine does not lengthen as it does
+the clock's, with the mean difference's 95 % interval over the pairs; and the time in hooks, by a
+clock around them.
 
-    python benchmarks/cost/script.py [--pairs 10] [--steps 100]
+    python benchmarks/cost/script.py [--pairs 40] [--steps 200] [--loop gpt|tutorial]
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import math
-import subprocess
-import sys
+import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from harness.base.stats import t_interval
 from harness.cases import CaseSpec, Device, Mode
@@ -42,38 +42,48 @@ WARM = 10
 def main() -> None:
     """Measure and print; as a child: one loop."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--child", choices=("watched", "bare"))
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--loop", choices=tuple(LOOPS), action="append")
     parsed = parser.parse_args()
-    if parsed.child:
-        step_s = loop(parsed.child == "watched", parsed.steps)
-        print(step_s, SPENT.total_s / (parsed.steps - WARM))
-        return
-    ratios, steps = [], {"watched": list[float](), "bare": list[float]()}
+    loops = parsed.loop or list(LOOPS)
+    for name in loops:
+        compared(name, parsed.pairs, parsed.steps)
+
+
+def compared(name: str, pairs: int, steps: int) -> None:
+    """Print what watching costs a step of one loop."""
+    step_s: dict[str, list[float]] = {"watched": [], "bare": []}
     in_hooks_s = []
-    for pair in range(parsed.pairs):
+    for pair in range(pairs):
         for way in ("watched", "bare") if pair % 2 else ("bare", "watched"):
-            step_s, hooks_s = child(way, parsed.steps)
-            steps[way].append(step_s)
+            cpu_s, hooks_s = child(name, way, steps)
+            step_s[way].append(cpu_s)
             in_hooks_s += [hooks_s] if way == "watched" else []
-        ratios.append(math.log(steps["watched"][-1] / steps["bare"][-1]))
-    found = t_interval(ratios, 0.05)
-    assert found.low is not None and found.high is not None
-    print(f"bare     {1e3 * median(steps['bare']):.3f} ms a step")
-    print(f"watched  {1e3 * median(steps['watched']):.3f} ms a step")
-    low, mean, high = (100 * math.expm1(v) for v in (found.low, found.mean, found.high))
-    share = median(in_hooks_s) / median(steps["bare"])
-    print(f"in hooks {1e6 * median(in_hooks_s):.0f} us a step, {share:.2%} of it")
-    print(f"watching costs {mean:+.2f} % [{low:+.2f}, {high:+.2f}] of a step, {parsed.pairs} pairs")
+    more = [1e3 * (w - b) for w, b in zip(step_s["watched"], step_s["bare"], strict=True)]
+    bare_ms = 1e3 * median(step_s["bare"])
+    interval = t_interval(more, 0.05)
+    low, high = interval.low, interval.high
+    assert low is not None and high is not None
+    print(
+        f"{name:9} {bare_ms:.2f} ms of CPU a step; watching costs {interval.mean:+.3f} ms"
+        f" [{low:+.3f}, {high:+.3f}], {interval.mean / bare_ms:+.1%}"
+        f" [{low / bare_ms:+.1%}, {high / bare_ms:+.1%}], {pairs} pairs;"
+        f" in hooks {1e3 * median(in_hooks_s):.3f} ms",
+        flush=True,
+    )
 
 
-def child(way: str, steps: int) -> tuple[float, float]:
-    """Median step of a loop in a process of its own, and its time in hooks a step, s."""
-    command = [sys.executable, __file__, "--child", way, "--steps", str(steps)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    step_s, hooks_s = map(float, done.stdout.split())
-    return step_s, hooks_s
+def child(name: str, way: str, steps: int) -> tuple[float, float]:
+    """CPU time of a loop's mean step in a process of its own, and its time in hooks, s."""
+    fork = multiprocessing.get_context("fork")  # torch is imported once
+    with fork.Pool(1) as pool:
+        return pool.apply(in_child, (name, way, steps))
+
+
+def in_child(name: str, way: str, steps: int) -> tuple[float, float]:
+    cpu_s = stepped(LOOPS[name], way == "watched", steps)
+    return cpu_s, SPENT.total_s / (steps - WARM)
 
 
 class Spent:
@@ -98,26 +108,70 @@ class Spent:
 SPENT = Spent()
 
 
-def loop(watched: bool, steps: int) -> float:
-    """A step of some 20 ms on one core, of 24 layers."""
+def stepped(loop: Callable[[], Iterator[None]], watched: bool, steps: int) -> float:
+    """CPU time of a mean step on one core."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if watched:
         watch()
-    blocks = [layer for _ in range(12) for layer in (nn.Linear(512, 512), nn.ReLU())]
-    model = nn.Sequential(*blocks)
-    optimizer = torch.optim.AdamW(model.parameters())
-    marks = []
-    for step in range(steps):
-        if step == WARM:
+    began_s = 0.0
+    for step, _ in enumerate(itertools.islice(loop(), steps)):
+        if step == WARM - 1:
             SPENT.total_s = 0.0
-        marks.append(time.perf_counter())
-        loss = model(torch.randn(64, 512)).square().mean()
+            began_s = time.process_time()
+    return (time.process_time() - began_s) / (steps - WARM)
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, as in nanoGPT."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time_, width = x.shape
+        parts = self.qkv(self.norms[0](x)).view(batch, time_, 3, self.heads, -1).unbind(2)
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, time_, width))
+        return x + self.narrow(nn.functional.gelu(self.wide(self.norms[1](x))))
+
+
+def gpt() -> Iterator[None]:
+    """NanoGPT's size for a CPU: 4 layers, 4 heads, width 128, 12 rows of 64 tokens."""
+    blocks = [Block(128, 4) for _ in range(4)]
+    model = nn.Sequential(nn.Embedding(65, 128), *blocks, nn.LayerNorm(128), nn.Linear(128, 65))
+    optimizer = torch.optim.AdamW(model.parameters())
+    while True:
+        tokens = torch.randint(65, (12, 65))
+        logits = model(tokens[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    taken = [b - a for a, b in itertools.pairwise(marks)]
-    return median(taken[WARM:])
+        loss.item()
+        yield
+
+
+def tutorial() -> Iterator[None]:
+    """PyTorch's first: one linear layer, SGD, a loader of 2,048 rows in batches of 32."""
+    model = nn.Linear(20, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = torch.utils.data.TensorDataset(torch.rand(2048, 20), torch.rand(2048, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True)
+    while True:
+        for rows, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(rows), targets).backward()
+            optimizer.step()
+            yield
+
+
+LOOPS: dict[str, Callable[[], Iterator[None]]] = {"gpt": gpt, "tutorial": tutorial}
 
 
 def watch() -> None:

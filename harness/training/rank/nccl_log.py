@@ -92,5 +92,5 @@ def listed(seen: Ran) -> str:
 
 def _one(key: tuple[str, str, str, int]) -> str:
     operation, algorithm, protocol, channels = key
-    told = f", {channels} channels" if channels else ""
-    return f"{operation} by {algorithm} {protocol}{told}"
+    width = f", {channels} channels" if channels else ""
+    return f"{operation} by {algorithm} {protocol}{width}"

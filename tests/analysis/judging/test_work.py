@@ -29,7 +29,7 @@ def working(times: float, schema: int = 9) -> Any:
 
 @pytest.mark.parametrize(
     ("times", "status"),
-    [(0.5, Status.PASS), (1.0, Status.PASS), (1.2, Status.PASS), (1.4, Status.ERROR)],
+    [(0.5, Status.PASS), (1.0, Status.PASS), (1.4, Status.PASS), (1.7, Status.ERROR)],
 )
 def test_a_baseline_that_works_more_is_an_error(
     sample_run: RunRecord, times: float, status: Status

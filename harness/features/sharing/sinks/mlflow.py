@@ -19,8 +19,8 @@ def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
     from mlflow.entities import Metric
 
     client = mlflow.MlflowClient(tracking_uri=to)
-    found = client.get_experiment_by_name("scaleproof")
-    experiment = found.experiment_id if found else client.create_experiment("scaleproof")
+    known = client.get_experiment_by_name("scaleproof")
+    experiment = known.experiment_id if known else client.create_experiment("scaleproof")
     for run, folder in runs:
         at_ms = int(datetime.fromisoformat(run.started_at).timestamp() * 1e3)
         summary = digest.document(run)

@@ -38,6 +38,7 @@ ELSEWHERE = (
     "asv",
     "bash scripts/system",
     "scaleproof nightly",
+    "scaleproof pr",  # needs a change: tests/features/sharing
 )
 #: Half a minute each, and tests of their own.
 LONG = (
@@ -72,6 +73,8 @@ def test_command_of_the_readme_runs(command: str, tmp_path: Path) -> None:
         words[0] = sys.executable
     if {"run", "ingest", "fabric", "pairs", "recover"} & set(words):
         words += ["--results", str(tmp_path)]
+    if "site" in words:
+        words += ["--to", str(tmp_path / "site")]
     if "history" in words:
         words += ["--results", str(tmp_path)]
         samples = [ROOT / "results/samples" / n for n in ("ddp-nano", "ddp-nano-again")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +18,7 @@ from harness.features.sharing import checkouts
 from harness.features.sharing.change import Change, judged
 from harness.features.sharing.checkouts import Version
 from harness.features.sharing.report import comment
-from harness.interface.cli.main import main
+from harness.interface.cli.main import main, module_of, parser
 from harness.measure.setups.interleaving import FEWEST, MOST
 from harness.record import Status
 from harness.record.store import load
@@ -179,7 +181,24 @@ def test_what_cannot_be_compared_is_named(
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("file", ["github.yml", "gitlab.yml"])
+def test_the_workflows_type_options_that_there_are(file: str) -> None:
+    """Their YAML is read, and every command of theirs by the command line itself."""
+    yaml = pytest.importorskip("yaml")
+    text = (Path(__file__).parents[3] / "examples/pull_request" / file).read_text()
+    document = yaml.safe_load(text)
+    job = document.get("jobs", document)["speed"]
+    steps = job.get("script") or [step["run"] for step in job["steps"] if "run" in step]
+    (command,) = [line for line in steps if "scaleproof pr " in line]
+    words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "main", command))
+    options, script = words[1 : words.index("--")], words[words.index("--") + 1 :]
+    parsed = parser(module_of(options)).parse_args(options)
+    assert parsed.verb == "pr" and parsed.base and parsed.time_budget == "20m"
+    assert script == ["train.py"]
+
+
 @pytest.mark.full
+@pytest.mark.alone
 @pytest.mark.parametrize(("slower", "status"), [(0.0, 0), (0.12, 1)])
 def test_a_change_of_a_users_file_is_measured_and_judged(
     slower: float,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import shutil
@@ -64,15 +63,16 @@ def test_a_package_that_is_not_here_is_named(
 
 
 @pytest.mark.full
-def test_mlflow_has_the_run_its_figures_and_its_record(sample: Path, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("default")
+def test_mlflow_has_the_run_its_figures_and_its_record(
+    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Read back through MLflow's own client."""
     mlflow = pytest.importorskip("mlflow")
     store = f"sqlite:///{tmp_path}/mlflow.db"
     shutil.copytree(sample, tmp_path / "run")
-    try:
-        importlib.import_module("sqlalchemy")
-    except ImportError:
-        store = f"file:{tmp_path}/mlruns"
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.chdir(tmp_path)
     assert main(["publish", str(tmp_path / "run"), "--in", "mlflow", "--to", store]) == 0
     client = mlflow.MlflowClient(tracking_uri=store)
     experiment = client.get_experiment_by_name("scaleproof")
@@ -88,6 +88,7 @@ def test_mlflow_has_the_run_its_figures_and_its_record(sample: Path, tmp_path: P
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("default")
 def test_wandb_keeps_a_run_for_later(
     sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

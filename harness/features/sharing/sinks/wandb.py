@@ -1,0 +1,45 @@
+"""Weights & Biases: a run of its for each of ours; without an account in files, for later."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.features.sharing.figures import figures
+from harness.interface.report import digest
+from harness.record import RunRecord
+
+SINK = "a project of W&B; a folder with WANDB_MODE=offline, as without an API key"
+TO = "scaleproof"
+PACKAGE = "wandb"
+
+
+def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
+    """``to`` is the project; offline runs lie below ./wandb, for ``wandb sync``."""
+    import wandb
+
+    mode = os.environ.get("WANDB_MODE") or "offline" * ("WANDB_API_KEY" not in os.environ)
+    for run, folder in runs:
+        summary = digest.document(run)
+        config = {"machine": run.machine.title, "torch": run.software.get("torch", "n/a")}
+        with wandb.init(
+            project=to,
+            name=run.run,
+            id=run.run,
+            config={**config, "command": " ".join(run.settings.argv)},
+            mode=mode or None,  # type: ignore[arg-type]
+        ) as theirs:
+            for figure in figures(run):
+                name = f"{figure.case}/{figure.measure}"
+                ends = (("", figure.value), (" low", figure.low), (" high", figure.high))
+                theirs.summary.update({name + e: v for e, v in ends if v is not None})
+            theirs.summary.update({"headline": summary["headline"], "exit": summary["exit"]})
+            rows = summary["verdicts"]
+            if rows:
+                columns = list(rows[0])
+                table = wandb.Table(columns, [[str(r[c]) for c in columns] for r in rows])
+                theirs.log({"verdicts": table})
+            artifact = wandb.Artifact(f"record-{run.run}", type="scaleproof")
+            artifact.add_file(str(folder / "record.json"))
+            theirs.log_artifact(artifact)
+    wandb.teardown()  # until then files are written beside us
+    return f"{to}: {len(runs)} runs{', offline: wandb sync wandb/offline-run-*' if mode else ''}"

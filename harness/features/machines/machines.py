@@ -352,13 +352,15 @@ def _means(
             radius = 1.96 * math.sqrt(math.fsum(r * r for r in radii)) / len(logs)
             low, high = math.exp(center - radius), math.exp(center + radius)
         more = METRICS[metric].more_is_better
-        told = low is not None and high is not None
+        reading = Reading.TOO_FEW
+        if low is not None and high is not None:
+            reading = reading_of(low, high, more)
         yield Mean(
             side=side.name,
             mean=math.exp(center),
             low=low,
             high=high,
-            reading=reading_of(low, high, more) if told else Reading.TOO_FEW,
+            reading=reading,
             per_joule=_per_joule(entries[0], entries[sides.index(side)], common),
             price_factor=_price_factor(sides[0], side) if more else None,
         )

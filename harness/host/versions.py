@@ -6,7 +6,7 @@ What cannot be read, and lines of releases that the table does not know, are ski
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -78,7 +78,7 @@ def compare(component: Component, here: str) -> Compared:
     )
 
 
-def _numbers(version: str) -> Sequence[int]:
+def _numbers(version: str) -> list[int]:
     """``580.159.03`` as numbers; nothing of a text without any."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return [int(part) for part in match[0].split(".")] if match else []

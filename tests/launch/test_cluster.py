@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from harness.cases.site import parse_nodes, resolve
 from harness.launch import cluster
 from harness.launch.emulation import shaping
 from harness.launch.engine import Deployment, State
-from harness.launch.engines import emulated, hosts, slurm
+from harness.launch.engines import emulated, hosts, monarch, slurm
 from harness.launch.wire.messages import Share
 
 ENGINES = Catalogue().entries["engines"]
@@ -118,7 +119,10 @@ def test_a_batch_script_has_a_component_for_each_size_of_node(
     text = command.files["/run/job.sbatch"]
     assert text.startswith(SCRIPT)
     last = text.splitlines()[-1]
-    assert last.startswith("exec srun --het-group=0-1") and "--token-file /run/token" in last
+    first, second = last.split(" : ")
+    assert first.startswith("exec srun --het-group=0 --nodes=2 --ntasks=2 ")
+    assert second.startswith("--het-group=1 --nodes=1 --ntasks=1 ")
+    assert "--token-file /run/token" in first and "--token-file /run/token" in second
 
 
 def test_inside_an_allocation_it_is_srun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +151,26 @@ def test_over_ssh_the_token_is_on_no_command_line() -> None:
 def test_no_host_is_an_option_of_ssh(host: str) -> None:
     with pytest.raises(SpecError, match="is not a host|would be an option"):
         hosts.build().plan(deployment("hosts", (1,), nodes=[host]))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("hyperqueue", {}), ("monarch", {"workers": ["tcp://a:1", "tcp://b:1"]})]
+)
+def test_what_tasks_and_actors_run_has_its_number_and_no_token(name: str, more: Any) -> None:
+    commands = (
+        importlib.import_module(f"harness.launch.engines.{name}")
+        .build()
+        .plan(deployment(name, (8, 8), **more))
+    )
+    assert [command.nodes for command in commands] == [(0,), (1,)]
+    for i, command in enumerate(commands):
+        words = " ".join(command.argv)
+        assert f"--order={i}" in words and "/dev/stdin" in words and "/run/token" not in words
+
+
+def test_a_node_without_a_worker_is_one_clear_error() -> None:
+    with pytest.raises(SpecError, match="asks for 2 nodes, 1 are listed"):
+        monarch.build().plan(deployment("monarch", (8, 8), workers=["tcp://a:1"]))
 
 
 def test_by_hand_it_is_one_line_for_each_node() -> None:

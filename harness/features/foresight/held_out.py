@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,10 @@ MOVES = 0.05
 FURTHEST = 32.0
 #: A profiled bubble from which on a table reveals that it limits, and up to which that it doesn't.
 BUBBLE_LIMITS, NO_BUBBLE = 0.10, 0.01
+
+
+#: A size that was measured and foreseen, and its table.
+Counted: TypeAlias = tuple[PublishedTable, Predicted]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,20 +74,24 @@ def evaluate(tables: Sequence[PublishedTable]) -> Evaluation:
         by_family.setdefault(p.table.family, []).append(p)
     return Evaluation(
         predictions=tuple(predictions),
-        tables=tuple(s for p in predictions if (s := score(p.table.id, [p]))),
-        families=tuple(s for name, of in by_family.items() if (s := score(name, of))),
-        whole=score("all", predictions),
+        tables=tuple(s for p in predictions if (s := score(p.table.id, counted([p])))),
+        families=tuple(s for name, of in by_family.items() if (s := score(name, counted(of)))),
+        whole=score("all", counted(predictions)),
     )
 
 
-def score(name: str, predictions: Sequence[Prediction]) -> Score | None:
+def counted(predictions: Sequence[Prediction]) -> list[Counted]:
+    """What was said of sizes that were measured."""
+    return [(p.table, one) for p in predictions for one in p.predicted if judged(one)]
+
+
+def score(name: str, counted: Sequence[Counted]) -> Score | None:
     """None where nothing that was predicted is known."""
-    counted = [(p, one) for p in predictions for one in p.predicted if judged(one)]
     if not counted:
         return None
     misses = np.array([abs(one.miss or 0.0) for _, one in counted])
     measured = [one.measured for _, one in counted if one.measured is not None]
-    revealed = [told for p, one in counted if (told := _told_rightly(p.table, one)) is not None]
+    revealed = [told for t, one in counted if (told := _told_rightly(t, one)) is not None]
     return Score(
         name=name,
         num=len(counted),
@@ -92,7 +101,7 @@ def score(name: str, predictions: Sequence[Prediction]) -> Score | None:
         coverage=float(np.mean([one.covered for _, one in counted])),
         half_width=float(np.mean([(one.high - one.low) / 2 for _, one in counted])),
         moves=max(1.0, *measured) - min(1.0, *measured),
-        reach=max(one.shape.ranks / _largest(p.table) for p, one in counted),
+        reach=max(one.shape.ranks / _largest(t) for t, one in counted),
         baselines={
             law: float(np.mean([abs(o.baselines[law] - (o.measured or 0.0)) for _, o in counted]))
             for law in Law

@@ -229,7 +229,7 @@ def _baselines(shape: Shape, calibrated: Sequence[Point], base_rate: float) -> d
     of_model = [p for p in calibrated if p.shape.model == shape.model] or list(calibrated)
     sizes = [p.shape.ranks for p in of_model]
     rates = [p.shape.ranks * p.shape.rate(p.step_s) for p in of_model if p.step_s]
-    out = {
+    out: dict[Law, float] = {
         law: float(extrapolate(law, sizes, rates, [shape.ranks])[0] / shape.ranks / base_rate)
         for law in Law
         if law is not Law.LINE

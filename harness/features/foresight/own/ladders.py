@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.cases import CaseSpec, Catalogue, Device
-from harness.features.foresight.outlook import Outlook, outlooks
+from harness.features.foresight.outlook import Outlook, UnsaidError, outlooks
 from harness.features.foresight.own import runs, stated
 from harness.features.foresight.own.runs import MeasuredRung
 from harness.features.foresight.published.table import Refused
@@ -34,7 +34,10 @@ def foresee(
     table = runs.table(name, ladder, known, on=on, target=target if answered else None)
     if isinstance(table, Refused):
         return table
-    found = outlooks(table, target.case.world_size, hold)
+    try:
+        found = outlooks(table, target.case.world_size, hold)
+    except UnsaidError as unsaid:
+        return Refused(id=name, why=str(unsaid))
     expected = target.described.expected
     room = room_bytes(target.case, target.run.machine)
     needed = None if expected is None else expected.memory_bytes

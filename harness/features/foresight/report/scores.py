@@ -85,9 +85,15 @@ def _sizes(prediction: Prediction, width: int) -> list[str]:
     columns = [c for c in columns if c.header != "schedule" or schedules]
     rows = sorted(prediction.predicted, key=lambda o: (o.shape.model.name, o.shape.ranks))
     out += text.table(columns, rows, width)
-    if any(one.regime is Regime.UNSEEN for one in rows):
-        out += text.wrap(" ? outside the calibrated regime: no calibrated size showed it", width, 3)
+    unseen = [one for one in rows if one.regime is Regime.UNSEEN]
+    for why in dict.fromkeys(one.caution or NOT_SHOWN for one in unseen):
+        sizes = ", ".join(str(o.shape.ranks) for o in unseen if (o.caution or NOT_SHOWN) == why)
+        out += text.wrap(f" ? {sizes}: outside the calibrated regime: {why}", width, 3)
     return out
+
+
+#: Of a limiter that comes from priors alone.
+NOT_SHOWN = "no calibrated size showed what limits it"
 
 
 _SIZES: list[Column[Predicted]] = [

@@ -12,7 +12,12 @@ from harness.cases import Catalogue
 from harness.cases.site import parse_nodes
 from harness.cases.targets import changed
 from harness.features.foresight.held_out import Evaluation, Score, evaluate
-from harness.features.foresight.outlook import Outlook, Outlook as SizeOutlook, outlooks
+from harness.features.foresight.outlook import (
+    Outlook,
+    Outlook as SizeOutlook,
+    UnsaidError,
+    outlooks,
+)
 from harness.features.foresight.own import runs
 from harness.features.foresight.own.ladders import foresee
 from harness.features.foresight.own.runs import MeasuredRung
@@ -128,8 +133,14 @@ def act(asked: Asked) -> Answer:
     found = evaluate(tables)
     to = _world(args.to)[0] if args.to else 0
     width = text.columns()
-    further = [o for t in tables for o in outlooks(t, to, args.hold)] if to else []
     lines = scores.lines(found, refused, args.sizes or len(every) == 1, width)
+    further = list[Outlook]()
+    for table in tables if to else ():
+        try:
+            further += outlooks(table, to, args.hold)
+        except UnsaidError as unsaid:
+            refused.append(Refused(id=table.id, why=str(unsaid)))
+            lines += text.wrap(f" REFUSED  {table.id}, {unsaid}", width, 10)
     for one in further:
         lines += shown.lines(one, width)
     if not args.sizes and len(every) > 1:

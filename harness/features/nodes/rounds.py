@@ -37,6 +37,9 @@ LEAST = 0.01
 ALWAYS = 2.0
 #: Pairs of well nodes beside the suspects.
 BESIDE = 8
+#: Slowness that is tried on what was measured, how often, and in what share it has to be seen.
+TRIED = (0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
+TRIALS, SEEN = 300, 0.98
 
 
 @dataclass(frozen=True)
@@ -167,9 +170,33 @@ class Board:
         likely = [n for n in told if told[n] > math.log(SUSPECT) or n in linked]
         return sorted(likely, key=lambda n: -told[n])[: max(1, self.num_nodes // 4)]
 
+    def smallest(self) -> float | None:
+        """The smallest slowness that a node could not have hidden: with the noise of these rounds,
+        it would have been followed up in ``SEEN`` of all cases. None where not even the largest.
+
+        A node that hides does so among launches as they were measured: some of them are drawn, and
+        made slower.
+        """
+        logs = self._apart({*self.found, *self._always_slow})
+        partners = [len({self._partner(i, n) for i in self._of[n]}) for n in self._of]
+        if not len(logs) or not partners:
+            return None
+        num = max(1, round(float(np.median(partners))))
+        drawn = np.random.default_rng(0).choice(logs, (TRIALS, num))
+        for slower in TRIED:
+            if slower < self._least:
+                continue
+            told = [log_evidence(x + math.log1p(slower), logs, self._least)[0] for x in drawn]
+            if np.mean(np.array(told) > math.log(SUSPECT)) >= SEEN:
+                return slower
+        return None
+
+    def _partner(self, i: int, node: int) -> int:
+        return sum(self._seen[i].link) - node
+
     def _num_others(self, node: int, link: tuple[int, int]) -> int:
         """Partners of a node beside that of a link."""
-        return len({sum(self._seen[i].link) - node for i in self._of[node]} - {*link})
+        return len({self._partner(i, node) for i in self._of[node]} - {*link})
 
     def of_node(
         self, node: int, found: Collection[int], without: tuple[int, int] | None = None
@@ -202,6 +229,11 @@ def conclude(seen: Sequence[TimedPair], num_nodes: int, least: float = LEAST) ->
     """The nodes and links that are slower by ``least`` or more, the surest first."""
     board = Board(seen, num_nodes, least)
     return board.slow_nodes + board.slow_links
+
+
+def smallest(seen: Sequence[TimedPair], num_nodes: int, least: float = LEAST) -> float | None:
+    """As ``Board.smallest``."""
+    return Board(seen, num_nodes, least).smallest()
 
 
 def pairs(

@@ -23,9 +23,9 @@ def teach(tables: Sequence[PublishedTable]) -> dict[str, list[float]]:
     """Standardised misses of one family, of each regime."""
     misses: dict[str, list[float]] = defaultdict(list)
     for table in tables:
-        for one in predict(table, UNTAUGHT).predicted:
-            if one.measured is not None and not one.implausible:
-                misses[one.regime.name].append(round(_deviations(one), 2))
+        for size in predict(table, UNTAUGHT).predicted:
+            if size.measured is not None and not size.implausible:
+                misses[size.regime.name].append(round(_deviations(size), 2))
     return dict(misses)
 
 

@@ -102,12 +102,12 @@ def predict(table: PublishedTable, taught: Learned) -> Prediction:
             continue
         made = _of_configuration(table, calibrated, able, taught)
         everywhere = cautions.question(calibrated, table.fabric)
-        for one in made:
-            asks = everywhere or cautions.asks(one.shape, calibrated, table.fabric)
+        for size in made:
+            asks = everywhere or cautions.asks(size.shape, calibrated, table.fabric)
             if asks:
-                refused.append(NotPredicted(shape=one.shape, why=asks, unsaid=one))
+                refused.append(NotPredicted(shape=size.shape, why=asks, unsaid=size))
             else:
-                predicted.append(one)
+                predicted.append(size)
     return Prediction(
         table=table, taught_by=taught.families, predicted=tuple(predicted), refused=tuple(refused)
     )

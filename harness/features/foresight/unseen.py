@@ -70,15 +70,15 @@ def lines(families: Sequence[LeftOut]) -> Iterator[str]:
     """The table in Markdown."""
     yield f"| {' | '.join(COLUMNS)} |"
     yield f"|{'---|' * len(COLUMNS)}"
-    for one in families:
-        yield _row(one.name, one.said, len(one.doubtful), one.refused)
-    said = [c for one in families for c in one.said]
-    doubtful = [c for one in families for c in one.doubtful]
-    refused = sum(one.refused for one in families)
-    yield _row("all that was said", said, len(doubtful), refused)
-    yield _row("said plainly", [c for one in families for c in one.plain], 0, 0)
+    for family in families:
+        yield _row(family.name, family.said, len(family.doubtful), family.refused)
+    spoken = [c for family in families for c in family.said]
+    doubtful = [c for family in families for c in family.doubtful]
+    refused = sum(family.refused for family in families)
+    yield _row("all that was said", spoken, len(doubtful), refused)
+    yield _row("said plainly", [c for family in families for c in family.plain], 0, 0)
     yield _row("said with a ?", doubtful, len(doubtful), 0)
-    unsaid = [c for one in families for c in one.unsaid]
+    unsaid = [c for family in families for c in family.unsaid]
     yield _row("refused: what would have been said", unsaid, 0, len(unsaid))
 
 

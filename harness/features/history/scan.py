@@ -130,7 +130,8 @@ def without_nodes(x: np.ndarray, nodes: Sequence[str]) -> np.ndarray:
         fit = np.linalg.lstsq(np.column_stack([of_node, step]), x, rcond=None)[0]
         left = float(np.abs(x - of_node @ fit[:-1] - fit[-1] * step).sum())
         if left < fewest:
-            fewest, effects = left, fit[:-1]
+            fewest = left
+            effects = fit[:-1]
     return x - of_node @ (effects - np.median(of_node @ effects))
 
 
@@ -151,7 +152,8 @@ def drift(
     x = without_nodes(np.asarray(values, dtype=float), nodes)
     if len(x) < ENOUGH or changes(x, floor):
         return None
-    scores, night = tied_scores(x), np.arange(len(x))
+    scores = tied_scores(x)
+    night = np.arange(len(x))
     if not scores.any():
         return None
     r = float(np.corrcoef(night, scores)[0, 1])
@@ -179,7 +181,8 @@ def _line_is_as_good(x: np.ndarray, steps: Sequence[Change]) -> bool:
 
 def _nats_over_line(x: np.ndarray, cuts: Sequence[int]) -> float:
     """By how much likelier levels are than a line, of normal scores."""
-    scores, night = tied_scores(x), np.arange(len(x))
+    scores = tied_scores(x)
+    night = np.arange(len(x))
     line = scores - np.polyval(np.polyfit(night, scores, 1), night)
     levels = _within(scores, cuts)
     if not levels @ levels:
@@ -234,7 +237,8 @@ def _stands_out(x: np.ndarray, at: int) -> float:
     n = len(x)
     sums = np.concatenate([[0.0], np.cumsum(x)])
     k = np.arange(FEWEST, n - FEWEST + 1)
-    after, before = np.minimum(n, k + STRETCH), np.maximum(0, k - STRETCH)
+    after = np.minimum(n, k + STRETCH)
+    before = np.maximum(0, k - STRETCH)
     differences = (sums[after] - sums[k]) / (after - k) - (sums[k] - sums[before]) / (k - before)
     others = differences[np.abs(k - at) >= STRETCH]
     usual = float(np.sqrt(np.mean(others**2))) if len(others) else 0.0
@@ -287,17 +291,17 @@ def brief(x: np.ndarray) -> tuple[int, int, float]:
     scores = tied_scores(x)
     sums = np.concatenate([[0.0], np.cumsum(scores)])
     square = float(scores @ scores)
-    found = (0, 0, 0.0)
+    highest = (0, 0, 0.0)
     if not square:
-        return found
+        return highest
     for m in range(FEWEST, min(LONGEST, n // BRIEF) + 1):
         first = np.arange(FEWEST, n - FEWEST - m + 1)
         inside = np.abs(sums[first + m] - sums[first])
         i = int(np.argmax(inside))
         score = float(inside[i]) / math.sqrt(square / (n - 1) * m * (n - m) / n)
-        if score > found[2]:
-            found = (int(first[i]), int(first[i]) + m, score)
-    return found
+        if score > highest[2]:
+            highest = (int(first[i]), int(first[i]) + m, score)
+    return highest
 
 
 def best(x: np.ndarray) -> tuple[int, float]:

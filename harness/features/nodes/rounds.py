@@ -39,7 +39,9 @@ ALWAYS = 2.0
 BESIDE = 8
 #: Slowness that is tried on what was measured, how often, and in what share it has to be seen.
 TRIED = (0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
-TRIALS, SEEN = 300, 0.98
+TRIALS, SEEN = 150, 0.98
+#: Launches of a node in the rounds that are usual, and of others that are compared with.
+LAUNCHES, OTHERS = 6, 400
 
 
 @dataclass(frozen=True)
@@ -172,24 +174,34 @@ class Board:
 
     def smallest(self) -> float | None:
         """The smallest slowness that a node could not have hidden: with the noise of these rounds,
-        it would have been followed up in ``SEEN`` of all cases. None where not even the largest.
+        it would have been named in ``SEEN`` of all cases. None where not even the largest.
 
-        A node that hides does so among launches as they were measured: some of them are drawn, and
-        made slower.
+        Launches are drawn as they were measured, and made slower: a node is followed up as long as
+        it may be slow, and named once that is sure.
         """
         logs = self._apart({*self.found, *self._always_slow})
-        partners = [len({self._partner(i, n) for i in self._of[n]}) for n in self._of]
-        if not len(logs) or not partners:
+        if not len(logs):
             return None
-        num = max(1, round(float(np.median(partners))))
-        drawn = np.random.default_rng(0).choice(logs, (TRIALS, num))
+        random = np.random.default_rng(0)
+        others = random.choice(logs, min(len(logs), OTHERS), replace=False)
+        drawn = random.choice(logs, (TRIALS, LAUNCHES))
         for slower in TRIED:
-            if slower < self._least:
-                continue
-            told = [log_evidence(x + math.log1p(slower), logs, self._least)[0] for x in drawn]
-            if np.mean(np.array(told) > math.log(SUSPECT)) >= SEEN:
-                return slower
+            if slower >= self._least:
+                named = [self._names(x + math.log1p(slower), others) for x in drawn]
+                if np.mean(named) >= SEEN:
+                    return slower
         return None
+
+    def _names(self, times: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
+        """Whether a node with these log times would be named before it is let go."""
+        limit = math.log(self.num_nodes / ALPHA)
+        for num in range(FULL, len(times) + 1):
+            log, excess = log_evidence(times[:num], others, self._least)
+            if self._sure(log, excess, limit):
+                return True
+            if log <= math.log(SUSPECT):
+                return False
+        return False
 
     def _partner(self, i: int, node: int) -> int:
         return sum(self._seen[i].link) - node

@@ -63,7 +63,7 @@ def hidden(found: Suspects) -> str:
     smallest = rounds.smallest(seen(found.pairs, of), len(of), least(found.case))
     if smallest is None:
         return "launches scatter so widely that a node of half the speed might have been missed"
-    return f"a node that is {100 * smallest:g}% slower would have been noticed 49 times in 50"
+    return f"a node that is {100 * smallest:g}% slower would have been named 49 times in 50"
 
 
 def unseen(found: Suspects) -> tuple[str, ...]:

@@ -150,4 +150,4 @@ def test_nothing_slow_says_what_might_have_hidden() -> None:
     assert wide is not None and 0.02 <= wide <= 0.07
     worlds = range(12)
     missed = [(5,) not in named(play(64, {(5,): wide}, seed, sd=0.01), 64) for seed in worlds]
-    assert sum(missed) <= 1
+    assert sum(missed) <= 2

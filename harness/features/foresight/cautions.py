@@ -30,7 +30,8 @@ def question(calibrated: Sequence[Point], fabric: Fabric) -> str:
             return (
                 f"at the rates of its links an exchange would take {share:.0%} of the measured step"
                 f" of {shape.ranks} GPUs: state which optimizer it has (zero), how many parameters"
-                " train (params), how many GPUs a node has (hardware.gpus_per_node)"
+                " train (params), how many GPUs a node has (hardware.gpus_per_node); if all of that"
+                " is right, the network limits, and only a size as large as the target tells how"
             )
     return ""
 

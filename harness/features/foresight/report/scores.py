@@ -84,7 +84,7 @@ def _sizes(prediction: Prediction, width: int) -> list[str]:
     columns = [c for c in _SIZES if c.header != "model" or several]
     columns = [c for c in columns if c.header != "schedule" or schedules]
     rows = sorted(prediction.predicted, key=lambda o: (o.shape.model.name, o.shape.ranks))
-    out += text.table(columns, rows, width)
+    out += text.table(columns, rows, width) if rows else []
     unseen = [one for one in rows if one.regime is Regime.UNSEEN]
     for why in dict.fromkeys(one.caution or NOT_SHOWN for one in unseen):
         sizes = ", ".join(str(o.shape.ranks) for o in unseen if (o.caution or NOT_SHOWN) == why)

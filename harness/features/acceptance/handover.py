@@ -284,8 +284,8 @@ def _drift(runs: Sequence[RunRecord]) -> Iterator[Drift]:
     known: dict[str, Mapping[str, str]] = {}
     for run in runs:
         for machine in run.nodes or (run.machine,):
-            told = {fact: str(fields_of(machine)[fact]) for fact in _SHARED}
-            known[machine.host] = run.facts.get(machine.host, told)
+            shared_facts = {fact: str(fields_of(machine)[fact]) for fact in _SHARED}
+            known[machine.host] = run.facts.get(machine.host, shared_facts)
     yield from nodes_.drift(
         [Examined(host=host, facts=facts, findings=()) for host, facts in known.items()]
     )

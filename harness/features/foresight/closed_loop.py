@@ -179,7 +179,9 @@ def try_(world: MadeUpWorld, random: np.random.Generator, advised: bool) -> Loop
     table = PublishedTable(
         id="made up", family="made up", fabric=world.fabric, peak_flops=None, points=tuple(points)
     )
-    seen = predict(table, learned()).predicted
+    made = predict(table, learned())
+    # Where an exchange takes most of a step a table is asked about it; of a world all is known.
+    seen = [*made.predicted, *(r.unsaid for r in made.refused if r.unsaid is not None)]
     known = _known(world, shapes, taken)
     last = seen[-1]
     trial = LoopTrial(

@@ -24,7 +24,7 @@ class Walk:
     per_doubling: float = 0.012  # of ranks
     per_batch: float = 0.03  # of the micro-batch, for a factor of e
     per_micros: float = 0.015  # of the number of micro-batches, for a factor of e
-    per_schedule: float = 0.02  # another schedule
+    per_schedule: float = 0.016  # another schedule
     per_model: float = 0.03  # another model
     most: float = 0.12  # between any two points
     replicate: float = 0.006  # between two runs of one point

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,10 @@ MOVES = 0.05
 FURTHEST = 32.0
 #: A profiled bubble from which on a table reveals that it limits, and up to which that it doesn't.
 BUBBLE_LIMITS, NO_BUBBLE = 0.10, 0.01
+
+
+#: A size that was measured and foreseen, and its table.
+Counted: TypeAlias = tuple[PublishedTable, Predicted]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,22 +74,24 @@ def evaluate(tables: Sequence[PublishedTable]) -> Evaluation:
         by_family.setdefault(p.table.family, []).append(p)
     return Evaluation(
         predictions=tuple(predictions),
-        tables=tuple(s for p in predictions if (s := score(p.table.id, [p]))),
-        families=tuple(s for name, of in by_family.items() if (s := score(name, of))),
-        whole=score("all", predictions),
+        tables=tuple(s for p in predictions if (s := score(p.table.id, counted([p])))),
+        families=tuple(s for name, of in by_family.items() if (s := score(name, counted(of)))),
+        whole=score("all", counted(predictions)),
     )
 
 
-def score(name: str, predictions: Sequence[Prediction]) -> Score | None:
+def counted(predictions: Sequence[Prediction]) -> list[Counted]:
+    """What was said of sizes that were measured."""
+    return [(p.table, size) for p in predictions for size in p.predicted if judged(size)]
+
+
+def score(name: str, counted: Sequence[Counted]) -> Score | None:
     """None where nothing that was predicted is known."""
-    counted = [(p, size) for p in predictions for size in p.predicted if judged(size)]
     if not counted:
         return None
     misses = np.array([abs(size.miss or 0.0) for _, size in counted])
     measured = [size.measured for _, size in counted if size.measured is not None]
-    revealed = [
-        rightly for p, size in counted if (rightly := _told_rightly(p.table, size)) is not None
-    ]
+    revealed = [flagged for t, size in counted if (flagged := _told_rightly(t, size)) is not None]
     return Score(
         name=name,
         num=len(counted),
@@ -94,7 +101,7 @@ def score(name: str, predictions: Sequence[Prediction]) -> Score | None:
         coverage=float(np.mean([size.covered for _, size in counted])),
         half_width=float(np.mean([(size.high - size.low) / 2 for _, size in counted])),
         moves=max(1.0, *measured) - min(1.0, *measured),
-        reach=max(size.shape.ranks / _largest(p.table) for p, size in counted),
+        reach=max(size.shape.ranks / _largest(t) for t, size in counted),
         baselines={
             law: float(np.mean([abs(o.baselines[law] - (o.measured or 0.0)) for _, o in counted]))
             for law in Law

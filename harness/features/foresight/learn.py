@@ -1,70 +1,46 @@
-"""What each family of published ladders teaches: ``python -m harness.features.foresight.learn``."""
+"""What each family of published ladders teaches: ``python -m harness.features.foresight.learn``.
+
+A family is what one source published of one kind of machine. Its sizes are predicted by the priors
+alone; what is kept is by how many standard deviations each was missed.
+"""
 
 import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from harness.features.foresight.learned import LEARNED, UNTAUGHT
-from harness.features.foresight.predict import calibrate, departs, predict
-from harness.features.foresight.published.table import PublishedTable, read
-from harness.features.foresight.terms import UNKNOWNS
+from harness.features.foresight.learned import HALF_SDS, LEARNED, UNTAUGHT
+from harness.features.foresight.predict import Predicted, predict
+from harness.features.foresight.published.table import PublishedTable, families_of
 
-#: Standard deviations in half of an interval that holds 80 % of a normal.
-HALF_SDS = 1.2816
-PUBLISHED = Path("results/published/scaling.json")
+PUBLISHED = Path("results/published")
 
 
-def teach(tables: Sequence[PublishedTable]) -> dict[str, Any]:
-    """Of one family: its unknowns when all points are known, and its misses when they were not."""
-    fits = [_unknowns(t) for t in tables]
-    squares: dict[str, list[float]] = defaultdict(list)
+def teach(tables: Sequence[PublishedTable]) -> dict[str, list[float]]:
+    """Standardised misses of one family, of each regime."""
+    misses: dict[str, list[float]] = defaultdict(list)
     for table in tables:
-        for regime, square in _squares(table):
-            squares[regime].append(square)
-    unknowns = {}
-    for i, name in enumerate(UNKNOWNS):
-        values, sds = [f[0][i] for f in fits], [f[1][i] for f in fits]
-        precision = np.array([1 / sd**2 for sd in sds])
-        value = float(np.average(values, weights=precision))
-        unknowns[name.name] = [round(value, 4), round(float(np.mean(sds)), 4)]
-    return {
-        "unknowns": unknowns,
-        "squares": {regime: round(float(np.mean(all_)), 3) for regime, all_ in squares.items()},
-    }
+        for size in predict(table, UNTAUGHT).predicted:
+            if size.measured is not None and not size.implausible:
+                misses[size.regime.name].append(round(_deviations(size), 2))
+    return dict(misses)
 
 
-def _unknowns(table: PublishedTable) -> tuple[list[float], list[float]]:
-    """Mode and standard deviation of each unknown given all points of a table."""
-    points = [p for p in table.points if p.step_s and not departs(p, table.points)]
-    known = calibrate(table, points, (), UNTAUGHT)
-    return list(known.mode), list(np.sqrt((known.root**2).sum(axis=1)))
-
-
-def _squares(table: PublishedTable) -> list[tuple[str, float]]:
-    """(regime, square of the miss in standard deviations) of each point that was predicted."""
-    out = []
-    for size in predict(table, UNTAUGHT).predicted:
-        if size.measured is None or size.implausible:
-            continue
-        half = np.log(size.high / size.low) / 2 / UNTAUGHT.stretch[size.regime]
-        z = np.log(size.efficiency / size.measured) / (half / HALF_SDS)
-        out.append((size.regime.name, float(z**2)))
-    return out
+def _deviations(one: Predicted) -> float:
+    assert one.measured is not None
+    end = one.low if one.measured < one.efficiency else one.high
+    sd = abs(np.log(end / one.efficiency)) / HALF_SDS / UNTAUGHT.stretch[one.regime]
+    return float(abs(np.log(one.measured / one.efficiency)) / sd)
 
 
 def main(files: Sequence[str]) -> None:
-    families: dict[str, list[PublishedTable]] = defaultdict(list)
-    for file in files or [str(PUBLISHED)]:
-        for table in read(Path(file)):
-            if isinstance(table, PublishedTable):
-                families[table.family].append(table)
-    lessons = {family: teach(tables) for family, tables in families.items()}
-    LEARNED.write_text(json.dumps(lessons, indent=1) + "\n")
+    paths = [Path(f) for f in files] or sorted(PUBLISHED.glob("*.json"))
+    lessons = {family: teach(tables) for family, tables in families_of(paths).items()}
+    lines = ",\n ".join(f"{json.dumps(f)}: {json.dumps(z)}" for f, z in lessons.items())
+    LEARNED.write_text(f"{{\n {lines}\n}}\n")
 
 
 if __name__ == "__main__":

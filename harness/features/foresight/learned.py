@@ -1,4 +1,4 @@
-"""What published ladders have taught: priors that moved, and how much wider intervals must be.
+"""By how much wider intervals must be than the terms say, as published ladders have shown.
 
     python -m harness.features.foresight.learn      # writes learned.json anew, in seconds
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,8 @@ from harness.features.foresight.priors import PRIORS, Belief
 from harness.features.foresight.terms import Unknown
 
 LEARNED = Path(__file__).with_name("learned.json")
+#: The share of truths that an interval is to hold; standard deviations in half of a normal's.
+LEVEL, HALF_SDS = 0.8, 1.2816
 
 
 class Regime(StrEnum):
@@ -30,12 +31,8 @@ class Regime(StrEnum):
     UNSEEN = "limited by what was not seen"
 
 
-#: Widths before any family was seen: a limiter that nothing measured speaks of deserves more.
-STRETCH = {r: 1.1 if r is Regime.UNSEEN else 1.0 for r in Regime}
-#: How many families the widths before are worth.
-WORTH = 2.0
-#: A family that was missed by more than so many standard deviations counts as if by so many.
-MOST_Z = 3.0
+#: No family makes intervals narrower than this: the next one may obey less.
+LEAST = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,54 +44,37 @@ class Learned:
     families: tuple[str, ...]
 
 
-UNTAUGHT = Learned(beliefs=PRIORS, stretch=STRETCH, families=())
+UNTAUGHT = Learned(beliefs=PRIORS, stretch=dict.fromkeys(Regime, 1.0), families=())
 
 
 def learned(leaving_out: str = "") -> Learned:
     """What all families but one have taught."""
-    kept = {name: family for name, family in _file().items() if name != leaving_out}
+    kept = {name: misses for name, misses in _file().items() if name != leaving_out}
     return Learned(
-        beliefs={u: _belief(u, kept) for u in Unknown},
+        beliefs=PRIORS,
         stretch={r: _stretch(r, kept) for r in Regime},
         families=tuple(kept),
     )
 
 
 @cache
-def _file() -> Mapping[str, Any]:
-    document: Mapping[str, Any] = json.loads(LEARNED.read_text()) if LEARNED.exists() else {}
+def _file() -> Mapping[str, Mapping[str, list[float]]]:
+    document: Mapping[str, Mapping[str, list[float]]] = (
+        json.loads(LEARNED.read_text()) if LEARNED.exists() else {}
+    )
     return document
 
 
-def _belief(unknown: Unknown, kept: Mapping[str, Any]) -> Belief:
-    """Families scatter about a common value; half of a prior's variance is that scatter.
-
-    The common value starts at the prior and moves as far as the families were able to tell.
+def _stretch(regime: Regime, kept: Mapping[str, Mapping[str, list[float]]]) -> float:
+    """What would have held 80 % of the misses. A family's are not independent of each other, so
+    its weight grows with the root of their number.
     """
-    prior = PRIORS[unknown]
-    scatter = prior.spread**2 / 2
-    precision = 1 / scatter
-    total = float(np.log(prior.median)) / scatter
-    for family in kept.values():
-        value, sd = family["unknowns"][unknown.name]
-        # What a family's fit says beyond the prior that it began with.
-        gained = max(1 / sd**2 - 1 / prior.spread**2, 0.0)
-        if gained * scatter < 1e-3:
-            continue
-        alone = (value / sd**2 - np.log(prior.median) / prior.spread**2) / gained
-        weight = 1 / (1 / gained + scatter)
-        precision = precision + weight
-        total = total + weight * alone
-    return Belief(float(np.exp(total / precision)), float(np.sqrt(1 / precision + scatter)))
-
-
-def _stretch(regime: Regime, kept: Mapping[str, Any]) -> float:
-    """From the mean square of each family's standardised misses: its points are not independent."""
-    squares = [
-        family["squares"][regime.name]
-        for family in kept.values()
-        if regime.name in family["squares"]
-    ]
-    start = STRETCH[regime] ** 2
-    total = WORTH * start + sum(min(s, MOST_Z**2) for s in squares)
-    return float(np.sqrt(total / (WORTH + len(squares))))
+    misses = [np.array(of[regime.name]) for of in kept.values() if regime.name in of]
+    if not misses:
+        return LEAST
+    every = np.concatenate(misses)
+    weight = np.concatenate([np.full(len(m), len(m) ** -0.5) for m in misses])
+    order = np.argsort(every)
+    reached = np.cumsum(weight[order]) - weight[order] / 2
+    quantile = float(np.interp(LEVEL * weight.sum(), reached, every[order]))
+    return max(LEAST, quantile / HALF_SDS)

@@ -12,6 +12,10 @@ from harness.features.foresight.published.table import PublishedTable
 from harness.features.foresight.shapes import Point, Shape
 
 
+class UnsaidError(ValueError):
+    """What has to be stated before a size can be foreseen."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
     """``knee`` is where another overhead becomes the largest, None where none does.
@@ -49,7 +53,8 @@ def outlooks(table: PublishedTable, ranks: int, efficiency: float) -> list[Outlo
 
     A size of the table that was not measured is taken as it stands. Else each gets what it had at
     its largest calibrated size: the same batch of a GPU, or the same batch of all where its
-    calibrated sizes share one. SpecError where ``ranks`` can't be cut so.
+    calibrated sizes share one. UnsaidError where something has to be stated first, SpecError where
+    ``ranks`` can't be cut so.
     """
     taught = learned(leaving_out=table.family)
     calibrated = [p for p in table.points if p.calibrates]
@@ -63,18 +68,23 @@ def outlooks(table: PublishedTable, ranks: int, efficiency: float) -> list[Outlo
         )
         between = [Point(shape=s, step_s=None) for s in _between(shape, target.shape, alike)]
         asked = replace(table, points=(*alike, *between, target))
-        *path, predicted = predict(asked, taught).predicted
+        made = predict(asked, taught)
+        for refused in made.refused:
+            if refused.shape == target.shape:
+                raise UnsaidError(f"{ranks} ranks: {refused.why}")
+        path = [size for size in made.predicted if size.shape != target.shape]
+        size = next(size for size in made.predicted if size.shape == target.shape)
         known = calibrate(asked, alike, [target], taught)
         base = base_of(target.shape, alike)
         out.append(
             Outlook(
                 table=table.id,
-                predicted=predicted,
+                predicted=size,
                 hold=efficiency,
                 held=hold(known, base.shape, target.shape, efficiency),
                 knee=knee(known, target.shape),
                 advice=advise(known, target.shape),
-                device_hours=_device_hours(predicted),
+                device_hours=_device_hours(size),
                 measured=_measured(base, alike),
                 path=path,
             )

@@ -6,19 +6,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.features.foresight import attribute, infer, terms
+from harness.features.foresight import attribute, cautions, infer, terms
 from harness.features.foresight.discrepancy import WALK
 from harness.features.foresight.infer import Foreseen, Posterior
 from harness.features.foresight.learned import Learned, Regime
 from harness.features.foresight.physics import simulate
-from harness.features.foresight.physics.laws import Law, extrapolate
+from harness.features.foresight.physics.laws import Law, extrapolate, line
 from harness.features.foresight.published.table import PublishedTable
 from harness.features.foresight.shapes import Model, Point, Shape
 from harness.features.foresight.terms import ForeseenTerm
 
 Array = NDArray[np.float64]
-#: The share of truths that an interval is to hold, and its two quantiles.
-LEVEL = 0.8
+#: Quantiles between which 80 % of the truths are to lie.
 QUANTILES = (0.1, 0.9)
 
 
@@ -40,6 +39,8 @@ class Predicted:
     shares: Mapping[ForeseenTerm, float]
     lost: Mapping[ForeseenTerm, float]
     baselines: Mapping[Law, float]
+    #: Why it is outside of what was calibrated, whatever its terms say.
+    caution: str = ""
     measured: float | None = None
     measured_s: float | None = None
     #: A published figure that departs from both of its neighbours; it is not counted.
@@ -57,10 +58,15 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True)
 class NotPredicted:
-    """A target of which nothing can be said, and why."""
+    """A target of which nothing is said, and why.
+
+    ``unsaid`` is what would have been said where something has to be stated first. It is there to
+    be scored, so that a refusal can be judged, too.
+    """
 
     shape: Shape
     why: str
+    unsaid: Predicted | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +98,16 @@ def predict(table: PublishedTable, taught: Learned) -> Prediction:
                 refused.append(NotPredicted(shape=point.shape, why=why))
             else:
                 able.append(point)
-        if able:
-            predicted += _of_configuration(table, calibrated, able, taught)
+        if not able:
+            continue
+        made = _of_configuration(table, calibrated, able, taught)
+        everywhere = cautions.question(calibrated, table.fabric)
+        for size in made:
+            asks = everywhere or cautions.asks(size.shape, calibrated, table.fabric)
+            if asks:
+                refused.append(NotPredicted(shape=size.shape, why=asks, unsaid=size))
+            else:
+                predicted.append(size)
     return Prediction(
         table=table, taught_by=taught.families, predicted=tuple(predicted), refused=tuple(refused)
     )
@@ -127,7 +141,9 @@ def _of_configuration(
         (of,) = attribute.attribute(
             known, base.shape, base.step_s, [point.shape], step_s[i : i + 1]
         )
-        regime = regime_of(point.shape, calibrated, attribute.unseen(known, point.shape))
+        caution = cautions.caution(point.shape, calibrated, table.fabric)
+        unseen = bool(caution) or attribute.unseen(known, point.shape)
+        regime = regime_of(point.shape, calibrated, unseen)
         low, high = _interval(seen, i, taught.stretch[regime] * table.stretch)
         base_rate = base.shape.rate(base.step_s)
         out.append(
@@ -144,6 +160,7 @@ def _of_configuration(
                 measured=point.shape.rate(point.step_s) / base_rate if point.step_s else None,
                 measured_s=point.step_s,
                 baselines=_baselines(point.shape, calibrated, base_rate),
+                caution=caution,
                 implausible=departs(point, table.points),
             )
         )
@@ -208,14 +225,26 @@ def _interval(seen: Foreseen, i: int, stretch: float) -> tuple[float, float]:
 
 
 def _baselines(shape: Shape, calibrated: Sequence[Point], base_rate: float) -> dict[Law, float]:
-    """Efficiencies by laws in N alone, fitted to the calibrated sizes of the model."""
+    """Efficiencies by laws in N alone and by the line, fitted to the model's calibrated sizes."""
     of_model = [p for p in calibrated if p.shape.model == shape.model] or list(calibrated)
     sizes = [p.shape.ranks for p in of_model]
     rates = [p.shape.ranks * p.shape.rate(p.step_s) for p in of_model if p.step_s]
-    return {
+    out: dict[Law, float] = {
         law: float(extrapolate(law, sizes, rates, [shape.ranks])[0] / shape.ranks / base_rate)
         for law in Law
+        if law is not Law.LINE
     }
+    steps = [p.step_s for p in of_model if p.step_s]
+    of_one = len({p.shape.model for p in of_model}) == 1
+    known = list(zip((_passed(p.shape) for p in of_model), steps, strict=True))
+    step_s = line(known if of_one else known[-1:], _passed(shape))
+    return {**out, Law.LINE: shape.rate(step_s) / base_rate}
+
+
+def _passed(shape: Shape) -> float:
+    """FLOPs that a rank goes through in a step, the bubble of its pipeline counted as work."""
+    bubble = 1 + (shape.stages - 1) / shape.chunks / shape.micros
+    return shape.flops / shape.ranks * bubble
 
 
 def departs(point: Point, points: Sequence[Point]) -> bool:

@@ -24,22 +24,17 @@ PRIORS: dict[Unknown, Belief] = {
     Unknown.RATE: Belief(1e14, 3.0),
     Unknown.LINK: Belief(0.75, 0.25),
     Unknown.NETWORK: Belief(0.7, 0.4),
-    Unknown.CROWDED: Belief(0.012, 1.4),
     Unknown.LATENCY: Belief(1.3, 0.6),
-    Unknown.BESIDE: Belief(0.02, 0.8),
-    Unknown.SHOWN: Belief(0.1, 0.9),
     Unknown.UNHIDDEN: Belief(0.6, 1.0),
-    Unknown.HOST: Belief(0.010, 1.0),
     Unknown.WAIT_S: Belief(0.010, 0.8),
-    Unknown.WAIT_SHARE: Belief(0.004, 0.7),
-    Unknown.GROWTH: Belief(0.004, 0.6),
-    Unknown.SMALL: Belief(150.0, 1.0),
+    Unknown.FIXED: Belief(2.5, 1.0),
+    Unknown.GROWTH: Belief(0.005, 1.0),
     Unknown.NARROW: Belief(800.0, 0.5),
     Unknown.SPLIT: Belief(0.02, 0.5),
     Unknown.CHUNKS: Belief(0.05, 0.4),
 }
 #: How much two models' rates differ on one machine, where their FLOPs are known and where not.
-MODEL_SPREAD, MODEL_SPREAD_UNSIZED = 0.08, 3.0
+MODEL_SPREAD, MODEL_SPREAD_UNSIZED = 0.04, 3.0
 
 
 def vectors(beliefs: Mapping[Unknown, Belief], num_models: int, sized: bool) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from harness.features.foresight.physics import simulate
 from harness.features.foresight.physics.collectives import FREE, CollectiveKind, Cost, Fabric, nccl
-from harness.features.foresight.physics.schedules import Durations
+from harness.features.foresight.physics.schedules import Durations, PipelineSchedule
 from harness.features.foresight.physics.stragglers import slowest_normal
 from harness.features.foresight.shapes import KeptStates, Shape
 
@@ -27,10 +27,11 @@ BUCKET_BYTES = 25 * 2**20
 #: Megatron-LM's bucket: 40 M gradients, or 1 M for each rank where that is more.
 BUCKET_GRADIENTS, BUCKET_GRADIENTS_OF_RANK = 40e6, 1e6
 #: A hop between stages where no profile states it, as a share of a micro-batch on one stage. With
-#: it the simulator has the published bubbles of 1F1B within a point.
+#: it the simulator has the published bubbles of 1F1B within a point. Interleaved schedules send
+#: beside compute (Megatron's overlap of p2p).
 HOP = 0.01
-#: Bytes of state an optimizer reads and writes for a parameter (fp32 Adam), and HBM's rate.
-STATE_BYTES, HBM_BYTES_PER_S = 28.0, 1.5e12
+#: The share of an exchange that shows whatever there is to hide it behind.
+SHOWN = 0.1
 
 
 class ForeseenTerm(StrEnum):
@@ -52,16 +53,11 @@ class Unknown(StrEnum):
     RATE = "ln of useful FLOP/s of a GPU"
     LINK = "ln of the share of a node's link rate that is reached"
     NETWORK = "ln of the share of the network's rate that is reached"
-    CROWDED = "ln of how much slower the network gets with each doubling of nodes"
     LATENCY = "ln of latency over NCCL's model"
-    BESIDE = "ln of what compute costs more beside an exchange"
-    SHOWN = "ln of the share of a hidden exchange that shows all the same"
     UNHIDDEN = "ln of an exchange that nothing hides over NCCL's model"
-    HOST = "ln of seconds of a step that no batch changes"
     WAIT_S = "ln of seconds of jitter of a rank"
-    WAIT_SHARE = "ln of jitter as a share of compute"
+    FIXED = "ln of what a pipeline costs a step besides, in micro-batches"
     GROWTH = "ln of growth for each doubling"
-    SMALL = "ln of tokens at which a micro-batch is half efficient"
     NARROW = "ln of the hidden size at which elementwise work takes as long as matrices"
     SPLIT = "ln of what a backward costs more where it is split"
     CHUNKS = "ln of what stages cost more where they are cut into chunks"
@@ -77,7 +73,6 @@ class Facts:
 
     group: NDArray[np.intp]  # index of the model
     load: Array  # FLOPs of a micro-batch on one rank
-    tokens: Array  # tokens of a micro-batch on one rank
     narrow: Array  # 1 over the hidden size; 0 where it is unknown
     micros: Array
     units: Array  # a step of the pipeline in micro-batches
@@ -89,9 +84,8 @@ class Facts:
     data_latency_s: Array  # of one step
     data_transfer_s: Array
     data_nodes: Array
-    beside: Array  # 1 where an exchange runs beside compute
     window: Array  # what share of all compute can hide the data exchange
-    optimizer_s: Array
+    fixed: Array  # 1 where a pipeline has replicas: their exchange ends each step
     queued_s: Array
     slowest: Array  # E[max of N], in standard deviations
     doublings: Array  # of ranks over the smallest calibrated size
@@ -119,14 +113,11 @@ def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> tuple[fl
     tensor = _tensor_exchange(shape, fabric)
     data = data_exchange(shape, fabric)
     inner = shape.tensor * shape.context * shape.stages
-    params = (shape.model.params or 0.0) / (shape.tensor * shape.stages)
-    held = params if shape.kept is KeptStates.WHOLE else params / max(1.0, shape.replicas)
-    units = simulate.units(
-        shape.schedule, shape.stages, shape.micros, durations(shape, hop), shape.chunks
-    )
+    overlapped = shape.schedule is PipelineSchedule.INTERLEAVED
+    played = durations(shape, 0.0 if overlapped else hop)
+    units = simulate.units(shape.schedule, shape.stages, shape.micros, played, shape.chunks)
     return (
         shape.flops / (shape.replicas * shape.micros) / inner,
-        shape.micro_batch * shape.seq / shape.context,
         1 / shape.model.width if shape.model.width else 0.0,
         shape.micros,
         units,
@@ -138,12 +129,11 @@ def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> tuple[fl
         data.latency_s,
         data.transfer_s,
         np.log2(max(1.0, shape.ranks / fabric.per_node)),
-        shape.replicas > 1,
         _window(shape),
-        held * STATE_BYTES / HBM_BYTES_PER_S,
+        shape.stages > 1 and shape.replicas > 1,
         shape.queued_s,
         slowest_normal(shape.ranks),
-        np.log2(shape.ranks / base_ranks),
+        0.0 if fabric.torus else np.log2(shape.ranks / base_ranks),
     )
 
 
@@ -183,7 +173,12 @@ def _tensor_exchange(shape: Shape, fabric: Fabric) -> Cost:
 
 
 def data_exchange(shape: Shape, fabric: Fabric) -> Cost:
-    """What NCCL needs for gradients and parameters of one step."""
+    """What NCCL needs for gradients and parameters of one step.
+
+    Nothing in a torus: XLA gathers and scatters behind compute, over links that no other rank uses.
+    """
+    if fabric.torus:
+        return FREE
     ranks = round(shape.replicas * shape.context)
     params = (shape.model.params or 1e9) / (shape.tensor * shape.stages)
     in_node = max(1, fabric.per_node // shape.tensor)
@@ -226,27 +221,19 @@ def seconds(given: Facts, draws: Array) -> dict[ForeseenTerm, Array]:
     know = {name: draws[:, i : i + 1] for i, name in enumerate(UNKNOWNS)}
     of_model = draws[:, NUM_SHARED:][:, given.group]
     rate = np.exp(know[Unknown.RATE] + of_model)
-    small = np.exp(know[Unknown.SMALL]) / given.tokens
-    dearer = (
-        given.beside * np.exp(know[Unknown.BESIDE])
-        + given.splits * np.exp(know[Unknown.SPLIT])
-        + given.chunked * np.exp(know[Unknown.CHUNKS])
+    dearer = given.splits * np.exp(know[Unknown.SPLIT]) + given.chunked * np.exp(
+        know[Unknown.CHUNKS]
     )
     narrow = 1 + np.exp(know[Unknown.NARROW]) * given.narrow
-    micro = given.load / rate * (1 + small) * narrow * (1 + dearer)
+    micro = given.load / rate * narrow * (1 + dearer)
     latency = np.exp(know[Unknown.LATENCY])
     near, far = np.exp(-know[Unknown.LINK]), np.exp(-know[Unknown.NETWORK])
     tensor = given.tensor_latency_s * latency
-    crowded = np.exp(know[Unknown.CROWDED])
-    tensor = tensor + given.tensor_transfer_s * np.where(
-        given.tensor_nodes > 0, far * (1 + crowded * given.tensor_nodes), near
-    )
+    tensor = tensor + given.tensor_transfer_s * np.where(given.tensor_nodes > 0, far, near)
     compute = given.micros * micro
     by_latency = given.data_latency_s * latency
-    by_bytes = given.data_transfer_s * np.where(
-        given.data_nodes > 0, far * (1 + crowded * given.data_nodes), near
-    )
-    shown = _shown(by_latency + by_bytes, given.window, compute, know)
+    by_bytes = given.data_transfer_s * np.where(given.data_nodes > 0, far, near)
+    shown = (1 - given.fixed) * _shown(by_latency + by_bytes, given.window, compute, know)
     share = by_latency / np.maximum(by_latency + by_bytes, 1e-30)
     bubble = (given.units - given.micros) * (micro + tensor)
     # Others use the cores that a rank waits for while it idles anyway.
@@ -257,9 +244,8 @@ def seconds(given: Facts, draws: Array) -> dict[ForeseenTerm, Array]:
         ForeseenTerm.TENSOR: given.micros * tensor,
         ForeseenTerm.BYTES: shown * (1 - share),
         ForeseenTerm.LATENCY: shown * share,
-        ForeseenTerm.HOST: np.exp(know[Unknown.HOST]) + given.optimizer_s + queued,
-        ForeseenTerm.WAITING: given.slowest
-        * (np.exp(know[Unknown.WAIT_S]) + np.exp(know[Unknown.WAIT_SHARE]) * compute),
+        ForeseenTerm.HOST: given.fixed * np.exp(know[Unknown.FIXED]) * (micro + tensor) + queued,
+        ForeseenTerm.WAITING: given.slowest * np.exp(know[Unknown.WAIT_S]),
     }
     # A step that grew twentyfold is no growth any more; it keeps the search for a fit finite.
     grown = np.expm1(np.minimum(np.exp(know[Unknown.GROWTH]) * given.doublings, 3.0))
@@ -272,7 +258,7 @@ def _shown(exchange: Array, window: Array, compute: Array, know: dict[Unknown, A
     A share shows whatever there is to hide behind: first and last pieces, and kernels that are
     slowed. The rest shows as far as it is longer than its window; the corner is rounded.
     """
-    always = np.exp(know[Unknown.SHOWN]) * exchange
+    always = SHOWN * exchange
     longer = exchange - window * compute
     corner = 0.1 * exchange
     beyond = (longer + np.sqrt(longer**2 + corner**2)) / 2

@@ -1,6 +1,7 @@
 """A night: what the history keeps of a run, a small file. All else is made anew from these."""
 
 import fcntl
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,12 +61,15 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptFigure:
-    """What one night has of a case; ``error`` is why it has no figures."""
+    """What one night has of a case; ``error`` is why it has no figures. ``nodes`` tells its hosts
+    from others without their names; empty where that is not known.
+    """
 
     hash: str
     stand_in: bool
     values: Mapping[str, Value] = field(default_factory=dict)
     error: str = ""
+    nodes: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +201,15 @@ def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> K
         if contrast.subject == arm.name and contrast.against == PINNED:
             if ratios := pairs(run, plan, contrast).values:  # of throughput
                 values["step_time_to_control"] = _ratio([1 / r for r in ratios])
-    return KeptFigure(hash=arm.case.hash, stand_in=stand_in, values=values)
+    hosts = sorted({rank.host for launch in of_arm for rank in launch.ranks})
+    return KeptFigure(
+        hash=arm.case.hash, stand_in=stand_in, values=values, nodes=_without_names(hosts)
+    )
+
+
+def _without_names(hosts: Sequence[str]) -> str:
+    """The same hosts are told again by it, but nobody reads their names from it."""
+    return hashlib.sha256("\n".join(hosts).encode()).hexdigest()[:8] if hosts else ""
 
 
 def _values(launches: Sequence[LaunchRecord]) -> Iterator[tuple[str, Value]]:
@@ -245,7 +257,8 @@ def _merged(a: KeptFigure | None, b: KeptFigure) -> KeptFigure:
     for name in {*a.values} & {*b.values}:
         if launches := (*a.values[name].launches, *b.values[name].launches):
             values[name] = _mean(launches)
-    return KeptFigure(hash=a.hash, stand_in=a.stand_in, values=values)
+    nodes = a.nodes if a.nodes == b.nodes else ""
+    return KeptFigure(hash=a.hash, stand_in=a.stand_in, values=values, nodes=nodes)
 
 
 def _short(value: float) -> float:

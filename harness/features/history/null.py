@@ -10,7 +10,7 @@ import json
 
 import numpy as np
 
-from harness.features.history.scan import FEWEST, NULL, normal_scores
+from harness.features.history.scan import BRIEF, ENOUGH, FEWEST, LONGEST, NULL, normal_scores
 
 NIGHTS = (
     6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 25, 30, 36, 45, 60, 80, 110, 150, 220,
@@ -19,6 +19,8 @@ NIGHTS = (
 P = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 5e-4, 2e-4, 1e-4, 5e-5)
 #: Numbers drawn for each number of nights: 600,000 series of 60.
 NUMBERS = 36_000_000
+#: Of levels that came and went: how often chance may score as high, and series drawn for it.
+BRIEF_P, BRIEF_SERIES = 0.001, 20_000
 
 
 def highest(n: int, count: int, random: np.random.Generator) -> np.ndarray:
@@ -28,6 +30,19 @@ def highest(n: int, count: int, random: np.random.Generator) -> np.ndarray:
     k = np.arange(FEWEST, n - FEWEST + 1)
     sd = np.sqrt((normal_scores(n) ** 2).sum() / (n - 1) * k * (n - k) / n)
     best: np.ndarray = np.max(np.abs(np.cumsum(scores, axis=1)[:, k - 1]) / sd, axis=1)
+    return best
+
+
+def highest_brief(n: int, count: int, random: np.random.Generator) -> np.ndarray:
+    """The best scores of levels that came and went, of ``count`` series in random order."""
+    scores = np.tile(normal_scores(n), (count, 1))
+    random.permuted(scores, axis=1, out=scores)
+    sums = np.cumsum(scores, axis=1)
+    square = (normal_scores(n) ** 2).sum() / (n - 1)
+    best = np.zeros(count)
+    for m in range(FEWEST, min(LONGEST, n // BRIEF) + 1):
+        inside = np.abs(sums[:, FEWEST - 1 + m : n - FEWEST] - sums[:, FEWEST - 1 : n - FEWEST - m])
+        best = np.maximum(best, inside.max(axis=1) / np.sqrt(square * m * (n - m) / n))
     return best
 
 
@@ -43,7 +58,12 @@ def main() -> None:
             left -= count
         rows[n] = [round(float(q), 4) for q in np.quantile(np.concatenate(drawn), 1 - np.array(P))]
     lines = ",\n  ".join(f'"{n}": {json.dumps(row)}' for n, row in rows.items())
-    NULL.write_text(f'{{\n "p": {json.dumps(P)},\n "scores": {{\n  {lines}\n }}\n}}\n')
+    briefs = {n: highest_brief(n, BRIEF_SERIES, random) for n in NIGHTS if n >= ENOUGH}
+    brief = {n: round(float(np.quantile(s, 1 - BRIEF_P)), 3) for n, s in briefs.items()}
+    NULL.write_text(
+        f'{{\n "p": {json.dumps(P)},\n "scores": {{\n  {lines}\n }},\n'
+        f' "brief": {json.dumps(brief)}\n}}\n'
+    )
 
 
 if __name__ == "__main__":

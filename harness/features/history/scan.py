@@ -2,18 +2,24 @@
 
 Values become normal scores of their ranks, so one wild night weighs no more than any other. Every
 split with three nights on either side is scored; the best score is held against what nights in
-random order give (``null``). Then both sides are searched again.
+random order give (``null``). Then both sides are searched again, and levels that came and went.
+
+Nights in random order are independent of each other. Where they are not (a node that is kept for
+weeks, weather), a level seems to change by itself. How far they depend on each other is estimated
+beside the best split; a change must then stand out of that, and out of what is usual elsewhere.
+What a straight line explains as well as steps do is a drift, and has no night.
 """
 
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist, median
 
 import numpy as np
+from scipy.stats import theilslopes
 
 #: Nights on each side of a change; below ``ENOUGH`` in all, nothing can be told.
 FEWEST, ENOUGH = 3, 12
@@ -23,6 +29,20 @@ ALPHA = 0.002
 CUT = 1.7
 #: Two-sided error of the interval of a size.
 SIZE_ALPHA = 0.05
+#: The first autocorrelations of nights whose sum shows dependence, and the sum from which on it
+#: does: 60 independent nights pass it one time in twenty.
+LAGS, DEPENDENT = 3, 0.35
+#: Where nights depend on each other: by how much a step is larger than usual differences between
+#: neighbouring stretches of so many nights, and by how much likelier than a line (nats).
+STRETCH, STANDS_OUT, BEATS_LINE = 8, 2.5, 4.0
+#: Deviations of its levels' nights that make a step plain, whatever nights depend on.
+PLAIN = 6.0
+#: By how much likelier than steps a line has to be, and steps than a line for a night to be blamed.
+LINE_NATS, SUDDEN_NATS = 1.0, 2.0
+#: Standard deviations of a slope from which on it is a drift.
+DRIFTS = 4.0
+#: A level that came and went has at most this share of the nights, and at most so many.
+BRIEF, LONGEST = 3, 40
 NULL = Path(__file__).parent / "null.json"
 
 
@@ -49,15 +69,43 @@ class Change:
     size: Size
 
 
-def changes(values: Sequence[float], floor: float, alpha: float = ALPHA) -> list[Change]:
-    """Every change of level, oldest first.
+def changes(
+    values: Sequence[float] | np.ndarray,
+    floor: float,
+    alpha: float = ALPHA,
+    nodes: Sequence[str] = (),
+) -> list[Change]:
+    """Every change of level, oldest first; none where a drift explains the nights as well. Where
+    nights depend on each other, only the best split of all of them is looked at.
 
     Args:
         values: one a night, in their order; logarithms, where sizes are to be ratios.
         floor: smaller ones than this are no changes.
+        nodes: where each night was measured; what a node is faster by is no change.
     """
-    x = np.asarray(values, dtype=float)
-    cuts = _cuts(x, 0, len(x), alpha)
+    x = without_nodes(np.asarray(values, dtype=float), nodes)
+    steps = _steps(x, _cuts(x, 0, len(x), alpha), floor, alpha)
+    if not steps or _line_is_as_good(x, steps):
+        return []
+    correlation = _dependence_beside(x, steps)
+    if not correlation or _plain(x, steps):
+        return steps
+    change = _change(x, 0, len(x))
+    p = _p_of_dependent(x, change.at, correlation)
+    return [replace(change, p=p)] if p <= alpha and abs(change.size.by) >= floor else []
+
+
+def _plain(x: np.ndarray, steps: Sequence[Change]) -> bool:
+    """Whether every step is far larger than what nights of one level differ by."""
+    parts = np.split(x, [c.at for c in steps])
+    apart = np.concatenate([np.abs(part - np.median(part)) for part in parts])
+    return min(abs(c.size.by) for c in steps) >= PLAIN * 1.4826 * float(np.median(apart))
+
+
+def _steps(x: np.ndarray, cuts: list[int], floor: float, alpha: float) -> list[Change]:
+    """The changes at cuts, without those that are too small or may be chance: the weakest first,
+    since its neighbours become longer without it.
+    """
     while True:
         steps = [_change(x, *ends) for ends in _around(cuts, len(x))]
         weak = [i for i, c in enumerate(steps) if c.p > alpha or abs(c.size.by) < floor]
@@ -65,6 +113,137 @@ def changes(values: Sequence[float], floor: float, alpha: float = ALPHA) -> list
             return steps
         least = max(weak, key=lambda i: (steps[i].p, -abs(steps[i].size.by)))
         cuts = [steps[i].at for i in range(len(steps)) if i != least]
+
+
+def without_nodes(x: np.ndarray, nodes: Sequence[str]) -> np.ndarray:
+    """The nights as if one node had measured them all: what nodes differ by is fitted beside the
+    one step that explains most. A step in which the node changed for good remains the node's.
+    """
+    names = sorted(set(nodes))
+    if len(nodes) != len(x) or not 1 < len(names) <= len(x) // FEWEST:
+        return x
+    of_node = np.array([[name == other for other in names] for name in nodes], float)
+    effects = np.zeros(len(names))
+    fewest = math.inf
+    for at in range(FEWEST, len(x) - FEWEST + 1):
+        step = (np.arange(len(x)) >= at).astype(float)
+        fit = np.linalg.lstsq(np.column_stack([of_node, step]), x, rcond=None)[0]
+        left = float(np.abs(x - of_node @ fit[:-1] - fit[-1] * step).sum())
+        if left < fewest:
+            fewest = left
+            effects = fit[:-1]
+    return x - of_node @ (effects - np.median(of_node @ effects))
+
+
+def dependence(values: Sequence[float] | np.ndarray, nodes: Sequence[str] = ()) -> float:
+    """The correlation of neighbouring nights beside the best split; 0 where they may well be
+    independent.
+    """
+    x = without_nodes(np.asarray(values, dtype=float), nodes)
+    if len(x) < ENOUGH:
+        return 0.0
+    return _correlation(x, [located(x, best(x)[0])])
+
+
+def drift(
+    values: Sequence[float] | np.ndarray, floor: float, nodes: Sequence[str] = ()
+) -> float | None:
+    """By how much the nights moved in all, slowly; None where they did not, or in steps."""
+    x = without_nodes(np.asarray(values, dtype=float), nodes)
+    if len(x) < ENOUGH or changes(x, floor):
+        return None
+    scores = tied_scores(x)
+    night = np.arange(len(x))
+    if not scores.any():
+        return None
+    r = float(np.corrcoef(night, scores)[0, 1])
+    left = scores - np.polyval(np.polyfit(night, scores, 1), night)
+    together = max(0.0, float(left[1:] @ left[:-1] / max(left @ left, 1e-12)))
+    t = r * math.sqrt((len(x) - 2) / max(1e-12, 1 - r**2) * (1 - together) / (1 + together))
+    by = float(theilslopes(x, night)[0]) * (len(x) - 1)
+    return by if abs(t) >= DRIFTS and abs(by) >= floor else None
+
+
+def sudden(values: Sequence[float] | np.ndarray, cuts: Sequence[int]) -> bool:
+    """Whether levels are clearly likelier than a line, so that a night can be blamed."""
+    return _nats_over_line(np.asarray(values, dtype=float), cuts) >= SUDDEN_NATS
+
+
+def _line_is_as_good(x: np.ndarray, steps: Sequence[Change]) -> bool:
+    """Whether levels that all go one way are no better than a straight line; each night of a
+    change and each further level have to pay for themselves.
+    """
+    if len({c.size.by > 0 for c in steps}) > 1:
+        return False
+    needed = (len(steps) - 1) * math.log(len(x)) - LINE_NATS
+    return _nats_over_line(x, [c.at for c in steps]) <= needed
+
+
+def _nats_over_line(x: np.ndarray, cuts: Sequence[int]) -> float:
+    """By how much likelier levels are than a line, of normal scores."""
+    scores = tied_scores(x)
+    night = np.arange(len(x))
+    line = scores - np.polyval(np.polyfit(night, scores, 1), night)
+    levels = _within(scores, cuts)
+    if not levels @ levels:
+        return math.inf
+    return len(x) / 2 * math.log(max(float(line @ line), 1e-12) / float(levels @ levels))
+
+
+def _within(scores: np.ndarray, cuts: Sequence[int]) -> np.ndarray:
+    """Scores without the means of their levels."""
+    return np.concatenate([part - part.mean() for part in np.split(scores, cuts) if len(part)])
+
+
+def _dependence_beside(x: np.ndarray, steps: Sequence[Change]) -> float:
+    """As ``dependence``. A level that came and went is no dependence: both its ends are split."""
+    if len(steps) == 2:
+        first, last = (c.at for c in steps)
+        returned = shift(x[:first], x[last:])
+        if returned.low <= 0.0 <= returned.high:
+            return _correlation(x, [first, last])
+    return dependence(x)
+
+
+def _correlation(x: np.ndarray, cuts: Sequence[int]) -> float:
+    left = _within(tied_scores(x), cuts)
+    square = float(left @ left)
+    if not square:
+        return 0.0
+    lags = [float(left[k:] @ left[:-k]) / square for k in range(1, LAGS + 1)]
+    # What is left beside means that were taken off is a little too unlike.
+    bias = (1 + len(cuts)) / len(x)
+    if sum(lags) + LAGS * bias <= DEPENDENT:
+        return 0.0
+    return min(0.9, max(0.0, lags[0] + bias))
+
+
+def _p_of_dependent(x: np.ndarray, at: int, correlation: float) -> float:
+    """What a change is worth where nights depend on each other: of n nights as many count as
+    n (1 - r) / (1 + r), and it has to stand out of what the series does elsewhere.
+    """
+    n = len(x)
+    _, score = best(x)
+    if math.isinf(score):
+        return 0.0
+    if _stands_out(tied_scores(x), at) < STANDS_OUT or _nats_over_line(x, [at]) < BEATS_LINE:
+        return 1.0
+    t2 = score**2 / max(1e-12, 1 - score**2 / (n - 1)) * (1 - correlation) / (1 + correlation)
+    return p_value(math.sqrt(t2 / (1 + t2 / (n - 1))), n)
+
+
+def _stands_out(x: np.ndarray, at: int) -> float:
+    """The difference of the stretches beside ``at`` over that of other neighbouring stretches."""
+    n = len(x)
+    sums = np.concatenate([[0.0], np.cumsum(x)])
+    k = np.arange(FEWEST, n - FEWEST + 1)
+    after = np.minimum(n, k + STRETCH)
+    before = np.maximum(0, k - STRETCH)
+    differences = (sums[after] - sums[k]) / (after - k) - (sums[k] - sums[before]) / (k - before)
+    others = differences[np.abs(k - at) >= STRETCH]
+    usual = float(np.sqrt(np.mean(others**2))) if len(others) else 0.0
+    here = float(differences[np.searchsorted(k, at)])
+    return abs(here) / usual if usual else math.inf
 
 
 def _around(cuts: Sequence[int], n: int) -> list[tuple[int, int]]:
@@ -97,7 +276,32 @@ def _cuts(x: np.ndarray, start: int, end: int, alpha: float) -> list[int]:
         if p_value(score, b - a) <= limit:
             cut = a + at
             return [*_cuts(x, start, cut, alpha), cut, *_cuts(x, cut, end, alpha)]
+    if end - start >= ENOUGH:
+        first, last, score = brief(x[start:end])
+        if score > _brief_null(end - start):
+            return [start + first, start + last]
     return []
+
+
+def brief(x: np.ndarray) -> tuple[int, int, float]:
+    """The level that came and went which scores highest: its first night, the first after it, and
+    the score, as of ``best``.
+    """
+    n = len(x)
+    scores = tied_scores(x)
+    sums = np.concatenate([[0.0], np.cumsum(scores)])
+    square = float(scores @ scores)
+    highest = (0, 0, 0.0)
+    if not square:
+        return highest
+    for m in range(FEWEST, min(LONGEST, n // BRIEF) + 1):
+        first = np.arange(FEWEST, n - FEWEST - m + 1)
+        inside = np.abs(sums[first + m] - sums[first])
+        i = int(np.argmax(inside))
+        score = float(inside[i]) / math.sqrt(square / (n - 1) * m * (n - m) / n)
+        if score > highest[2]:
+            highest = (int(first[i]), int(first[i]) + m, score)
+    return highest
 
 
 def best(x: np.ndarray) -> tuple[int, float]:
@@ -106,18 +310,27 @@ def best(x: np.ndarray) -> tuple[int, float]:
     across the split, and there was no noise at all before.
     """
     n = len(x)
-    values, rank = np.unique(x, return_inverse=True)
+    values = np.unique(x)
     if len(values) == 1:
         return FEWEST, 0.0
-    counts = np.bincount(rank)
-    sums = np.add.reduceat(normal_scores(n), np.cumsum(counts) - counts)
-    scores = (sums / counts)[rank]  # equal nights share theirs
+    scores = tied_scores(x)
     k = np.arange(FEWEST, n - FEWEST + 1)
     sd = np.sqrt((scores @ scores) / (n - 1) * k * (n - k) / n)
     z = np.abs(np.cumsum(scores)[k - 1]) / sd
     i = int(np.argmax(z))
     exact = len(values) == 2 and len(set(x[: k[i]])) == len(set(x[k[i] :])) == 1
     return int(k[i]), math.inf if exact and n >= ENOUGH else float(z[i])
+
+
+def tied_scores(x: np.ndarray) -> np.ndarray:
+    """Normal scores of the nights' ranks; equal nights share theirs, and are 0 where all are."""
+    values, rank = np.unique(x, return_inverse=True)
+    if len(values) == 1:
+        return np.zeros(len(x))
+    counts = np.bincount(rank)
+    sums = np.add.reduceat(normal_scores(len(x)), np.cumsum(counts) - counts)
+    scores: np.ndarray = (sums / counts)[rank]
+    return scores
 
 
 def located(x: np.ndarray, at: int) -> int:
@@ -161,6 +374,14 @@ def _null() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     table = json.loads(NULL.read_text())
     scores = {int(n): row for n, row in table["scores"].items()}
     return np.array(list(scores)), np.array(table["p"]), np.array(list(scores.values()))
+
+
+@cache
+def _brief_null(n: int) -> float:
+    """What a level that came and went scores one time in a thousand where none did."""
+    brief_scores = json.loads(NULL.read_text())["brief"]
+    nights = [int(k) for k in brief_scores]
+    return float(np.interp(math.log(n), np.log(nights), list(brief_scores.values())))
 
 
 def p_value(score: float, n: int) -> float:

@@ -23,6 +23,8 @@ FALSE_SHARE = 0.05
 LEAP = 0.10
 #: Changes older than this many nights are what is usual now.
 RECENT = 60
+#: What is said instead of a cause where a line explains the nights nearly as well as a step.
+SLOWLY = "at once or slowly is not certain: no night is blamed"
 #: Nights around a change in which its cause may lie: a level's first night is known to two.
 AROUND = 2
 
@@ -33,6 +35,7 @@ class TrendStatus(StrEnum):
     ERRORED = "errored"
     REGRESSED = "regressed"
     SUSPICIOUS = "suspicious"
+    DRIFTING = "drifting"
     IMPROVED = "improved"
     NOT_COMPARABLE = "not_comparable"
     INSUFFICIENT = "insufficient"
@@ -43,7 +46,7 @@ class TrendStatus(StrEnum):
 class NightSeries:
     """One figure of one case on one machine. ``nights`` are those that can be compared with the
     newest, with a value each; ``unlike`` were measured under another fingerprint. ``latest`` is
-    what the newest night has of the case.
+    what the newest night has of the case. ``nodes`` tells where each night was measured.
     """
 
     machine: str
@@ -54,6 +57,7 @@ class NightSeries:
     unlike: tuple[str, ...]
     num_unlike: int
     latest: KeptFigure
+    nodes: tuple[str, ...] = ()
 
     @property
     def kind(self) -> Quantity:
@@ -92,12 +96,17 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """A series, judged. ``turns`` are all its changes of level, oldest first."""
+    """A series, judged. ``turns`` are all its changes of level, oldest first. ``dependence`` is the
+    correlation of neighbouring nights, 0 where they may well be independent. What is not ``sudden``
+    may as well have come slowly.
+    """
 
     series: NightSeries
     status: TrendStatus
     turns: tuple[Turn, ...] = ()
     why: str = ""
+    dependence: float = 0.0
+    sudden: bool = True
 
     @property
     def last(self) -> Turn | None:
@@ -140,6 +149,7 @@ def all_series(nights: Sequence[Night]) -> Iterator[NightSeries]:
                 latest=latest,
                 nights=tuple(n for n, _ in with_it),
                 values=tuple(v for _, v in with_it),
+                nodes=tuple(k.nodes for _, k in alike if quantity in k.values),
                 unlike=tuple(differs),
                 num_unlike=len(unlike),
             )
@@ -168,14 +178,25 @@ def _judged(series: NightSeries) -> Trend:
             status = TrendStatus.SUSPICIOUS
             why = _leapt(series)
         return Trend(series=series, status=status, why=why)
-    turns = _turns(series, scan.changes(x, _floor(series.kind)))
-    trend = Trend(series=series, status=TrendStatus.STABLE, turns=turns)
+    levels = scan.without_nodes(np.array(x), series.nodes)
+    turns = _turns(series, levels, scan.changes(levels, _floor(series.kind)))
+    trend = Trend(
+        series=series,
+        status=TrendStatus.STABLE,
+        turns=turns,
+        dependence=scan.dependence(levels),
+        sudden=not turns or scan.sudden(levels, [t.index for t in turns]),
+    )
     last = trend.last
     if last is not None and not last.back and n - last.index <= RECENT:
         status = TrendStatus.REGRESSED if last.size > 0 else TrendStatus.IMPROVED
         return replace(trend, status=status)
     if scan.leap(x, math.log1p(LEAP)):
         return replace(trend, status=TrendStatus.SUSPICIOUS, why=_leapt(series))
+    if drift := scan.drift(levels, _floor(series.kind)):
+        far = shown_size(series.kind, series.size(drift))
+        why = f"{far} in {n} nights, slowly: no night of its own is to blame"
+        return replace(trend, status=TrendStatus.DRIFTING, why=why)
     if last is not None:
         message = "back to its level before" if last.back else "as it has been since"
         return replace(trend, why=f"{message} {last.date}")
@@ -192,9 +213,8 @@ def _leapt(series: NightSeries) -> str:
     return f"{shown_size(series.kind, far)} last night: one night decides nothing, measure again"
 
 
-def _turns(series: NightSeries, changes: Sequence[Change]) -> tuple[Turn, ...]:
+def _turns(series: NightSeries, x: np.ndarray, changes: Sequence[Change]) -> tuple[Turn, ...]:
     out: list[Turn] = []
-    x = np.array(series.scaled)
     for i, change in enumerate(changes):
         index, size = change.at, change.size
         after = x[index : changes[i + 1].at if i + 1 < len(changes) else len(x)]
@@ -262,7 +282,13 @@ def _explained(judged: Sequence[Trend]) -> list[Trend]:
             out.append(trend)
             continue
         control = by_key.get((series.machine, series.case, "step_time_to_control"))
-        out.append(replace(trend, why=_blame(series, last, control)))
+        why = SLOWLY if not trend.sudden else _blame(series, last, control)
+        if trend.dependence:
+            why += (
+                f"; nights depend on each other ({trend.dependence:.1f}): measure it again on"
+                " other nodes"
+            )
+        out.append(replace(trend, why=why))
     return out
 
 

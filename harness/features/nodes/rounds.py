@@ -37,6 +37,11 @@ LEAST = 0.01
 ALWAYS = 2.0
 #: Pairs of well nodes beside the suspects.
 BESIDE = 8
+#: Slowness that is tried on what was measured, how often, and in what share it has to be seen.
+TRIED = (0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
+TRIALS, SEEN = 150, 0.98
+#: Launches of a node in the rounds that are usual, and of others that are compared with.
+LAUNCHES, OTHERS = 6, 400
 
 
 @dataclass(frozen=True)
@@ -169,9 +174,43 @@ class Board:
         likely = [n for n in evidence if evidence[n] > math.log(SUSPECT) or n in linked]
         return sorted(likely, key=lambda n: -evidence[n])[: max(1, self.num_nodes // 4)]
 
+    def smallest(self) -> float | None:
+        """The smallest slowness that a node could not have hidden: with the noise of these rounds,
+        it would have been named in ``SEEN`` of all cases. None where not even the largest.
+
+        Launches are drawn as they were measured, and made slower: a node is followed up as long as
+        it may be slow, and named once that is sure.
+        """
+        logs = self._apart({*self.found, *self._always_slow})
+        if not len(logs):
+            return None
+        random = np.random.default_rng(0)
+        others = random.choice(logs, min(len(logs), OTHERS), replace=False)
+        drawn = random.choice(logs, (TRIALS, LAUNCHES))
+        for slower in TRIED:
+            if slower >= self._least:
+                named = [self._names(x + math.log1p(slower), others) for x in drawn]
+                if np.mean(named) >= SEEN:
+                    return slower
+        return None
+
+    def _names(self, times: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
+        """Whether a node with these log times would be named before it is let go."""
+        limit = math.log(self.num_nodes / ALPHA)
+        for num in range(FULL, len(times) + 1):
+            log, excess = log_evidence(times[:num], others, self._least)
+            if self._sure(log, excess, limit):
+                return True
+            if log <= math.log(SUSPECT):
+                return False
+        return False
+
+    def _partner(self, i: int, node: int) -> int:
+        return sum(self._seen[i].link) - node
+
     def _num_others(self, node: int, link: tuple[int, int]) -> int:
         """Partners of a node beside that of a link."""
-        return len({sum(self._seen[i].link) - node for i in self._of[node]} - {*link})
+        return len({self._partner(i, node) for i in self._of[node]} - {*link})
 
     def of_node(
         self, node: int, found: Collection[int], without: tuple[int, int] | None = None
@@ -204,6 +243,11 @@ def conclude(seen: Sequence[TimedPair], num_nodes: int, least: float = LEAST) ->
     """The nodes and links that are slower by ``least`` or more, the surest first."""
     board = Board(seen, num_nodes, least)
     return board.slow_nodes + board.slow_links
+
+
+def smallest(seen: Sequence[TimedPair], num_nodes: int, least: float = LEAST) -> float | None:
+    """As ``Board.smallest``."""
+    return Board(seen, num_nodes, least).smallest()
 
 
 def pairs(

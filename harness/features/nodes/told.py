@@ -59,6 +59,15 @@ def seen(pairs: Sequence[Paired], of: Sequence[str]) -> list[TimedPair]:
     ]
 
 
+def hidden(found: Suspects) -> str:
+    """What a node may be slower by and not be named: a sentence for where nothing is slow."""
+    of = found.hosts or tuple(sorted({host for p in found.pairs for host in (p.a, p.b)}))
+    smallest = rounds.smallest(seen(found.pairs, of), len(of), least(found.case))
+    if smallest is None:
+        return "launches scatter so widely that a node of half the speed might have been missed"
+    return f"a node that is {100 * smallest:g}% slower would have been named 49 times in 50"
+
+
 def unseen(found: Suspects) -> tuple[str, ...]:
     """Hosts of which no launch ended well: nobody knows whether they are slow."""
     timed = {host for p in found.pairs if p.time_s is not None for host in (p.a, p.b)}

@@ -20,25 +20,34 @@ from harness.features.foresight.invert import Knob, hold, knee
 from harness.features.foresight.learned import Regime, learned
 from harness.features.foresight.outlook import outlooks
 from harness.features.foresight.predict import Predicted, predict
-from harness.features.foresight.published.table import PublishedTable, read
+from harness.features.foresight.published.table import PublishedTable, families_of
 from tests.features.foresight.test_table import LADDER, PUBLISHED, table
 
 
 @pytest.fixture(scope="module")
 def found() -> Evaluation:
-    return evaluate([t for t in read(PUBLISHED) if isinstance(t, PublishedTable)])
+    return evaluate(
+        [t for tables in families_of(PUBLISHED.parent.glob("*.json")).values() for t in tables]
+    )
 
 
-def test_published_ladders_are_foreseen_from_other_families(found: Evaluation) -> None:
+def test_families_are_foreseen_that_taught_nothing(found: Evaluation) -> None:
     """The aims of docs/foresight.md, each family left out of what was learned."""
     whole = found.whole
-    assert whole is not None and whole.num == 76 and whole.reach <= 32
-    assert whole.mean <= 0.020 and whole.p90 <= 0.050 and whole.worst <= 0.080
+    assert whole is not None and whole.num >= 130
+    assert whole.mean <= 0.030 and whole.p90 <= 0.080
+    assert 0.75 <= whole.coverage <= 0.90
+    assert whole.has_skill, whole.baselines
     for family in found.families:
-        assert family.half_width <= 0.060, family.name
-        assert family.coverage >= 0.75, family.name
-        assert family.has_skill, family.name
+        assert family.num < 4 or family.coverage >= 0.70, family
     assert whole.revealed >= 30 and whole.told >= 0.9 * whole.revealed
+
+
+def test_what_is_refused_would_have_been_wrong(found: Evaluation) -> None:
+    """Refusals are no way around hard cases: they are worse than what is said."""
+    unsaid = [r.unsaid for p in found.predictions for r in p.refused if r.unsaid is not None]
+    off = [abs(o.miss) for o in unsaid if o.miss is not None]
+    assert len(off) >= 10 and np.mean(off) > 0.05
 
 
 def test_schedules_follow_from_one_run_of_1f1b(found: Evaluation) -> None:
@@ -50,9 +59,9 @@ def test_schedules_follow_from_one_run_of_1f1b(found: Evaluation) -> None:
 def test_a_family_is_left_out_of_what_it_is_predicted_from(found: Evaluation) -> None:
     for prediction in found.predictions:
         assert prediction.table.family not in prediction.taught_by
-        assert len(prediction.taught_by) == 2
+        assert len(prediction.taught_by) == 19
     family = found.predictions[0].table.family
-    assert learned(family).beliefs != learned().beliefs
+    assert family in learned().families and family not in learned(family).families
 
 
 def test_an_outlier_of_its_source_is_not_counted(found: Evaluation) -> None:
@@ -140,10 +149,15 @@ def test_other_software_and_models_are_refused(tmp_path: Path) -> None:
         ("strategy", "FSDP8 fp8", "FSDP16 fp4"), ("strategy", "ZeRO-2", "ZeRO-3"),
         ("strategy", "zero1", "zero2"), ("strategy", "FSDP4", "DDP8"),
         ("strategy", "TP8 ring", "TP8 tree"), ("strategy", "1F1B v2", "1F1B v3"),
+        ("strategy", "TP4 DP8", "TP8 DP8"), ("strategy", "EP8 DP8", "EP16 DP8"),
+        ("strategy", "PP4", "PP8"), ("torch", "2.8", "2.11"), ("torch", "2.1", "2.10"),
+        ("fabric", "NDR 400", "HDR 200"), ("fabric", "RoCE", "InfiniBand"), ("ep", 8, 16),
+        ("container", "24.09", "24.04"), ("compile", True, False), ("gpu", "H100 SXM", "H100 PCIe"),
+        ("optimizer", "adam", "adam8bit"), ("rocm", "6.2", "6.4"), ("nic", "cx7", "cx8"),
     ],
 )  # fmt: skip
 def test_what_differs_by_a_digit_is_another_configuration(
-    tmp_path: Path, field: str, one: str, other: str
+    tmp_path: Path, field: str, one: object, other: object
 ) -> None:
     rows = [{**r, field: one} for r in LADDER["points"]]
     rows.append({"N": 64, "mbs": 4, "step_s": 2.2, field: other})
@@ -164,6 +178,29 @@ def test_sizes_in_a_strategy_s_words_are_no_configuration(
     rows = [{**r, "strategy": one} for r in LADDER["points"]]
     rows.append({"N": 64, "mbs": 4, "step_s": 2.2, "strategy": other})
     assert predict(table(tmp_path, points=rows), learned()).refused == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "one", "other"),
+    [
+        ("gpu", "H100-SXM5-80GB", "h100 sxm5 80gb"), ("precision", "BF16", "bf16 "), ("ep", 8, 8.0),
+        ("compile", True, "true"), ("strategy", "Distributed_optimizer", "distributed optimizer"),
+        ("note", "first", "second"),
+    ],
+)  # fmt: skip
+def test_what_is_written_another_way_is_no_other_configuration(
+    tmp_path: Path, field: str, one: object, other: object
+) -> None:
+    rows = [{**r, field: one} for r in LADDER["points"]]
+    rows.append({"N": 64, "mbs": 4, "step_s": 2.2, field: other})
+    assert predict(table(tmp_path, points=rows), learned()).refused == ()
+
+
+def test_another_owner_is_named(tmp_path: Path) -> None:
+    rows = [{**r, "submitter": "A"} for r in LADDER["points"]]
+    rows.append({"N": 64, "mbs": 4, "step_s": 2.2, "submitter": "B"})
+    read_ = table(tmp_path, points=rows)
+    assert any("more than one submitter (A, B)" in note for note in read_.notes)
 
 
 def test_a_limiter_that_nothing_measured_is_said_and_widens(tmp_path: Path) -> None:

@@ -130,3 +130,12 @@ def test_alarms_are_controlled_over_all_series_of_a_night() -> None:
         nights[n] = night(n, {c: v.values["step_time"].value * (1.1 if c == "case7" else 1)
                               for c, v in nights[n].cases.items()})  # fmt: skip
     assert [t.series.case for t in trends(nights) if t.status is TrendStatus.REGRESSED] == ["case7"]
+
+
+def test_a_drift_is_told_without_a_night_or_a_commit() -> None:
+    nights = noisy([0.1 * 1.001**i for i in range(60)])
+    newer = {**SUBJECT, "torch": "2.14.0"}
+    nights = [dataclasses.replace(n, subject=newer) if i >= 30 else n for i, n in enumerate(nights)]
+    trend = step(trends(nights))
+    assert trend.status is TrendStatus.DRIFTING and "slowly" in trend.why
+    assert not trend.turns and "torch" not in trend.why

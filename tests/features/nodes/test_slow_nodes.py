@@ -140,3 +140,14 @@ def test_a_node_that_was_never_measured_is_not_taken_for_a_fast_one() -> None:
     broken = [replace(p, time_s=None) if "n7" in (p.a, p.b) else p for p in suspects.pairs]
     assert told.unseen(told.suspects(broken, suspects.hosts, suspects.case)) == ("n7",)
     assert told.unseen(replace(suspects, pairs=())) == suspects.hosts
+
+
+def test_nothing_slow_says_what_might_have_hidden() -> None:
+    """Planted at that size in other worlds of the same noise, hardly a node is missed."""
+    quiet = rounds.smallest(play(64, {}, seed=1, sd=0.001), 64)
+    wide = rounds.smallest(play(64, {}, seed=1, sd=0.01), 64)
+    assert quiet is not None and quiet <= 0.0125
+    assert wide is not None and 0.02 <= wide <= 0.07
+    worlds = range(12)
+    missed = [(5,) not in named(play(64, {(5,): wide}, seed, sd=0.01), 64) for seed in worlds]
+    assert sum(missed) <= 2

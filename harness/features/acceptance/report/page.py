@@ -287,7 +287,7 @@ def sentence(found: Handover) -> str:
     sizes = f"({judged.count(Status.PASS)} of {len(judged)} requirements)"
     kind = "rule" if found.contract is None else "clause"
     noun = f"{kind} holds" if total == 1 else f"{kind}s hold"
-    told = [f"{found.count(Status.PASS)} of {total} {noun} {sizes}"]
+    parts = [f"{found.count(Status.PASS)} of {total} {noun} {sizes}"]
     failed = found.count(Status.FAIL) + found.count(Status.ERROR) - found.num_waived
     counted = (
         (failed, "fails", "fail"),
@@ -296,8 +296,8 @@ def sentence(found: Handover) -> str:
         (found.count(None), "was not measured", "were not measured"),
         (found.count(Status.RECORDED), "cannot be judged here", "cannot be judged here"),
     )
-    told += [f"{n} {one if n == 1 else several}" for n, one, several in counted if n]
-    return ", ".join(told)
+    parts += [f"{n} {singular if n == 1 else plural}" for n, singular, plural in counted if n]
+    return ", ".join(parts)
 
 
 def contract(requirements: Sequence[Requirement]) -> Table[Requirement]:

@@ -202,21 +202,21 @@ def _check(words: Sequence[str], accepted: Sequence[Path]) -> Answer:
     contracts = [load_contract(find(word)) for word in files]
     answers = [(contract, handover(runs, today, contract, before)) for contract in contracts]
     width = text.columns()
-    lines = [line for contract, found in answers for line in _lines(contract, found, width)]
+    lines = [line for contract, judged in answers for line in _lines(contract, judged, width)]
     for seal in (*answers[0][1].seals, *answers[0][1].accepted):
         for difference in seal.differences:
             lines += text.wrap(f" DOES NOT VERIFY  {seal.run}: {difference}", width, 18)
-    status = [found.status for _, found in answers]
+    status = [judged.status for _, judged in answers]
     document = {
         "status": str(min(status, key=_ORDER.index)),
         "contracts": [
             {
                 "contract": contract.name,
-                "status": str(found.status),
-                "requirements": to_doc(found.requirements),
-                "stand_ins": to_doc(found.stand_ins),
+                "status": str(judged.status),
+                "requirements": to_doc(judged.requirements),
+                "stand_ins": to_doc(judged.stand_ins),
             }
-            for contract, found in answers
+            for contract, judged in answers
         ],
     }
     return Answer(document=document, lines=lines, exit=exit_status(status))

@@ -95,7 +95,7 @@ def act(asked: Asked) -> Answer:
     runs = list(map(_loaded, asked.options.runs))
     accepted = list(map(_loaded, asked.options.accepted))
     results = tuple(map(others.read, asked.options.beside))
-    found = handover(runs, datetime.datetime.now(datetime.UTC).date(), contract, accepted)
+    judged = handover(runs, datetime.datetime.now(datetime.UTC).date(), contract, accepted)
     agreed_on = {} if agreed is None else {archive.CONTRACT: agreed.read_bytes()}
     packed = [
         (
@@ -108,22 +108,22 @@ def act(asked: Asked) -> Answer:
     shown = [(run if rules is None else rejudge(run, rules), folder) for run, folder in runs]
     body, manifest = archive.write(packed)
     held = Archived(file=ARCHIVE, sha256=hashlib.sha256(body).hexdigest(), manifest=manifest)
-    exclude = "".join(f"{host}\n" for host, _ in found.exclude)
+    exclude = "".join(f"{host}\n" for host, _ in judged.exclude)
     for name, content in (
         (ARCHIVE, body),
         (EXCLUDE, exclude.encode()),
-        (PAGE, render(found, shown, held, agreed_on.get(archive.CONTRACT), results).encode()),
+        (PAGE, render(judged, shown, held, agreed_on.get(archive.CONTRACT), results).encode()),
     ):
         files.put(to / name, content, "--to")
     return Answer(
         document={
-            **to_doc(found),
+            **to_doc(judged),
             "others": to_doc(results),
             "archive": str(to / ARCHIVE),
             "sha256": held.sha256,
         },
-        lines=_lines(found, to, held.sha256),
-        exit=exit_status([found.status]),
+        lines=_lines(judged, to, held.sha256),
+        exit=exit_status([judged.status]),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.cases import CaseSpec, Catalogue, Device
-from harness.features.foresight.outlook import Outlook, outlooks
+from harness.features.foresight.outlook import Outlook, UnsaidError, outlooks
 from harness.features.foresight.own import runs, stated
 from harness.features.foresight.own.runs import MeasuredRung
 from harness.features.foresight.published.table import Refused
@@ -29,18 +29,22 @@ def foresee(
     hold: float = HOLD,
 ) -> list[Outlook] | Refused:
     """The outlook for one size; SpecError where its ranks can't be cut as the ladder's are."""
-    description = target.described
-    answered = description.expected is not None or description.unsupported or description.error
+    answer = target.described
+    answered = answer.expected is not None or answer.unsupported or answer.error
     table = runs.table(name, ladder, known, on=on, target=target if answered else None)
     if isinstance(table, Refused):
         return table
-    seen = outlooks(table, target.case.world_size, hold)
+    try:
+        foreseen = outlooks(table, target.case.world_size, hold)
+    except UnsaidError as unsaid:
+        return Refused(id=name, why=str(unsaid))
     expected = target.described.expected
     room = room_bytes(target.case, target.run.machine)
     needed = None if expected is None else expected.memory_bytes
     padding = stated.padding({r.case.world_size: r.stated for r in (ladder[-1], target)})
     return [
-        replace(outlook, memory_bytes=needed, room_bytes=room, padding=padding) for outlook in seen
+        replace(outlook, memory_bytes=needed, room_bytes=room, padding=padding)
+        for outlook in foreseen
     ]
 
 

@@ -32,11 +32,8 @@ FP32 = 4.0
 #: Intervals of ladders of one's own are so many times as wide as published ones teach. Learned from
 #: ladders over links of 25 Mbit/s; others are held out (tests/acceptance/ladders.py).
 STRETCH = 1.6
-#: A normal's 95th percentile; and jitter as a share of compute, where all of it was measured.
+#: A normal's 95th percentile.
 Z95 = 1.645
-NO_SHARE = Belief(1e-4, 0.7)
-#: Samples at which a micro-batch is half efficient, where a sample is no text of many tokens.
-NO_TEXT = Belief(0.3, 1.5)
 
 
 @dataclass(frozen=True)
@@ -151,10 +148,8 @@ def table(
     if cores := _shared(rungs):
         shapes = [replace(s, cpu_s=calibrating[0].cpu_s, cores=cores) for s in shapes]
     fabric, peak, beliefs, notes = links(calibrating[-1].run)
-    if all(s.seq == 1 for s in shapes):
-        beliefs[Unknown.SMALL] = NO_TEXT
     if (jitter_s := calibrating[0].jitter_s) > 0:
-        beliefs |= {Unknown.WAIT_S: Belief(jitter_s, 0.5), Unknown.WAIT_SHARE: NO_SHARE}
+        beliefs[Unknown.WAIT_S] = Belief(jitter_s, 0.5)
     points = tuple(
         Point(shape=shape, step_s=step_s, calibrates=step_s is not None and shape.ranks in worlds)
         for shape, step_s in _means(rungs, shapes).items()

@@ -82,12 +82,14 @@ class Fabric:
     """The links of one machine. Rates are of one GPU, one way, in bytes a second.
 
     ``latency_times`` and ``transfer_times``: by how much the shortest and the largest messages of a
-    kind took longer in a sweep than NCCL's own model says; what was not swept is as that.
+    kind took longer in a sweep than NCCL's own model says; what was not swept is as that. In a
+    ``torus`` every rank has links of its own to its neighbours, and no network lies beyond them.
     """
 
     per_node: int
     intra_bytes_per_s: float
     inter_bytes_per_s: float
+    torus: bool = False
     latency_times: Mapping[CollectiveKind, float] = field(default_factory=dict)
     transfer_times: Mapping[CollectiveKind, float] = field(default_factory=dict)
 

@@ -1,6 +1,7 @@
-"""Speed-up laws in N alone: the baselines that a prediction must beat.
+"""The baselines that a prediction must beat: speed-up laws in N alone, and a straight line.
 
-Each is fitted to throughput at the calibrated sizes, and answers throughput at others.
+Each law is fitted to throughput at the calibrated sizes, and answers throughput at others. The line
+has two unknowns: ``T = u t + f``, u being what a rank goes through in a step.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +19,17 @@ class Law(StrEnum):
     AMDAHL = "Amdahl"
     USL = "USL"
     POWER = "power law"
+    LINE = "line"
+
+
+def line(known: Sequence[tuple[float, float]], to: float) -> float:
+    """Seconds at ``to`` units by T = u t + f of (u, T), f >= 0; f = 0 where all u are alike."""
+    u, t = np.asarray(known, float).T
+    if len(set(u)) > 1:
+        slope, rest = np.polyfit(u, t, 1)
+        if rest >= 0 and slope > 0:
+            return float(slope * to + rest)
+    return float(to * np.exp(np.mean(np.log(t / u))))
 
 
 def amdahl(n: Array, serial: float) -> Array:
@@ -43,7 +55,7 @@ _FORMS: dict[Law, tuple[Callable[..., Array], list[float], list[float]]] = {
 
 
 def extrapolate(law: Law, sizes: Sequence[int], rates: Sequence[float], to: Sequence[int]) -> Array:
-    """Throughput at ``to`` from that measured at ``sizes``, both in one unit.
+    """Throughput by a law in N at ``to`` from that measured at ``sizes``, both in one unit.
 
     Constant keeps the efficiency of the largest calibrated size. So does every other law where
     fewer than two sizes are known: one point holds no shape.

@@ -42,17 +42,23 @@ MOST = {"stages": 1024, "chunks": 128, "layers": 10_000}
 CONFIGURATION = (
     "strategy", "optimizer", "precision", "dtype", "gpu", "software", "framework", "version",
     "container", "image", "stack", "round", "release", "commit", "clocks", "driver", "nccl",
-    "cuda", "sp", "act_ckpt", "activation_checkpointing", "compile", "kernel", "attention",
+    "cuda", "rocm", "sp", "act_ckpt", "activation_checkpointing", "compile", "kernel", "attention",
+    "torch", "pytorch", "fabric", "network", "interconnect", "nic", "ep", "expert_parallel",
+    "expert_parallel_size",
 )  # fmt: skip
 #: Where a figure comes from, and what is derived from others: of no consequence here.
 PROVENANCE = (
     "id", "source", "note", "notes", "log", "file", "path", "url", "run", "runs", "name", "comment",
-    "verified", "system", "submitter", "heads", "vocab", "bubble_rate_profiled", "metric", "role",
+    "verified", "heads", "vocab", "bubble_rate_profiled", "metric", "role",
     "suggested_split", "family", "calibrate_on", "schedule", "model", "mode", "scaling",
 )  # fmt: skip
-#: Words of a strategy that a size of the shape follows: a zero of ``ZeRO-3`` is none.
-_DIMENSIONS = r"[fh]?sdp|d?dp|e?tp|v?pp|[cesvm]p"
-_KNOWN = {name for names in NUMBERS.values() for name in names} | {*CONFIGURATION, *PROVENANCE}
+#: Whose machine it was: another one is no refusal, but is named.
+OWNERS = ("system", "submitter", "owner", "cluster", "vendor", "cloud")
+#: Words of a strategy that the number of ranks follows. Other dimensions must be as they are.
+_DATA = r"[fh]?sdp|d?dp"
+_KNOWN = {
+    *(name for names in NUMBERS.values() for name in names), *CONFIGURATION, *PROVENANCE, *OWNERS,
+}  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -63,6 +69,7 @@ class Fields:
     per_node: int = 8
     notes: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    owners: dict[str, set[str]] = field(default_factory=dict)
 
     def number(self, row: Mapping[str, Any], what: str, where: str) -> float | None:
         """Of the row, else of the table's model, else of the table; ValueError if not above 0."""
@@ -82,11 +89,20 @@ class Fields:
 
     def note(self, row: Mapping[str, Any]) -> None:
         self.seen |= {str(k) for k in row}
+        for name, value in row.items():
+            if str(name).lower() in OWNERS:
+                self.owners.setdefault(str(name).lower(), set()).add(str(value))
 
     def unknown(self) -> list[str]:
-        """A sentence for fields that are passed over."""
+        """Sentences for fields that are passed over, and for owners that differ."""
         extra = sorted(n for n in self.seen if n.lower() not in _KNOWN and not is_measure(n))
-        return [f"not used: {', '.join(extra)}"] if extra else []
+        several = [
+            f"sizes are of more than one {name} ({', '.join(sorted(values))}): what that changes is"
+            " not known"
+            for name, values in self.owners.items()
+            if len(values) > 1
+        ]
+        return [*several, f"not used: {', '.join(extra)}"] if extra else several
 
 
 def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
@@ -214,17 +230,24 @@ def _kept(words: str, zero: float | None, model_parallel: bool) -> KeptStates:
 
 
 def _configuration(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """As written; only from the strategy's words sizes (FSDP32, DP8) are left out: they are of
-    the shape.
+    """As written, but for case and separators. From the strategy's words alone the sizes of data
+    parallelism (FSDP32, DP8) are left out: they follow from the ranks.
     """
     low = {str(k).lower(): v for k, v in row.items()}
-    alike = [(name, str(low[name]).lower()) for name in CONFIGURATION if low.get(name) is not None]
+    alike = [(name, _written(low[name])) for name in CONFIGURATION if low.get(name) is not None]
     return tuple((name, _unsized(v) if name == "strategy" else v) for name, v in alike)
 
 
+def _written(value: Any) -> str:
+    """8 and 8.0 are one figure; ``H100-SXM5`` and ``h100 sxm5`` are one name."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return f"{float(value):g}"
+    return re.sub(r"[\s_-]+", " ", str(value).lower()).strip()
+
+
 def _unsized(strategy: str) -> str:
-    """Without the sizes of dimensions, which follow their names."""
-    return re.sub(rf"\b({_DIMENSIONS})[-_ =:]?\d+\b", r"\1", strategy)
+    """Without the sizes of data parallelism, which follow its name."""
+    return re.sub(rf"\b({_DATA})[ =:]?\d+\b", r"\1", strategy)
 
 
 #: GB/s of a GPU that nobody knows, where a table doesn't say.
@@ -255,7 +278,10 @@ def fabric_of(hardware: Mapping[str, Any]) -> tuple[Fabric, float | None, Sequen
     if peak is None and known:
         peak = known.tflops.get("bfloat16", known.tflops.get("float16"))
     fabric = Fabric(
-        per_node=per_node, intra_bytes_per_s=rates["intra"], inter_bytes_per_s=rates["inter"]
+        per_node=per_node,
+        intra_bytes_per_s=rates["intra"],
+        inter_bytes_per_s=rates["inter"],
+        torus=bool(re.search(r"\btpu|trillium", gpu)),
     )
     return fabric, peak * 1e12 if peak else None, notes
 

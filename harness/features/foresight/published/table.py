@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,15 @@ def read(path: Path) -> list[PublishedTable | Refused]:
     sentence, so that one bad table leaves the others.
     """
     return [_tried(table, n, path) for n, table in enumerate(_tables(path))]
+
+
+def families_of(paths: Iterable[Path]) -> dict[str, list[PublishedTable]]:
+    """The ladders of measured sizes of several files, by what one source published."""
+    out: dict[str, list[PublishedTable]] = {}
+    for table in (t for path in paths for t in read(path)):
+        if isinstance(table, PublishedTable) and table.role not in ASIDE:
+            out.setdefault(table.family, []).append(table)
+    return out
 
 
 def _tables(path: Path) -> Sequence[Any]:

@@ -59,8 +59,8 @@ def _sentence(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> str:
             last[finding.kind] = f"{sum(finding.efficiency) / 2:.2f}"
         elif stated is not None:
             last[finding.kind] = f"{stated.middle:.2f} as stated"
-    told = ", ".join(f"{value} by {kind or 'its times'}" for kind, value in last.items())
-    return f"The efficiency of the largest system is {told}." if told else "Nothing follows."
+    values = ", ".join(f"{value} by {kind or 'its times'}" for kind, value in last.items())
+    return f"The efficiency of the largest system is {values}." if values else "Nothing follows."
 
 
 def _kind(

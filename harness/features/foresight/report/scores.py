@@ -84,10 +84,16 @@ def _sizes(prediction: Prediction, width: int) -> list[str]:
     columns = [c for c in _SIZES if c.header != "model" or several]
     columns = [c for c in columns if c.header != "schedule" or schedules]
     rows = sorted(prediction.predicted, key=lambda o: (o.shape.model.name, o.shape.ranks))
-    out += text.table(columns, rows, width)
-    if any(size.regime is Regime.UNSEEN for size in rows):
-        out += text.wrap(" ? outside the calibrated regime: no calibrated size showed it", width, 3)
+    out += text.table(columns, rows, width) if rows else []
+    unseen = [size for size in rows if size.regime is Regime.UNSEEN]
+    for why in dict.fromkeys(size.caution or NOT_SHOWN for size in unseen):
+        sizes = ", ".join(str(o.shape.ranks) for o in unseen if (o.caution or NOT_SHOWN) == why)
+        out += text.wrap(f" ? {sizes}: outside the calibrated regime: {why}", width, 3)
     return out
+
+
+#: Of a limiter that comes from priors alone.
+NOT_SHOWN = "no calibrated size showed what limits it"
 
 
 _SIZES: list[Column[Predicted]] = [

@@ -12,7 +12,12 @@ from harness.cases import Catalogue
 from harness.cases.site import parse_nodes
 from harness.cases.targets import changed
 from harness.features.foresight.held_out import Evaluation, Score, evaluate
-from harness.features.foresight.outlook import Outlook, Outlook as SizeOutlook, outlooks
+from harness.features.foresight.outlook import (
+    Outlook,
+    Outlook as SizeOutlook,
+    UnsaidError,
+    outlooks,
+)
 from harness.features.foresight.own import runs
 from harness.features.foresight.own.ladders import foresee
 from harness.features.foresight.own.runs import MeasuredRung
@@ -125,19 +130,25 @@ def act(asked: Asked) -> Answer:
             expected="points with N, a step time or rate, and calibrate_on",
             fix="scaleproof predict --table results/published/scaling.json",
         )
-    evaluated = evaluate(tables)
+    known_by = evaluate(tables)
     to = _world(args.to)[0] if args.to else 0
     width = text.columns()
-    further = [o for t in tables for o in outlooks(t, to, args.hold)] if to else []
-    lines = scores.lines(evaluated, refused, args.sizes or len(every) == 1, width)
-    for outlook in further:
-        lines += shown.lines(outlook, width)
+    lines = scores.lines(known_by, refused, args.sizes or len(every) == 1, width)
+    further = list[Outlook]()
+    for table in tables if to else ():
+        try:
+            further += outlooks(table, to, args.hold)
+        except UnsaidError as unsaid:
+            refused.append(Refused(id=table.id, why=str(unsaid)))
+            lines += text.wrap(f" REFUSED  {table.id}, {unsaid}", width, 10)
+    for single in further:
+        lines += shown.lines(single, width)
     if not args.sizes and len(every) > 1:
         lines += ["", f" size by size  scaleproof predict --table {text.shown(args.table)} --sizes"]
     lines += _page(args, further, refused)
-    any_ = further or any(p.predicted for p in evaluated.predictions)
+    any_ = further or any(p.predicted for p in known_by.predictions)
     return Answer(
-        document=_document(evaluated, refused, further),
+        document=_document(known_by, refused, further),
         lines=lines,
         exit=Exit.PASSED if any_ else Exit.NOTHING_JUDGED,
     )
@@ -149,8 +160,8 @@ def _of_runs(asked: Asked) -> Answer:
     width = text.columns()
     known = options.catalogue(args.path)
     loaded = [load(path) for path in args.runs]
-    ladders = runs.ladders(loaded, known)
-    if not ladders:
+    known_by = runs.ladders(loaded, known)
+    if not known_by:
         raise SpecError(
             "no training was timed",
             where=str(args.runs[0]),
@@ -158,8 +169,8 @@ def _of_runs(asked: Asked) -> Answer:
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
     if args.only is not None:
-        ladders = {k: v for k, v in ladders.items() if k == args.only} or _unknown(
-            args, list(ladders)
+        known_by = {k: v for k, v in known_by.items() if k == args.only} or _unknown(
+            args, list(known_by)
         )
     sizes = _sizes(args.calibrate_on)
     lines = list[str]()
@@ -167,20 +178,20 @@ def _of_runs(asked: Asked) -> Answer:
     refused = []
     compared = evaluate([])
     if sizes:
-        tables = [runs.table(name, of, known, on=sizes) for name, of in ladders.items()]
+        tables = [runs.table(name, of, known, on=sizes) for name, of in known_by.items()]
         refused += [t for t in tables if isinstance(t, Refused)]
         compared = evaluate([t for t in tables if isinstance(t, PublishedTable)])
         lines += scores.lines(compared, (), True, width)
     if args.to:
-        targets, note = _targets(ladders, _world(args.to), measuring.settings(asked), known)
+        targets, note = _targets(known_by, _world(args.to), measuring.settings(asked), known)
         lines += text.wrap(f" {note}", width, 1) if note else []
-        for name, of in ladders.items():
-            outlooks = foresee(name, of, targets[name], known, on=sizes, hold=args.hold)
-            if isinstance(outlooks, Refused):
-                refused.append(outlooks)
+        for name, of in known_by.items():
+            answers = foresee(name, of, targets[name], known, on=sizes, hold=args.hold)
+            if isinstance(answers, Refused):
+                refused.append(answers)
                 continue
-            further += outlooks
-            lines += [line for outlook in outlooks for line in shown.lines(outlook, width)]
+            further += answers
+            lines += [line for single in answers for line in shown.lines(single, width)]
             table = runs.table(name, of, known, on=sizes)
             notes = table.notes if isinstance(table, PublishedTable) else ()
             lines += [x for n in notes for x in text.wrap(f" {n}", width, 1)]
@@ -217,12 +228,12 @@ def _targets(
     """Every ladder's case at another size, as an agent here describes it, or why none could."""
     ranks, nodes = world
     largest = {name: of[-1] for name, of in found.items()}
-    per_node = {name: max(rung.case.nodes) for name, rung in largest.items()}
+    per_node = {name: max(single.case.nodes) for name, single in largest.items()}
     cases = {
         name: known.normalise(
-            changed(rung.case.at(ranks, nodes or _cut(ranks, per_node[name])), settings)
+            changed(single.case.at(ranks, nodes or _cut(ranks, per_node[name])), settings)
         )
-        for name, rung in largest.items()
+        for name, single in largest.items()
     }
     try:
         answers = described(list(cases.values()), known)
@@ -231,8 +242,8 @@ def _targets(
         answers = [Described() for _ in cases]
         note = f"memory and exchange at that size are not known: {error.what}"
     return {
-        name: MeasuredRung(largest[name].run, case, answer, None)
-        for (name, case), answer in zip(cases.items(), answers, strict=True)
+        name: MeasuredRung(largest[name].run, case, single, None)
+        for (name, case), single in zip(cases.items(), answers, strict=True)
     }, note
 
 

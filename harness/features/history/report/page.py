@@ -22,6 +22,7 @@ _LOOKS = {
     TrendStatus.ERRORED: "ERROR",
     TrendStatus.REGRESSED: "FAIL",
     TrendStatus.SUSPICIOUS: "INCONCLUSIVE",
+    TrendStatus.DRIFTING: "INCONCLUSIVE",
     TrendStatus.IMPROVED: "PASS",
     TrendStatus.STABLE: "RECORDED",
 }

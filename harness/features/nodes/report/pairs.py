@@ -40,9 +40,8 @@ def lines(suspects: Suspects, width: int) -> list[str]:
         kind = "NODE" if len(slow.hosts) == 1 else "LINK"
         out += wrap(f" {kind}  {told.words(slow)}; odds {_odds(slow.log_evidence)}", width, 7)
     if not suspects.slow:
-        out.append(
-            f" no node and no link is {told.least(suspects.case):.0%} slower than the others"
-        )
+        nothing = f" no node and no link is {told.least(suspects.case):.0%} slower than the others"
+        out += wrap(f"{nothing}; {told.hidden(suspects)}", width, 1)
     failed = len(suspects.pairs) - len(timed)
     broke = f", {failed} of them broke" if failed else ""
     out.append(

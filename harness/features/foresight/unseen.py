@@ -1,0 +1,106 @@
+"""How well families of ladders are foreseen that taught nothing: each is left out in its turn.
+
+    python -m harness.features.foresight.unseen [FILE ..]      # results/published, half a minute
+
+What is learned (by how much wider intervals are) comes from the other families. Errors are in
+points of efficiency. A family's row has all that was said of it, with a ``?`` or without; the rows
+below tell apart what was said plainly, what was said with a ``?``, and what was refused until
+something is stated.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.features.foresight.held_out import Counted, Score, counted, judged, score
+from harness.features.foresight.learn import PUBLISHED
+from harness.features.foresight.learned import Regime, learned
+from harness.features.foresight.physics.laws import Law
+from harness.features.foresight.predict import Prediction, predict
+from harness.features.foresight.published.table import families_of
+
+COLUMNS = (
+    "family", "sizes", "mean", "p90", "worst", "in 80 %", "±", "?", "refused", *map(str, Law),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """One family, by what the others taught. ``unsaid`` would have been said, but was refused."""
+
+    name: str
+    said: tuple[Counted, ...]
+    unsaid: tuple[Counted, ...]
+    refused: int
+
+    @property
+    def doubtful(self) -> list[Counted]:
+        return [c for c in self.said if c[1].regime is Regime.UNSEEN]
+
+    @property
+    def plain(self) -> list[Counted]:
+        return [c for c in self.said if c[1].regime is not Regime.UNSEEN]
+
+
+def left_out(files: Sequence[Path]) -> list[LeftOut]:
+    out = []
+    for name, tables in families_of(files).items():
+        taught = learned(leaving_out=name)
+        made = [predict(table, taught) for table in tables]
+        out.append(
+            LeftOut(
+                name=name,
+                said=tuple(counted(made)),
+                unsaid=tuple(_unsaid(made)),
+                refused=sum(len(p.refused) for p in made),
+            )
+        )
+    return out
+
+
+def _unsaid(made: Sequence[Prediction]) -> Iterator[Counted]:
+    for prediction in made:
+        for refused in prediction.refused:
+            if refused.unsaid is not None and judged(refused.unsaid):
+                yield prediction.table, refused.unsaid
+
+
+def lines(families: Sequence[LeftOut]) -> Iterator[str]:
+    """The table in Markdown."""
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield f"|{'---|' * len(COLUMNS)}"
+    for family in families:
+        yield _row(family.name, family.said, len(family.doubtful), family.refused)
+    spoken = [c for family in families for c in family.said]
+    doubtful = [c for family in families for c in family.doubtful]
+    refused = sum(family.refused for family in families)
+    yield _row("all that was said", spoken, len(doubtful), refused)
+    yield _row("said plainly", [c for family in families for c in family.plain], 0, 0)
+    yield _row("said with a ?", doubtful, len(doubtful), 0)
+    unsaid = [c for family in families for c in family.unsaid]
+    yield _row("refused: what would have been said", unsaid, 0, len(unsaid))
+
+
+def _row(name: str, of: Sequence[Counted], doubtful: int, refused: int) -> str:
+    made = score(name, of)
+    if made is None:
+        blank = ["0", *["n/a"] * 5, str(doubtful), str(refused), *["n/a"] * len(Law)]
+        return f"| {name} | {' | '.join(blank)} |"
+    return f"| {name} | {' | '.join(_cells(made, doubtful, refused))} |"
+
+
+def _cells(made: Score, doubtful: int, refused: int) -> list[str]:
+    points = [f"{100 * v:.1f}" for v in (made.mean, made.p90, made.worst)]
+    width = [f"{made.coverage:.0%}", f"{100 * made.half_width:.1f}"]
+    laws = [f"{100 * made.baselines[law]:.1f}" for law in Law]
+    return [str(made.num), *points, *width, str(doubtful), str(refused), *laws]
+
+
+def main(files: Sequence[str]) -> None:
+    paths = [Path(f) for f in files] or sorted(PUBLISHED.glob("*.json"))
+    print("\n".join(lines(left_out(paths))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

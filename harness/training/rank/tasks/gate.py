@@ -53,9 +53,10 @@ IN_TURN = 2
 CLIPPED = 0.1
 #: Steps on one batch, and the share of the dense progress that a compressed training must make.
 PROGRESS_STEPS, PROGRESS = 8, 0.05
-#: In 16 bits and less the dense gradient itself is rounded, on other ways, and weights that differ by
-#: little round a whole step otherwise: as far as a step-1 gradient may be.
-LOSSLESS, LOSSLESS_ROUNDED = 1e-4, 3e-2
+#: Of lossless codecs. In 16 bits and less the dense gradient itself is rounded, on other ways, and
+#: weights that differ by little round a step otherwise: as far as a step-1 gradient may be.
+LOSSLESS = 1e-4
+LOSSLESS_ROUNDED = 3e-2
 
 #: Largest wrong factor of a gradient; rounding to bf16 on 8 ranks makes 2e-3 of one, in mlp-nano.
 SCALE, SCALE_SHARDS = 5e-3, 8

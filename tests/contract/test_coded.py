@@ -58,6 +58,7 @@ def test_steps_before_the_start_are_dense(launch: Any) -> None:
                 ("compressed:powersgd/mlp-nano", 2, dict(precision=Precision.BF16)),
                 ("compressed:powersgd/paced-small", 4, dict(precision=Precision.BF16)),
                 ("compressed:topk/decoder-nano", 3, dict(precision=Precision.BF16)),
+                ("compressed:powersgd/decoder-nano", 2, dict(precision=Precision.AUTOCAST)),
                 ("compressed:topk/paced-small", 3, dict(precision=Precision.BF16)),
                 ("compressed:dgc/mlp-nano", 2, dict(clip=1.0)),
                 ("compressed:signsgd/mlp-nano", 2, dict(clip=1.0)),

@@ -80,8 +80,9 @@ class Tasks(Job):
             self._client: Any = hyperqueue.Client(where)
             self._submit(commands, read_token(deployment.token_file))
         except Exception as error:  # the package raises nothing more special
+            first = str(error).strip().splitlines()[:1]  # below it is a trace of the package's
             raise LaunchError(
-                f"no server takes tasks: {last_line(str(error))}",
+                f"no server takes tasks: {(first or [type(error).__name__])[0]}",
                 where="hyperqueue engine",
                 expected=f"a HyperQueue server in {where or '~/.hq-server'}",
                 fix="hq server info",

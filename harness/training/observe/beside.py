@@ -14,8 +14,10 @@ from harness.host import ranks
 
 #: Shared with the kernel alone: libuv submits its reads and writes of sockets through it.
 KERNELS_OWN = "anon_inode:[io_uring]"
-#: Descriptors that a process prints to, and how much of it is looked at.
-OUTPUT, MOST_READ = (1, 2), 1 << 26
+#: Descriptors that a process prints to.
+OUTPUT = (1, 2)
+#: How much of what was printed is looked at.
+MOST_READ = 1 << 26
 
 
 def written_bytes() -> int | None:

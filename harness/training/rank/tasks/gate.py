@@ -60,8 +60,10 @@ IN_TURN = 2
 CLIPPED = 0.1
 #: Steps on one batch, and the share of the dense progress that a compressed training must make.
 PROGRESS_STEPS, PROGRESS = 8, 0.05
-#: In bf16 the dense gradient itself is rounded, on other ways: as far as a step-1 gradient may be.
-LOSSLESS_LIMIT = {Precision.BF16: 3e-2}
+#: Of lossless codecs. In 16 bits and less the dense gradient itself is rounded, on other ways, and
+#: weights that differ by little round a step otherwise: as far as a step-1 gradient may be.
+LOSSLESS = 1e-4
+LOSSLESS_ROUNDED = 3e-2
 
 #: Largest wrong factor of a gradient; rounding to bf16 on 8 ranks makes 2e-3 of one, in mlp-nano.
 SCALE, SCALE_SHARDS = 5e-3, 8
@@ -323,7 +325,7 @@ def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
         error = max(error, wrong)
     assert ctx.compressor is not None
     settings = ", ".join(f"{k}={v}" for k, v in ctx.compressor.knobs.items())
-    most = LOSSLESS_LIMIT.get(case.precision, 1e-4)
+    most = LOSSLESS if case.precision is Precision.FP32 else LOSSLESS_ROUNDED
     return [_limit("lossless_gradient", error, most, f"at {settings}")]
 
 

@@ -184,7 +184,8 @@ def coming(  # noqa: PLR0913
                 if not new:
                     continue
                 if purpose in (Purpose.TIMED, Purpose.REFERENCE):
-                    lasting = {a.name: costs.lasting(plan, a) for a, _ in new} | settled
+                    lasting = {a.name: costs.lasting(plan, a) for a, _ in new}
+                    lasting.update(settled)
                 else:
                     lasting = {a.name: window for a, _ in new}
                 took = max(costs.of(a.case, purpose, lasting[a.name]) for a, _ in new)

@@ -411,7 +411,7 @@ class _Run:
     groups: Sequence[scaling.Group]
     spent: Sequence[object]
     fabric: Markup
-    sections: Sequence[sections.Shown]
+    sections: Sequence[sections.ShownSection]
     suspects: Sequence[str]
     coverage: Sequence[tuple[str, str]]
     noise: Sequence[tuple[str, str]]

@@ -26,7 +26,7 @@ def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
             name=run.run,
             id=run.run,
             config={**config, "command": " ".join(run.settings.argv)},
-            mode=mode or None,  # type: ignore[arg-type]
+            mode=mode or None,
         ) as theirs:
             for figure in figures(run):
                 name = f"{figure.case}/{figure.measure}"

@@ -30,7 +30,6 @@ from harness.record.outcome import exit_status
 HELP = dict(contract="contracts as files: list, show, check what runs say of them")
 EXAMPLES = dict(
     contract=(
-        "contract list",
         "contract show retained --toml",
         "contract check retained RUN --accepted THEN",
     ),

@@ -28,7 +28,6 @@ HELP = dict(handover="write the acceptance document of a system, and the archive
 EXAMPLES = dict(
     handover=(
         "handover RUN --to acceptance",
-        "handover LADDERS FABRIC RECOVERY --contract contract.toml --to acceptance",
         "handover TODAY --contract retained --accepted THEN --to acceptance",
     ),
 )

@@ -26,7 +26,6 @@ from harness.interface.report import text
 HELP = dict(audit="check whether the figures of a published table agree with each other")
 EXAMPLES = dict(
     audit=(
-        "audit vendor.csv",
         "audit examples/audit/claims.md",
         "audit examples/audit/near-linear.toml --page near-linear.html",
     ),

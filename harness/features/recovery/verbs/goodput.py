@@ -28,7 +28,6 @@ from harness.interface.report import text
 HELP = dict(goodput="play faults against a training, and say which share of its time trains")
 EXAMPLES = dict(
     goodput=(
-        "goodput ddp/decoder-nano --cpus 2 --mtbf 20s --every 40 --steps 600",
         "goodput ddp/decoder-nano --cpus 2 --mtbf 20s --steps 600 --plays 4",
         "goodput fsdp/decoder-large --gpus 64 --nodes 8x8 --engine slurm --mtbf 6h --short",
     ),

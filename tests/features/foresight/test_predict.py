@@ -262,3 +262,18 @@ def test_an_outlook_keeps_the_batch_that_the_ladder_keeps(tmp_path: Path) -> Non
     rows = [{"N": n, "tp": 8, "mbs": 4, "step_s": 1} for n in (8, 16)]
     with pytest.raises(SpecError, match="multiple of tp"):
         outlooks(table(tmp_path, points=rows), 100, 0.9)
+
+
+def test_a_model_with_adapters_is_not_taken_for_one_whose_parameters_train(tmp_path: Path) -> None:
+    """70B of which few train: their exchange would explain all of a step (Llama 2 LoRA)."""
+    seen = only(tmp_path, strategy="LoRA, distributed optimizer")
+    assert seen.regime is Regime.UNSEEN and "params" in seen.caution
+
+
+def test_what_links_cannot_have_carried_is_asked_about(tmp_path: Path) -> None:
+    """A step of 20 ms, in which 7B gradients would have to cross links of 1 GB/s."""
+    slow = {**LADDER["hardware"], "inter_GBps_per_gpu": 1}
+    rows = [{**row, "step_s": row["step_s"] / 100} for row in LADDER["points"]]
+    made = predict(table(tmp_path, hardware=slow, points=rows), learned())
+    assert not made.predicted and made.refused[0].unsaid is not None
+    assert "state which optimizer" in made.refused[0].why

@@ -43,7 +43,7 @@ CONFIGURATION = (
     "strategy", "optimizer", "precision", "dtype", "gpu", "software", "framework", "version",
     "container", "image", "stack", "round", "release", "commit", "clocks", "driver", "nccl",
     "cuda", "rocm", "sp", "act_ckpt", "activation_checkpointing", "compile", "kernel", "attention",
-    "torch", "pytorch", "fabric", "network", "interconnect", "nic", "ep", "expert_parallel",
+    "torch", "pytorch", "fabric", "network", "interconnect", "nic", "ep",
     "expert_parallel_size",
 )  # fmt: skip
 #: Where a figure comes from, and what is derived from others: of no consequence here.
@@ -197,7 +197,14 @@ def _batch(
 
 
 def _params(row: Mapping[str, Any], fields: Fields, where: str) -> float | None:
-    """As stated, else 12 L h^2 of a transformer, else what the model's name says: 8B, 760m."""
+    """As stated, else 12 L h^2 of a transformer, else what the model's name says: 8B, 760m.
+
+    None of adapters: the parameters of the model are not those that are exchanged.
+    """
+    words = (row.get("strategy"), fields.shared.get("strategy"), row.get("optimizer"))
+    if re.search(r"lora|adapter|frozen", " ".join(str(w or "") for w in words).lower()):
+        fields.notes.append("adapters train: what they exchange is not known")
+        return None
     stated = fields.number(row, "params", where)
     layers, hidden = (fields.number(row, what, where) for what in ("layers", "hidden"))
     if stated is not None or (layers and hidden):

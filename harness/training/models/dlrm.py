@@ -95,8 +95,8 @@ class Interacted(nn.Module):
     def __init__(self, size: Mapping[str, Json]) -> None:
         super().__init__()
         vectors = 1 + len(size["rows"])
-        rows, columns = torch.tril_indices(vectors, vectors, -1, device="cpu").tolist()
-        self.pairs = [row * vectors + column for row, column in zip(rows, columns, strict=True)]
+        # In Python: tensors without data, by which memory is counted, have no values to list.
+        self.pairs = [row * vectors + column for row in range(vectors) for column in range(row)]
         inputs = size["d"] + len(self.pairs)
         self.top = nn.Sequential(*_layers(inputs, size["top"])[:-1])
 

@@ -152,8 +152,7 @@ def coming(  # noqa: PLR0913
     pilots have settled.
     """
     have = _have(plans, launches, described)
-    launched = {x.case for x in launches}
-    compiled = {_graph(a.case) for p in plans for a in p.arms if a.case.hash in launched}
+    compiled = _compiled(plans, launches)
     for plan in plans:
         timed_arms = arms[plan.hash]
         settled = (windows or {}).get(plan.hash, {})
@@ -183,19 +182,30 @@ def coming(  # noqa: PLR0913
                         have[key] = missing
                 if not new:
                     continue
+                windows_of = {arm.name: window for arm, _ in new}
                 if purpose in (Purpose.TIMED, Purpose.REFERENCE):
-                    lasting = {a.name: costs.lasting(plan, a) for a, _ in new}
-                    lasting.update(settled)
-                else:
-                    lasting = {a.name: window for a, _ in new}
-                took = max(costs.of(a.case, purpose, lasting[a.name]) for a, _ in new)
-                if graphs := {_graph(a.case) for a, _ in new} - compiled - {None}:
-                    took += COMPILING_S
-                    compiled |= graphs
+                    windows_of = {arm.name: costs.lasting(plan, arm) for arm, _ in new}
+                    windows_of.update(settled)
+                took = max(costs.of(arm.case, purpose, windows_of[arm.name]) for arm, _ in new)
+                took += _compiling_s([arm.case for arm, _ in new], compiled)
                 many = max(count for _, count in new)
                 yield from [Coming(plan, purpose, tuple(a for a, _ in new), took)] * many
                 if purpose is Purpose.TIMED and further and plan.contrasts:
                     yield Coming(plan, purpose, tuple(a for a, _ in new), further * took)
+
+
+def _compiled(plans: Sequence[Plan], launches: Sequence[LaunchRecord]) -> set[object]:
+    """What earlier launches have left in Inductor's cache."""
+    launched = {launch.case for launch in launches}
+    arms = (arm for plan in plans for arm in plan.arms)
+    return {_graph(arm.case) for arm in arms if arm.case.hash in launched}
+
+
+def _compiling_s(cases: Sequence[CaseSpec], compiled: set[object]) -> float:
+    """How long worlds that start at once compile what none had before, s; the set grows."""
+    graphs = {_graph(case) for case in cases} - compiled - {None}
+    compiled |= graphs
+    return COMPILING_S if graphs else 0.0
 
 
 def _graph(case: CaseSpec) -> object:

@@ -1,6 +1,6 @@
 """Kills at random moments of every verb that launches or writes, and what each leaves behind.
 
-    python tests/acceptance/soak.py [--kills 200] [--seed 0]
+    python tests/acceptance/soak.py [--kills 200] [--seed 0] [--only save page]
 
 Each trial starts one command in a folder of its own with the user's files in it, sends a signal to
 the program, its agent or a rank after a random part of the time that the command takes, and looks:
@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +41,7 @@ ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "results/samples/ddp-nano"
 COMMANDS = {
     "run": "run ddp/mlp-nano/weak --cpus 2 --no-fabric --time-budget 15",
+    "save": "run ddp/mlp-nano/weak --cpus 2 --no-fabric --no-timeline --time-budget 8",
     "run --script": "run --script --cpus 2 --no-fabric --time-budget 10 -- train.py",
     "recover": "recover ddp/mlp-nano --cpus 2 --trials 1",
     "goodput": "goodput ddp/mlp-nano --cpus 2 --mtbf 3s --steps 400",
@@ -51,11 +52,16 @@ COMMANDS = {
     "bisect": "bisect ddp/mlp-nano/weak --cpus 2 --good 1 --bad 3 --versions 1,2,3 --no-fabric"
     " --no-timeline --install 'sh install.sh {version} {folder}'",
     "report": f"report {SAMPLE.name}",
+    "page": f"report {SAMPLE.name} --every",
+    "site": f"site {SAMPLE.name} --to kept",
+    "contract": f"contract check retained {SAMPLE.name} --accepted {SAMPLE.name}",
     "pack": f"pack {SAMPLE.name} --to packed.tar.gz",
     "handover": f"handover {SAMPLE.name} --to handed",
     "baseline": f"baseline set {SAMPLE.name} --references kept",
     "ingest": f"ingest {SAMPLE.name} --results kept",
 }
+#: What these are named for comes last: they are struck then.
+LATE = ("save", "page")
 SIGNALS = ("KILL", "TERM", "INT", "HUP")
 TARGETS = ("program", "program", "agent", "rank")
 MARK = "SOAK"
@@ -200,7 +206,7 @@ def trial(verb: str, lasts_s: float, draw: random.Random, folder: Path, seen: Se
     name, kind = draw.choice(SIGNALS), draw.choice(TARGETS)
     if name == "HUP" and kind != "program":
         name = "KILL"
-    after_s = draw.uniform(0.2, lasts_s)
+    after_s = draw.uniform(0.8 * lasts_s if verb in LATE else 0.2, lasts_s)
     mark = f"{os.getpid()}-{draw.randrange(10**9)}"
     prepare(folder)
     users, shm = users_files(folder), shared_memory()
@@ -274,16 +280,16 @@ def resume(folder: Path, environment: dict[str, str], seen: Seen) -> None:
         seen.problems.append(f"--resume: status {done.returncode}: {done.stderr[-300:]}")
 
 
-def main(kills: int, seed: int) -> int:
+def main(kills: int, seed: int, verbs: Sequence[str]) -> int:
     draw = random.Random(seed)
-    seen = {verb: Seen() for verb in COMMANDS}
+    seen = {verb: Seen() for verb in verbs}
     struck: Counter[str] = Counter()
     lasts_s = {}
-    for verb in COMMANDS:
+    for verb in verbs:
         with tempfile.TemporaryDirectory(prefix="soak-") as folder:
             lasts_s[verb] = undisturbed(verb, Path(folder))
     for number in range(kills):
-        verb = list(COMMANDS)[number % len(COMMANDS)]
+        verb = verbs[number % len(verbs)]
         with tempfile.TemporaryDirectory(prefix="soak-") as folder:
             what = trial(verb, lasts_s[verb], draw, Path(folder), seen[verb])
         seen[verb].trials += 1
@@ -303,5 +309,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     asked = parser.parse_args()
-    sys.exit(main(asked.kills, asked.seed))
+    sys.exit(main(asked.kills, asked.seed, asked.only))

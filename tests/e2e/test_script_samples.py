@@ -17,7 +17,7 @@ __all__ = ["measured", "session"]  # fixtures
 @pytest.mark.parametrize(
     "shape",
     [
-        "images",
+        pytest.param("images", marks=pytest.mark.full),
         "detection",
         pytest.param("dicts", marks=pytest.mark.full),
         "time first",

@@ -178,7 +178,7 @@ sys.stdin.read()  # what is left must be gone while the program still lives
 """
 
 
-@pytest.mark.parametrize("who", ["program", "agent"])
+@pytest.mark.parametrize("who", ["program", pytest.param("agent", marks=pytest.mark.full)])
 def test_what_ranks_had_started_goes_too(tmp_path: Path, who: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],

@@ -90,7 +90,11 @@ def broken(draw: st.DrawFn, value: Any, times: int = 3) -> Any:
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[str]:
-    verb = draw(st.sampled_from([*sorted({*verbs()} - {"join", "init", "doctor", "plan"}), "rnu"]))
+    verb = draw(
+        st.sampled_from(
+            [*sorted({*verbs()} - {"join", "init", "doctor", "plan", "demo", "pr"}), "rnu"]
+        )
+    )
     options = [f"--{o.name}" for o in OPTIONS]
     more = st.one_of(st.sampled_from([*options, "--json", "--set", "--metric", "--every"]), words)
     line = [verb, *draw(st.lists(more, max_size=5))]

@@ -103,7 +103,7 @@ def test_a_codec_goes_on_with_what_it_owes(launcher: Bench, tmp_path: Path, code
     assert trial.equal
 
 
-@pytest.mark.parametrize("into", [pytest.param(1, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize("into", [pytest.param(n, marks=pytest.mark.full) for n in (1, 3)])
 def test_a_sharded_checkpoint_goes_into_smaller_and_larger_worlds(
     launcher: Bench, tmp_path: Path, into: int
 ) -> None:

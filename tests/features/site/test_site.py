@@ -140,7 +140,10 @@ def browse(page: Path, *arguments: str, at: str = "") -> str:
 
 @needs_chromium
 @pytest.mark.full
-@pytest.mark.parametrize("scheme", [1, 0], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    "scheme",
+    [pytest.param(1, id="light"), pytest.param(0, id="dark", marks=pytest.mark.full)],
+)
 @pytest.mark.parametrize("page", pages.PAGES)
 def test_axe_finds_nothing_serious(page: str, scheme: int, site: Path, tmp_path: Path) -> None:
     spec = importlib.util.find_spec("axe_core_python")

@@ -45,6 +45,7 @@ def test_what_fits_nowhere_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert "NONE" in said and "not even" in said
 
 
+@pytest.mark.full
 def test_most_is_a_limit_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", "pipeline/mlp-nano", "--cpus", "2", "--most", "16", "--memory", "4"]
     assert main(words) == Exit.PASSED

@@ -52,6 +52,8 @@ def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
     run = json.loads(path.read_text())
     statuses = [v["status"] for v in run["verdicts"]]
     assert run["complete"] and "ERROR" not in statuses
+    assert not [note for note in run["notes"] if "broke" in note]
+    assert options or run["fabric"], "a short budget has no room for a sweep"
     assert sum(s in ("PASS", "FAIL", "INCONCLUSIVE") for s in statuses) >= least
     profiled = [x for x in run["launches"] if x["purpose"] == "profile"]
     timed = {x["case"] for x in run["launches"] if x["purpose"] == "timed"}

@@ -46,10 +46,13 @@ def carrier(device: torch.device) -> str:
 
 
 def _supports(spec: LaunchSpec) -> Supports | None:
-    """What the strategy says of itself, before a user's file is imported; None for a script."""
-    if spec.case.script:
+    """What the strategy says of itself, before a user's file is imported.
+
+    None where none is used: a script trains by itself, a sweep trains nothing.
+    """
+    file = spec.files.get("strategies")
+    if file is None:
         return None
-    file = spec.files["strategies"]
     if file.endswith(".py"):
         _, head = read_head(Path(file))
         return facts(Supports, head["SUPPORTS"], file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness.cases import Catalogue, Device, Site
+from harness.launch.wire.messages import LaunchSpec, Sweep
 from harness.training.rank import joining
 
 KNOWN = Catalogue()
@@ -39,6 +41,14 @@ def test_shards_that_are_kept_on_the_host_are_exchanged_there(offload: bool) -> 
     case = KNOWN.normalise(site(2).case("fsdp/mlp-nano", knobs={"fsdp.offload": offload}))
     supports = KNOWN.get("strategies", "fsdp").supports
     assert joining._exchanges_on_host(case, supports) is offload
+
+
+def test_a_sweep_trains_nothing_and_has_no_strategy_to_ask(tmp_path: Path) -> None:
+    case = KNOWN.normalise(site(2).case("pipeline/decoder-nano"))
+    sweep = LaunchSpec(launch="sweep", case=case, out=str(tmp_path), task=Sweep(), files={})
+    assert joining._supports(sweep) is None
+    trained = replace(sweep, files=KNOWN.files(case))
+    assert joining._supports(trained) == KNOWN.get("strategies", "pipeline").supports
 
 
 def test_what_carries_a_device_is_read_from_the_group(tmp_path: Path) -> None:

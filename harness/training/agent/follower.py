@@ -17,6 +17,8 @@ from harness.training.observe import threads
 EVERY_S, EVERY_PROFILED_S = 1.0, 0.1
 #: Seconds for the last reading; a lost device may never answer.
 LAST_S = 2.0
+#: Seconds in which a process that was killed is gone, unless it hangs in the driver.
+KILLED_S = 0.5
 
 
 class Follower:
@@ -67,11 +69,17 @@ class Follower:
         return self._pid is None
 
     def kill(self) -> None:
-        """End it at once; what it has read is written."""
-        if self._pid is not None:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            self._pid = None
+        """End it at once; what it has read is written.
+
+        Nobody waits for one that hangs in the driver: no signal reaches it there.
+        """
+        if self._pid is None:
+            return
+        os.kill(self._pid, signal.SIGKILL)
+        deadline = time.monotonic() + KILLED_S
+        while os.waitpid(self._pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._pid = None
 
 
 def _stopped(seconds: float) -> bool:

@@ -291,11 +291,13 @@ class WatchedLauncher:
         return tuple(out)
 
     def _reported(self) -> dict[int, int]:
-        """Rank -> exit status, of the ranks that torchrun saw fail (its signals negative)."""
+        """Rank -> exit status, of the ranks that torchrun saw fail (its signals negative).
+
+        A rank may have removed the folder, and the logs with it.
+        """
         logs = (self.out / f"node{i}.log" for i in range(len(self.nodes)))
-        failures = (
-            pair for log in logs for pair in _FAILED.findall(log.read_text(errors="replace"))
-        )
+        texts = (log.read_text(errors="replace") for log in logs if log.is_file())
+        failures = (pair for text in texts for pair in _FAILED.findall(text))
         return {int(rank): int(status) for rank, status in failures}
 
 

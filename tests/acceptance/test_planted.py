@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import planted
 import pytest
+
+from tests.acceptance import planted
 
 pytestmark = pytest.mark.alone
 

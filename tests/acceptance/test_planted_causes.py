@@ -6,10 +6,10 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-import causes
 import pytest
 
 from harness.record import Budget
+from tests.acceptance import causes
 
 pytestmark = pytest.mark.alone
 

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-import rates
 
 from harness.analysis.judging import standard
 from harness.analysis.judging.judge import judge
 from harness.base.stats import t_interval
 from harness.cases import BoundSource, Form, Threshold
 from harness.record import Status
+from tests.acceptance import rates
 
 RULE = Threshold(
     name="bound", case="*", metric="efficiency", unit="1", source=BoundSource.REQUIREMENT,

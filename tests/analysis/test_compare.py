@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from editing import even, timed
 from scipy.stats import ttest_ind
 
 from harness.analysis.compare import Reading, compare, mean_ratio
@@ -18,6 +17,7 @@ from harness.base.errors import SpecError
 from harness.interface.cli.main import main
 from harness.record import RunRecord
 from harness.record.store import load, save
+from tests.editing import even, timed
 
 
 @pytest.fixture

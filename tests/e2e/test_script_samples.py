@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from test_script import Measured, measured, session
 
 from harness.base.errors import SpecError
 from harness.cases import Device, Mode, Protocol, Site
 from harness.cases.script import script_plan
 from harness.interface.report.script import lines as script_table
 from harness.record import Purpose, Status
+from tests.e2e.test_script import Measured, measured, session
 
 __all__ = ["measured", "session"]  # fixtures
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
 
 from harness.cases import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 from harness.launch.engine import Where
@@ -23,6 +22,7 @@ from harness.launch.wire.messages import Deadlines
 from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.record import Purpose
+from tests.waiting import until
 
 from .kinds import KINDS, On
 from .matrix import FOLDER, Cell, Found, striking

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from waiting import until
 
 from harness.host import admission, machine, nvml
 from harness.host.admission import Level
+from tests.waiting import until
 
 GPU = nvml.Gpu(
     index=0, name="NVIDIA H200", uuid="GPU-0", memory_bytes=150 << 30, mig=False, used_bytes=1 << 20,

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from editing import rechain, timed
 
 from harness.base.errors import Exit
 from harness.interface.cli.main import main
+from tests.editing import rechain, timed
 
 
 @pytest.fixture(params=["complete", "incomplete"])

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from literature.conftest import World
 from torch import nn
 
 from harness.training.compressors import dgc, onebit_adam, terngrad
@@ -16,6 +15,7 @@ from harness.training.frozen import FrozenAdam
 from harness.training.hooks import Late
 from harness.training.rank.invariants import CodecBucket
 from harness.training.strategies import easgd
+from tests.literature.conftest import World
 
 RANKS, SIZE, STEPS = 4, 64, 12
 

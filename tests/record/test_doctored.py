@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from editing import rechain, write_doc
 
 from harness.analysis.verify import verify
 from harness.base.errors import RecordError
 from harness.record import chain
 from harness.record.store import load
+from tests.editing import rechain, write_doc
 
 Doc = Any
 Edit = Callable[[Doc, Path], None]

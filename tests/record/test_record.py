@@ -14,7 +14,6 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from editing import confirm, even, judged, timed
 
 from harness.analysis.judging import pairs as paired
 from harness.analysis.judging.notices import findings
@@ -35,6 +34,7 @@ from harness.record import SCHEMA, SETTLED_SINCE, Purpose, Reason, RunRecord, St
 from harness.record.schema import RECORD, record_schema
 from harness.record.store import Samples, load, save
 from harness.record.upgrade import upgrade
+from tests.editing import confirm, even, judged, timed
 
 
 @pytest.fixture

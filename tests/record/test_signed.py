@@ -8,11 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from editing import rechain
-from test_doctored import behind_the_end, change, faster, older
 
 from harness.base.errors import Exit
 from harness.interface.cli.main import main
+from tests.editing import rechain
+from tests.record.test_doctored import behind_the_end, change, faster, older
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen here")
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from strict import test_device, test_nvml, test_worlds
+from tests.strict import test_device, test_nvml, test_worlds
 
 TRAINING = Path(__file__).parents[2] / "harness" / "training"
 GATE, TIMED = "test_every_strategy_trains_right", "test_every_strategy_is_timed"

@@ -11,8 +11,8 @@ import pytest
 
 from harness.cases import Catalogue
 from harness.launch.wire.messages import Timed
-from strict.machine import environment
-from strict.world import Worlds
+from tests.strict.machine import environment
+from tests.strict.world import Worlds
 
 ROOT = Path(__file__).parents[2]
 

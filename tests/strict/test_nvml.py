@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from strict.machine import environment
+from tests.strict.machine import environment
 
 ROOT = Path(__file__).parents[2]
 ASK = """
@@ -81,7 +81,7 @@ def test_what_a_device_does_not_support_is_unknown(library: Path, function: str)
 
 
 def test_an_old_driver_lacks_functions(tmp_path: Path) -> None:
-    from strict.machine import library as compiled
+    from tests.strict.machine import library as compiled
 
     compiled(tmp_path, "-DOLD_DRIVER")
     seen = told(tmp_path, 1)

@@ -31,7 +31,7 @@ from harness.launch.wire.messages import (
     readings_file,
 )
 from harness.record import RankRestart
-from strict.world import Worlds
+from tests.strict.world import Worlds
 
 KNOWN = Catalogue()
 FRAMEWORKS = {"accelerate", "deepspeed", "lightning_fabric", "megatron", "ray_train"}

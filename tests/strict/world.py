@@ -18,7 +18,7 @@ from harness.launch.engine import Command, Where, importable
 from harness.launch.fleet import Fleet
 from harness.launch.wire.messages import LaunchSpec, Play, RankEnd, Sweep, Task, Train
 from harness.record import Cause, Described, RankRecord
-from strict.machine import environment
+from tests.strict.machine import environment
 
 
 def _leaves_records(task: Task) -> bool:

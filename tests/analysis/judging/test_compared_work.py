@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from editing import bound, even, judged, timed
 
 from harness.record import RunRecord, Status
+from tests.editing import bound, even, judged, timed
 
 SUBJECT = "efficiency@2/plain"
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from editing import bound, confirm, even, judged, timed
 
 from harness.analysis.judging.fingerprint import as_items, fingerprint
 from harness.analysis.judging.notices import findings
 from harness.host.admission import Finding, Level
 from harness.record import Reason, RunRecord, Status, Verdict
+from tests.editing import bound, confirm, even, judged, timed
 
 SUBJECT = "efficiency@2/plain"
 

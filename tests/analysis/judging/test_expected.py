@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from editing import even, judged, timed
 
 from harness.analysis.judging import expected as references
 from harness.analysis.verify import rejudge
@@ -15,6 +14,7 @@ from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ConfigError
 from harness.interface.cli.main import main
 from harness.record import Reason, RunRecord, Status
+from tests.editing import even, judged, timed
 
 GOOD = """
 [[reference]]

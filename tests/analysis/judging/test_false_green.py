@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from editing import bound, even, judged, timed
 
 from harness.analysis.judging.obstacles import gate_failure, not_here
 from harness.analysis.samples import figures
@@ -25,6 +24,7 @@ from harness.cases.site import rungs
 from harness.interface.report import coverage
 from harness.record import Cause, Check, LaunchStatus, Purpose, Reason, RunRecord, Status
 from harness.record.outcome import exit_status
+from tests.editing import bound, even, judged, timed
 
 SUBJECT = "efficiency@2/plain"
 

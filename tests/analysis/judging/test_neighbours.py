@@ -7,12 +7,12 @@ import json
 from typing import Any
 
 import pytest
-from editing import bound, even, judged, timed
 
 from harness.analysis.judging import neighbours
 from harness.base.documents import from_doc, to_doc
 from harness.measure import piloting
 from harness.record import Reason, RunRecord, Status
+from tests.editing import bound, even, judged, timed
 
 SUBJECT = "efficiency@2/plain"
 

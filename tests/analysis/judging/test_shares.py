@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from editing import even, judged
 
 from harness.record import Reason, RunRecord, Status
 from harness.record.store import load
+from tests.editing import even, judged
 
 SAMPLE = Path(__file__).parents[3] / "tests" / "golden" / "samples" / "ddp-nano"
 RULE = {

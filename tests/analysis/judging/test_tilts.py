@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from editing import bound, confirm, even, judged, timed
 
 from harness.host import cgroup
 from harness.record import Reason, RunRecord, Status
+from tests.editing import bound, confirm, even, judged, timed
 
 SUBJECT = "efficiency@2/plain"
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from writing import BASE_NS, event, step, write
 
 from harness.analysis.timeline.blocks import BLOCK_BYTES, Blocks
 from harness.analysis.timeline.close import close
@@ -23,6 +22,7 @@ from harness.analysis.timeline.views.tallies import operators, ranges
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.main import main
 from harness.record import Term
+from tests.analysis.timeline.writing import BASE_NS, event, step, write
 
 
 def of(folder: Path, *events: dict[str, Any], rank: int = 0, world: int = 1) -> Lanes:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from writing import BASE_NS, event, step, write
 
 from harness.analysis.timeline.close import close
 from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.reader import read
 from harness.analysis.timeline.sorting import lanes
 from harness.record import Budget, Term
+from tests.analysis.timeline.writing import BASE_NS, event, step, write
 
 
 def of(tmp_path: Path, *events: dict[str, Any], rank: int = 0, world: int = 1) -> Lanes:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_budget import rank_of
 
 from harness.analysis.timeline import profiled
 from harness.analysis.timeline.close import close
@@ -18,6 +17,7 @@ from harness.analysis.timeline.profiled import budget_of
 from harness.base.errors import ScaleproofError
 from harness.record import RankRecord
 from harness.record.store import load
+from tests.analysis.timeline.test_budget import rank_of
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from writing import BASE_NS, event, step, write
 
 from harness.analysis.timeline import blocks
 from harness.analysis.timeline.reader import read
 from harness.base.errors import ScaleproofError
+from tests.analysis.timeline.writing import BASE_NS, event, step, write
 
 EVENTS: list[dict[str, Any]] = [
     step(3, 1_000, 9_001),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_advice import CASES, KNOWN
 
 from harness.analysis.timeline.remedies import remedies
 from harness.record import Expected, Term
+from tests.analysis.timeline.test_advice import CASES, KNOWN
 
 
 def expected(**fields: Any) -> Expected:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from writing import event, step, write
 
 from harness.analysis.timeline.close import close
 from harness.analysis.timeline.reader import read
@@ -20,6 +19,7 @@ from harness.analysis.timeline.views.kernels import kernels
 from harness.analysis.timeline.views.window import ShownBudget
 from harness.interface.cli.main import main
 from harness.record import Operator, Term
+from tests.analysis.timeline.writing import event, step, write
 
 US, MS = 1000, 1_000_000
 

@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from nights import CASE, SUBJECT, night, noisy
 
 from harness.features.history import asv
 from harness.features.history.night import keep, nights
 from harness.features.history.published import THEIRS, publish
 from harness.features.history.trends import trends
 from harness.interface.cli.main import main
+from tests.nights import CASE, SUBJECT, night, noisy
 
 ROOT = Path(__file__).parents[3]
 CHROMIUM = shutil.which("chromium")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from nights import CASE, SUBJECT, night
 
 from harness.base.errors import RecordError
 from harness.features.history import asv, ledger
@@ -22,6 +21,7 @@ from harness.features.history.night import keep, night_of, nights
 from harness.interface.cli.main import main
 from harness.record import Purpose
 from harness.record.store import load
+from tests.nights import CASE, SUBJECT, night
 
 ROOT = Path(__file__).parents[3]
 SAMPLES = [ROOT / "tests/golden/samples" / name for name in ("ddp-nano", "ddp-nano-again")]

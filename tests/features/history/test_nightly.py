@@ -13,9 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-from editing import rechain
-from nights import SUBJECT, night
-from waiting import until
 
 from harness.base.errors import Exit
 from harness.features.history import asv
@@ -27,6 +24,9 @@ from harness.features.history.nightly.stages import Rounds
 from harness.features.history.nightly.tonight import Tonight
 from harness.features.history.trends import TrendStatus, trends
 from harness.record.store import load
+from tests.editing import rechain
+from tests.nights import SUBJECT, night
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 SUITE = """

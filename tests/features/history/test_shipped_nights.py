@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from nights import CASE, night
 
 from harness.features.history.night import keep, nights
+from tests.nights import CASE, night
 
 ROOT = Path(__file__).parents[3]
 NIGHTLY = ROOT / "examples/nightly"

@@ -7,9 +7,9 @@ import math
 import random
 
 import pytest
-from nights import CASE, SUBJECT, night, noisy
 
 from harness.features.history.trends import Trend, TrendStatus, trends
+from tests.nights import CASE, SUBJECT, night, noisy
 
 
 def step(found: list[Trend], case: str = CASE) -> Trend:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from editing import even
 from hypothesis import given, strategies as st
 
 from harness.analysis.compare import Reading
@@ -21,6 +20,7 @@ from harness.features.machines.report import table as hardware
 from harness.interface.cli.main import main
 from harness.record import Ceiling, RunRecord
 from harness.record.store import load
+from tests.editing import even
 
 Edit = Callable[[Any], None]
 

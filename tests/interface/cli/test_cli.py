@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import entered, interruptible, until
 
 from harness.analysis.reading import load
 from harness.host import admission
 from harness.interface.cli.main import main, module_of, parser, verbs
+from tests.waiting import entered, interruptible, until
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parents[2] / "golden"

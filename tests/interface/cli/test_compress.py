@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import entered, interruptible, until
 
 from harness.analysis.reading import load
 from harness.interface.cli.main import main
+from tests.waiting import entered, interruptible, until
 
 
 def said(capsys: Any, *words: str) -> tuple[int, str, str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from editing import timed
 
 from harness.analysis.judging.verdicts import verdicts
 from harness.base.documents import from_doc, to_doc
@@ -20,6 +19,7 @@ from harness.interface.report import digest, screen, tables
 from harness.interface.report.page.page import render
 from harness.record import SCHEMA, RunRecord
 from harness.record.upgrade import upgrade
+from tests.editing import timed
 
 ROOT = Path(__file__).parents[3]
 

@@ -21,8 +21,8 @@ from harness.launch.wire.channel import make_token
 
 for needed in ("kubernetes", "kubernetes_validate", "kubeflow_trainer_api"):
     pytest.importorskip(needed, reason="pip install 'scaleproof[test]'")
-api_server = importlib.import_module("clusters.api_server")
-controllers = importlib.import_module("clusters.controllers")
+api_server = importlib.import_module("tests.launch.clusters.api_server")
+controllers = importlib.import_module("tests.launch.clusters.controllers")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

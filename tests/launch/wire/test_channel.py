@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from waiting import until
 
 from harness.base.errors import LaunchError
 from harness.launch.wire.channel import (
@@ -31,6 +30,7 @@ from harness.launch.wire.channel import (
     parse_address,
     read_token,
 )
+from tests.waiting import until
 
 
 @pytest.fixture

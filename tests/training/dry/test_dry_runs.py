@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alone import Dry, dry
 
 from harness.cases import CaseSpec, Catalogue, Device, Mesh, Precision, Site
+from tests.training.dry.alone import Dry, dry
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "dry_runs.json"
 WORLDS = (8, 64, 1024)

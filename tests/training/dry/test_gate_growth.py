@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from alone import apart, context, world
 
 from harness.cases import CaseSpec, Catalogue, Device, Site
 from harness.training.context import load
 from harness.training.rank.oracle import Oracle
 from harness.training.rank.tasks.gate import run_gate
+from tests.training.dry.alone import apart, context, world
 
 KNOWN = Catalogue()
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # for type checkers, as below
         REAL,
         Recipe,
         beside,
+        compared,
         control,
         ladder,
         learning,
@@ -69,7 +70,7 @@ _NAMES = {
     ),
     "cases.courses": "resharded",
     "cases.recipes": (
-        "ON_GPUS PACED REAL Recipe beside control ladder learning like plain"
+        "ON_GPUS PACED REAL Recipe beside compared control ladder learning like plain"
         " shapes strong_worlds versus"
     ),
     "cases.script": "script",

@@ -20,6 +20,7 @@ from harness import (
     Recipe,
     Site,
     beside,
+    compared,
     control,
     ladder,
     learning,
@@ -171,21 +172,6 @@ def codecs(site: Site) -> list[Plan]:
     return [beside("every codec", cases, metrics, protocol=protocol_for(here))]
 
 
-def eager(strategy: str) -> Recipe:
-    """What compiled blocks bring to a whole GPU world, so that both readings of it are known."""
-
-    def recipe(site: Site) -> list[Plan]:
-        if site.device != "cuda":
-            return []
-        case = trained(strategy, site, Mode.WEAK)
-        if case.compiled == "no":
-            return []
-        without = replace(case, compiled="no")
-        return [versus(without, case, ("throughput_ratio",), protocol=protocol_for(site))]
-
-    return recipe
-
-
 def large(model: str) -> Recipe:
     """A weak ladder of a model that no card holds alone, from half a node to a whole one."""
 
@@ -217,15 +203,18 @@ def filled() -> Recipe:
         knobs: dict[str, Any] = {"pipeline.microbatches": count}
         if site.device == "cuda":  # GPipe would keep the activations of all micro-batches
             knobs["pipeline.schedule"] = "1f1b"
-        return weak("pipeline", knobs=knobs, **more)(site)
+        wrapped = site.device == "cpu"  # one stage on a GPU trains what the plain model does
+        return weak("pipeline", wrapped=wrapped, knobs=knobs, **more)(site)
 
     return recipe
 
 
-def strong(strategy: str, *, global_batch: int) -> Recipe:
+def strong(strategy: str, *, global_batch: int, eager: bool = False) -> Recipe:
     """A strong ladder of the world sizes that divide its global batch.
 
     On GPUs the batch follows the card, with activations computed again: the baseline has to fit.
+    With ``eager`` the largest world trains without compiled blocks, too: a slower step hides more
+    of its communication.
     """
 
     def recipe(site: Site) -> list[Plan]:
@@ -233,25 +222,30 @@ def strong(strategy: str, *, global_batch: int) -> Recipe:
         if site.device == "cuda":
             model, sized = sized_for("strong", site)
             case = site.case(f"{strategy}/{model}", Mode.STRONG, **AS_TRAINED, **sized)
-        worlds = [n for n in strong_worlds(case, site.worlds) if n > 1] or [1]
-        return [
-            ladder(
-                case,
-                worlds,
-                shape=site.shape,
-                baselines=("plain",),
-                metrics=METRICS.get(strategy, ("efficiency",)),
-                protocol=protocol_for(site),
-            )
-        ]
+        plan = ladder(
+            case,
+            [n for n in strong_worlds(case, site.worlds) if n > 1] or [1],
+            shape=site.shape,
+            baselines=("plain",),
+            metrics=METRICS.get(strategy, ("efficiency",)),
+            protocol=protocol_for(site),
+        )
+        if eager and case.compiled != "no":
+            plan = compared(plan, "eager", replace(case, compiled="no"), ("throughput_ratio",))
+        return [plan]
 
     return recipe
 
 
 def paced(strategy: str, largest: int = 4, smallest: int = 2, **fields: Any) -> Recipe:
-    """A weak ladder of the paced stand-in: what is sent is sent, compute waits."""
+    """A weak ladder of the paced stand-in: what is sent is sent, compute waits.
+
+    Not where GPUs compute: they show what it stands for.
+    """
 
     def recipe(site: Site) -> list[Plan]:
+        if site.device == "cuda":
+            return []
         here = site.cpu(largest)
         case = here.case(f"{strategy}/paced-small", Mode.WEAK, **fields)
         return [

@@ -1,7 +1,7 @@
 """DDP: weak and strong ladders in real compute, paced ones up to 4 and 8 ranks."""
 
 import pytest
-from recipes import eager, paced, strong, weak
+from recipes import paced, strong, weak
 
 from harness import scaling
 
@@ -13,13 +13,7 @@ def test_weak(verdict):
 
 
 @pytest.mark.smoke
-@scaling(eager("ddp"))
-def test_eager(verdict):
-    """Compiled blocks beside eager ones: a slower step hides more of its communication."""
-
-
-@pytest.mark.smoke
-@scaling(strong("ddp", global_batch=8))
+@scaling(strong("ddp", global_batch=8, eager=True))
 def test_strong(verdict):
     """A fixed global batch takes less time with more ranks."""
 

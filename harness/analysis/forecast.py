@@ -7,12 +7,14 @@ takes is taken from launches like it where there are any, and from closed forms 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from statistics import fmean
 
 from harness.analysis import roofline, rungs
 from harness.analysis.judging.obstacles import too_large_for_one
+from harness.analysis.samples import references
 from harness.analysis.samples.references import REPLICATES, STREAMED_STEPS
 from harness.cases import Arm, CaseSpec, Compiled, Device, Plan, Role, Window
 from harness.host.devices import peaks
@@ -22,12 +24,13 @@ from harness.record import Described, LaunchRecord, Purpose
 #: FLOP/s of a CPU core in training, the shares of a GPU's peak and of its roofline that training
 #: reaches, and that of a link's rate: what is usual, where nothing was measured.
 CORE_FLOPS, PEAK_SHARE, ROOFLINE_SHARE, LINK_SHARE = 3e10, 0.4, 0.55, 0.7
-#: Seconds to start and end a world: a GPU's rank makes a context, opens NCCL and loads its kernels.
-#: Of GPUs a guess: 4 to 8 s are usual.
-START_S = {Device.CPU: 0.15, Device.CUDA: 6.0}
+#: Seconds to start and end a world whose ranks are forked with torch imported. Of GPUs a guess: a
+#: rank makes a context and loads kernels; NCCL opens its channels in 2.6 s on 8 B200, kernels apart
+#: (https://github.com/NVIDIA/nccl/issues/1646).
+START_S, NCCL_S = {Device.CPU: 0.15, Device.CUDA: 2.0}, 2.6
 #: Seconds in which Inductor compiles the block of a model, and in which a world finds that in its
-#: cache: a second of CPU here (``python benchmarks/cost/compiled.py``).
-COMPILING_S, COMPILED_S = 30.0, 2.0
+#: cache: 6.6 and 1.5 s of a core here (``python benchmarks/cost/compiled.py``). For GPUs a guess.
+COMPILING_S, COMPILED_S = 15.0, 2.0
 #: Seconds to train a gate's twin on one rank, and to write down and read a profile.
 GATE_S = 0.3
 PROFILE_S = {Device.CPU: 1.0, Device.CUDA: 4.0}
@@ -82,9 +85,7 @@ class LaunchCosts:
         known = self._walls.get((case.hash, purpose))
         if known and purpose is not Purpose.TIMED:
             return fmean(known)
-        start = START_S[case.device] if self._start_s is None else self._start_s
-        if self._start_s is None and case.compiled is Compiled.INDUCTOR:
-            start += COMPILED_S
+        start = _start_s(case) if self._start_s is None else self._start_s
         if purpose is Purpose.GATE:
             return start + GATE_S * case.world_size
         step = self.step_s(case)
@@ -100,6 +101,14 @@ class LaunchCosts:
     def lasting(self, plan: Plan, arm: Arm) -> Window:
         """What a timed launch runs at least, before a pilot has settled it."""
         return plan.protocol.lasting(plan.window, self.step_s(arm.case))
+
+    def reference_world(self, case: CaseSpec) -> CaseSpec:
+        """Where the reference of a case trains, if it has one."""
+        described = self._described[case.hash]
+        if described.reference is None:
+            return case
+        streamed = too_large_for_one(described, case, self._machine)
+        return references.world(case, described, streamed)
 
     def _trained(self, case: CaseSpec, steps: int) -> int:
         """Steps of a reference and of its replicates."""
@@ -141,6 +150,7 @@ def coming(  # noqa: PLR0913
     described: Mapping[str, Described],
     slots: Slots,
     *,
+    judged: Collection[str],
     launches: Sequence[LaunchRecord] = (),
     windows: Mapping[str, Mapping[str, Window]] | None = None,
     timeline: bool = True,
@@ -149,76 +159,124 @@ def coming(  # noqa: PLR0913
     """Every launch that is still to come; plans share gates, pilots, references and profiles.
 
     ``arms`` maps a plan's hash to the arms that it is measured with, ``windows`` it to those that
-    pilots have settled.
+    pilots have settled. ``judged`` are the plans of which a rule asks something: only they get
+    further blocks.
     """
     have = _have(plans, launches, described)
     compiled = _compiled(plans, launches)
     for plan in plans:
         timed_arms = arms[plan.hash]
-        settled = (windows or {}).get(plan.hash, {})
         first = 2 * plan.protocol.min_blocks
         begun = sum(x.plan == plan.hash and x.purpose is Purpose.TIMED for x in launches)
-        further = 2 * FURTHER if begun < first * len(timed_arms) else 0.0
-        for purpose, window, times in (
-            (Purpose.GATE, plan.window, 1),
-            (Purpose.PILOT, plan.pilot, 1),
-            (Purpose.REFERENCE, plan.window, 1),
-            (Purpose.TIMED, plan.window, first),
-            (Purpose.PROFILE, plan.profile(outline), int(timeline)),
-        ):
-            chosen = [arm for arm in timed_arms if _wanted(arm, purpose)]
-            if purpose is Purpose.PROFILE:
-                chosen = [arm for arm in chosen if arm in rungs.profiled(plan, len(plans))]
-            grouped = slots(plan, chosen)
-            for slot in grouped:
-                twice = slot is grouped[0] and len(slot) == 1 and purpose is Purpose.PILOT
-                probed = purpose is Purpose.PILOT and len(slot) > 1
-                missing = times + twice + 2 * probed
-                new = []
-                for arm in slot:
-                    key = _key(plan, arm.case.hash, purpose, described)
-                    if key is not None and have[key] < missing:
-                        new.append((arm, missing - have[key]))
-                        have[key] = missing
-                if not new:
-                    continue
-                windows_of = {arm.name: window for arm, _ in new}
-                if purpose in (Purpose.TIMED, Purpose.REFERENCE):
-                    windows_of = {arm.name: costs.lasting(plan, arm) for arm, _ in new}
-                    windows_of.update(settled)
-                took = max(costs.of(arm.case, purpose, windows_of[arm.name]) for arm, _ in new)
-                took += _compiling_s([arm.case for arm, _ in new], compiled)
-                many = max(count for _, count in new)
-                yield from [Coming(plan, purpose, tuple(a for a, _ in new), took)] * many
-                if purpose is Purpose.TIMED and further and plan.contrasts:
-                    yield Coming(plan, purpose, tuple(a for a, _ in new), further * took)
+        more = plan.hash in judged and begun < first * len(timed_arms)
+        shown = rungs.profiled(plan, len(plans)) if timeline else []
+        for purpose, slot, times in _wanted(plan, timed_arms, shown, costs, slots):
+            new = []
+            for arm in slot:
+                key = _key(plan, arm.case.hash, purpose, described)
+                if key is not None and have[key] < times:
+                    new.append((arm, times - have[key]))
+                    have[key] = times
+            if not new:
+                continue
+            worlds = tuple(arm for arm, _ in new)
+            took = max(
+                costs.of(arm.case, purpose, _window(plan, arm, purpose, costs, windows, outline))
+                for arm in worlds
+            )
+            twins = purpose is Purpose.GATE
+            compiling_s = _compiling_s([_graph(arm.case, twins) for arm in worlds], compiled)
+            many = max(count for _, count in new)
+            yield Coming(plan, purpose, worlds, took + compiling_s)
+            yield from [Coming(plan, purpose, worlds, took)] * (many - 1)
+            if purpose is Purpose.TIMED and more:
+                yield Coming(plan, purpose, worlds, 2 * FURTHER * took)
+
+
+def _wanted(
+    plan: Plan, arms: Sequence[Arm], shown: Sequence[Arm], costs: LaunchCosts, slots: Slots
+) -> Iterator[tuple[Purpose, Sequence[Arm], int]]:
+    """What a plan wants in all: arms at once, and how often, in the order of its stages.
+
+    ``shown`` are the arms that are profiled.
+    """
+    measured = [arm for arm in arms if arm.role is not Role.CONTROL]
+    trained = [arm for arm in measured if arm.role is not Role.ABLATION]
+    gated = [arm for arm in arms if arm.role is not Role.ABLATION]
+    yield from ((Purpose.GATE, slot, 1) for slot in slots(plan, gated))
+    packed = slots(plan, measured)
+    single = all(len(slot) == 1 for slot in packed)
+    baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
+    for arm in (arm for slot in packed if len(slot) > 1 for arm in slot if arm.name in baselines):
+        yield Purpose.PROBE, [arm], 2  # alone, and beside others
+    for slot in packed:
+        yield Purpose.PILOT, slot, 2 if single and slot is packed[0] else 1
+    named = {arm.name: arm for arm in trained}
+    worlds = [replace(arm, case=costs.reference_world(arm.case)) for arm in trained]
+    for slot in slots(plan, worlds):
+        yield Purpose.REFERENCE, [named[arm.name] for arm in slot], 1
+    yield from ((Purpose.TIMED, slot, 2 * plan.protocol.min_blocks) for slot in packed)
+    profiled = slots(plan, [arm for arm in trained if arm in shown])
+    yield from ((Purpose.PROFILE, slot, 1) for slot in profiled)
+
+
+def _window(
+    plan: Plan,
+    arm: Arm,
+    purpose: Purpose,
+    costs: LaunchCosts,
+    windows: Mapping[str, Mapping[str, Window]] | None,
+    outline: bool,
+) -> Window:
+    """How many steps a launch runs."""
+    if purpose in (Purpose.TIMED, Purpose.REFERENCE):
+        settled = (windows or {}).get(plan.hash, {})
+        return settled.get(arm.name) or costs.lasting(plan, arm)
+    if purpose is Purpose.PROFILE:
+        return plan.profile(outline)
+    return plan.pilot if purpose is Purpose.PILOT else plan.window
+
+
+def _start_s(case: CaseSpec) -> float:
+    """What a world takes beside its steps, s, where none has been launched."""
+    opens = NCCL_S if case.device is Device.CUDA and case.world_size > 1 else 0.0
+    loads = COMPILED_S if case.compiled is Compiled.INDUCTOR else 0.0
+    return START_S[case.device] + opens + loads
 
 
 def _compiled(plans: Sequence[Plan], launches: Sequence[LaunchRecord]) -> set[object]:
     """What earlier launches have left in Inductor's cache."""
-    launched = {launch.case for launch in launches}
-    arms = (arm for plan in plans for arm in plan.arms)
-    return {_graph(arm.case) for arm in arms if arm.case.hash in launched}
+    launched = {(launch.case, launch.purpose is Purpose.GATE) for launch in launches}
+    cases = (arm.case for plan in plans for arm in plan.arms)
+    seen = ((case, twin) for case in cases for twin in (False, True))
+    return {_graph(case, twin) for case, twin in seen if (case.hash, twin) in launched}
 
 
-def _compiling_s(cases: Sequence[CaseSpec], compiled: set[object]) -> float:
+def _compiling_s(graphs: Sequence[object], compiled: set[object]) -> float:
     """How long worlds that start at once compile what none had before, s; the set grows."""
-    graphs = {_graph(case) for case in cases} - compiled - {None}
-    compiled |= graphs
-    return COMPILING_S if graphs else 0.0
+    new = set(graphs) - compiled - {None}
+    compiled |= new
+    return COMPILING_S if new else 0.0
 
 
-def _graph(case: CaseSpec) -> object:
-    """What Inductor compiles once for all launches of this run; None: nothing."""
+def _graph(case: CaseSpec, twin: bool) -> object:
+    """What Inductor compiles once for all launches of this run; None: nothing.
+
+    Twins share their size, sequence and batch.
+    """
     if case.compiled is not Compiled.INDUCTOR:
         return None
-    return case.model, case.size, case.precision, case.seq_len, case.checkpoint, case.selective
+    block = (case.model, case.precision, case.checkpoint, case.selective)
+    if twin:
+        return block
+    batch = case.micro_batch or Fraction(case.global_batch or 0, case.world_size)
+    return (*block, case.size, case.seq_len, batch)
 
 
 def _have(
     plans: Sequence[Plan], launches: Sequence[LaunchRecord], described: Mapping[str, Described]
 ) -> Counter[object]:
-    """How often there is what; probes stand beside the pilots of their case."""
+    """How often there is what."""
     by_hash = {plan.hash: plan for plan in plans}
     slots = set[tuple[str, str]]()
     have: Counter[object] = Counter()
@@ -226,16 +284,8 @@ def _have(
         if x.slot and (x.slot, x.case) in slots:
             continue  # a baseline at several places at once
         slots.add((x.slot, x.case))
-        purpose = Purpose.PILOT if x.purpose is Purpose.PROBE else x.purpose
-        have[_key(by_hash.get(x.plan), x.case, purpose, described)] += 1
+        have[_key(by_hash.get(x.plan), x.case, x.purpose, described)] += 1
     return have
-
-
-def _wanted(arm: Arm, purpose: Purpose) -> bool:
-    """Whether an arm is launched for this at all."""
-    if arm.role is Role.CONTROL:
-        return purpose is Purpose.GATE
-    return arm.role is not Role.ABLATION or purpose in (Purpose.PILOT, Purpose.TIMED)
 
 
 def _key(
@@ -244,7 +294,7 @@ def _key(
     """Launches of one key stand for each other; None: nobody needs one."""
     if plan is None:
         return purpose
-    if purpose is Purpose.PILOT:
+    if purpose in (Purpose.PILOT, Purpose.PROBE):
         return purpose, case, plan.pilot
     if purpose is Purpose.REFERENCE:
         wanted = described[case].reference

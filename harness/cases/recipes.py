@@ -25,7 +25,7 @@ PACED = Protocol(steps=16, cut=2)
 #: All of a short training, a few times over.
 LEARNING = Protocol(steps=320, cut=6, max_blocks=4)
 #: Clocks and power of a GPU settle within seconds, not within steps.
-ON_GPUS = Protocol(steps=16, cut=4, cut_s=2.0, kept_s=3.0)
+ON_GPUS = Protocol(steps=8, cut=2, cut_s=2.0, kept_s=2.0)
 
 
 def plain(case: CaseSpec) -> CaseSpec:
@@ -181,6 +181,28 @@ def _contrasts(name: str, n: int, against: Sequence[Against]) -> Iterator[Contra
             against=other.kind,
             ideal=n / other.ranks if asked.per_rank and not other.exactly else 1.0,
         )
+
+
+def compared(plan: Plan, name: str, other: CaseSpec, metrics: Sequence[str]) -> Plan:
+    """A ladder whose largest rung is held against one more case, in the same blocks.
+
+    Args:
+        name: of the arm that ``other`` becomes.
+        metrics: each compared with it.
+    """
+    rung = max((a for a in plan.arms if a.role is Role.SUBJECT), key=lambda a: a.case.world_size)
+    arm = Arm(name=name, case=other.at(rung.case.world_size, rung.case.nodes), role=Role.BASELINE)
+    contrasts = tuple(
+        Contrast(
+            name=f"{m}{rung.name}/{name}",
+            metric=m,
+            subject=rung.name,
+            baseline=(name,),
+            against="other",
+        )
+        for m in metrics
+    )
+    return replace(plan, arms=(*plan.arms, arm), contrasts=(*plan.contrasts, *contrasts))
 
 
 def shapes(

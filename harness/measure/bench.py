@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from harness.analysis.samples import bits, figures
+from harness.analysis.samples import bits, figures, references
 from harness.analysis.timeline.profiled import budget_of, talks
 from harness.base import files
 from harness.base.documents import from_doc, to_doc
@@ -282,7 +282,7 @@ class Bench:
         name = f"{order.plan.hash[:6]}-{order.label}-{arm}"
         deadlines = _deadlines(case, described)
         if isinstance(task, Refer):
-            case = alone(case, described, task.streamed)
+            case = references.world(case, described, task.streamed)
         spec = self._spec(name, case, folder, task, deadlines=deadlines, detailed=detailed)
         return spec if seat is None else replace(spec, hosts=seat.hosts, devices=seat.devices)
 
@@ -421,20 +421,6 @@ def _figured(
     return replace(
         launch, budget=budget, perturbation=perturbed.ratio, perturbation_low=perturbed.low
     )
-
-
-def alone(case: CaseSpec, described: Described, streamed: bool) -> CaseSpec:
-    """The world of a case's reference: one rank for each shard, or for all in turn."""
-    assert described.reference is not None
-    shards = 1 if streamed else described.reference.shards
-    if shards == case.world_size:
-        return case
-    nodes = list[int]()
-    left = shards
-    for ranks in case.nodes:
-        nodes += [min(ranks, left)] if left else []
-        left -= min(ranks, left)
-    return replace(case, world_size=shards, nodes=tuple(nodes), mesh="", stragglers="")
 
 
 def _left_by(ended: Ended, out: Path) -> tuple[RankRecord, ...]:

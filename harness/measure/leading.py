@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from harness.analysis.judging import pairs
 from harness.base.numbers import duration
 from harness.cases import Plan, Threshold
 from harness.record import Verdict
@@ -23,7 +24,7 @@ def lead(
     """
     if len(plans) < 2 or sum(seconds.values()) < LONG_S:
         return None
-    judged = [p for p in plans if _on_hardware(p) and _judged(p, thresholds, hardware)]
+    judged = [p for p in plans if _on_hardware(p) and pairs.ruled(p, thresholds, hardware)]
     return min(judged, key=lambda p: seconds[p.hash], default=None)
 
 
@@ -45,11 +46,3 @@ def first_verdict(verdicts: Sequence[Verdict], elapsed_s: float) -> str | None:
 
 def _on_hardware(plan: Plan) -> bool:
     return not any(arm.case.stand_in for arm in plan.arms)
-
-
-def _judged(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> bool:
-    return any(
-        rule.matches(plan.arm(contrast.subject).case, contrast, hardware)
-        for rule in thresholds
-        for contrast in plan.contrasts
-    )

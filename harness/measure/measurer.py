@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from harness.analysis import forecast
-from harness.analysis.judging import obstacles, verdicts
+from harness.analysis.judging import obstacles, pairs, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
 from harness.base.errors import LostError, ScaleproofError
 from harness.base.files import UnwrittenError
@@ -306,12 +306,14 @@ def left_s(session: Session, plans: Sequence[Plan], arms: Mapping[str, Sequence[
     run = session.run
     possible = {p.hash: arms.get(p.hash) or _described(session, p) for p in plans}
     costs = forecast.LaunchCosts(plans, run.described, run.machine, run.launches)
+    hardware = run.machine.hardware_class
     coming = forecast.coming(
         plans,
         possible,
         costs,
         run.described,
         functools.partial(together.groups, session),
+        judged={p.hash for p in plans if pairs.ruled(p, run.thresholds, hardware)},
         launches=run.launches,
         windows=run.windows,
         timeline=session.settings.timeline,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.judging.obstacles import room, too_large_for_one
 from harness.analysis.samples import references
-from harness.cases import Arm, Device, Plan, Role
+from harness.cases import Arm, CaseSpec, Device, Plan, Role
 from harness.measure import together
 from harness.measure.run import Run
 from harness.measure.session import Session
@@ -37,9 +37,11 @@ def missing(
         alike = {
             w.arm.name: w for w in wanted if w.streamed is streamed and w.replicates == replicates
         }
-        for slot in together.groups(session, plan, [w.arm for w in alike.values()]):
+        worlds = [replace(w.arm, case=_world(session.run, w)) for w in alike.values()]
+        for slot in together.groups(session, plan, worlds):
             steps = max(alike[arm.name].steps for arm in slot)
-            yield slot, replace(alike[slot[0].name], steps=steps)
+            arms = [alike[arm.name].arm for arm in slot]
+            yield arms, replace(alike[slot[0].name], steps=steps)
 
 
 def _wanted(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[Wanted]:
@@ -67,6 +69,12 @@ def _wanted(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[Wanted]:
         known = out.get(wanted.key, Wanted(arm, 0, streamed, replicates))
         out[wanted.key] = replace(known, steps=max(steps, known.steps))
     return list(out.values())
+
+
+def _world(run: Run, wanted: Wanted) -> CaseSpec:
+    """Where a reference trains: it takes fewer devices than what is compared with it."""
+    case = wanted.arm.case
+    return references.world(case, run.described[case.hash], wanted.streamed)
 
 
 def _replicates(run: Run, key: str) -> int:

@@ -13,7 +13,6 @@ from harness.cases import Arm, CaseSpec, Device, Plan, StandIn, Window
 from harness.cases.script import LAUNCHED
 from harness.host import copies
 from harness.launch.wire.messages import Script
-from harness.measure.bench import alone
 from harness.measure.order import Order
 from harness.measure.run import Run
 from harness.measure.session import Session
@@ -172,7 +171,7 @@ def _world(run: Run, order: Order) -> CaseSpec:
     case = order.arm.case
     if order.purpose is not Purpose.REFERENCE:
         return case
-    return alone(case, run.described[case.hash], order.streamed)
+    return references.world(case, run.described[case.hash], order.streamed)
 
 
 def _cores_suffice(run: Run) -> bool:

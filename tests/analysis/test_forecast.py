@@ -32,7 +32,14 @@ def coming(
     arms = {plan.hash: plan.arms for plan in plans}
     return list(
         forecast.coming(
-            plans, arms, costs, run.described, slots, launches=launches, windows=run.windows
+            plans,
+            arms,
+            costs,
+            run.described,
+            slots,
+            judged={plan.hash for plan in plans},
+            launches=launches,
+            windows=run.windows,
         )
     )
 
@@ -74,5 +81,7 @@ def test_worlds_side_by_side_take_as_long_as_the_longest(sample_run: RunRecord) 
 
     alone, packed = timed(one_by_one), timed(all_at_once)
     assert len(packed) < len(alone) and max(packed) == max(alone)
-    probes = [c for c in coming(sample_run, slots=all_at_once) if c.purpose is Purpose.PILOT]
-    assert len(probes) == 3, "a pilot and two probes"
+    pilots = [c for c in coming(sample_run, slots=all_at_once) if c.purpose is Purpose.PILOT]
+    probes = [c for c in coming(sample_run, slots=all_at_once) if c.purpose is Purpose.PROBE]
+    assert len(pilots) == 1
+    assert len(probes) == 4, "each of two baselines alone, and beside others"

@@ -90,7 +90,7 @@ def test_what_runs_on_gpus_is_what_people_train(recipes: Any) -> None:
     site = Site(device=Device.CUDA, backend="nccl", nodes=(8,))
     for name, plans in families(recipes, site).items():
         for plan in plans:
-            assert (plan.protocol.cut_s, plan.protocol.kept_s) == (2.0, 3.0), name
+            assert (plan.protocol.cut_s, plan.protocol.kept_s) == (2.0, 2.0), name
             assert all(a.case.precision is not Precision.FP32 for a in plan.arms), name
 
 

@@ -111,6 +111,15 @@ def absolute(metric: str, arm: str) -> Contrast:
     return Contrast(name=name, metric=metric, subject=arm, baseline=(), against="nothing")
 
 
+def ruled(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> bool:
+    """Whether a rule asks something of a plan's contrasts."""
+    return any(
+        rule.matches(plan.arm(contrast.subject).case, contrast, hardware)
+        for rule in thresholds
+        for contrast in plan.contrasts
+    )
+
+
 def judged_of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tuple[Contrast, ...]:
     """What is judged of a plan: its contrasts, and what absolute rules ask of its subjects.
 

@@ -1,11 +1,12 @@
 """Losses of the reference: what every timed launch's losses are compared with."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from harness.cases import CaseSpec
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RunRecord
 from harness.record.store import Samples, load_samples
 
@@ -172,3 +173,17 @@ def _off_course(off: np.ndarray, curve: LossCurve) -> str:
         f" trainings that round otherwise by {limits[block] / COURSE:.1e} at most"
         f" ({len(wrong)} of {len(seen)} blocks of {BLOCK} steps; limit {limits[block]:.2g})"
     )
+
+
+def world(case: CaseSpec, described: Described, streamed: bool) -> CaseSpec:
+    """The world of a case's reference: one rank for each shard, or for all in turn."""
+    assert described.reference is not None
+    shards = 1 if streamed else described.reference.shards
+    if shards == case.world_size:
+        return case
+    nodes = list[int]()
+    left = shards
+    for ranks in case.nodes:
+        nodes += [min(ranks, left)] if left else []
+        left -= min(ranks, left)
+    return replace(case, world_size=shards, nodes=tuple(nodes), mesh="", stragglers="")

@@ -116,8 +116,16 @@ class Look:
         """Every plan, with what it takes after those before it."""
         costs = forecast.LaunchCosts(plans, self.described, self.machine, link_bytes=self.link)
         arms = {plan.hash: [a for a in plan.arms if self.runs(a)] for plan in plans}
+        hardware = self.machine.hardware_class
         coming = forecast.coming(
-            plans, arms, costs, self.described, slots, timeline=self.timeline, outline=self.outline
+            plans,
+            arms,
+            costs,
+            self.described,
+            slots,
+            judged={p.hash for p in plans if pairs.ruled(p, self.thresholds, hardware)},
+            timeline=self.timeline,
+            outline=self.outline,
         )
         seconds, device_s = defaultdict[str, float](float), defaultdict[str, float](float)
         for launch in coming:

@@ -220,6 +220,13 @@ def test_plan_says_what_an_expert_wants_to_know_and_launches_nothing(
     assert not (tmp_path / "results").exists()
 
 
+def test_the_default_set_on_eight_gpus_is_foretold_to_take_half_an_hour() -> None:
+    """Nobody waits longer for a first answer; the golden screen is held by the test above."""
+    screen = (GOLDEN / "plan-8xh100.txt").read_text()
+    minutes = int(re.search(r"about (\d+):\d\d:", screen)[1])  # type: ignore[index]
+    assert minutes < 30, screen
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("purpose", ["gate", "pilot", "timed"])
 def test_a_killed_program_has_kept_what_was_measured_and_resume_goes_on(

@@ -45,8 +45,21 @@ LONG = {
 pytest_plugins = ["pytester"]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first: the short ones then fill what is left, and all workers end together."""
+    """Of a test marked ``few(n)`` CI runs n sets of parameters, evenly drawn; the rest are full.
+
+    Long files first: the short ones then fill what is left, and all workers end together.
+    """
+    alike: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("full"):
+            alike.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for tests in alike.values():
+        (few,) = next(tests[0].iter_markers("few")).args
+        drawn = {round((i + 0.5) * len(tests) / few - 0.5) for i in range(few)}
+        for item in (test for i, test in enumerate(tests) if i not in drawn):
+            item.add_marker(pytest.mark.full)
     items.sort(key=lambda item: LONG.isdisjoint(item.path.relative_to(ROOT).parts))
 
 

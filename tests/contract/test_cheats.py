@@ -69,6 +69,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     stand.bench.worlds.close()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("how", "seen"),
     [
@@ -93,6 +94,7 @@ def test_late_cheats_are_dated_to_the_step(stand: Stand, how: str, seen: list[st
     assert timed.compared == 16
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("asks", ["nothing", "function", "imported", "group", "variable"])
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
 def test_a_model_that_asks_how_large_the_world_is_does_not_pass_the_gate(
@@ -226,6 +228,7 @@ def test_a_codec_that_leaves_gradients_out_is_seen_by_its_shares(
     assert how == "honest" or seen in check.detail, check
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "how", "seen"),
     [
@@ -289,6 +292,7 @@ def test_a_compressor_that_states_nothing_is_an_error(stand: Stand, tmp_path: Pa
     assert "ERROR_BOUND" in described.error
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("claims", "excuses"),
     [

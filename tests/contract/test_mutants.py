@@ -35,6 +35,7 @@ def test_the_correct_twin_of_the_mutants_passes(launch: Any) -> None:
     assert world.failed == []
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("bug", CAUGHT_BY)
 @pytest.mark.parametrize("model", ["mlp-nano", pytest.param("paced-small", marks=pytest.mark.full)])
 def test_mutant_is_caught(launch: Any, bug: str, model: str) -> None:
@@ -46,6 +47,7 @@ def test_mutant_is_caught(launch: Any, bug: str, model: str) -> None:
     assert any(c.name.endswith(CAUGHT_BY[bug]) for c in world.failed), world.failed
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bug", ["times_1_01", "sum_for_mean", "one_tensor"])
 def test_mutant_is_caught_where_bits_cannot_be_compared(launch: Any, bug: str) -> None:
     """Four ranks add in another order than the reference: the tolerance must still be tight."""
@@ -67,6 +69,7 @@ def test_mutant_is_caught_in_reduced_precision(
     assert any(c.name.endswith(names) for c in wrong.failed), wrong.failed
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.AUTOCAST])
 def test_a_factor_of_one_percent_is_caught_in_reduced_precision(
     launch: Any, precision: Precision
@@ -182,6 +185,7 @@ SOONEST = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "family",
     [pytest.param(f, marks=[pytest.mark.full] * (f not in ("join", "server"))) for f in FAMILIES],
@@ -193,6 +197,7 @@ def test_the_correct_twin_of_a_familys_mutants_passes(launch: Any, family: str) 
     assert world.cause is None and world.failed == []
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("family", "bug"),
     [
@@ -242,6 +247,7 @@ CODECS = {
 CODECS_SOONEST = {"owes_all", "ranks_apart", "signs_as_bytes"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "bug",
     [

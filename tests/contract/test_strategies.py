@@ -75,6 +75,7 @@ SOON_SCHEDULES = ("1f1b", "zbv")
 FOUR = ("ddp", "fsdp", "parameter_server")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy", [pytest.param(s, marks=[pytest.mark.full] * (s not in FOUR)) for s in STRATEGIES]
 )
@@ -82,6 +83,7 @@ def test_strategy_trains_on_four_ranks_as_on_one(launch: Any, strategy: str) -> 
     right(launch(f"{strategy}/{soonest(strategy)}", 4))
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(("strategy", "model", "precision", "world"), CELLS)
 def test_strategy_trains_as_one_device_would(
     launch: Any, strategy: str, model: str, precision: Precision, world: int
@@ -129,6 +131,7 @@ def test_compressor_keeps_its_promise_on_four_ranks(launch: Any) -> None:
     right(launch("compressed:topk/mlp-nano", 4))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(
     "model", ["mlp-nano", pytest.param("decoder-nano", marks=pytest.mark.full)]
@@ -140,6 +143,7 @@ def test_compressor_keeps_its_promise(launch: Any, codec: str, model: str, world
     right(launch(f"compressed:{codec}/{model}", world))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "strategy",
     ["single", *(pytest.param(s, marks=[pytest.mark.full] * (s not in FOUR)) for s in STRATEGIES)],
@@ -148,6 +152,7 @@ def test_one_rank_is_bit_equal_to_plain(launch: Any, strategy: str) -> None:
     right(launch(f"{strategy}/{soonest(strategy)}", 1))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("world", [3])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_worlds_that_are_no_power_of_two(launch: Any, strategy: str, world: int) -> None:
@@ -159,6 +164,7 @@ def test_fsdp_casts_by_itself(launch: Any) -> None:
     right(launch("fsdp/mlp-nano", 2, **fields))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.AUTOCAST])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_reduced_precision(launch: Any, strategy: str, precision: Precision) -> None:
@@ -248,6 +254,7 @@ def test_activation_checkpointing(launch: Any, strategy: str) -> None:
     right(launch(f"{strategy}/mlp-nano", 2, checkpoint=True))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("strategy", "knobs"),
     [
@@ -279,6 +286,7 @@ def test_schedules(launch: Any, schedule: str) -> None:
     assert world.ranks[0].ran.schedule == world.described.expected.schedule
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("strategy", "knobs"),
     [

@@ -45,6 +45,7 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
 LONG = ("compile fell back", "products in 32 bits", "stepped before unscaling")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("plant", [pytest.param(p, marks=[FULL] * (p in LONG)) for p in PLANTED])
 def test_what_did_nothing_is_found(launch: Any, plant: str) -> None:
     asked, check = PLANTED[plant]
@@ -67,6 +68,7 @@ def test_without_the_bug_it_passes(launch: Any, plant: str) -> None:
     assert any(c.name.startswith(("took_effect", "compute_dtype")) for c in world.ranks[0].checks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "fields"),
     [

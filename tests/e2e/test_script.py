@@ -97,6 +97,7 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
     assert not verify(record, measured.session.run.folder).differences
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("mistake", "said"),
     [
@@ -238,6 +239,7 @@ def test_commands_are_read_as_a_shell_would() -> None:
     assert parse(["-m", "pkg.train"]).name == "train" and parse(["-m", "pkg.train"]).module
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["forks", "floods", "catches SIGTERM", "leaks", "writes"])
 def test_odd_scripts_are_survived(measured: Measured, how: str) -> None:
     before = sorted(p.name for p in SCRIPTS.iterdir())
@@ -342,6 +344,7 @@ def _says(path: Path, word: bytes) -> bool:
         return False
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -423,6 +426,7 @@ def test_what_slows_down_without_being_wrong_is_noticed(measured: Measured) -> N
 STYLES = ["plain", "ragged", "compiled", "fsdp", "region", "named", "two optimizers", "in backward"]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("style", STYLES)
 def test_steps_and_samples_are_exact_in_every_style(measured: Measured, style: str) -> None:
     """Against the script's own count, step by step."""

@@ -32,6 +32,7 @@ def test_samples_are_counted_as_what_they_are(measured: Measured, shape: str) ->
         assert launch.steps is not None and launch.consumed == 16 * ranks * launch.steps.count
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("shape", "says"),
     [
@@ -66,6 +67,7 @@ def test_a_strong_ladder_run_as_a_weak_one_is_told(measured: Measured) -> None:
     assert strong.value is not None and measured.wrong() == [], strong.detail
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -87,6 +89,7 @@ def test_mistakes_that_content_hides_are_named(
     assert verdict.status is Status.ERROR and says in verdict.detail, verdict.detail
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "right", ["peeks", "own data", "attacks", pytest.param("--fsdp", marks=pytest.mark.full)]
 )
@@ -96,6 +99,7 @@ def test_what_only_looks_like_a_mistake_is_none(measured: Measured, right: str) 
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mistake", "says"),
     [

@@ -1,7 +1,7 @@
 """Bad input of every kind, by the thousand: one clear error or an answer, never a traceback.
 
 Arguments, cases and settings, rules, cluster files, records, traces and users' files are broken in
-the ways that people and disks break them. ``FUZZ=10`` tries ten times as many, as ``tox -e full``.
+the ways that people and disks break them. ``FUZZ=20`` tries twenty times as many, as ``tox -e full``.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 
 
 @given(line=command_lines())
-@tries(40)
+@tries(15)
 def test_any_command_line(line: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.getbasetemp())
@@ -121,7 +121,7 @@ def test_any_command_line(line: list[str], tmp_path_factory: pytest.TempPathFact
     ["micro_batch", "global_batch", "precision", "shares", "stragglers", "seq_len", "ddp.bucket_cap_mb",
      "pipeline.microbatches", "devices_per_rank", "accumulate", "seed", "data", "optimizer"]
 )), value=junk)  # fmt: skip
-@tries(600)
+@tries(200)
 def test_any_case_and_setting(name: str, key: str, value: Any) -> None:
     for case in (name, "ddp/decoder-nano/weak", "pipeline/decoder-nano/strong"):
         refused(lambda case=case: plans_of(case, SITE, KNOWN, {key: value}))
@@ -139,7 +139,7 @@ def toml(value: Any) -> str:
 
 
 @given(data=st.data())
-@tries(300)
+@tries(150)
 def test_any_rule(data: st.DataObject, tmp_path: Path) -> None:
     rule = broken(data.draw, RULE)
     rows = rule.items() if isinstance(rule, dict) else [("x", rule)]
@@ -185,7 +185,7 @@ def test_any_cluster_file(data: st.DataObject, engine: str, tmp_path: Path) -> N
 
 
 @given(data=st.data())
-@tries(40)
+@tries(20)
 def test_any_record(data: st.DataObject, sample: Path, tmp_path: Path) -> None:
     """Read, verified, reported, compared and ingested: whoever edits one hears what is wrong."""
     run = tmp_path / "run"
@@ -214,7 +214,7 @@ TRACE = {
 
 @given(data=st.data())
 @example(data=None)
-@tries(400)
+@tries(200)
 def test_any_trace(data: st.DataObject | None, tmp_path: Path) -> None:
     file = tmp_path / "rank0.json"
     file.write_text(json.dumps(TRACE if data is None else broken(data.draw, TRACE)))

@@ -70,6 +70,7 @@ def some(values: list[str], kept: tuple[str, ...]) -> list[Any]:
     return [v if v in kept else pytest.param(v, marks=pytest.mark.full) for v in values]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "strategy",
     some(STRATEGIES, ("ddp", "fsdp", "pipeline", "tensor_parallel", "local_sgd")),
@@ -79,6 +80,7 @@ def test_every_strategy_trains_right(worlds: Worlds, strategy: str) -> None:
     assert worlds.launch(worlds.case(name, ranks), gate).wrong == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "strategy", some(STRATEGIES, ("single", "ddp", "fsdp", "zero1", "parameter_server"))
 )

@@ -32,7 +32,7 @@ TASKS: Mapping[str, tuple[str, Sequence[str]]] = {
     "nights": ("how figures change over time", ("nightly", "ingest", "bisect", "baseline")),
     "foresee": ("sizes and machines that are not here", ("predict", "possible")),
     "faults": ("what interruptions cost", ("recover", "goodput")),
-    "archive": ("runs as evidence for others", ("pack", "unpack", "sign", "handover")),
+    "archive": ("runs as evidence for others", ("contract", "handover", "sign", "pack", "unpack")),
     "data": ("figures for other programs", ("export", "audit", "compare-hardware")),
     "share": ("runs where others look", ("pr", "site", "publish")),
     "suites": ("what can be asked", ("demo", "list", "rules", "completion")),

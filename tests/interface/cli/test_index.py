@@ -45,6 +45,7 @@ def test_the_overview_is_a_screen_and_the_whole_has_every_verb(
     overview = shown(capsys, "--help")
     assert len(overview) <= 40 and all(len(line) <= 80 for line in overview)
     words = " ".join(overview).replace(",", " ").replace(":", " ").split()
+    assert not any(line.endswith(": more") for line in overview), "every verb has its task"
     whole = shown(capsys, "--help", "all")
     for verb in verbs():
         assert verb in words

@@ -17,7 +17,7 @@ import pytest
 from harness.analysis.timeline.profiled import budget_of
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ScaleproofError
-from harness.cases import CaseSpec, Catalogue
+from harness.cases import CaseSpec, Catalogue, Mesh
 from harness.host import nvml
 from harness.launch.wire.messages import (
     Bits,
@@ -78,6 +78,38 @@ def some(values: list[str], kept: tuple[str, ...]) -> list[Any]:
 def test_every_strategy_trains_right(worlds: Worlds, strategy: str) -> None:
     name, ranks = named(strategy)
     assert worlds.launch(worlds.case(name, ranks), gate).wrong == []
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    made = Worlds(tmp_path_factory.mktemp("four"), 4, KNOWN)
+    yield made
+    made.close()
+
+
+LARGER = [s for s in STRATEGIES if s != "single"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", LARGER)
+def test_every_strategy_trains_right_on_four(four: Worlds, strategy: str) -> None:
+    """Groups within the world, neighbours that are not each other's, stages in the middle."""
+    name, _ = named(strategy)
+    assert four.launch(four.case(name, 4), gate).wrong == []
+
+
+PRODUCTS = [(s, mesh) for s in STRATEGIES for mesh in KNOWN.get("strategies", s).supports.products]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("strategy", "mesh"), PRODUCTS)
+def test_products_train_right(four: Worlds, strategy: str, mesh: str) -> None:
+    """Several dimensions at once."""
+    ranks = Mesh.parse(mesh).ranks
+    model = "moe-nano" if strategy == "expert_parallel" else "decoder-nano"
+    if ranks > 4:
+        pytest.skip(f"{ranks} ranks: this machine has 4 devices")
+    assert four.launch(four.case(f"{strategy}/{model}", ranks, mesh=mesh), gate).wrong == []
 
 
 @pytest.mark.few(3)

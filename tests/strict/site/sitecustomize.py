@@ -1,13 +1,14 @@
 """On PYTHONPATH this makes every Python of a run believe in the strict device, as torch is imported.
 
-Three answers of the project are changed: what the installed torch was built for, how large the
-matrices of a device's ceilings are (a GPU's would take a core a minute), and which device is a rank's
-(torch lets a process have one of this kind).
+Four answers of the project are changed: what the installed torch was built for, how large the
+matrices of a device's ceilings are (a GPU's would take a core a minute), which device is a rank's
+(torch lets a process have one of this kind), and that the machine has a core for each of its GPUs.
 """
 
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,10 +40,16 @@ def _numbered(module: ModuleType) -> None:
     module.numbered = lambda index: torch.device("strict", 0)  # type: ignore[attr-defined]
 
 
+def _cored(module: ModuleType) -> None:
+    there = module.physical_cores
+    module.physical_cores = lambda: max(there(), int(os.environ["STRICT_GPUS"]))  # type: ignore[attr-defined]
+
+
 AFTER: dict[str, Callable[[ModuleType], None]] = {
     "torch": _torch,
     "harness.training.accelerator": _numbered,
     "harness.training.rank.ceiling": _ceiling,
+    "harness.host.machine": _cored,
 }
 
 

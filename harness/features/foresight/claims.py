@@ -1,6 +1,6 @@
 """Claims: whether a published table holds together, as far as its digits say.
 
-rows of text -> Figures, each between its rounding ends -> what follows from others -> Finding
+rows as stated -> Figures, each between its rounding ends -> what follows from others -> Finding
 
 speedup = T1 / TN, or the ratio of throughputs;  efficiency = speedup / (N / N1);
 1 - efficiency >= the share of a step that communication is said to take: nothing else can hide it.
@@ -11,6 +11,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
+
+from harness.features.foresight.published.files import cell_value, field_name
+from harness.features.foresight.published.measures import Unit, unit_of
+from harness.features.foresight.published.reading import CONFIGURATION, NUMBERS, Fields, shape_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +40,13 @@ class ClaimedColumn(StrEnum):
     COMMUNICATION = "communication"
 
 
-#: What tables call them; units in brackets are taken off first.
+#: What tables call them, beside the fields that ``published`` knows, without units in brackets.
 NAMES: Mapping[ClaimedColumn, str] = {
-    ClaimedColumn.RANKS: (
-        r"n|np|(num_?)?(gpus?|ranks?|devices?|workers?|accelerators?|chips?)|world(_?size)?"
-    ),
+    ClaimedColumn.RANKS: r"np|(num_?)?(gpu|rank|device|workers?|accelerators?|chips?)|world",
     ClaimedColumn.TIME: (
         r"t|time.*|seconds?.*|s|ms|epoch.*|s/epoch|step.*|(s|ms) (an?|per) (epoch|step)"
     ),
-    ClaimedColumn.THROUGHPUT: (
-        r"throughput|rate|(samples|tokens|images|sequences)(/s.*| per second)"
-    ),
+    ClaimedColumn.THROUGHPUT: r"throughput|rate",
     ClaimedColumn.SPEEDUP: r"speed[ -]?up|x|scaling",
     ClaimedColumn.EFFICIENCY: r"eff\.?|(scaling |parallel )?efficiency",
     ClaimedColumn.COMMUNICATION: r"comm\.?|communication.*|(comm|communication) (share|overhead)",
@@ -82,6 +83,12 @@ MOST_DIGITS = 300
 
 def column(name: str) -> ClaimedColumn | None:
     """Which column a heading names; None for others."""
+    field = field_name(name).lower()
+    if field in NUMBERS["ranks"]:
+        return ClaimedColumn.RANKS
+    if (known_unit := unit_of(field)) is not None:
+        is_time = known_unit[0] is Unit.STEP
+        return ClaimedColumn.TIME if is_time else ClaimedColumn.THROUGHPUT
     bare = re.sub(r"[\[(].*?[\])]", "", name).strip().lower().replace("_", " ").replace("  ", " ")
     for known, pattern in NAMES.items():
         if re.fullmatch(pattern.replace("_?", "[ _]?"), bare):
@@ -104,6 +111,80 @@ def figure(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
     share = of in (ClaimedColumn.EFFICIENCY, ClaimedColumn.COMMUNICATION)
     scale = 0.01 if share and ("%" in text or value > 1.5) else 1.0
     return ClaimedFigure(text=text.strip(), low=(value - half) * scale, high=(value + half) * scale)
+
+
+def contradictions(table: Mapping[str, Any]) -> list[str]:
+    """A sentence for each row of a table that its other figures contradict."""
+    rows, kinds = stated_rows(table)
+    if any(nonsense(row) for row in rows):
+        return []
+    return [
+        f"{finding.row} contradict themselves: {why}"
+        for finding in audit(rows, kinds)
+        for why in finding.why
+        if finding.status is ClaimStatus.INCONSISTENT
+    ]
+
+
+def stated_rows(table: Mapping[str, Any]) -> tuple[list[Row], list[str]]:
+    """The figures of a table's rows, and of what kind each is: as it says, else what was run.
+
+    Rates of one rank are multiplied by the ranks. A step's time is divided by its samples where
+    batches are stated: a larger step takes longer and is no slower.
+    """
+    points: Sequence[Mapping[str, Any]] = table["points"]
+    about = {k: v for k, v in table.items() if not isinstance(v, dict | list) or k == "model"}
+    rows = [_stated_row(point, about) for point in points]
+    kinds = [str(point.get("kind") or "").strip() for point in points]
+    return rows, kinds if any(kinds) else _configurations(points)
+
+
+def _stated_row(point: Mapping[str, Any], about: Mapping[str, Any]) -> Row:
+    row: dict[ClaimedColumn, ClaimedFigure] = {}
+    names: dict[ClaimedColumn, str] = {}
+    for name, cell in point.items():
+        known = column(str(name))
+        if known is None or known in row or isinstance(cell, dict | list | None):
+            continue
+        if (stated := figure(str(cell), known)) is not None:
+            row[known] = stated
+            names[known] = field_name(str(name))
+    rate = unit_of(names.get(ClaimedColumn.THROUGHPUT, ""), str(about.get("metric", "")))
+    ranks = row.get(ClaimedColumn.RANKS)
+    if rate is not None and rate[1] and ranks is not None:
+        stated = row[ClaimedColumn.THROUGHPUT]
+        row[ClaimedColumn.THROUGHPUT] = _scaled(stated, ranks.middle, f"{ranks.text} x ")
+    samples = _samples(point, about) if unit_of(names.get(ClaimedColumn.TIME, "")) else None
+    if samples:
+        stated = row[ClaimedColumn.TIME]
+        row[ClaimedColumn.TIME] = _scaled(stated, 1 / samples, f"1/{samples:g} x ")
+    return row
+
+
+def _scaled(stated: ClaimedFigure, factor: float, shown: str) -> ClaimedFigure:
+    low, high = stated.low * factor, stated.high * factor
+    return ClaimedFigure(text=f"{shown}{stated.text}", low=low, high=high)
+
+
+def _samples(point: Mapping[str, Any], about: Mapping[str, Any]) -> float | None:
+    """Samples of a step; None where no batch is stated, or where it does not fit the ranks."""
+    fields = Fields(shared=about)
+    cells = {field_name(str(name)): cell_value(cell) for name, cell in point.items()}
+    batches = ("micro_batch", "global_batch", "replica_batch", "global_tokens")
+    try:
+        if all(fields.number(cells, batch, "") is None for batch in batches):
+            return None
+        return shape_of(cells, fields, "").samples
+    except ValueError:
+        return None
+
+
+def _configurations(points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was run in each row, by the fields in which rows differ."""
+    names = ("model", *NUMBERS["seq"], *CONFIGURATION)
+    cells = [{str(k).lower(): v for k, v in point.items()} for point in points]
+    unlike = [name for name in names if len({str(c.get(name)) for c in cells}) > 1]
+    return [", ".join(f"{name} {c[name]}" for name in unlike if name in c) for c in cells]
 
 
 def audit(rows: Sequence[Row], kinds: Sequence[str] = ()) -> list[ClaimFinding]:

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import numpy as np
+from scipy import stats
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedFigure:
@@ -20,6 +23,8 @@ class ClaimedFigure:
     text: str
     low: float
     high: float
+    #: What single launches showed, where the number is their mean.
+    launches: tuple[float, ...] = ()
 
     @property
     def middle(self) -> float:
@@ -63,7 +68,8 @@ class ClaimFinding:
     """What was found of one row. ``why`` has a sentence for each figure that does not follow from
     the others, or says what is missing. ``kind`` is of what its times are: rows of two kinds are
     never held against each other. ``speedup`` and ``efficiency`` are what its own times give, over
-    the smallest row of its kind, between the ends that its digits leave.
+    the smallest row of its kind, between the ends that its digits leave. ``between_launches``
+    is the speedup's 95 % interval, where both rows tell what each of their launches took.
     """
 
     row: str
@@ -73,6 +79,7 @@ class ClaimFinding:
     kind: str = ""
     speedup: tuple[float, float] | None = None
     efficiency: tuple[float, float] | None = None
+    between_launches: tuple[float, float] | None = None
 
 
 Row = Mapping[ClaimedColumn, ClaimedFigure]
@@ -106,24 +113,56 @@ def figure(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
     return ClaimedFigure(text=text.strip(), low=(value - half) * scale, high=(value + half) * scale)
 
 
-def audit(rows: Sequence[Row], kinds: Sequence[str] = ()) -> list[ClaimFinding]:
-    """Every row against the smallest one of its kind, and against itself."""
+def mean_of(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
+    """``25.97 28.74 27.61``: the mean of what launches showed, as exact as they are printed."""
+    every = [seen for word in text.split() if (seen := figure(word, of)) is not None]
+    if not every:
+        return None
+    low = math.fsum(seen.low for seen in every) / len(every)
+    high = math.fsum(seen.high for seen in every) / len(every)
+    told = f"{(low + high) / 2:.4g}, the mean of {len(every)} launches"
+    launches = tuple(seen.middle for seen in every)
+    return ClaimedFigure(text=told, low=low, high=high, launches=launches)
+
+
+def between_launches(row: Row, base: Row) -> tuple[float, float] | None:
+    """A ratio of two times as launches differ: Welch's 95 % interval of logarithms."""
+    ours = row.get(ClaimedColumn.TIME)
+    theirs = base.get(ClaimedColumn.TIME)
+    if ours is None or theirs is None or min(len(ours.launches), len(theirs.launches)) < 2:
+        return None
+    found = stats.ttest_ind(np.log(theirs.launches), np.log(ours.launches), equal_var=False)
+    ends = found.confidence_interval(0.95)
+    return float(math.exp(ends.low)), float(math.exp(ends.high))
+
+
+def audit(
+    rows: Sequence[Row], kinds: Sequence[str] = (), names: Sequence[str] = ()
+) -> list[ClaimFinding]:
+    """Every row against the smallest one of its kind, and against itself. Of rows with as many
+    ranks, such as two machines, the first is what others are held against.
+    """
     of = list(kinds) or [""] * len(rows)
+    called = list(names) or [""] * len(rows)
     bases: dict[str, Row] = {}
     for kind in dict.fromkeys(of):
         known = [r for r, k in zip(rows, of, strict=True) if k == kind and ClaimedColumn.RANKS in r]
         if known:
             bases[kind] = min(known, key=lambda row: row[ClaimedColumn.RANKS].middle)
     out = []
-    for number, (row, kind) in enumerate(zip(rows, of, strict=True), 1):
+    for number, (row, kind, name) in enumerate(zip(rows, of, called, strict=True), 1):
         base = bases.get(kind)
         finding = replace(_finding(row, base, number), kind=kind)
+        finding = replace(finding, row=name or finding.row)
         times = [] if base is None or ClaimedColumn.RANKS not in row else _measured(row, base)
         if base is not None and times:
             low, high, _ = times[0]
             ratio = row[ClaimedColumn.RANKS].middle / base[ClaimedColumn.RANKS].middle
             ends = (low / ratio, high / ratio)
-            finding = replace(finding, speedup=(low, high), efficiency=ends)
+            scatter = None if row is base else between_launches(row, base)
+            finding = replace(finding, speedup=(low, high), between_launches=scatter)
+            if row is base or ratio > 1:
+                finding = replace(finding, efficiency=ends)
         out.append(finding)
     return out
 

@@ -63,7 +63,7 @@ def act(asked: Asked) -> Answer:
         )
     _refuse_nonsense(rows, path)
     kinds = _kinds(table, path)
-    findings = claims.audit(rows, kinds)
+    findings = claims.audit(rows, kinds, [row.get("name", "").strip() for row in table])
     wrong = any(f.status is ClaimStatus.INCONSISTENT for f in findings)
     checked = any(f.checked for f in findings)
     exit_ = Exit.FAILED if wrong else Exit.PASSED if checked else Exit.NOTHING_JUDGED
@@ -134,7 +134,7 @@ def _table(path: Path) -> list[dict[str, str]]:
                 expected="[[row]] tables",
                 fix=f"edit {path}",
             )
-        return [{str(k): str(v) for k, v in row.items()} for row in rows]
+        return [{str(k): _cell(v) for k, v in row.items()} for row in rows]
     if marked := [line for line in content.splitlines() if line.strip().startswith("|")]:
         cells = [[c.strip() for c in line.strip().strip("|").split("|")] for line in marked]
         rows = [c for c in cells if not all(re.fullmatch(r":?-+:?", x) for x in c)]
@@ -142,9 +142,18 @@ def _table(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(content), skipinitialspace=True))
 
 
+def _cell(value: Any) -> str:
+    """A value of TOML as a table has it: what launches took stands in one cell."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _row(line: dict[str, str]) -> Row:
     out = {}
     for name, cell in line.items():
+        if (name or "").strip().lower() == "launches":
+            if (mean := claims.mean_of(str(cell or ""), ClaimedColumn.TIME)) is not None:
+                out[ClaimedColumn.TIME] = mean
+            continue
         known = claims.column(name or "")
         if known is not None and (seen := claims.figure(str(cell or ""), known)) is not None:
             out[known] = seen
@@ -170,7 +179,7 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
             if lost is not None and lost > 0.02:
                 why += f"; {100 * lost:.1f}% of the ideal is lost to nothing that is stated"
             out += text.wrap(f" {finding.row:<10} {finding.status:<13} {why}", width, 25)
-            if finding.efficiency is not None and row is not base:
+            if finding.speedup is not None and row is not base:
                 out += text.wrap(f"{'':25}{_follows(finding)}", width, 25)
     count = {s: sum(f.status is s for f in findings) for s in ClaimStatus}
     out += ["", f" {', '.join(f'{n} {s}' for s, n in count.items() if n)}"]
@@ -182,6 +191,12 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
 def _follows(finding: ClaimFinding) -> str:
     """What its own times give, as far as their digits say."""
     assert finding.speedup is not None
-    assert finding.efficiency is not None
-    (a, b), (c, d) = finding.speedup, finding.efficiency
-    return f"its times give {a:.3f} to {b:.3f} times, an efficiency of {c:.3f} to {d:.3f}"
+    low, high = finding.speedup
+    words = f"its times give {low:.3f} to {high:.3f} times"
+    if finding.efficiency is not None:
+        low, high = finding.efficiency
+        words += f", an efficiency of {low:.3f} to {high:.3f}"
+    if finding.between_launches is not None:
+        low, high = finding.between_launches
+        words += f"; by how launches differ, {low:.2f} to {high:.2f} times (95 %)"
+    return words

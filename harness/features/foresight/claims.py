@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
 from harness.features.foresight.published.files import cell_value, field_name
 from harness.features.foresight.published.measures import Unit, unit_of
 from harness.features.foresight.published.reading import CONFIGURATION, NUMBERS, Fields, shape_of
@@ -25,6 +28,8 @@ class ClaimedFigure:
     text: str
     low: float
     high: float
+    #: What single launches showed, where the number is their mean.
+    launches: tuple[float, ...] = ()
 
     @property
     def middle(self) -> float:
@@ -64,7 +69,8 @@ class ClaimFinding:
     """What was found of one row. ``why`` has a sentence for each figure that does not follow from
     the others, or says what is missing. ``kind`` is of what its times are: rows of two kinds are
     never held against each other. ``speedup`` and ``efficiency`` are what its own times give, over
-    the smallest row of its kind, between the ends that its digits leave.
+    the smallest row of its kind, between the ends that its digits leave. ``between_launches``
+    is the speedup's 95 % interval, where both rows tell what each of their launches took.
     """
 
     row: str
@@ -74,6 +80,7 @@ class ClaimFinding:
     kind: str = ""
     speedup: tuple[float, float] | None = None
     efficiency: tuple[float, float] | None = None
+    between_launches: tuple[float, float] | None = None
 
 
 Row = Mapping[ClaimedColumn, ClaimedFigure]
@@ -115,19 +122,28 @@ def figure(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
 
 def contradictions(table: Mapping[str, Any]) -> list[str]:
     """A sentence for each row of a table that its other figures contradict."""
-    rows, kinds = stated_rows(table)
-    if any(nonsense(row) for row in rows):
+    stated = stated_table(table)
+    if any(nonsense(row) for row in stated.rows):
         return []
     return [
         f"{finding.row} contradict themselves: {why}"
-        for finding in audit(rows, kinds)
+        for finding in audit(stated.rows, stated.kinds, stated.names)
         for why in finding.why
         if finding.status is ClaimStatus.INCONSISTENT
     ]
 
 
-def stated_rows(table: Mapping[str, Any]) -> tuple[list[Row], list[str]]:
-    """The figures of a table's rows, and of what kind each is: as it says, else what was run.
+@dataclass(frozen=True, kw_only=True)
+class StatedTable:
+    """The figures of a table's rows, what kind each is of, and what it is called, if anything."""
+
+    rows: Sequence[Row]
+    kinds: Sequence[str]
+    names: Sequence[str]
+
+
+def stated_table(table: Mapping[str, Any]) -> StatedTable:
+    """What rows state; the kinds are as they say, else what was run.
 
     Rates of one rank are multiplied by the ranks. A step's time is divided by its samples where
     batches are stated: a larger step takes longer and is no slower.
@@ -136,12 +152,18 @@ def stated_rows(table: Mapping[str, Any]) -> tuple[list[Row], list[str]]:
     about = {k: v for k, v in table.items() if not isinstance(v, dict | list) or k == "model"}
     rows = [_stated_row(point, about) for point in points]
     kinds = [str(point.get("kind") or "").strip() for point in points]
-    return rows, kinds if any(kinds) else _configurations(points)
+    names = [str(point.get("name") or "").strip() for point in points]
+    if not any(kinds):
+        kinds = _configurations(points)
+    return StatedTable(rows=rows, kinds=kinds, names=names)
 
 
 def _stated_row(point: Mapping[str, Any], about: Mapping[str, Any]) -> Row:
     row: dict[ClaimedColumn, ClaimedFigure] = {}
     names: dict[ClaimedColumn, str] = {}
+    launches = next((v for k, v in point.items() if str(k).strip().lower() == "launches"), None)
+    if (mean := mean_of(launches)) is not None:
+        row[ClaimedColumn.TIME] = mean
     for name, cell in point.items():
         known = column(str(name))
         if known is None or known in row or isinstance(cell, dict | list | None):
@@ -187,24 +209,58 @@ def _configurations(points: Sequence[Mapping[str, Any]]) -> list[str]:
     return [", ".join(f"{name} {c[name]}" for name in unlike if name in c) for c in cells]
 
 
-def audit(rows: Sequence[Row], kinds: Sequence[str] = ()) -> list[ClaimFinding]:
-    """Every row against the smallest one of its kind, and against itself."""
+def mean_of(cell: Any) -> ClaimedFigure | None:
+    """``25.97 28.74 27.61``: the mean of what launches took, as exact as they are printed."""
+    words = cell if isinstance(cell, list) else str(cell or "").split()
+    shown = [figure(str(word), ClaimedColumn.TIME) for word in words]
+    known = [launch for launch in shown if launch is not None]
+    if not known:
+        return None
+    low = math.fsum(launch.low for launch in known) / len(known)
+    high = math.fsum(launch.high for launch in known) / len(known)
+    text = f"{(low + high) / 2:.4g}, the mean of {len(known)} launches"
+    launches = tuple(launch.middle for launch in known)
+    return ClaimedFigure(text=text, low=low, high=high, launches=launches)
+
+
+def between_launches(row: Row, base: Row) -> tuple[float, float] | None:
+    """A ratio of two times as launches differ: Welch's 95 % interval of logarithms."""
+    ours = row.get(ClaimedColumn.TIME)
+    theirs = base.get(ClaimedColumn.TIME)
+    if ours is None or theirs is None or min(len(ours.launches), len(theirs.launches)) < 2:
+        return None
+    test = stats.ttest_ind(np.log(theirs.launches), np.log(ours.launches), equal_var=False)
+    ends = test.confidence_interval(0.95)
+    return float(math.exp(ends.low)), float(math.exp(ends.high))
+
+
+def audit(
+    rows: Sequence[Row], kinds: Sequence[str] = (), names: Sequence[str] = ()
+) -> list[ClaimFinding]:
+    """Every row against the smallest one of its kind, and against itself. Of rows with as many
+    ranks, such as two machines, the first is what others are held against.
+    """
     of = list(kinds) or [""] * len(rows)
+    called = list(names) or [""] * len(rows)
     bases: dict[str, Row] = {}
     for kind in dict.fromkeys(of):
         known = [r for r, k in zip(rows, of, strict=True) if k == kind and ClaimedColumn.RANKS in r]
         if known:
             bases[kind] = min(known, key=lambda row: row[ClaimedColumn.RANKS].middle)
     out = []
-    for number, (row, kind) in enumerate(zip(rows, of, strict=True), 1):
+    for number, (row, kind, name) in enumerate(zip(rows, of, called, strict=True), 1):
         base = bases.get(kind)
         finding = replace(_finding(row, base, number), kind=kind)
+        finding = replace(finding, row=name or finding.row)
         times = [] if base is None or ClaimedColumn.RANKS not in row else _measured(row, base)
         if base is not None and times:
             low, high, _ = times[0]
             ratio = row[ClaimedColumn.RANKS].middle / base[ClaimedColumn.RANKS].middle
             ends = (low / ratio, high / ratio)
-            finding = replace(finding, speedup=(low, high), efficiency=ends)
+            scatter = None if row is base else between_launches(row, base)
+            finding = replace(finding, speedup=(low, high), between_launches=scatter)
+            if row is base or ratio > 1:
+                finding = replace(finding, efficiency=ends)
         out.append(finding)
     return out
 

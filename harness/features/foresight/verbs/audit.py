@@ -16,6 +16,7 @@ from harness.features.foresight.claims import (
     ClaimFinding as Claim,
     ClaimStatus,
     Row,
+    StatedTable,
 )
 from harness.features.foresight.published.files import documents
 from harness.interface.cli.answer import Answer, Asked
@@ -53,11 +54,11 @@ def act(asked: Asked) -> Answer:
     rows = list[Row]()
     findings = list[ClaimFinding]()
     for table in tables:
-        rows_of_table, kinds = _read(table, path)
-        of_table = claims.audit(rows_of_table, kinds)
+        stated = _read(table, path)
+        of_table = claims.audit(stated.rows, stated.kinds, stated.names)
         if len(tables) > 1:
-            of_table = [replace(f, kind=_joined(table["id"], f.kind)) for f in of_table]
-        rows += rows_of_table
+            of_table = [replace(f, kind=_joined(table.get("id", ""), f.kind)) for f in of_table]
+        rows += stated.rows
         findings += of_table
     wrong = any(f.status is ClaimStatus.INCONSISTENT for f in findings)
     checked = any(f.checked for f in findings)
@@ -73,31 +74,31 @@ def act(asked: Asked) -> Answer:
 
 
 def _joined(table: str, kind: str) -> str:
-    return f"{table}, {kind}" if kind else table
+    return ", ".join(part for part in (table, kind) if part)
 
 
-def _read(table: Any, path: Path) -> tuple[list[Row], list[str]]:
+def _read(table: Any, path: Path) -> StatedTable:
     """The figures of a table that has some, and of what kind each row is."""
     points = table.get("points") if isinstance(table, Mapping) else None
     if not isinstance(points, list) or not all(isinstance(row, Mapping) for row in points):
         points = []
-    rows, kinds = claims.stated_rows({**table, "points": points}) if points else ([], [])
-    if not any(rows):
+    stated = claims.stated_table({"points": points} if not points else table)
+    if not any(stated.rows):
         raise SpecError(
             "no column is known" if points else "no table",
             where=str(path),
             expected=f"headings such as {', '.join(ClaimedColumn)}",
             fix="scaleproof audit TABLE.csv",
         )
-    _refuse_nonsense(rows, path)
-    if any(point.get("kind") for point in points) and not all(kinds):
+    _refuse_nonsense(stated.rows, path)
+    if any(point.get("kind") for point in points) and not all(stated.kinds):
         raise SpecError(
-            f"row {kinds.index('') + 1} does not say of what its times are",
+            f"row {stated.kinds.index('') + 1} does not say of what its times are",
             where=str(path),
             expected="a kind in every row: two kinds of step time differ by more than a point",
             fix='kind = "step"',
         )
-    return rows, kinds
+    return stated
 
 
 def _refuse_nonsense(rows: Sequence[Row], path: Path) -> None:
@@ -130,7 +131,7 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
             if lost is not None and lost > 0.02:
                 why += f"; {100 * lost:.1f}% of the ideal is lost to nothing that is stated"
             out += text.wrap(f" {finding.row:<10} {finding.status:<13} {why}", width, 25)
-            if finding.efficiency is not None and row is not base:
+            if finding.speedup is not None and row is not base:
                 out += text.wrap(f"{'':25}{_follows(finding)}", width, 25)
     count = {s: sum(f.status is s for f in findings) for s in ClaimStatus}
     out += ["", f" {', '.join(f'{n} {s}' for s, n in count.items() if n)}"]
@@ -142,6 +143,12 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
 def _follows(finding: ClaimFinding) -> str:
     """What its own times give, as far as their digits say."""
     assert finding.speedup is not None
-    assert finding.efficiency is not None
-    (a, b), (c, d) = finding.speedup, finding.efficiency
-    return f"its times give {a:.3f} to {b:.3f} times, an efficiency of {c:.3f} to {d:.3f}"
+    low, high = finding.speedup
+    words = f"its times give {low:.3f} to {high:.3f} times"
+    if finding.efficiency is not None:
+        low, high = finding.efficiency
+        words += f", an efficiency of {low:.3f} to {high:.3f}"
+    if finding.between_launches is not None:
+        low, high = finding.between_launches
+        words += f"; by how launches differ, {low:.2f} to {high:.2f} times (95 %)"
+    return words

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.features.foresight.claims import ClaimStatus, audit, contradictions, stated_rows
+from harness.features.foresight.claims import ClaimStatus, audit, contradictions, stated_table
 from harness.features.foresight.published.files import cell_value, documents, field_name
 from harness.features.foresight.published.table import PublishedTable, read
 
@@ -36,8 +36,8 @@ def test_a_ladder_is_the_same_in_every_kind_of_file(name: str, tmp_path: Path) -
     assert [p.step_s for p in table.points] == pytest.approx([2.0, 2.04, 2.1])
     assert [p.shape.samples for p in table.points] == [32, 64, 128]
     assert table.fabric.intra_bytes_per_s > 400e9, "an H100's links, which its rows name"
-    rows, kinds = stated_rows(documents(path, "")[0])
-    _, _, largest = audit(rows, kinds)
+    stated = stated_table(documents(path, "")[0])
+    _, _, largest = audit(stated.rows, stated.kinds)
     # Weak scaling: 4 times the samples in 2.1 s instead of 2.0.
     assert largest.efficiency is not None
     assert largest.efficiency[0] < 2.0 / 2.1 < largest.efficiency[1]
@@ -49,7 +49,7 @@ def test_a_rate_of_one_gpu_is_no_speedup() -> None:
         {"GPUs": "1", "images/s/GPU": "100.0", "efficiency": "100 %"},
         {"GPUs": "8", "images/s/GPU": "97.0", "efficiency": "97.0 %"},
     ]
-    statuses = [f.status for f in audit(*stated_rows({"points": points}))]
+    statuses = [f.status for f in audit(stated_table({"points": points}).rows)]
     assert statuses == [ClaimStatus.CONSISTENT] * 2
     points[1]["efficiency"] = "99.0 %"
     assert "efficiency 99.0 %" in contradictions({"points": points})[0]
@@ -68,9 +68,9 @@ def test_rows_of_two_configurations_are_never_divided() -> None:
         {"gpus": 8, "precision": "bf16", "samples_per_s": 100, "speedup": 1},
         {"gpus": 8, "precision": "fp8", "samples_per_s": 150, "speedup": 1},
     ]
-    rows, kinds = stated_rows({"points": points})
-    assert kinds == ["precision bf16", "precision fp8"]
-    assert {f.status for f in audit(rows, kinds)} == {ClaimStatus.CONSISTENT}
+    stated = stated_table({"points": points})
+    assert stated.kinds == ["precision bf16", "precision fp8"]
+    assert {f.status for f in audit(stated.rows, stated.kinds)} == {ClaimStatus.CONSISTENT}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ takes is taken from launches like it where there are any, and from closed forms 
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import NamedTuple
 
 from harness.analysis import roofline, rungs
 from harness.analysis.judging.obstacles import too_large_for_one
@@ -134,64 +135,117 @@ class LaunchCosts:
         return max(LEAST_STEP_S, flops / rate, talking_s)
 
 
-def coming(  # noqa: PLR0913
-    plans: Sequence[Plan],
-    arms: Mapping[str, Sequence[Arm]],
-    costs: LaunchCosts,
-    described: Mapping[str, Described],
-    slots: Slots,
-    *,
-    launches: Sequence[LaunchRecord] = (),
-    windows: Mapping[str, Mapping[str, Window]] | None = None,
-    timeline: bool = True,
-    outline: bool = False,
-) -> Iterator[Coming]:
-    """Every launch that is still to come; plans share gates, pilots, references and profiles.
+class Phase(NamedTuple):
+    """What a plan launches for one purpose: its window, and how often each arm is launched."""
+
+    purpose: Purpose
+    window: Window
+    times: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What is known of a run before it is over: its plans, and what was launched of them.
 
     ``arms`` maps a plan's hash to the arms that it is measured with, ``windows`` it to those that
     pilots have settled.
     """
-    have = _have(plans, launches, described)
-    compiled = _compiled(plans, launches)
-    for plan in plans:
-        timed_arms = arms[plan.hash]
-        settled = (windows or {}).get(plan.hash, {})
-        first = 2 * plan.protocol.min_blocks
-        begun = sum(x.plan == plan.hash and x.purpose is Purpose.TIMED for x in launches)
-        further = 2 * FURTHER if begun < first * len(timed_arms) else 0.0
-        for purpose, window, times in (
-            (Purpose.GATE, plan.window, 1),
-            (Purpose.PILOT, plan.pilot, 1),
-            (Purpose.REFERENCE, plan.window, 1),
-            (Purpose.TIMED, plan.window, first),
-            (Purpose.PROFILE, plan.profile(outline), int(timeline)),
-        ):
-            chosen = [arm for arm in timed_arms if _wanted(arm, purpose)]
-            if purpose is Purpose.PROFILE:
-                chosen = [arm for arm in chosen if arm in rungs.profiled(plan, len(plans))]
-            grouped = slots(plan, chosen)
-            for slot in grouped:
-                twice = slot is grouped[0] and len(slot) == 1 and purpose is Purpose.PILOT
-                probed = purpose is Purpose.PILOT and len(slot) > 1
-                missing = times + twice + 2 * probed
-                new = []
-                for arm in slot:
-                    key = _key(plan, arm.case.hash, purpose, described)
-                    if key is not None and have[key] < missing:
-                        new.append((arm, missing - have[key]))
-                        have[key] = missing
-                if not new:
-                    continue
-                windows_of = {arm.name: window for arm, _ in new}
-                if purpose in (Purpose.TIMED, Purpose.REFERENCE):
-                    windows_of = {arm.name: costs.lasting(plan, arm) for arm, _ in new}
-                    windows_of.update(settled)
-                took = max(costs.of(arm.case, purpose, windows_of[arm.name]) for arm, _ in new)
-                took += _compiling_s([arm.case for arm, _ in new], compiled)
-                many = max(count for _, count in new)
-                yield from [Coming(plan, purpose, tuple(a for a, _ in new), took)] * many
-                if purpose is Purpose.TIMED and further and plan.contrasts:
-                    yield Coming(plan, purpose, tuple(a for a, _ in new), further * took)
+
+    plans: Sequence[Plan]
+    arms: Mapping[str, Sequence[Arm]]
+    costs: LaunchCosts
+    described: Mapping[str, Described]
+    slots: Slots
+    launches: Sequence[LaunchRecord] = ()
+    windows: Mapping[str, Mapping[str, Window]] = field(default_factory=dict)
+    timeline: bool = True
+    outline: bool = False
+
+    def coming(self) -> Iterator[Coming]:
+        """Every launch to come; plans share gates, pilots, references and profiles."""
+        have = _have(self.plans, self.launches, self.described)
+        compiled = _compiled(self.plans, self.launches)
+        for plan in self.plans:
+            for phase in self._phases(plan):
+                for slot, times in self._slots(plan, phase):
+                    if missing := self._missing(plan, phase.purpose, slot, times, have):
+                        yield from self._launches(plan, phase, missing, compiled)
+
+    def _phases(self, plan: Plan) -> list[Phase]:
+        """A plan's phases, in their order."""
+        profiles = int(self.timeline)
+        return [
+            Phase(Purpose.GATE, plan.window, 1),
+            Phase(Purpose.PILOT, plan.pilot, 1),
+            Phase(Purpose.REFERENCE, plan.window, 1),
+            Phase(Purpose.TIMED, plan.window, 2 * plan.protocol.min_blocks),
+            Phase(Purpose.PROFILE, plan.profile(self.outline), profiles),
+        ]
+
+    def _slots(self, plan: Plan, phase: Phase) -> Iterator[tuple[Sequence[Arm], int]]:
+        """Arms that run at once, and how often they do.
+
+        The first pilot runs twice, against itself; pilots side by side are followed by two probes
+        of what neighbours take instead.
+        """
+        chosen = [arm for arm in self.arms[plan.hash] if _wanted(arm, phase.purpose)]
+        if phase.purpose is Purpose.PROFILE:
+            profiled = rungs.profiled(plan, len(self.plans))
+            chosen = [arm for arm in chosen if arm in profiled]
+        for place, slot in enumerate(self.slots(plan, chosen)):
+            more = 0
+            if phase.purpose is Purpose.PILOT:
+                more = 2 if len(slot) > 1 else int(place == 0)
+            yield slot, phase.times + more
+
+    def _missing(
+        self,
+        plan: Plan,
+        purpose: Purpose,
+        slot: Sequence[Arm],
+        times: int,
+        have: Counter[object],
+    ) -> list[tuple[Arm, int]]:
+        """Arms of a slot that were launched less often, and how often they still are; ``have``
+        counts them as launched then.
+        """
+        missing = []
+        for arm in slot:
+            key = _key(plan, arm.case.hash, purpose, self.described)
+            if key is not None and have[key] < times:
+                missing.append((arm, times - have[key]))
+                have[key] = times
+        return missing
+
+    def _launches(
+        self,
+        plan: Plan,
+        phase: Phase,
+        missing: Sequence[tuple[Arm, int]],
+        compiled: set[object],
+    ) -> Iterator[Coming]:
+        """Launches of arms that run at once, and the further blocks that they will want."""
+        arms = tuple(arm for arm, _ in missing)
+        took_s = max(
+            self.costs.of(arm.case, phase.purpose, self._window(plan, phase, arm)) for arm in arms
+        )
+        took_s += _compiling_s([arm.case for arm in arms], compiled)
+        launch = Coming(plan, phase.purpose, arms, took_s)
+        yield from [launch] * max(count for _, count in missing)
+        if phase.purpose is Purpose.TIMED and plan.contrasts and not self._has_blocks(plan, phase):
+            yield replace(launch, seconds=2 * FURTHER * took_s)
+
+    def _window(self, plan: Plan, phase: Phase, arm: Arm) -> Window:
+        """As pilots have settled it, for what has to last."""
+        if phase.purpose not in (Purpose.TIMED, Purpose.REFERENCE):
+            return phase.window
+        settled = self.windows.get(plan.hash, {})
+        return settled.get(arm.name) or self.costs.lasting(plan, arm)
+
+    def _has_blocks(self, plan: Plan, phase: Phase) -> bool:
+        """Whether a plan has its first blocks."""
+        begun = sum(x.plan == plan.hash and x.purpose is Purpose.TIMED for x in self.launches)
+        return begun >= phase.times * len(self.arms[plan.hash])
 
 
 def _compiled(plans: Sequence[Plan], launches: Sequence[LaunchRecord]) -> set[object]:

@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from harness.analysis.choices import breakeven
-from harness.base.documents import from_doc
 from harness.cases import CaseSpec, Plan
 from harness.cases.recipes import beside
 from harness.interface.report.page.page import render
 from harness.interface.report.sides import every
 from harness.record import RunRecord
-from harness.record.store import SCHEMA
-from harness.record.upgrade import upgrade
-
-GOLDEN = Path(__file__).parents[3] / "golden/main-job.json.gz"
 
 
 @pytest.fixture(scope="module")
-def run() -> RunRecord:
+def run(main_job: RunRecord) -> RunRecord:
     """Launches of the main job at 4 ranks, with and without a codec, as one plan of a suite."""
-    doc = json.loads(gzip.decompress(GOLDEN.read_bytes()))
-    job = from_doc(RunRecord, upgrade(doc, SCHEMA), "record")
-    plan, topk = arm(job, "compressed:topk/paced-small/weak")
+    plan, topk = arm(main_job, "compressed:topk/paced-small/weak")
     arms = {
-        "dense": arm(job, "ddp/paced-small/weak"),
+        "dense": arm(main_job, "ddp/paced-small/weak"),
         "topk": (plan, topk),
-        "lost": (job.plans[0], replace(topk, seed=7)),  # nothing of it was measured
+        "lost": (main_job.plans[0], replace(topk, seed=7)),  # nothing of it was measured
     }
     cases = {name: case for name, (_, case) in arms.items()}
     made = beside("every codec", cases, ("throughput_ratio", "sent_bytes"))
     launches = [
         replace(x, plan=made.hash, arm=name)
         for name, (plan, _) in arms.items()
-        for x in job.launches
+        for x in main_job.launches
         if x.plan == plan.hash and x.arm == "@4"
     ]
-    return replace(job, plans=(made,), launches=tuple(launches), verdicts=())
+    return replace(main_job, plans=(made,), launches=tuple(launches), verdicts=())
 
 
 def arm(job: RunRecord, name: str) -> tuple[Plan, CaseSpec]:

@@ -1,7 +1,7 @@
 """Records that somebody doctored are refused or named, whatever was redone to hide it.
 
 Two depths: the record is edited and its digest redone, as a careful forger would; and the chain is
-rebuilt to match. What a complete forgery cannot be told by, a signature tells (test_signed).
+rebuilt to match. What a complete forgery cannot be told by, a signature tells (test_signature).
 """
 
 from __future__ import annotations
@@ -346,3 +346,22 @@ def test_honest_records_are_honest_wherever_they_were_interrupted(copy: Path) ->
             assert found == [], (n, m)
             honest += 1
     assert honest > 90
+
+
+@pytest.mark.parametrize(
+    ("purpose", "why"),
+    [
+        ("stalled", "timed again, but the host did not stand still"),
+        ("flaked", "launched once more, but nothing had ended it"),
+    ],
+)
+def test_no_launch_is_called_another_name_to_be_rid_of_it(
+    copy: Path, purpose: str, why: str
+) -> None:
+    def hide(doc: Doc, _: Path) -> None:
+        slow = next(x for x in doc["launches"] if x["purpose"] == "timed")
+        slow["purpose"] = purpose
+
+    doctored(copy, hide)
+    rechain(copy)
+    assert any(why in text for text in told(copy))

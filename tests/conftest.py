@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import gzip
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -22,8 +24,9 @@ from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
 from harness.launch.fleet import Fleet
 from harness.launch.wire.messages import Deadlines, Gate, LaunchSpec, RankEnd, Timed
-from harness.record import Cause, Check, Described, Purpose, RankRecord
+from harness.record import SCHEMA, Cause, Check, Described, Purpose, RankRecord, RunRecord
 from harness.record.store import load
+from harness.record.upgrade import upgrade
 
 ROOT = Path(__file__).parents[1]
 settings.register_profile("no timing assertion", deadline=None)
@@ -180,3 +183,17 @@ def sample() -> Path:
 def sample_run(sample: Path) -> Any:
     """Its record."""
     return load(sample)
+
+
+@pytest.fixture
+def copy(sample: Path, tmp_path: Path) -> Path:
+    """Its folder, to be edited."""
+    page = shutil.ignore_patterns("*report.html*")  # another test may be writing one
+    return Path(shutil.copytree(sample, tmp_path / "run", ignore=page))
+
+
+@pytest.fixture(scope="session")
+def main_job() -> RunRecord:
+    """One ``pytest suites/``: 16 ladders, real and paced, swept, profiled."""
+    doc = json.loads(gzip.decompress((ROOT / "tests/golden/main-job.json.gz").read_bytes()))
+    return from_doc(RunRecord, upgrade(doc, SCHEMA), "record")

@@ -8,7 +8,7 @@ takes is taken from launches like it where there are any, and from closed forms 
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from statistics import fmean
 
@@ -27,7 +27,8 @@ CORE_FLOPS, PEAK_SHARE, ROOFLINE_SHARE, LINK_SHARE = 3e10, 0.4, 0.55, 0.7
 #: Seconds to start and end a world whose ranks are forked with torch imported. Of GPUs a guess: a
 #: rank makes a context and loads kernels; NCCL opens its channels in 2.6 s on 8 B200, kernels apart
 #: (https://github.com/NVIDIA/nccl/issues/1646).
-START_S, NCCL_S = {Device.CPU: 0.15, Device.CUDA: 2.0}, 2.6
+START_S = {Device.CPU: 0.15, Device.CUDA: 2.0}
+NCCL_S = 2.6
 #: Seconds in which Inductor compiles the block of a model, and in which a world finds that in its
 #: cache: 6.6 and 1.5 s of a core here (``python benchmarks/cost/compiled.py``). For GPUs a guess.
 COMPILING_S, COMPILED_S = 15.0, 2.0
@@ -143,98 +144,117 @@ class LaunchCosts:
         return max(LEAST_STEP_S, flops / rate, talking_s)
 
 
-def coming(  # noqa: PLR0913
-    plans: Sequence[Plan],
-    arms: Mapping[str, Sequence[Arm]],
-    costs: LaunchCosts,
-    described: Mapping[str, Described],
-    slots: Slots,
-    *,
-    judged: Collection[str],
-    launches: Sequence[LaunchRecord] = (),
-    windows: Mapping[str, Mapping[str, Window]] | None = None,
-    timeline: bool = True,
-    outline: bool = False,
-) -> Iterator[Coming]:
-    """Every launch that is still to come; plans share gates, pilots, references and profiles.
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What is known of a run before it is over: its plans, and what was launched of them.
 
     ``arms`` maps a plan's hash to the arms that it is measured with, ``windows`` it to those that
     pilots have settled. ``judged`` are the plans of which a rule asks something: only they get
     further blocks.
     """
-    have = _have(plans, launches, described)
-    compiled = _compiled(plans, launches)
-    for plan in plans:
-        timed_arms = arms[plan.hash]
-        first = 2 * plan.protocol.min_blocks
-        begun = sum(x.plan == plan.hash and x.purpose is Purpose.TIMED for x in launches)
-        more = plan.hash in judged and begun < first * len(timed_arms)
-        shown = rungs.profiled(plan, len(plans)) if timeline else []
-        for purpose, slot, times in _wanted(plan, timed_arms, shown, costs, slots):
-            new = []
-            for arm in slot:
-                key = _key(plan, arm.case.hash, purpose, described)
-                if key is not None and have[key] < times:
-                    new.append((arm, times - have[key]))
-                    have[key] = times
-            if not new:
-                continue
-            worlds = tuple(arm for arm, _ in new)
-            took = max(
-                costs.of(arm.case, purpose, _window(plan, arm, purpose, costs, windows, outline))
-                for arm in worlds
-            )
-            twins = purpose is Purpose.GATE
-            compiling_s = _compiling_s([_graph(arm.case, twins) for arm in worlds], compiled)
-            many = max(count for _, count in new)
-            yield Coming(plan, purpose, worlds, took + compiling_s)
-            yield from [Coming(plan, purpose, worlds, took)] * (many - 1)
-            if purpose is Purpose.TIMED and more:
-                yield Coming(plan, purpose, worlds, 2 * FURTHER * took)
 
+    plans: Sequence[Plan]
+    arms: Mapping[str, Sequence[Arm]]
+    costs: LaunchCosts
+    described: Mapping[str, Described]
+    slots: Slots
+    judged: Collection[str]
+    launches: Sequence[LaunchRecord] = ()
+    windows: Mapping[str, Mapping[str, Window]] = field(default_factory=dict)
+    timeline: bool = True
+    outline: bool = False
 
-def _wanted(
-    plan: Plan, arms: Sequence[Arm], shown: Sequence[Arm], costs: LaunchCosts, slots: Slots
-) -> Iterator[tuple[Purpose, Sequence[Arm], int]]:
-    """What a plan wants in all: arms at once, and how often, in the order of its stages.
+    def coming(self) -> Iterator[Coming]:
+        """Every launch to come; plans share gates, pilots, references and profiles."""
+        have = _have(self.plans, self.launches, self.described)
+        compiled = _compiled(self.plans, self.launches)
+        for plan in self.plans:
+            for purpose, slot, times in self._wanted(plan):
+                if missing := self._missing(plan, purpose, slot, times, have):
+                    yield from self._launches(plan, purpose, missing, compiled)
 
-    ``shown`` are the arms that are profiled.
-    """
-    measured = [arm for arm in arms if arm.role is not Role.CONTROL]
-    trained = [arm for arm in measured if arm.role is not Role.ABLATION]
-    gated = [arm for arm in arms if arm.role is not Role.ABLATION]
-    yield from ((Purpose.GATE, slot, 1) for slot in slots(plan, gated))
-    packed = slots(plan, measured)
-    single = all(len(slot) == 1 for slot in packed)
-    baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
-    for arm in (arm for slot in packed if len(slot) > 1 for arm in slot if arm.name in baselines):
-        yield Purpose.PROBE, [arm], 2  # alone, and beside others
-    for slot in packed:
-        yield Purpose.PILOT, slot, 2 if single and slot is packed[0] else 1
-    named = {arm.name: arm for arm in trained}
-    worlds = [replace(arm, case=costs.reference_world(arm.case)) for arm in trained]
-    for slot in slots(plan, worlds):
-        yield Purpose.REFERENCE, [named[arm.name] for arm in slot], 1
-    yield from ((Purpose.TIMED, slot, 2 * plan.protocol.min_blocks) for slot in packed)
-    profiled = slots(plan, [arm for arm in trained if arm in shown])
-    yield from ((Purpose.PROFILE, slot, 1) for slot in profiled)
+    def _wanted(self, plan: Plan) -> Iterator[tuple[Purpose, Sequence[Arm], int]]:
+        """What a plan wants in all: arms at once, and how often, in the order of its stages.
 
+        The first pilot runs twice, against itself; before pilots side by side each baseline runs
+        alone and beside others instead.
+        """
+        arms = self.arms[plan.hash]
+        measured = [arm for arm in arms if arm.role is not Role.CONTROL]
+        trained = [arm for arm in measured if arm.role is not Role.ABLATION]
+        gated = [arm for arm in arms if arm.role is not Role.ABLATION]
+        yield from ((Purpose.GATE, slot, 1) for slot in self.slots(plan, gated))
+        packed = self.slots(plan, measured)
+        baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
+        beside = [arm for slot in packed if len(slot) > 1 for arm in slot]
+        yield from ((Purpose.PROBE, [arm], 2) for arm in beside if arm.name in baselines)
+        for slot in packed:
+            yield Purpose.PILOT, slot, 2 if not beside and slot is packed[0] else 1
+        yield from ((Purpose.REFERENCE, slot, 1) for slot in self._references(plan, trained))
+        yield from ((Purpose.TIMED, slot, 2 * plan.protocol.min_blocks) for slot in packed)
+        profiled = rungs.profiled(plan, len(self.plans)) if self.timeline else []
+        shown = self.slots(plan, [arm for arm in trained if arm in profiled])
+        yield from ((Purpose.PROFILE, slot, 1) for slot in shown)
 
-def _window(
-    plan: Plan,
-    arm: Arm,
-    purpose: Purpose,
-    costs: LaunchCosts,
-    windows: Mapping[str, Mapping[str, Window]] | None,
-    outline: bool,
-) -> Window:
-    """How many steps a launch runs."""
-    if purpose in (Purpose.TIMED, Purpose.REFERENCE):
-        settled = (windows or {}).get(plan.hash, {})
-        return settled.get(arm.name) or costs.lasting(plan, arm)
-    if purpose is Purpose.PROFILE:
-        return plan.profile(outline)
-    return plan.pilot if purpose is Purpose.PILOT else plan.window
+    def _references(self, plan: Plan, arms: Sequence[Arm]) -> Iterator[Sequence[Arm]]:
+        """The arms whose references train at once: they take fewer devices than the arms."""
+        named = {arm.name: arm for arm in arms}
+        worlds = [replace(arm, case=self.costs.reference_world(arm.case)) for arm in arms]
+        for slot in self.slots(plan, worlds):
+            yield [named[arm.name] for arm in slot]
+
+    def _missing(
+        self,
+        plan: Plan,
+        purpose: Purpose,
+        slot: Sequence[Arm],
+        times: int,
+        have: Counter[object],
+    ) -> list[tuple[Arm, int]]:
+        """Arms of a slot that were launched less often, and how often they still are; ``have``
+        counts them as launched then.
+        """
+        missing = []
+        for arm in slot:
+            key = _key(plan, arm.case.hash, purpose, self.described)
+            if key is not None and have[key] < times:
+                missing.append((arm, times - have[key]))
+                have[key] = times
+        return missing
+
+    def _launches(
+        self,
+        plan: Plan,
+        purpose: Purpose,
+        missing: Sequence[tuple[Arm, int]],
+        compiled: set[object],
+    ) -> Iterator[Coming]:
+        """Launches of arms that run at once, and the further blocks that they will want."""
+        arms = tuple(arm for arm, _ in missing)
+        took_s = max(
+            self.costs.of(arm.case, purpose, self._window(plan, purpose, arm)) for arm in arms
+        )
+        twins = purpose is Purpose.GATE
+        compiling_s = _compiling_s([_graph(arm.case, twins) for arm in arms], compiled)
+        launch = Coming(plan, purpose, arms, took_s)
+        yield replace(launch, seconds=took_s + compiling_s)
+        yield from [launch] * (max(count for _, count in missing) - 1)
+        if purpose is Purpose.TIMED and plan.hash in self.judged and not self._has_blocks(plan):
+            yield replace(launch, seconds=2 * FURTHER * took_s)
+
+    def _window(self, plan: Plan, purpose: Purpose, arm: Arm) -> Window:
+        """How many steps a launch runs: as pilots have settled it, for what has to last."""
+        if purpose is Purpose.PROFILE:
+            return plan.profile(self.outline)
+        if purpose not in (Purpose.TIMED, Purpose.REFERENCE):
+            return plan.pilot if purpose is Purpose.PILOT else plan.window
+        settled = self.windows.get(plan.hash, {})
+        return settled.get(arm.name) or self.costs.lasting(plan, arm)
+
+    def _has_blocks(self, plan: Plan) -> bool:
+        """Whether a plan has its first blocks."""
+        begun = sum(x.plan == plan.hash and x.purpose is Purpose.TIMED for x in self.launches)
+        return begun >= 2 * plan.protocol.min_blocks * len(self.arms[plan.hash])
 
 
 def _start_s(case: CaseSpec) -> float:

@@ -102,7 +102,7 @@ _AGAINST: Mapping[str, Callable[[CaseSpec, Sequence[int], Nodes], list[Against]]
 }
 
 
-def ladder(  # noqa: PLR0913
+def ladder(  # noqa: PLR0913  (all that a ladder may ask for)
     case: CaseSpec,
     worlds: Sequence[int],
     *,

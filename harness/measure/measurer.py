@@ -307,19 +307,19 @@ def left_s(session: Session, plans: Sequence[Plan], arms: Mapping[str, Sequence[
     possible = {p.hash: arms.get(p.hash) or _described(session, p) for p in plans}
     costs = forecast.LaunchCosts(plans, run.described, run.machine, run.launches)
     hardware = run.machine.hardware_class
-    coming = forecast.coming(
-        plans,
-        possible,
-        costs,
-        run.described,
-        functools.partial(together.groups, session),
+    expected = forecast.Forecast(
+        plans=plans,
+        arms=possible,
+        costs=costs,
+        described=run.described,
+        slots=functools.partial(together.groups, session),
         judged={p.hash for p in plans if pairs.ruled(p, run.thresholds, hardware)},
         launches=run.launches,
         windows=run.windows,
         timeline=session.settings.timeline,
         outline=session.settings.outline,
     )
-    return sum(launch.seconds for launch in coming)
+    return sum(launch.seconds for launch in expected.coming())
 
 
 def _described(session: Session, plan: Plan) -> list[Arm]:

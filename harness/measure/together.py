@@ -69,7 +69,7 @@ def _networks(session: Session, plan: Plan) -> set[tuple[tuple[str, Json], ...]]
     return {session.catalogue.network(case) for case in cases if len(case.nodes) > 1}
 
 
-def orders(  # noqa: PLR0913
+def orders(  # noqa: PLR0913  (fields of an order)
     session: Session,
     plan: Plan,
     arms: Sequence[Arm],

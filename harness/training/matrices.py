@@ -94,7 +94,7 @@ class Muon(Optimizer):
     All else: embeddings, the last layer, and what is no matrix, at ``other`` times the rate.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913  (settings of an optimizer)
         self,
         params: Iterable[nn.Parameter],
         lr: float,

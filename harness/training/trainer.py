@@ -27,7 +27,7 @@ class LocalTrainer:
     resumable = True
     weighted = True
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913  (what a trainer is built of)
         self,
         module: nn.Module,
         ctx: RankContext,

@@ -30,18 +30,17 @@ def coming(
     plans = plans or run.plans
     costs = forecast.LaunchCosts(plans, run.described, run.machine, launches)
     arms = {plan.hash: plan.arms for plan in plans}
-    return list(
-        forecast.coming(
-            plans,
-            arms,
-            costs,
-            run.described,
-            slots,
-            judged={plan.hash for plan in plans},
-            launches=launches,
-            windows=run.windows,
-        )
+    expected = forecast.Forecast(
+        plans=plans,
+        arms=arms,
+        costs=costs,
+        described=run.described,
+        slots=slots,
+        launches=launches,
+        windows=run.windows,
+        judged={plan.hash for plan in plans},
     )
+    return list(expected.coming())
 
 
 def test_a_whole_run_has_nothing_to_come(sample_run: RunRecord) -> None:

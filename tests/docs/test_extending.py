@@ -39,10 +39,33 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "METRICS: Mapping[str, Metric] = {\n    " + entry.replace("p95_step_s", "tail_step_s"),
         )
     )
-    (reading,) = re.findall(r"```diff\n(.*?)```", PAGE, re.S)
-    (folder / "reading.patch").write_text(reading)
-    subprocess.run(["git", "apply", "reading.patch"], cwd=folder, check=True)
+    changes = "".join(re.findall(r"```diff\n(.*?)```", PAGE, re.S))
+    (folder / "changes.patch").write_text(changes)
+    subprocess.run(["git", "apply", "changes.patch"], cwd=folder, check=True)
     return folder
+
+
+#: Launches the page's task on two ranks, and prints what they wrote down.
+LAUNCHED = """
+import json, sys
+from pathlib import Path
+from harness.cases import Catalogue, Device, Mode, Site
+from harness.launch.deploy import open_worlds
+from harness.launch.engine import Where
+from harness.launch.wire.messages import Count, LaunchSpec
+
+known = Catalogue()
+case = Site(device=Device.CPU, backend="gloo", nodes=(2,)).case("ddp/mlp-nano", Mode.WEAK)
+case = known.normalise(case)
+out = Path(sys.argv[1])
+spec = LaunchSpec(launch="l", case=case, out=str(out), task=Count(times=3), files=known.files(case))
+worlds = open_worlds(known.get("engines", "local"), Where())
+try:
+    worlds.launch(spec, lambda step: None)
+finally:
+    worlds.close()
+print(json.dumps([json.loads(path.read_text())["checks"] for path in sorted(out.glob("rank?.json"))]))
+"""
 
 
 def run(folder: Path, *words: str, status: int = 0) -> str:
@@ -55,7 +78,6 @@ def run(folder: Path, *words: str, status: int = 0) -> str:
 
 
 def test_a_verb(tree: Path) -> None:
-    assert "hello" in run(tree, "-m", "harness", "--help")
     assert run(tree, "-m", "harness", "hello", ".") == " 0 runs\n"
     run(tree, "-m", "harness.interface.schema")
     schema = json.loads((tree / "harness/interface/schema/answers.schema.json").read_text())
@@ -64,27 +86,24 @@ def test_a_verb(tree: Path) -> None:
     assert "## hello" in (tree / "docs/options.md").read_text()
 
 
-def test_a_feature_and_a_metric(tree: Path) -> None:
-    """Its sentence is in the report of a record of before; a rule may ask for the metric."""
+def test_a_feature(tree: Path) -> None:
+    """Its sentence is in the report of a record of before, which lacks the reading."""
     assert " launches send their greetings" in run(tree, "-m", "harness", "report", SAMPLE)
+
+
+def test_a_metric_and_a_reading(tree: Path) -> None:
+    """Rules may ask for both, and the schema has the reading."""
+    run(tree, "-m", "harness.record.schema")
+    assert '"evicted"' in (tree / "harness/record/schema/record.schema.json").read_text()
     rules = tree / "rules.toml"
     rules.write_text(
         '[[rule]]\nname = "tail"\ncase = "ddp/*"\nmetric = "tail_step_s"\nat_most = 1.0\n'
         'unit = "s"\nsource = "requirement"\n'
-    )
-    assert "tail" in run(tree, "-m", "harness", "rules", str(rules))
-
-
-def test_a_reading(tree: Path) -> None:
-    """The schema has it, and a rule may ask for it; ``test_a_feature`` reads a record without."""
-    run(tree, "-m", "harness.record.schema")
-    assert '"evicted"' in (tree / "harness/record/schema/record.schema.json").read_text()
-    rules = tree / "reading.toml"
-    rules.write_text(
         '[[rule]]\nname = "undisturbed"\ncase = "ddp/*"\nmetric = "evicted"\nat_most = 100.0\n'
         'unit = "1"\nsource = "requirement"\n'
     )
-    assert "undisturbed" in run(tree, "-m", "harness", "rules", str(rules))
+    shown = run(tree, "-m", "harness", "rules", str(rules))
+    assert "tail" in shown and "undisturbed" in shown
 
 
 @pytest.mark.full
@@ -94,3 +113,9 @@ def test_a_reading_is_measured(tree: Path, tmp_path: Path) -> None:
     (record,) = tmp_path.glob("runs/*/*/record.json")
     timed = [x for x in json.loads(record.read_text())["launches"] if x["purpose"] == "timed"]
     assert timed and all(rank["evicted"] >= 0 for x in timed for rank in x["ranks"])
+
+
+def test_a_ranks_task(tree: Path, tmp_path: Path) -> None:
+    """Two real ranks do it."""
+    checks = json.loads(run(tree, "-c", LAUNCHED, str(tmp_path / "out")))
+    assert [(c["name"], c["ok"]) for (c,) in checks] == [("ranks counted", True)] * 2

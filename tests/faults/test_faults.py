@@ -96,7 +96,7 @@ def test_a_stopped_rank_is_named_and_its_world_ended(launch: Any, tmp_path: Path
     )
     assert world.cause is not None
     assert (world.cause.rank, world.cause.kind, world.cause.sure) == (1, "hang", True)
-    assert time.monotonic() - fault.sent_at < QUICK.step_s + 5
+    assert world.ends[1].silent_s >= QUICK.step_s, "it was given its time first"
     assert gone(world)
     assert any("File" in e.stack for e in world.ends if e.rank != 1), "the others' stacks were kept"
     assert "step" in (world.out / "rank1.pyspy").read_text(), "and its own, by py-spy"

@@ -1,7 +1,7 @@
 """Records that somebody doctored are refused or named, whatever was redone to hide it.
 
 Two depths: the record is edited and its digest redone, as a careful forger would; and the chain is
-rebuilt to match. What a complete forgery cannot be told by, a signature tells (test_signed).
+rebuilt to match. What a complete forgery cannot be told by, a signature tells (test_signature).
 """
 
 from __future__ import annotations
@@ -20,16 +20,10 @@ from harness.analysis.verify import verify
 from harness.base.errors import RecordError
 from harness.record import chain
 from harness.record.store import load
-from tests.editing import rechain, write_doc
+from tests.editing import change, rechain, write_doc
 
 Doc = Any
 Edit = Callable[[Doc, Path], None]
-
-
-@pytest.fixture
-def copy(sample: Path, tmp_path: Path) -> Path:
-    page = shutil.ignore_patterns("*report.html*")  # another test may be writing one
-    return Path(shutil.copytree(sample, tmp_path / "run", ignore=page))
 
 
 def told(folder: Path) -> list[str]:
@@ -40,11 +34,8 @@ def told(folder: Path) -> list[str]:
         return [str(error)]
 
 
-def change(folder: Path, edit: Edit) -> Doc:
-    doc = json.loads((folder / "record.json").read_text())
-    edit(doc, folder)
-    write_doc(folder, doc)
-    return doc
+def doctored(folder: Path, edit: Edit) -> Doc:
+    return change(folder, lambda doc: edit(doc, folder))
 
 
 def timed(doc: Doc, arm: str | None = None) -> list[Doc]:
@@ -253,14 +244,14 @@ def line_lost(lines: list[str]) -> list[str]:
 @pytest.mark.parametrize("kind", [*STRUCTURAL, *CHAINED])
 def test_an_edited_record_is_found(copy: Path, kind: str) -> None:
     before = (copy / "record.json").read_text()
-    change(copy, (STRUCTURAL | CHAINED)[kind])
+    doctored(copy, (STRUCTURAL | CHAINED)[kind])
     assert kind == "an extra launch folder" or (copy / "record.json").read_text() != before
     assert told(copy), kind
 
 
 @pytest.mark.parametrize("kind", STRUCTURAL)
 def test_it_is_found_even_if_the_chain_is_rebuilt(copy: Path, kind: str) -> None:
-    change(copy, STRUCTURAL[kind])
+    doctored(copy, STRUCTURAL[kind])
     rechain(copy)
     assert told(copy), kind
 
@@ -317,14 +308,14 @@ def test_blocks_that_follow_the_end_are_found(copy: Path, moved: bool) -> None:
             last = (folder / chain.FILE).read_text().splitlines()[-1]
             doc["head"] = hashlib.sha256(last.encode()).hexdigest()
 
-    change(copy, more)
+    doctored(copy, more)
     assert any("the chain goes on behind" in text for text in told(copy))
 
 
 def test_the_head_is_the_end_of_the_chain(copy: Path) -> None:
     lines = (copy / chain.FILE).read_text().splitlines()
     third = hashlib.sha256(lines[2].encode()).hexdigest()
-    change(copy, setting("head", to=third))
+    doctored(copy, setting("head", to=third))
     assert any("the chain goes on behind the link" in text for text in told(copy))
 
 
@@ -357,21 +348,20 @@ def test_honest_records_are_honest_wherever_they_were_interrupted(copy: Path) ->
     assert honest > 90
 
 
-def test_no_launch_is_called_stalled_to_be_rid_of_it(copy: Path) -> None:
+@pytest.mark.parametrize(
+    ("purpose", "why"),
+    [
+        ("stalled", "timed again, but the host did not stand still"),
+        ("flaked", "launched once more, but nothing had ended it"),
+    ],
+)
+def test_no_launch_is_called_another_name_to_be_rid_of_it(
+    copy: Path, purpose: str, why: str
+) -> None:
     def hide(doc: Doc, _: Path) -> None:
         slow = next(x for x in doc["launches"] if x["purpose"] == "timed")
-        slow["purpose"] = "stalled"
+        slow["purpose"] = purpose
 
-    change(copy, hide)
+    doctored(copy, hide)
     rechain(copy)
-    assert any("timed again, but the host did not stand still" in text for text in told(copy))
-
-
-def test_no_launch_is_called_a_flake_to_be_rid_of_it(copy: Path) -> None:
-    def hide(doc: Doc, _: Path) -> None:
-        slow = next(x for x in doc["launches"] if x["purpose"] == "timed")
-        slow["purpose"] = "flaked"
-
-    change(copy, hide)
-    rechain(copy)
-    assert any("launched once more, but nothing had ended it" in text for text in told(copy))
+    assert any(why in text for text in told(copy))

@@ -68,7 +68,7 @@ class Figures:
     final_loss: float | None
 
 
-def figures(  # noqa: PLR0913
+def figures(  # noqa: PLR0913  (what is known of a launch)
     case: CaseSpec,
     expected: Expected | None,
     ranks: Sequence[RankRecord],
@@ -394,39 +394,58 @@ def wrong(
     seen: int | None = None,
 ) -> tuple[str, ...]:
     """What did not run as asked. A launch with anything here is never judged."""
-    out = []
-    if [r.rank for r in ranks] != list(range(case.world_size)):
-        out.append(
-            f"world: ranks {[r.rank for r in ranks]} joined, expected {case.world_size} ranks"
-        )
-        return tuple(out)
-    if len({(r.host, r.pid) for r in ranks}) != len(ranks):
-        out.append("world: two ranks in one process")
-    per_node = Counter(r.node for r in ranks)
-    if tuple(per_node[n] for n in sorted(per_node)) != case.nodes:
-        out.append(f"world: ranks per node {dict(per_node)}, asked for {case.nodes}")
-    out += [*_shared_devices(case, ranks), *_waits(case, ranks)]
-    out += [text for r in ranks for text in (*_other(case, expected, r), *_computed(case, r, cut))]
+    joined = [r.rank for r in ranks]
+    if joined != list(range(case.world_size)):
+        return (f"world: ranks {joined} joined, expected {case.world_size} ranks",)
     kept = len(samples[0].sample_ids) - cut
     seen = consumed(samples, cut) if seen is None else seen
-    if seen != kept * expected.global_batch:
-        out.append(f"samples: {seen} consumed, {kept * expected.global_batch} asked for")
-    out += _collapsed(ranks)
+    return (
+        *_misplaced(case, ranks),
+        *_shared_devices(case, ranks),
+        *_waits(case, ranks),
+        *(why for r in ranks for why in (*_other(case, expected, r), *_computed(case, r, cut))),
+        *_miscounted(seen, kept * expected.global_batch),
+        *_collapsed(ranks),
+        *_unlike_replicas(ranks),
+        *(why for r in ranks for why in (*_bytes(r, expected, cut, kept), *_clock(r))),
+        *_behind_schedule(ranks, len(samples[0].sample_ids), kept),
+        # Without communication it trains on what nobody sent.
+        *(_losses(samples, reference) if case.communicate else ()),
+    )
+
+
+def _misplaced(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
+    if len({(r.host, r.pid) for r in ranks}) != len(ranks):
+        yield "world: two ranks in one process"
+    per_node = Counter(r.node for r in ranks)
+    if tuple(per_node[n] for n in sorted(per_node)) != case.nodes:
+        yield f"world: ranks per node {dict(per_node)}, asked for {case.nodes}"
+
+
+def _miscounted(seen: int, asked: int) -> Iterator[str]:
+    if seen != asked:
+        yield f"samples: {seen} consumed, {asked} asked for"
+
+
+def _unlike_replicas(ranks: Sequence[RankRecord]) -> Iterator[str]:
     held = {(r.part, r.replica) for r in ranks if r.replica}
     if unlike := len(held) - len({part for part, _ in held}):
-        out.append(f"replicas: ranks ended with {unlike + 1} different sets of parameters")
-    out += [text for r in ranks for text in (*_bytes(r, expected, cut, kept), *_clock(r))]
+        yield f"replicas: ranks ended with {unlike + 1} different sets of parameters"
+
+
+def _behind_schedule(ranks: Sequence[RankRecord], steps: int, kept: int) -> Iterator[str]:
+    """Whether a stand-in whose steps end at set times missed many, and ended late."""
     misses = max(r.clock_misses for r in ranks)
     planned_s = kept * (ranks[0].planted_s or math.inf)
     late = max(r.window_s for r in ranks) / planned_s - 1
-    if misses > max(1, MISSED_SHARE * len(samples[0].sample_ids)) and late > MISSED_SHARE / 2:
-        out.append(f"{STOOD_STILL}: {misses} deadlines of the schedule missed, {late:.1%} late")
-    if not case.communicate:
-        return tuple(out)  # it trains on what nobody sent
+    if misses > max(1, MISSED_SHARE * steps) and late > MISSED_SHARE / 2:
+        yield f"{STOOD_STILL}: {misses} deadlines of the schedule missed, {late:.1%} late"
+
+
+def _losses(samples: Sequence[Samples], reference: LossCurve | None) -> Iterator[str]:
     if any(not np.isfinite(s.loss[~np.isnan(s.loss)]).all() for s in samples):
-        out.append("loss: not finite")
+        yield "loss: not finite"
     if all(np.isnan(s.loss).any() for s in samples):
-        out.append("loss: no rank has a loss for every step")
+        yield "loss: no rank has a loss for every step"
     elif reference is not None and (why := astray(samples, reference)):
-        out.append(why)
-    return tuple(out)
+        yield why

@@ -1,6 +1,6 @@
 """Claims: whether a published table holds together, as far as its digits say.
 
-rows of text -> Figures, each between its rounding ends -> what follows from others -> Finding
+rows as stated -> Figures, each between its rounding ends -> what follows from others -> Finding
 
 speedup = T1 / TN, or the ratio of throughputs;  efficiency = speedup / (N / N1);
 1 - efficiency >= the share of a step that communication is said to take: nothing else can hide it.
@@ -11,6 +11,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
+
+from harness.features.foresight.published.files import cell_value, field_name
+from harness.features.foresight.published.measures import Unit, unit_of
+from harness.features.foresight.published.reading import CONFIGURATION, NUMBERS, Fields, shape_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +25,8 @@ class ClaimedFigure:
     text: str
     low: float
     high: float
+    #: What single launches showed, where the number is their mean.
+    launches: tuple[float, ...] = ()
 
     @property
     def middle(self) -> float:
@@ -35,17 +42,13 @@ class ClaimedColumn(StrEnum):
     COMMUNICATION = "communication"
 
 
-#: What tables call them; units in brackets are taken off first.
+#: What tables call them, beside the fields that ``published`` knows, without units in brackets.
 NAMES: Mapping[ClaimedColumn, str] = {
-    ClaimedColumn.RANKS: (
-        r"n|np|(num_?)?(gpus?|ranks?|devices?|workers?|accelerators?|chips?)|world(_?size)?"
-    ),
+    ClaimedColumn.RANKS: r"np|(num_?)?(gpu|rank|device|workers?|accelerators?|chips?)|world",
     ClaimedColumn.TIME: (
         r"t|time.*|seconds?.*|s|ms|epoch.*|s/epoch|step.*|(s|ms) (an?|per) (epoch|step)"
     ),
-    ClaimedColumn.THROUGHPUT: (
-        r"throughput|rate|(samples|tokens|images|sequences)(/s.*| per second)"
-    ),
+    ClaimedColumn.THROUGHPUT: r"throughput|rate",
     ClaimedColumn.SPEEDUP: r"speed[ -]?up|x|scaling",
     ClaimedColumn.EFFICIENCY: r"eff\.?|(scaling |parallel )?efficiency",
     ClaimedColumn.COMMUNICATION: r"comm\.?|communication.*|(comm|communication) (share|overhead)",
@@ -63,7 +66,8 @@ class ClaimFinding:
     """What was found of one row. ``why`` has a sentence for each figure that does not follow from
     the others, or says what is missing. ``kind`` is of what its times are: rows of two kinds are
     never held against each other. ``speedup`` and ``efficiency`` are what its own times give, over
-    the smallest row of its kind, between the ends that its digits leave.
+    the smallest row of its kind, between the ends that its digits leave. ``between_launches``
+    is the speedup's 95 % interval, where both rows tell what each of their launches took.
     """
 
     row: str
@@ -73,6 +77,7 @@ class ClaimFinding:
     kind: str = ""
     speedup: tuple[float, float] | None = None
     efficiency: tuple[float, float] | None = None
+    between_launches: tuple[float, float] | None = None
 
 
 Row = Mapping[ClaimedColumn, ClaimedFigure]
@@ -82,6 +87,12 @@ MOST_DIGITS = 300
 
 def column(name: str) -> ClaimedColumn | None:
     """Which column a heading names; None for others."""
+    field = field_name(name).lower()
+    if field in NUMBERS["ranks"]:
+        return ClaimedColumn.RANKS
+    if (known_unit := unit_of(field)) is not None:
+        is_time = known_unit[0] is Unit.STEP
+        return ClaimedColumn.TIME if is_time else ClaimedColumn.THROUGHPUT
     bare = re.sub(r"[\[(].*?[\])]", "", name).strip().lower().replace("_", " ").replace("  ", " ")
     for known, pattern in NAMES.items():
         if re.fullmatch(pattern.replace("_?", "[ _]?"), bare):
@@ -106,24 +117,150 @@ def figure(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
     return ClaimedFigure(text=text.strip(), low=(value - half) * scale, high=(value + half) * scale)
 
 
-def audit(rows: Sequence[Row], kinds: Sequence[str] = ()) -> list[ClaimFinding]:
-    """Every row against the smallest one of its kind, and against itself."""
+def contradictions(table: Mapping[str, Any]) -> list[str]:
+    """A sentence for each row of a table that its other figures contradict."""
+    stated = stated_table(table)
+    if any(nonsense(row) for row in stated.rows):
+        return []
+    return [
+        f"{finding.row} contradict themselves: {why}"
+        for finding in audit(stated.rows, stated.kinds, stated.names)
+        for why in finding.why
+        if finding.status is ClaimStatus.INCONSISTENT
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedTable:
+    """The figures of a table's rows, what kind each is of, and what it is called, if anything."""
+
+    rows: Sequence[Row]
+    kinds: Sequence[str]
+    names: Sequence[str]
+
+
+def stated_table(table: Mapping[str, Any]) -> StatedTable:
+    """What rows state; the kinds are as they say, else what was run.
+
+    Rates of one rank are multiplied by the ranks. A step's time is divided by its samples where
+    batches are stated: a larger step takes longer and is no slower.
+    """
+    points: Sequence[Mapping[str, Any]] = table["points"]
+    about = {k: v for k, v in table.items() if not isinstance(v, dict | list) or k == "model"}
+    rows = [_stated_row(point, about) for point in points]
+    kinds = [str(point.get("kind") or "").strip() for point in points]
+    names = [str(point.get("name") or "").strip() for point in points]
+    if not any(kinds):
+        kinds = _configurations(points)
+    return StatedTable(rows=rows, kinds=kinds, names=names)
+
+
+def _stated_row(point: Mapping[str, Any], about: Mapping[str, Any]) -> Row:
+    row: dict[ClaimedColumn, ClaimedFigure] = {}
+    names: dict[ClaimedColumn, str] = {}
+    launches = next((v for k, v in point.items() if str(k).strip().lower() == "launches"), None)
+    if (mean := mean_of(launches)) is not None:
+        row[ClaimedColumn.TIME] = mean
+    for name, cell in point.items():
+        known = column(str(name))
+        if known is None or known in row or isinstance(cell, dict | list | None):
+            continue
+        if (stated := figure(str(cell), known)) is not None:
+            row[known] = stated
+            names[known] = field_name(str(name))
+    rate = unit_of(names.get(ClaimedColumn.THROUGHPUT, ""), str(about.get("metric", "")))
+    ranks = row.get(ClaimedColumn.RANKS)
+    if rate is not None and rate[1] and ranks is not None:
+        stated = row[ClaimedColumn.THROUGHPUT]
+        row[ClaimedColumn.THROUGHPUT] = _scaled(stated, ranks.middle, f"{ranks.text} x ")
+    samples = _samples(point, about) if unit_of(names.get(ClaimedColumn.TIME, "")) else None
+    if samples:
+        stated = row[ClaimedColumn.TIME]
+        row[ClaimedColumn.TIME] = _scaled(stated, 1 / samples, f"1/{samples:g} x ")
+    return row
+
+
+def _scaled(stated: ClaimedFigure, factor: float, shown: str) -> ClaimedFigure:
+    low, high = stated.low * factor, stated.high * factor
+    return ClaimedFigure(text=f"{shown}{stated.text}", low=low, high=high)
+
+
+def _samples(point: Mapping[str, Any], about: Mapping[str, Any]) -> float | None:
+    """Samples of a step; None where no batch is stated, or where it does not fit the ranks."""
+    fields = Fields(shared=about)
+    cells = {field_name(str(name)): cell_value(cell) for name, cell in point.items()}
+    batches = ("micro_batch", "global_batch", "replica_batch", "global_tokens")
+    try:
+        if all(fields.number(cells, batch, "") is None for batch in batches):
+            return None
+        return shape_of(cells, fields, "").samples
+    except ValueError:
+        return None
+
+
+def _configurations(points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was run in each row, by the fields in which rows differ."""
+    names = ("model", *NUMBERS["seq"], *CONFIGURATION)
+    cells = [{str(k).lower(): v for k, v in point.items()} for point in points]
+    unlike = [name for name in names if len({str(c.get(name)) for c in cells}) > 1]
+    return [", ".join(f"{name} {c[name]}" for name in unlike if name in c) for c in cells]
+
+
+def mean_of(cell: Any) -> ClaimedFigure | None:
+    """``25.97 28.74 27.61``: the mean of what launches took, as exact as they are printed."""
+    words = cell if isinstance(cell, list) else str(cell or "").split()
+    shown = [figure(str(word), ClaimedColumn.TIME) for word in words]
+    known = [launch for launch in shown if launch is not None]
+    if not known:
+        return None
+    low = math.fsum(launch.low for launch in known) / len(known)
+    high = math.fsum(launch.high for launch in known) / len(known)
+    text = f"{(low + high) / 2:.4g}, the mean of {len(known)} launches"
+    launches = tuple(launch.middle for launch in known)
+    return ClaimedFigure(text=text, low=low, high=high, launches=launches)
+
+
+def between_launches(row: Row, base: Row) -> tuple[float, float] | None:
+    """A ratio of two times as launches differ: Welch's 95 % interval of logarithms."""
+    ours = row.get(ClaimedColumn.TIME)
+    theirs = base.get(ClaimedColumn.TIME)
+    if ours is None or theirs is None or min(len(ours.launches), len(theirs.launches)) < 2:
+        return None
+    from scipy.stats import ttest_ind  # a second to import, which other verbs need not pay
+
+    logs = [[math.log(value) for value in mean.launches] for mean in (theirs, ours)]
+    test = ttest_ind(*logs, equal_var=False)
+    ends = test.confidence_interval(0.95)
+    return float(math.exp(ends.low)), float(math.exp(ends.high))
+
+
+def audit(
+    rows: Sequence[Row], kinds: Sequence[str] = (), names: Sequence[str] = ()
+) -> list[ClaimFinding]:
+    """Every row against the smallest one of its kind, and against itself. Of rows with as many
+    ranks, such as two machines, the first is what others are held against.
+    """
     of = list(kinds) or [""] * len(rows)
+    called = list(names) or [""] * len(rows)
     bases: dict[str, Row] = {}
     for kind in dict.fromkeys(of):
         known = [r for r, k in zip(rows, of, strict=True) if k == kind and ClaimedColumn.RANKS in r]
         if known:
             bases[kind] = min(known, key=lambda row: row[ClaimedColumn.RANKS].middle)
     out = []
-    for number, (row, kind) in enumerate(zip(rows, of, strict=True), 1):
+    for number, (row, kind, name) in enumerate(zip(rows, of, called, strict=True), 1):
         base = bases.get(kind)
         finding = replace(_finding(row, base, number), kind=kind)
+        finding = replace(finding, row=name or finding.row)
         times = [] if base is None or ClaimedColumn.RANKS not in row else _measured(row, base)
         if base is not None and times:
             low, high, _ = times[0]
             ratio = row[ClaimedColumn.RANKS].middle / base[ClaimedColumn.RANKS].middle
             ends = (low / ratio, high / ratio)
-            finding = replace(finding, speedup=(low, high), efficiency=ends)
+            scatter = None if row is base else between_launches(row, base)
+            finding = replace(finding, speedup=(low, high), between_launches=scatter)
+            if row is base or ratio > 1:
+                finding = replace(finding, efficiency=ends)
         out.append(finding)
     return out
 

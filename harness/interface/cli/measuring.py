@@ -53,6 +53,21 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def share(below: float) -> Callable[[str], float]:
+    """A share above 0 and below another; for argparse."""
+
+    def parsed(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0.0 < value < below:
+            raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and {below:g}")
+        return value
+
+    return parsed
+
+
 def values(asked: Asked) -> dict[str, Any]:
     """The shared options by name."""
     return {o.name: getattr(asked.options, o.name.replace("-", "_")) for o in OPTIONS}

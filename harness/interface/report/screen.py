@@ -23,7 +23,7 @@ from harness.base.numbers import duration, si
 from harness.cases import Form, metrics
 from harness.interface.report import fabric, script, sections, timeline
 from harness.interface.report.headline import decide, headline, why_open
-from harness.interface.report.sides import batches, beside, codecs
+from harness.interface.report.sides import every
 from harness.interface.report.text import Column, rule, shortened, table, wrap
 from harness.record import Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
@@ -65,12 +65,7 @@ def lines(
     out += [line for cause in causes for line in wrap(f" why   {cause}", width, 7)]
     out += [*wrap(f" on    {measured_on(run)}", width, 7), ""]
     out += _rows(run, width)
-    out += [*beside.lines(run, width)]
-    out += [line for plan in codecs.plans(run) for line in codecs.lines(run, plan, width)]
-    out += [
-        line for plan in codecs.tuned_plans(run) for line in codecs.tuned_lines(run, plan, width)
-    ]
-    out += batches.lines(run, width)
+    out += every.lines(run, width)
     out += [*script.lines(run, width), *fabric.brief(run, width)]
     out += [*sections.lines(run, width), *_spent(run, width), *_noticed(run, width)]
     out += [line for remark in sections.remarks(run) for line in wrap(f" {remark}", width, 3)]

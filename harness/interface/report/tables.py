@@ -11,7 +11,7 @@ from harness.interface.report import fabric, script, sections, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.scaling import interval, scaling_table
-from harness.interface.report.sides import batches, beside, codecs
+from harness.interface.report.sides import every
 from harness.interface.report.text import rule, wrap
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
@@ -166,10 +166,7 @@ def summary(
             out.append(" * the verdict is on another figure, shown below")
     out += [
         "",
-        *beside.lines(run, width),
-        *(line for plan in codecs.plans(run) for line in codecs.lines(run, plan, width)),
-        *(line for p in codecs.tuned_plans(run) for line in codecs.tuned_lines(run, p, width)),
-        *batches.lines(run, width),
+        *every.lines(run, width),
         *script.lines(run, width),
         *fabric.lines(run, width),
         *sections.lines(run, width),

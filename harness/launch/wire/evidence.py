@@ -65,7 +65,7 @@ def lives(pid: int) -> bool:
         return False
 
 
-def rank_end(  # noqa: PLR0913
+def rank_end(  # noqa: PLR0913  (fields of a rank's end)
     out: Path,
     beats: Beats,
     rank: int,

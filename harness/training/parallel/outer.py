@@ -58,7 +58,7 @@ def trainer(
     return kind(model, ctx, placements=("apart",))
 
 
-def expected(  # noqa: PLR0913
+def expected(  # noqa: PLR0913  (each a term of the closed form)
     case: CaseSpec,
     model: nn.Module,
     batching: Batching,

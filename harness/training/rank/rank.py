@@ -2,8 +2,10 @@
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import os
+import pkgutil
 import shlex
 import signal
 import sys
@@ -18,38 +20,24 @@ from harness.base.documents import to_doc
 from harness.cases.script import parse
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import (
-    Bits,
     Break,
-    Gate,
     LaunchSpec,
-    Play,
     RankError,
-    Refer,
     Script,
-    Sweep,
-    Task,
-    Timed,
-    Train,
 )
 from harness.record.store import write_text
 from harness.training.contract import placed
 from harness.training.observe import flight, threads
+from harness.training.rank import tasks
 from harness.training.rank.setup import RankPlace, set_up
-from harness.training.rank.tasks import bits, gate, play, refer, script, sweep, timed, train
+from harness.training.rank.tasks import script
 from harness.training.script import workplace
 
-#: What each task does, in a file of its own: ``prepare`` before there is a process group, ``run``.
-TASKS: Mapping[type[Task], ModuleType] = {
-    Gate: gate,
-    Timed: timed,
-    Refer: refer,
-    Sweep: sweep,
-    Train: train,
-    Bits: bits,
-    Play: play,
+#: What tasks do, by the tags of their types: ``prepare`` before there is a process group, ``run``.
+TASKS: Mapping[str, ModuleType] = {
+    file.name: importlib.import_module(f"{tasks.__name__}.{file.name}")
+    for file in pkgutil.iter_modules(tasks.__path__)
 }
-
-
 #: Texts by which a rank only reports that another one is gone, in any case.
 PEER_ERRORS = (
     "Connection closed by peer",
@@ -146,7 +134,7 @@ def _tidy(out: Path, rank: int) -> int:
 
 def _work(spec: LaunchSpec, place: RankPlace, beats: Beats) -> None:
     """Set up, do the task, write down what it came to, and leave together with the others."""
-    task = TASKS[type(spec.task)]
+    task = TASKS[str(type(spec.task).__struct_config__.tag)]
     prepare: Callable[[Path], None] = lambda nccl_log: task.prepare(spec, nccl_log)  # noqa: E731
     rank = set_up(spec, place, beats, prepare)
     document = task.run(spec.task, rank)

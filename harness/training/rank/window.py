@@ -147,7 +147,7 @@ class StepLog:
         )
 
 
-def measure(  # noqa: PLR0913
+def measure(  # noqa: PLR0913  (what the one window needs)
     trainer: Trainer,
     feed: Feed,
     window: Window,

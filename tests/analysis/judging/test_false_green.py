@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from harness.analysis.judging.obstacles import gate_failure, not_here
+from harness.analysis.judging.obstacles import gate_failure
 from harness.analysis.samples import figures
 from harness.analysis.verify import verify
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ConfigError, Exit
-from harness.cases import Device, Site
 from harness.cases.rules import load_thresholds
 from harness.cases.site import rungs
 from harness.interface.report import coverage
-from harness.record import Cause, Check, LaunchStatus, Purpose, Reason, RunRecord, Status
+from harness.record import Check, Purpose, Reason, RunRecord, Status
 from harness.record.outcome import exit_status
 from tests.editing import bound, even, judged, timed
 
@@ -221,63 +219,3 @@ def test_a_strategy_that_excuses_itself_passes_nothing(sample_run: RunRecord) ->
     found = judged(sample_run, excused)[SUBJECT]
     assert (found.status, found.counts) == (Status.RECORDED, Status.RECORDED)
     assert "excuses it from the comparison of losses (casts=True)" in found.detail
-
-
-def test_the_gate_names_the_first_check_that_failed_whichever_rank_it_was_on(
-    sample_run: RunRecord,
-) -> None:
-    """A forgotten broadcast shows in rank 0's gradients, too: that is its symptom."""
-    gate = next(x for x in sample_run.launches if len(x.ranks) > 1 and x.ranks[0].checks)
-
-    def checks(*wrong: str) -> tuple[Check, ...]:
-        return tuple(
-            Check(name=name, ok=name not in wrong, value=None, limit=None, detail="")
-            for name in ("start_parameters", "gradients", "losses")
-        )
-
-    first, second, *rest = gate.ranks
-    told = gate_failure(
-        dataclasses.replace(
-            gate,
-            ranks=(
-                dataclasses.replace(first, checks=checks("gradients", "losses")),
-                dataclasses.replace(second, checks=checks("start_parameters", "gradients")),
-                *rest,
-            ),
-        )
-    )
-    assert told == "start_parameters on rank 1:"
-
-
-@pytest.mark.parametrize("purpose", ["gate", "timed"])
-def test_out_of_memory_does_not_fit_and_is_no_wrong_training(
-    sample_run: RunRecord, purpose: str
-) -> None:
-    def full(doc: Any) -> None:
-        mine = [x for x in doc["launches"] if (x["purpose"], x["arm"]) == (purpose, "@2")]
-        mine[0]["status"] = "failed"
-        mine[0]["cause"] = dict(
-            rank=1, kind="memory", message="CUDA out of memory", phase="gate", step=0, sure=True
-        )
-
-    found = judged(sample_run, full)[SUBJECT]
-    assert (found.status, found.reason) == (Status.SKIP, Reason.DOES_NOT_FIT)
-    assert "CUDA out of memory" in found.detail
-
-
-@pytest.mark.parametrize(("precision", "status"), [("fp8", Status.SKIP), ("fp32", Status.ERROR)])
-def test_a_gpu_without_products_in_8_bits_is_a_skip(precision: str, status: Status) -> None:
-    """As torch says it on an A100 or a 3090; of a case that asked for no such product, an ERROR."""
-    said = (
-        "RuntimeError: torch._scaled_mm is only supported on CUDA devices with compute capability"
-    )
-    case = Site(device=Device.CUDA, backend="nccl", nodes=(1,)).case(
-        "single/mlp-nano", precision=precision
-    )
-    cause = Cause(
-        rank=0, kind="exception", message=f"{said} >= 9.0 or 8.9, or ROCm MI300+", phase="gate",
-        step=0, sure=True,
-    )  # fmt: skip
-    launch = SimpleNamespace(cause=cause, launch="g0", status=LaunchStatus.FAILED)
-    found = not_here(case, launch)  # type: ignore[arg-type]
-    assert (found.status if found else Status.ERROR) is status

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+from scipy.stats import t
 
 from harness.features.foresight.claims import ClaimedColumn, ClaimStatus, audit, column, figure
 from harness.interface.cli.main import main
@@ -190,3 +193,25 @@ def test_nonsense_in_a_table_is_an_error(
     assert main(["audit", str(path)]) == 4
     error = capsys.readouterr().err
     assert "of no training" in error and "Traceback" not in error
+
+
+def test_what_three_launches_leave_open_of_a_ratio(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two machines of one size: the mean of each, and Welch's interval of logarithms by hand."""
+    page = tmp_path / "audit.html"
+    words = ["audit", str(ROOT / "examples/audit/faster-machine.toml"), "--page", str(page)]
+    assert main([*words, "--json"]) == 0
+    _, faster, *_ = json.loads(capsys.readouterr().out)["rows"]
+    assert faster["status"] == "consistent" and faster["efficiency"] is None
+    assert faster["speedup"][0] < 27.438 / 17.412 < faster["speedup"][1]
+    ours = [math.log(x) for x in (17.538, 17.517, 17.181)]
+    theirs = [math.log(x) for x in (25.966, 28.736, 27.612)]
+    parts = [statistics.variance(x) / 3 for x in (ours, theirs)]
+    freedom = 2 * sum(parts) ** 2 / sum(v**2 for v in parts)
+    half = t.ppf(0.975, freedom) * math.sqrt(sum(parts))
+    middle = statistics.fmean(theirs) - statistics.fmean(ours)
+    assert faster["between_launches"] == pytest.approx(
+        [math.exp(middle - half), math.exp(middle + half)], rel=1e-6
+    )
+    assert "1.58 times as fast (1.40 to 1.77 as launches differ) by minutes" in page.read_text()

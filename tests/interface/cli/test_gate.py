@@ -77,7 +77,7 @@ def test_a_gate_that_takes_too_long_is_ended_and_said(
 ) -> None:
     assert gate(tmp_path, "--within", "0.5s") == Exit.INCONCLUSIVE
     found = told(capsys)
-    assert found["fit"] == "UNKNOWN" and "0.5 s" in found["late"] and found["seconds"] < 60
+    assert found["fit"] == "UNKNOWN" and "0.5 s" in found["late"]
 
 
 def moment(**more: Any) -> Moment:

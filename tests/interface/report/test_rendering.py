@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import shutil
@@ -17,18 +16,10 @@ from harness.base.documents import from_doc, to_doc
 from harness.base.plain import plain
 from harness.interface.report import digest, screen, tables
 from harness.interface.report.page.page import render
-from harness.record import SCHEMA, RunRecord
-from harness.record.upgrade import upgrade
+from harness.record import RunRecord
 from tests.editing import timed
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def main_job() -> RunRecord:
-    """One ``pytest suites/``: 16 ladders, real and paced, swept, profiled."""
-    doc = json.loads(gzip.decompress((ROOT / "tests/golden/main-job.json.gz").read_bytes()))
-    return from_doc(RunRecord, upgrade(doc, SCHEMA), "record")
 
 
 def embedded(page: str) -> Any:

@@ -6,8 +6,6 @@ screens after looking at them.
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import re
 from dataclasses import replace
@@ -16,21 +14,13 @@ from typing import Any
 
 import pytest
 
-from harness.base.documents import from_doc
 from harness.interface.report import digest, screen, tables
 from harness.interface.report.headline import headline
 from harness.interface.report.page.page import render
-from harness.record import SCHEMA, Reason, RunRecord, Status
-from harness.record.upgrade import upgrade
+from harness.record import Reason, RunRecord, Status
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"
-
-
-@pytest.fixture(scope="module")
-def main_job() -> RunRecord:
-    doc = json.loads(gzip.decompress((GOLDEN / "main-job.json.gz").read_bytes()))
-    return from_doc(RunRecord, upgrade(doc, SCHEMA), "record")
 
 
 def shown(run: RunRecord, columns: int) -> list[str]:

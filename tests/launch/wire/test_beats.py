@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from harness.launch.wire.beats import Beats, Phase
@@ -31,20 +30,19 @@ def test_a_beat_is_read_back(tmp_path: Path) -> None:
 
 
 def test_no_reader_sees_a_time_that_never_was(tmp_path: Path) -> None:
-    """A writer in another process, as fast as it can, for a second."""
+    """A writer in another process, as fast as it can, while it is read many times."""
     beats = Beats(tmp_path / "beats", 2, create=True)
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "beats")])
     try:
         while beats.read(1)[0] is not Phase.STEADY:
             assert writer.poll() is None
-        began, last, reads = time.monotonic(), 0, 0
-        while time.monotonic() - began < 1:
+        last = reads = 0
+        while reads < 20_000 or last < 20_000:
             _, step, silent = beats.read(1)
             reads += 1
-            assert silent < 2, f"silent for {silent} s after {reads} reads"
+            assert silent < 3600, f"silent for {silent} s after {reads} reads: half of two times"
             assert step >= last
             last = step
-        assert reads > 1000 and last > 1000
     finally:
         writer.kill()
         writer.wait()

@@ -161,6 +161,7 @@ def test_garbage_is_dropped_and_an_honest_node_still_gets_in(
 
 
 @pytest.mark.full
+@pytest.mark.alone
 def test_a_slow_peer_keeps_nobody_waiting_and_is_dropped_in_time(
     listener: Listener, token: Path
 ) -> None:

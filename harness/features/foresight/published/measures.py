@@ -80,6 +80,17 @@ def measured(row: Mapping[str, Any], metric: str) -> list[tuple[str, Measure | N
     return [("", None)]
 
 
+def unit_of(name: str, metric: str = "") -> tuple[Unit, bool] | None:
+    """What a field's figures are of, and whether they are of one rank; None for other fields.
+
+    ``metric`` is what the table says of its figures, for names that say nothing of ranks.
+    """
+    for unit, written in _NAMES:
+        if match := re.fullmatch(written, name.lower()):
+            return unit, _per_gpu(unit, match, metric)
+    return None
+
+
 def _looks_measured(name: str) -> bool:
     """Whether a field is a figure of another kind: what is not understood is no question."""
     return bool(re.search(r"_(s|ms|sec)$|_per_|efficiency|speedup|^rel$|^gbit", name.lower()))
@@ -92,10 +103,16 @@ def _measure(unit: Unit, match: re.Match[str], value: Any, metric: str) -> Measu
     number = float(value) * _SCALES.get(parts.get("scale") or "", 1.0)
     if unit is Unit.MFU and number > 1.5:
         number /= 100
+    return Measure(value=number, unit=unit, per_gpu=_per_gpu(unit, match, metric))
+
+
+def _per_gpu(unit: Unit, match: re.Match[str], metric: str) -> bool:
+    """Whether a rate is of one rank: by its name, else by what the table says of its figures."""
+    if unit in (Unit.MFU, Unit.FLOPS):
+        return not match[0].startswith("agg")
+    parts = match.groupdict()
     qualifier = f"{parts.get('mid') or ''}{parts.get('per') or ''}" or metric.lower()
-    aggregate = match[0].startswith("agg")
-    per_gpu = not aggregate and (unit in (Unit.MFU, Unit.FLOPS) or bool(_PER_GPU.search(qualifier)))
-    return Measure(value=number, unit=unit, per_gpu=per_gpu)
+    return bool(_PER_GPU.search(qualifier))
 
 
 def is_measure(name: str) -> bool:

@@ -3,23 +3,21 @@
 ``docs/foresight.md`` lists the fields. What stands in a file is either understood or told.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.base.errors import SpecError
+from harness.features.foresight import claims
 from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.priors import Belief
+from harness.features.foresight.published.files import cell_value, documents, field_name
 from harness.features.foresight.published.measures import Measure, measured
 from harness.features.foresight.published.reading import Fields, fabric_of, shape_of
 from harness.features.foresight.published.splitting import calibrating
 from harness.features.foresight.shapes import Point, Shape
 from harness.features.foresight.terms import Unknown
 
-#: What a file of this kind says of itself.
-SCHEMA = "published_scaling/1"
 #: Tables that are no ladder of measured sizes; they are read, and only tried on request.
 ASIDE = ("context", "simulator_cross_check")
 
@@ -56,7 +54,8 @@ def read(path: Path) -> list[PublishedTable | Refused]:
     SpecError: the file is not of this format. A table that can't be used is Refused, with a
     sentence, so that one bad table leaves the others.
     """
-    return [_tried(table, n, path) for n, table in enumerate(_tables(path))]
+    fix = "scaleproof predict --table results/published/scaling.json"
+    return [_tried(table, n, path) for n, table in enumerate(documents(path, fix))]
 
 
 def families_of(paths: Iterable[Path]) -> dict[str, list[PublishedTable]]:
@@ -66,38 +65,6 @@ def families_of(paths: Iterable[Path]) -> dict[str, list[PublishedTable]]:
         if isinstance(table, PublishedTable) and table.role not in ASIDE:
             out.setdefault(table.family, []).append(table)
     return out
-
-
-def _tables(path: Path) -> Sequence[Any]:
-    fix = f"python -m json.tool {path}"
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(
-            f"cannot be read: {error}",
-            where=str(path),
-            expected="a JSON file of tables",
-            fix="scaleproof predict --table results/published/scaling.json",
-        ) from None
-    except ValueError as error:
-        raise SpecError(
-            f"not valid JSON: {error}", where=str(path), expected="one JSON document", fix=fix
-        ) from None
-    if isinstance(document, dict) and "points" in document:
-        document = {"schema": SCHEMA, "tables": [document]}
-    tables = document.get("tables") if isinstance(document, dict) else None
-    if not isinstance(tables, list) or not tables:
-        raise SpecError(
-            "no tables", where=str(path), expected='{"schema": ..., "tables": [...]}', fix=fix
-        )
-    if (schema := document.get("schema", SCHEMA)) != SCHEMA:
-        raise SpecError(
-            f"schema {schema!r}",
-            where=str(path),
-            expected=SCHEMA,
-            fix="scaleproof predict --table results/published/scaling.json",
-        )
-    return tables
 
 
 def _tried(table: Any, number: int, path: Path) -> PublishedTable | Refused:
@@ -119,11 +86,13 @@ def _table(table: Any, name: str) -> PublishedTable:
     if not rows:
         raise ValueError("it has no points")
     shared = {k: v for k, v in table.items() if not isinstance(v, dict | list) or k == "model"}
-    hardware = table.get("hardware") or {}
+    broken = claims.contradictions(table)
+    rows = [{field_name(str(k)): cell_value(v) for k, v in row.items()} for row in rows]
+    hardware = table.get("hardware") or _one_gpu(rows)
     if not isinstance(hardware, Mapping):
         raise ValueError("hardware is not an object")
-    fabric, peak, notes = fabric_of(hardware)
-    fields = Fields(shared=shared, per_node=fabric.per_node, notes=list(notes))
+    fabric, peak, assumed = fabric_of(hardware)
+    fields = Fields(shared=shared, per_node=fabric.per_node, notes=list(assumed))
     points = [
         point
         for number, row in enumerate(rows)
@@ -134,6 +103,7 @@ def _table(table: Any, name: str) -> PublishedTable:
         points, table.get("calibrate_on"), table.get("role") in ASIDE
     )
     points = [replace(p, calibrates=c) for p, c in zip(points, chosen, strict=True)]
+    notes = [*broken, *fields.notes, *twice, *calibrated_on, *fields.unknown()]
     return PublishedTable(
         id=name,
         family=str(table.get("family") or table.get("source") or name),
@@ -141,8 +111,14 @@ def _table(table: Any, name: str) -> PublishedTable:
         peak_flops=peak,
         points=tuple(points),
         role=str(table.get("role", "")),
-        notes=tuple(dict.fromkeys([*fields.notes, *twice, *calibrated_on, *fields.unknown()])),
+        notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _one_gpu(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The device that all rows name: text tables have no other place for their machine."""
+    names = {str(row.get("gpu") or "") for row in rows}
+    return {"gpu": names.pop()} if len(names) == 1 else {}
 
 
 def _once(points: Sequence[Point]) -> tuple[list[Point], list[str]]:

@@ -19,6 +19,7 @@ class Line:
     row: str
     stated: str
     speedup: str
+    launches: str
     efficiency: str
     reading: str
 
@@ -51,16 +52,34 @@ def render(said: Mapping[str, Any], rows: Sequence[Row], findings: Sequence[Clai
 
 
 def _sentence(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> str:
-    """``0.69 by minutes to the target, 0.77 by ...``: of the largest row of each kind."""
+    """``0.69 by minutes to the target, 0.77 by ...``: of the largest row of each kind. Of machines
+    with as many ranks, how many times as fast the last is.
+    """
     last: dict[str, str] = {}
+    faster: dict[str, str] = {}
     for row, finding in zip(rows, findings, strict=True):
         stated = row.get(ClaimedColumn.EFFICIENCY)
+        if finding.speedup is not None and finding.efficiency is None:
+            faster[finding.kind] = _times(finding)
         if finding.efficiency is not None:
             last[finding.kind] = f"{sum(finding.efficiency) / 2:.2f}"
         elif stated is not None:
             last[finding.kind] = f"{stated.middle:.2f} as stated"
+    if faster:
+        ratios = "; ".join(f"{value} by {kind or 'its times'}" for kind, value in faster.items())
+        return f"At the same scale the last machine is {ratios}."
     values = ", ".join(f"{value} by {kind or 'its times'}" for kind, value in last.items())
     return f"The efficiency of the largest system is {values}." if values else "Nothing follows."
+
+
+def _times(finding: ClaimFinding) -> str:
+    """``1.58 times as fast, 1.40 to 1.77 by how launches differ``."""
+    assert finding.speedup is not None
+    value = f"{sum(finding.speedup) / 2:.2f} times as fast"
+    if finding.between_launches is None:
+        return value
+    low, high = finding.between_launches
+    return f"{value} ({low:.2f} to {high:.2f} as launches differ)"
 
 
 def _kind(
@@ -71,6 +90,7 @@ def _kind(
             row=finding.row,
             stated=", ".join(f"{c} {v.text}" for c, v in row.items() if c != ClaimedColumn.RANKS),
             speedup=_span(finding.speedup),
+            launches=_span(finding.between_launches),
             efficiency=_span(finding.efficiency),
             reading=f"{finding.status}: {'; '.join(finding.why) or 'follows from the times'}",
         )

@@ -1,11 +1,8 @@
 """``audit``: whether a published or a vendor's table holds together."""
 
 import argparse
-import csv
-import io
-import re
-import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -19,7 +16,9 @@ from harness.features.foresight.claims import (
     ClaimFinding as Claim,
     ClaimStatus,
     Row,
+    StatedTable,
 )
+from harness.features.foresight.published.files import documents
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 
@@ -44,26 +43,23 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     """A table."""
-    sub.add_argument("file", type=Path, help="CSV, a Markdown table, or TOML with [[row]]")
+    sub.add_argument("file", type=Path, help="JSON, CSV, a Markdown table, or TOML with [[row]]")
     sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page")
 
 
 def act(asked: Asked) -> Answer:
     """A line for each row; exit 1 where one does not follow from the others."""
     path: Path = asked.options.file
-    table = _table(path)
-    rows = [_row(line) for line in table]
-    if not rows or not any(rows):
-        known = ", ".join(ClaimedColumn)
-        raise SpecError(
-            "no column is known" if table else "no table",
-            where=str(path),
-            expected=f"headings such as {known}",
-            fix="scaleproof audit TABLE.csv",
-        )
-    _refuse_nonsense(rows, path)
-    kinds = _kinds(table, path)
-    findings = claims.audit(rows, kinds)
+    tables = documents(path, "scaleproof audit TABLE.csv")
+    rows = list[Row]()
+    findings = list[ClaimFinding]()
+    for table in tables:
+        stated = _read(table, path)
+        of_table = claims.audit(stated.rows, stated.kinds, stated.names)
+        if len(tables) > 1:
+            of_table = [replace(f, kind=_joined(table.get("id", ""), f.kind)) for f in of_table]
+        rows += stated.rows
+        findings += of_table
     wrong = any(f.status is ClaimStatus.INCONSISTENT for f in findings)
     checked = any(f.checked for f in findings)
     exit_ = Exit.FAILED if wrong else Exit.PASSED if checked else Exit.NOTHING_JUDGED
@@ -71,10 +67,38 @@ def act(asked: Asked) -> Answer:
     if asked.options.page is not None:
         from harness.features.foresight.report.audited import render
 
-        page = render(_told(path), rows, findings)
-        files.put(asked.options.page, page.encode(), "--page")
+        about = {"title": path.name, **(tables[0] if len(tables) == 1 else {})}
+        files.put(asked.options.page, render(about, rows, findings).encode(), "--page")
         lines.append(f" page     {asked.options.page}")
     return Answer(document={"rows": to_doc(tuple(findings))}, lines=lines, exit=exit_)
+
+
+def _joined(table: str, kind: str) -> str:
+    return ", ".join(part for part in (table, kind) if part)
+
+
+def _read(table: Any, path: Path) -> StatedTable:
+    """The figures of a table that has some, and of what kind each row is."""
+    points = table.get("points") if isinstance(table, Mapping) else None
+    if not isinstance(points, list) or not all(isinstance(row, Mapping) for row in points):
+        points = []
+    stated = claims.stated_table({"points": points} if not points else table)
+    if not any(stated.rows):
+        raise SpecError(
+            "no column is known" if points else "no table",
+            where=str(path),
+            expected=f"headings such as {', '.join(ClaimedColumn)}",
+            fix="scaleproof audit TABLE.csv",
+        )
+    _refuse_nonsense(stated.rows, path)
+    if any(point.get("kind") for point in points) and not all(stated.kinds):
+        raise SpecError(
+            f"row {stated.kinds.index('') + 1} does not say of what its times are",
+            where=str(path),
+            expected="a kind in every row: two kinds of step time differ by more than a point",
+            fix='kind = "step"',
+        )
+    return stated
 
 
 def _refuse_nonsense(rows: Sequence[Row], path: Path) -> None:
@@ -86,69 +110,6 @@ def _refuse_nonsense(rows: Sequence[Row], path: Path) -> None:
                 expected="whole ranks from 1 on, and times and rates above zero",
                 fix=f"edit {path}, then: scaleproof audit {path}",
             )
-
-
-def _kinds(table: Sequence[Mapping[str, str]], path: Path) -> list[str]:
-    """Of what each row's times are: block, step, minutes to a target. All rows say it, or none."""
-    kinds = [row.get("kind", "").strip() for row in table]
-    if any(kinds) and not all(kinds):
-        raise SpecError(
-            f"row {kinds.index('') + 1} does not say of what its times are",
-            where=str(path),
-            expected="a kind in every row: two kinds of step time differ by more than a point",
-            fix='kind = "step"',
-        )
-    return kinds
-
-
-def _told(path: Path) -> dict[str, Any]:
-    """What a TOML table says beside its rows: title, claim, and what each kind leaves out."""
-    return tomllib.loads(path.read_text()) if path.suffix == ".toml" else {"title": path.name}
-
-
-def _table(path: Path) -> list[dict[str, str]]:
-    """Rows by heading, whatever the file's kind."""
-    try:
-        content = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(
-            f"cannot be read: {error}",
-            where=str(path),
-            expected="a text file",
-            fix="scaleproof audit TABLE.csv",
-        ) from None
-    if path.suffix == ".toml":
-        try:
-            rows = tomllib.loads(content).get("row", [])
-        except tomllib.TOMLDecodeError as error:
-            raise SpecError(
-                f"not valid TOML: {error}",
-                where=str(path),
-                expected="[[row]] tables",
-                fix=f"edit {path}",
-            ) from None
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise SpecError(
-                "row is no table",
-                where=str(path),
-                expected="[[row]] tables",
-                fix=f"edit {path}",
-            )
-        return [{str(k): str(v) for k, v in row.items()} for row in rows]
-    if marked := [line for line in content.splitlines() if line.strip().startswith("|")]:
-        cells = [[c.strip() for c in line.strip().strip("|").split("|")] for line in marked]
-        rows = [c for c in cells if not all(re.fullmatch(r":?-+:?", x) for x in c)]
-        return [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
-    return list(csv.DictReader(io.StringIO(content), skipinitialspace=True))
-
-
-def _row(line: dict[str, str]) -> Row:
-    out = {}
-    for name, cell in line.items():
-        known = claims.column(name or "")
-        if known is not None and (seen := claims.figure(str(cell or ""), known)) is not None:
-            out[known] = seen
-    return out
 
 
 def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
@@ -170,7 +131,7 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
             if lost is not None and lost > 0.02:
                 why += f"; {100 * lost:.1f}% of the ideal is lost to nothing that is stated"
             out += text.wrap(f" {finding.row:<10} {finding.status:<13} {why}", width, 25)
-            if finding.efficiency is not None and row is not base:
+            if finding.speedup is not None and row is not base:
                 out += text.wrap(f"{'':25}{_follows(finding)}", width, 25)
     count = {s: sum(f.status is s for f in findings) for s in ClaimStatus}
     out += ["", f" {', '.join(f'{n} {s}' for s, n in count.items() if n)}"]
@@ -182,6 +143,12 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
 def _follows(finding: ClaimFinding) -> str:
     """What its own times give, as far as their digits say."""
     assert finding.speedup is not None
-    assert finding.efficiency is not None
-    (a, b), (c, d) = finding.speedup, finding.efficiency
-    return f"its times give {a:.3f} to {b:.3f} times, an efficiency of {c:.3f} to {d:.3f}"
+    low, high = finding.speedup
+    words = f"its times give {low:.3f} to {high:.3f} times"
+    if finding.efficiency is not None:
+        low, high = finding.efficiency
+        words += f", an efficiency of {low:.3f} to {high:.3f}"
+    if finding.between_launches is not None:
+        low, high = finding.between_launches
+        words += f"; by how launches differ, {low:.2f} to {high:.2f} times (95 %)"
+    return words

@@ -77,7 +77,12 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     """Runs or a file of tables, and a size that none of them has."""
     sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs with ladders")
-    sub.add_argument("--table", type=Path, metavar="FILE", help="ladders in JSON, instead of runs")
+    sub.add_argument(
+        "--table",
+        type=Path,
+        metavar="FILE",
+        help="ladders in JSON, CSV, Markdown or TOML",
+    )
     sub.add_argument("--only", metavar="ID", help="one table of the file, size by size")
     sub.add_argument("--sizes", action="store_true", help="a row for every size of every table")
     sub.add_argument("--to", metavar="N", help="a size that was not measured: 512, or 64x8")

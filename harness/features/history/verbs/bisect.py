@@ -70,23 +70,12 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("--skip", action="append", default=[], metavar="VERSION")
     sub.add_argument(
         "--error",
-        type=_share,
+        type=measuring.share(0.5),
         default=0.05,
         metavar="SHARE",
         help="how often the answer may be wrong (default: 0.05)",
     )
     measuring.add_to(sub, cases=True)
-
-
-def _share(text_: str) -> float:
-    """A share between 0 and a half; for argparse."""
-    try:
-        share = float(text_)
-    except ValueError:
-        share = 0.0
-    if not 0.0 < share < 0.5:
-        raise argparse.ArgumentTypeError(f"{text_!r} is not between 0 and 0.5")
-    return share
 
 
 def act(asked: Asked) -> Answer:

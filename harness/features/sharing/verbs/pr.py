@@ -60,7 +60,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("--head", metavar="REF", help="the change (default: the clone as it is)")
     sub.add_argument(
         "--allow",
-        type=_share,
+        type=measuring.share(1.0),
         default=change.ALLOWED,
         metavar="SHARE",
         help=f"the part of its speed that a case may lose (default: {change.ALLOWED:g})",
@@ -78,16 +78,6 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     )
     measuring.add_to(sub, cases=True)
     sub.set_defaults(script=True)
-
-
-def _share(words: str) -> float:
-    try:
-        share = float(words)
-    except ValueError:
-        share = 0.0
-    if not 0.0 < share < 1.0:
-        raise argparse.ArgumentTypeError(f"{words!r} is not between 0 and 1")
-    return share
 
 
 def act(asked: Asked) -> Answer:

@@ -15,11 +15,11 @@ from harness.base.files import FullDiskError
 from harness.interface.report import fabric, script, sections, tables
 from harness.interface.report.coverage import coverage
 from harness.interface.report.headline import decide, headline, why_open
-from harness.interface.report.page import compressed, data, facts, scaling
+from harness.interface.report.page import data, facts, scaling
 from harness.interface.report.page.cases import anchors, cases
 from harness.interface.report.page.judged import judged
 from harness.interface.report.page.spent import WIDE, spent
-from harness.interface.report.sides import beside
+from harness.interface.report.sides import every
 from harness.interface.report.templates import templates
 from harness.record import RunRecord
 from harness.record.store import write_text
@@ -48,11 +48,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             together=verdicts.together(run.verdicts),
             pairs=FIRST_LOOK,
             groups=groups,
-            beside=[
-                (plan.name, beside.of_plan(run, plan).html(plan.name), beside.notes(plan))
-                for plan in beside.plans(run)
-            ],
-            codecs=compressed.sections(run),
+            beside=every.tables(run),
             stand_ins=any(run.stand_ins(a.case) for p in run.plans for a in p.arms),
             spent=lost,
             cases=of_cases,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from harness.analysis.choices import critical
 from harness.cases import Plan
 from harness.cases.ladders import CRITICAL
+from harness.interface.report.sides.titled import TitledTable
 from harness.interface.report.tabled import Table
-from harness.interface.report.text import Column, rule
+from harness.interface.report.text import Column
 from harness.record import RunRecord
 
 #: A batch, and the samples that each launch needed.
@@ -52,11 +53,9 @@ def note(samples: Sequence[Needed]) -> str:
     )
 
 
-def lines(run: RunRecord, width: int) -> list[str]:
+def tables(run: RunRecord) -> Iterator[TitledTable]:
     """The table of each such plan, and its note."""
-    out: list[str] = []
     for plan in plans(run):
         samples = sorted(critical.samples_to_loss(run, plan).items())
         if samples:
-            out += [rule(plan.name, width), *table(samples).lines(width), f" {note(samples)}", ""]
-    return out
+            yield TitledTable(title=plan.name, table=table(samples), notes=[note(samples)])

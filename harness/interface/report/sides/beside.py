@@ -1,15 +1,19 @@
-"""Cases side by side: what each takes, sends and holds, a line a case."""
+"""Cases side by side: what each takes, sends and holds; of codecs, what they cost as well."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.analysis.choices import breakeven
+from harness.analysis.choices.breakeven import EncodingCost
+from harness.base.documents import Json
 from harness.base.numbers import si
 from harness.cases import Arm, Form, Plan, metrics
 from harness.interface.report.sides import codecs
+from harness.interface.report.sides.titled import TitledTable
 from harness.interface.report.tabled import Table
-from harness.interface.report.text import Column, rule
+from harness.interface.report.text import Column
 from harness.record import RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
@@ -26,11 +30,15 @@ HEADERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class BesideLine:
-    """One case with its verdicts by metric; ``ideal`` is the share that its schedule leaves."""
+    """One case with its verdicts by metric; ``ideal`` is the share that its schedule leaves.
+
+    ``cost`` is what encoding costs, where codecs are compared.
+    """
 
     arm: Arm
     verdicts: Mapping[str, Verdict]
     ideal: float | None
+    cost: EncodingCost | None = None
 
 
 def plans(run: RunRecord) -> list[Plan]:
@@ -39,13 +47,20 @@ def plans(run: RunRecord) -> list[Plan]:
         plan
         for plan in run.plans
         if len(plan.arms) >= FEWEST
-        and not plan.name.endswith(codecs.NAMED)  # they have a table of their own
+        and plan.contrasts
         and {c.against for c in plan.contrasts} <= {"nothing", "other"}
     ]
 
 
-def of_plan(run: RunRecord, plan: Plan) -> Table[BesideLine]:
-    """The table of one plan; ratios are to its first case."""
+def of_plan(run: RunRecord, plan: Plan, rates: Sequence[float] = codecs.RATES) -> TitledTable:
+    """The table of one plan; ratios are to its first case.
+
+    Args:
+        rates: of links in bit/s, at which steps of codecs are shown.
+    """
+    costs = breakeven.costs(run, plan) if codecs.compared(plan) else []
+    here = breakeven.link_bps(run, plan.arms[0].case)
+    by_name = {cost.name: cost for cost in costs}
     named = {c.name: c for c in plan.contrasts}
     by_arm: dict[str, dict[str, Verdict]] = {}
     for v in run.verdicts:
@@ -56,18 +71,50 @@ def of_plan(run: RunRecord, plan: Plan) -> Table[BesideLine]:
     for arm in plan.arms:
         expected = run.described[arm.case.hash].expected if arm.case.hash in run.described else None
         ideal = expected.ideal_efficiency if expected and expected.stages > 1 else None
-        lines.append(BesideLine(arm=arm, verdicts=by_arm.get(arm.name, {}), ideal=ideal))
+        verdicts = by_arm.get(arm.name, {})
+        lines.append(
+            BesideLine(arm=arm, verdicts=verdicts, ideal=ideal, cost=by_name.get(arm.name))
+        )
     asked = list(dict.fromkeys(c.metric for c in plan.contrasts))
-    return Table(columns=[*_columns(asked)], rows=lines)
+    of_codecs = codecs.columns(costs, here, rates) if costs else ()
+    table = Table(columns=[*_columns(asked, of_codecs)], rows=lines)
+    explained = [*notes(plan), *(codecs.notes(costs, here) if costs else ())]
+    return TitledTable(
+        title=plan.name,
+        table=table,
+        notes=explained,
+        curves=codecs.curves(costs, here),
+        x_label="link rate, Gbit/s",
+        y_label="step, ms",
+    )
 
 
-def _columns(asked: Sequence[str]) -> Iterator[Column[BesideLine]]:
+def _columns(
+    asked: Sequence[str], of_codecs: Iterable[Column[EncodingCost]]
+) -> Iterator[Column[BesideLine]]:
     yield Column("", 99, lambda line: line.arm.name, left=True)
     for name in asked:
         yield _column(name, 90 - asked.index(name))
         if name == "bubble_share":
             yield Column("at best", 50, _left)
+    for column in of_codecs:
+        yield _of_cost(column)
     yield Column("", 95, _worst, left=True)
+
+
+def _of_cost(column: Column[EncodingCost]) -> Column[BesideLine]:
+    """A column of costs on lines that may have none."""
+    raw = column.raw
+
+    def value(line: BesideLine) -> Json:
+        return None if line.cost is None or raw is None else raw(line.cost)
+
+    return Column(
+        column.header,
+        column.keep,
+        lambda line: "" if line.cost is None else column.cell(line.cost),
+        raw=None if raw is None else value,
+    )
 
 
 def _column(name: str, keep: int) -> Column[BesideLine]:
@@ -109,11 +156,6 @@ def notes(plan: Plan) -> list[str]:
     return out
 
 
-def lines(run: RunRecord, width: int) -> list[str]:
-    """Every such plan under its name."""
-    out: list[str] = []
-    for plan in plans(run):
-        out += [rule(plan.name, width), *of_plan(run, plan).lines(width)]
-        out += [f" {note}" for note in notes(plan)]
-        out.append("")
-    return out
+def tables(run: RunRecord) -> list[TitledTable]:
+    """Every such plan."""
+    return [of_plan(run, plan) for plan in plans(run)]

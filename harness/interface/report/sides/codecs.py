@@ -1,61 +1,60 @@
-"""Codecs side by side: what each costs, what it sends, and below which link rate it wins."""
+"""Columns of codecs beside dense training: what each costs, and below which link rate it wins."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from harness.analysis.choices import breakeven, tuned
+from harness.analysis.choices import tuned
 from harness.analysis.choices.breakeven import DENSE, EncodingCost, Pays
 from harness.analysis.choices.tuned import TunedLoss
 from harness.base.numbers import si
 from harness.cases import Plan
+from harness.interface.report.page.svg import Curve
+from harness.interface.report.sides.titled import TitledTable
 from harness.interface.report.tabled import Table
-from harness.interface.report.text import Column, rule
+from harness.interface.report.text import Column
 from harness.record import RunRecord
 
 #: Link rates in bit/s at which steps are shown.
 RATES = (100e6, 1e9, 10e9)
-#: What plans of codecs are called, behind their model.
-NAMED = " codecs"
-#: What a plan of the same codecs is called that looks for each one's best learning rate.
-TUNED = f"{NAMED}, tuned"
-
-
+#: What a plan of codecs is called that looks for each one's best learning rate.
+TUNED = " codecs, tuned"
+#: Link rates of the chart.
+DRAWN_GBPS = (0.1, 0.316, 1.0, 3.16, 10.0)
+#: Codecs on it, beside dense: as many as can be told apart.
+MOST_DRAWN = 5
 #: A loss so many times that of dense training is one.
 WORSE = 1.05
 
 
-def plans(run: RunRecord) -> list[Plan]:
-    return [plan for plan in run.plans if plan.name.endswith(NAMED)]
+def compared(plan: Plan) -> bool:
+    """Whether a plan holds codecs against dense training, and nothing else that trains."""
+    first, *others = plan.arms
+    coded = [arm for arm in others if arm.case.compressor]
+    apart = [arm for arm in others if not arm.case.communicate]
+    return first.name == DENSE and bool(coded) and len(coded) + len(apart) == len(others)
 
 
-def table(
+def columns(
     costs: Sequence[EncodingCost], here: float, rates: Sequence[float] = RATES
-) -> Table[EncodingCost]:
-    """A line a codec."""
-    held = list(dict.fromkeys(other for c in costs for other in c.pays))
-    return Table(columns=[*_columns(here, rates, held)], rows=costs)
-
-
-def _columns(
-    here: float, rates: Sequence[float], held: Sequence[str]
 ) -> Iterator[Column[EncodingCost]]:
-    yield Column("", 99, lambda c: c.name, left=True)
+    """What a codec's line says beyond its measured metrics."""
+    held = dict.fromkeys(other for cost in costs for other in cost.pays)
     yield Column(
-        "B/param", 90, lambda c: f"{c.bytes_per_parameter:.3g}", raw=lambda c: c.bytes_per_parameter
+        "B/param", 70, lambda c: f"{c.bytes_per_parameter:.3g}", raw=lambda c: c.bytes_per_parameter
     )
-    yield Column("encode", 80, lambda c: si(c.encode_s, "s") if c.encode_s is not None else "")
-    yield Column("decode", 79, lambda c: si(c.decode_s, "s") if c.decode_s is not None else "")
+    yield Column("encode", 65, lambda c: si(c.encode_s, "s") if c.encode_s is not None else "")
+    yield Column("decode", 64, lambda c: si(c.decode_s, "s") if c.decode_s is not None else "")
     for rate in rates:
         yield Column(_rate(rate), 85, _at(rate, here), raw=_raw_at(rate, here))
-    yield Column("wins below", 95, lambda c: _told(c.pays.get(DENSE)), raw=_raw)
+    yield Column("wins below", 94, lambda c: _told(c.pays.get(DENSE)), raw=_raw)
     yield Column("from .. to", 40, lambda c: _ends(c.pays.get(DENSE)))
     for other in held:
         if other != DENSE:
             yield Column(f"of {other}", 60, _beside(other))
     yield Column(
-        "loss", 88, lambda c: f"{c.loss:.3f}" if c.loss is not None else "", raw=lambda c: c.loss
+        "loss", 91, lambda c: f"{c.loss:.3f}" if c.loss is not None else "", raw=lambda c: c.loss
     )
 
 
@@ -141,10 +140,6 @@ def learned_less(c: EncodingCost, dense: EncodingCost) -> bool:
     return c.loss is not None and dense.loss is not None and c.loss > WORSE * dense.loss
 
 
-def tuned_plans(run: RunRecord) -> list[Plan]:
-    return [plan for plan in run.plans if plan.name.endswith(TUNED)]
-
-
 def tuned_table(losses: Sequence[TunedLoss]) -> Table[TunedLoss]:
     """A line a codec: its best rate and loss beside dense training's, under one optimizer."""
     return Table(
@@ -180,24 +175,34 @@ def tuned_notes(losses: Sequence[TunedLoss]) -> list[str]:
     return out
 
 
-def tuned_lines(run: RunRecord, plan: Plan, width: int) -> list[str]:
-    """The table of such a plan under its name, and what follows."""
-    losses = tuned.best(run, plan)
-    return [
-        rule(plan.name, width),
-        *tuned_table(losses).lines(width),
-        *(f" {note}" for note in tuned_notes(losses)),
-        "",
+def tuned_tables(run: RunRecord) -> Iterator[TitledTable]:
+    """Of every plan that looked for best rates."""
+    for plan in run.plans:
+        if plan.name.endswith(TUNED):
+            losses = tuned.best(run, plan)
+            yield TitledTable(title=plan.name, table=tuned_table(losses), notes=tuned_notes(losses))
+
+
+def curves(costs: Sequence[EncodingCost], here: float) -> list[Curve]:
+    """Steps over link rates, of dense and of the best that are a choice; none where none is."""
+    dense = next((c for c in costs if c.name == DENSE), None)
+    wins = [
+        c
+        for c in costs
+        if DENSE in c.pays
+        and c.pays[DENSE].rate > 0
+        and not (dense is not None and learned_less(c, dense))
     ]
-
-
-def lines(run: RunRecord, plan: Plan, width: int, rates: Sequence[float] = RATES) -> list[str]:
-    """The table of a plan under its name, and what follows."""
-    costs = breakeven.costs(run, plan)
-    here = breakeven.link_bps(run, plan.arms[0].case)
+    best = sorted(wins, key=lambda c: c.at(1e9, here))[:MOST_DRAWN]
+    flat = [None] * len(DRAWN_GBPS)
     return [
-        rule(plan.name, width),
-        *table(costs, here, rates).lines(width),
-        *(f" {note}" for note in notes(costs, here)),
-        "",
+        Curve(
+            name=c.name,
+            x=DRAWN_GBPS,
+            y=[1e3 * c.at(rate * 1e9, here) for rate in DRAWN_GBPS],
+            low=flat,
+            high=flat,
+        )
+        for c in [*(c for c in costs if c is dense), *best]
+        if best
     ]

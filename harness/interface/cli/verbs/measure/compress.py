@@ -28,7 +28,7 @@ from harness.cases.targets import normalise
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
-from harness.interface.report.sides import codecs
+from harness.interface.report.sides import beside as side_by_side, codecs
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule
 from harness.measure.measurer import Measurer
@@ -159,7 +159,7 @@ def act(asked: Asked) -> Answer:
     costs = breakeven.costs(record, plan)
     link_bps = breakeven.link_bps(record, plan.arms[0].case)
     judged = measuring.judged(session, record, asked)
-    shown = codecs.lines(record, plan, width, rates)
+    shown = side_by_side.of_plan(record, plan, rates).lines(width)
     document: dict[str, Json] = {
         "link_bps": _finite(link_bps),
         "costs": _documents(costs),
@@ -168,7 +168,7 @@ def act(asked: Asked) -> Answer:
     }
     if args.tuned:
         document["tuned"] = to_doc(tuple(tuned.best(record, tuned_plan)))
-        shown += codecs.tuned_lines(record, tuned_plan, width)
+        shown += [line for table in codecs.tuned_tables(record) for line in table.lines(width)]
     shown += _told(confirmed, args.confirm, width)
     failed = any(v.status is Status.ERROR for v in record.verdicts)
     missed = any(not c.right for c in confirmed)
@@ -236,7 +236,7 @@ def _plan(model: str, names: Sequence[str], site: Site, known: Catalogue, *, bar
             cases[f"{name}, no feedback"] = case(name, feedback=False)
     cases[APART] = known.normalise(replace(dense, communicate=False))
     protocol = replace(LEARNING, steps=STEPS)
-    plan = beside(f"{model}{codecs.NAMED}", cases, METRICS, protocol=protocol)
+    plan = beside(f"{model} codecs", cases, METRICS, protocol=protocol)
     apart = [replace(a, role=Role.ABLATION) for a in plan.arms if not a.case.communicate]
     others = [a for a in plan.arms if a.case.communicate]
     asked = [c for c in plan.contrasts if c.subject != APART or c.metric != "sent_bytes"]

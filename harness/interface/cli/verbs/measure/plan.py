@@ -117,18 +117,18 @@ class Look:
         costs = forecast.LaunchCosts(plans, self.described, self.machine, link_bytes=self.link)
         arms = {plan.hash: [a for a in plan.arms if self.runs(a)] for plan in plans}
         hardware = self.machine.hardware_class
-        coming = forecast.coming(
-            plans,
-            arms,
-            costs,
-            self.described,
-            slots,
+        expected = forecast.Forecast(
+            plans=plans,
+            arms=arms,
+            costs=costs,
+            described=self.described,
+            slots=slots,
             judged={p.hash for p in plans if pairs.ruled(p, self.thresholds, hardware)},
             timeline=self.timeline,
             outline=self.outline,
         )
         seconds, device_s = defaultdict[str, float](float), defaultdict[str, float](float)
-        for launch in coming:
+        for launch in expected.coming():
             devices = sum(a.case.world_size * a.case.devices_per_rank for a in launch.arms)
             seconds[launch.plan.hash] += launch.seconds
             device_s[launch.plan.hash] += devices * launch.seconds

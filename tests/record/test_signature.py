@@ -12,7 +12,7 @@ import pytest
 from harness.base.errors import Exit
 from harness.interface.cli.main import main
 from tests.editing import rechain
-from tests.record.test_doctored import behind_the_end, change, faster, older
+from tests.record.test_doctored import behind_the_end, doctored, faster, older
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen here")
 
@@ -66,7 +66,7 @@ def test_a_complete_forgery_is_told_by_the_signature(
     run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Samples, digests, figures and the whole chain are redone; the head is then another one."""
-    change(run, faster)
+    doctored(run, faster)
     rechain(run)
     code, out = verified(capsys, run, "--key", keys / "site.pub")
     assert code == Exit.FAILED and "the signature is of another run" in out
@@ -77,7 +77,7 @@ def test_an_older_schema_and_blocks_after_the_end_are_told_under_a_valid_signatu
 ) -> None:
     """Chain and signature are untouched, or only grow; the record says another thing."""
     grown = Path(shutil.copytree(run, tmp_path / "grown"))
-    change(run, older)
+    doctored(run, older)
     code, out = verified(capsys, run, "--key", keys / "site.pub")
     assert code == Exit.FAILED and "schema is not what was sealed" in out
     behind_the_end(grown, ("ended", {"notes": [], "out_of_time": []}))
@@ -126,7 +126,7 @@ def test_a_bad_key_is_one_clear_error(
 def test_only_what_verifies_is_signed(
     run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    change(run, lambda doc, _: doc["verdicts"][0].update(value=2.0))
+    doctored(run, lambda doc, _: doc["verdicts"][0].update(value=2.0))
     assert main(["sign", str(run), "--key", str(keys / "site")]) != Exit.PASSED
     assert "does not verify" in capsys.readouterr().err
 

@@ -1,0 +1,48 @@
+"""Notices: leaks, losses that differ, devices that were slowed: each a sentence, none a verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from harness.analysis.judging.notices import findings
+from harness.base.documents import from_doc, to_doc
+from harness.host.nvml import GpuWindow
+from harness.record import RunRecord, Status
+from tests.editing import judged, timed
+
+
+def test_a_planted_leak_is_noticed(sample_run: RunRecord) -> None:
+    doc = to_doc(sample_run)
+    assert not any("memory grows" in f for f in findings(sample_run))
+    for x in timed(doc, "@2"):
+        x["growth"] = {"rank": 1, "steady": 0.9, "slope": 2e5, "low": 1.5e5, "high": 2.5e5}
+    (finding,) = [f for f in findings(from_doc(RunRecord, doc)) if "memory grows" in f]
+    assert "200 kB a step" in finding
+
+    def bounded(doc: Any) -> None:
+        for x in timed(doc, "@2"):
+            x["growth"] = {"rank": 1, "steady": 0.9, "slope": 2e5, "low": 1.5e5, "high": 2.5e5}
+        doc["thresholds"].append(
+            {"name": "leak", "case": "ddp/*", "metric": "memory_growth", "unit": "B/step",
+             "source": "requirement", "world": [2], "at_most": 65536}
+        )  # fmt: skip
+
+    leaks = judged(sample_run, bounded)["memory_growth@2"]
+    assert leaks.status in (Status.FAIL, Status.INCONCLUSIVE) and leaks.value == 2e5
+
+
+def test_different_losses_are_noticed(sample_run: RunRecord) -> None:
+    doc = to_doc(sample_run)
+    timed(doc, "@2")[0]["losses"] = "0" * 16
+    assert any("not reproducible" in f for f in findings(from_doc(RunRecord, doc)))
+
+
+def test_slowed_and_lost_devices_are_noticed(sample_run: RunRecord) -> None:
+    window = GpuWindow(
+        index=5, name="NVIDIA H200", sm_clock_mhz=(1410, 1980), power_w=None, temp_c=None,
+        throttle=("sw_power_cap",), lost=True,
+    )  # fmt: skip
+    slowed = [dataclasses.replace(x, gpus=(window,)) for x in sample_run.launches[:3]]
+    run = dataclasses.replace(sample_run, launches=tuple(slowed))
+    assert "GPU 5 (NVIDIA H200): sw_power_cap, lost in 3 launches" in findings(run)

@@ -1,0 +1,181 @@
+"""Obstacles: what was not checked, broke, or ran something else gives an ERROR or a SKIP, never green."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.analysis.judging.obstacles import gate_failure, not_here
+from harness.base.documents import from_doc
+from harness.cases import Device, Mode, Plan, Site
+from harness.record import Cause, Check, LaunchStatus, Reason, RunRecord, Status
+from tests.editing import judged, timed
+
+
+def test_a_failed_check_is_an_error_whatever_the_speed(sample_run: RunRecord) -> None:
+    def wrong(doc: Any) -> None:
+        gate = next(x for x in doc["launches"] if x["purpose"] == "gate" and x["arm"] == "@2")
+        gate["ranks"][1]["checks"][3]["ok"] = False
+
+    found = judged(sample_run, wrong)
+    assert (found["efficiency@2/plain"].status, found["efficiency@2/plain"].reason) == (
+        Status.ERROR,
+        Reason.INCORRECT,
+    )
+    assert found["efficiency@1/plain"].status is Status.RECORDED, "the other rung is untouched"
+
+
+def test_a_gate_that_checked_nothing_is_an_error(sample_run: RunRecord) -> None:
+    def empty(doc: Any) -> None:
+        for x in doc["launches"]:
+            if x["purpose"] == "gate":
+                for r in x["ranks"]:
+                    r["checks"] = []
+
+    assert {v.status for v in judged(sample_run, empty).values()} == {Status.ERROR}
+
+
+def test_without_a_gate_nothing_passes(sample_run: RunRecord) -> None:
+    def drop(doc: Any) -> None:
+        doc["launches"] = [x for x in doc["launches"] if x["purpose"] == "timed"]
+
+    found = judged(sample_run, drop)
+    assert {(v.status, v.reason) for v in found.values()} == {(Status.ERROR, Reason.NOT_MEASURED)}
+
+
+def test_a_launch_that_ran_something_else_is_an_error(sample_run: RunRecord) -> None:
+    found = judged(sample_run, lambda doc: timed(doc, "@2")[3].update(wrong=["world: 1 rank"]))
+    assert found["efficiency@2/plain"].reason is Reason.WRONG_WORLD
+
+
+def test_a_failed_launch_is_an_error_and_not_a_dropped_pair(sample_run: RunRecord) -> None:
+    found = judged(sample_run, lambda doc: timed(doc, "@2")[0].update(status="failed"))
+    assert found["efficiency@2/plain"].reason is Reason.LAUNCH_FAILED
+
+
+def test_nothing_measured_is_never_green(sample_run: RunRecord) -> None:
+    def drop(doc: Any) -> None:
+        doc["launches"] = [x for x in doc["launches"] if x["purpose"] == "gate"]
+
+    found = judged(sample_run, drop)
+    assert {v.status for v in found.values()} == {Status.ERROR}
+
+
+def test_too_large_for_memory_is_a_skip(sample_run: RunRecord) -> None:
+    def huge(doc: Any) -> None:
+        for d in doc["described"].values():
+            d["expected"]["memory_bytes"] = 10**15
+
+    assert {v.reason for v in judged(sample_run, huge).values()} == {Reason.DOES_NOT_FIT}
+
+
+def test_gradient_norms_of_a_strong_ladder_must_agree(sample_run: RunRecord) -> None:
+    def strong(doc: Any, factor: float) -> None:
+        """The weak sample as if it were strong, with one rung's norm moved."""
+        hashes = {}
+        for plan in doc["plans"]:
+            for arm in plan["arms"]:
+                old = next(a for a in sample_run.plans[0].arms if a.name == arm["name"]).case
+                arm["case"].update(mode="strong", global_batch=16)
+                new = dataclasses.replace(old, mode=Mode.STRONG, global_batch=16)
+                hashes[old.hash] = new.hash
+        doc["described"] = {hashes[h]: d for h, d in doc["described"].items()}
+        plan_hash = from_doc(Plan, doc["plans"][0]).hash
+        for x in doc["launches"]:
+            x.update(case=hashes[x["case"]], plan=plan_hash)
+            for r in x["ranks"]:
+                r["grad_norm"] = 2.0 * (factor if x["arm"] == "@2" else 1.0)
+
+    right = judged(sample_run, lambda doc: strong(doc, 1 + 1e-7))
+    wrong_ = judged(sample_run, lambda doc: strong(doc, 1 + 1e-4))
+    assert right["efficiency@2/plain"].status is not Status.ERROR
+    assert (wrong_["efficiency@2/plain"].status, wrong_["efficiency@2/plain"].reason) == (
+        Status.ERROR,
+        Reason.INCORRECT,
+    )
+    assert "gradient norm" in wrong_["efficiency@2/plain"].detail
+
+
+def test_files_that_broke_are_an_error_and_never_a_skip(sample_run: RunRecord) -> None:
+    def broke(doc: Any) -> None:
+        for d in doc["described"].values():
+            d.update(facts=None, expected=None, error="NameError: name 'x' is not defined")
+
+    found = judged(sample_run, broke)
+    assert {(v.status, v.reason) for v in found.values()} == {(Status.ERROR, Reason.LAUNCH_FAILED)}
+
+
+def test_a_run_that_was_stopped_is_open_where_nothing_was_measured(sample_run: RunRecord) -> None:
+    def stop(doc: Any) -> None:
+        doc.update(complete=False, launches=[], described={})
+
+    found = judged(sample_run, stop)
+    assert {(v.status, v.reason) for v in found.values()} == {
+        (Status.INCONCLUSIVE, Reason.INTERRUPTED)
+    }
+
+
+SUBJECT = "efficiency@2/plain"
+
+
+def test_the_gate_names_the_first_check_that_failed_whichever_rank_it_was_on(
+    sample_run: RunRecord,
+) -> None:
+    """A forgotten broadcast shows in rank 0's gradients, too: that is its symptom."""
+    gate = next(x for x in sample_run.launches if len(x.ranks) > 1 and x.ranks[0].checks)
+
+    def checks(*wrong: str) -> tuple[Check, ...]:
+        return tuple(
+            Check(name=name, ok=name not in wrong, value=None, limit=None, detail="")
+            for name in ("start_parameters", "gradients", "losses")
+        )
+
+    first, second, *rest = gate.ranks
+    told = gate_failure(
+        dataclasses.replace(
+            gate,
+            ranks=(
+                dataclasses.replace(first, checks=checks("gradients", "losses")),
+                dataclasses.replace(second, checks=checks("start_parameters", "gradients")),
+                *rest,
+            ),
+        )
+    )
+    assert told == "start_parameters on rank 1:"
+
+
+@pytest.mark.parametrize("purpose", ["gate", "timed"])
+def test_out_of_memory_does_not_fit_and_is_no_wrong_training(
+    sample_run: RunRecord, purpose: str
+) -> None:
+    def full(doc: Any) -> None:
+        mine = [x for x in doc["launches"] if (x["purpose"], x["arm"]) == (purpose, "@2")]
+        mine[0]["status"] = "failed"
+        mine[0]["cause"] = dict(
+            rank=1, kind="memory", message="CUDA out of memory", phase="gate", step=0, sure=True
+        )
+
+    found = judged(sample_run, full)[SUBJECT]
+    assert (found.status, found.reason) == (Status.SKIP, Reason.DOES_NOT_FIT)
+    assert "CUDA out of memory" in found.detail
+
+
+@pytest.mark.parametrize(("precision", "status"), [("fp8", Status.SKIP), ("fp32", Status.ERROR)])
+def test_a_gpu_without_products_in_8_bits_is_a_skip(precision: str, status: Status) -> None:
+    """As torch says it on an A100 or a 3090; of a case that asked for no such product, an ERROR."""
+    said = (
+        "RuntimeError: torch._scaled_mm is only supported on CUDA devices with compute capability"
+    )
+    case = Site(device=Device.CUDA, backend="nccl", nodes=(1,)).case(
+        "single/mlp-nano", precision=precision
+    )
+    cause = Cause(
+        rank=0, kind="exception", message=f"{said} >= 9.0 or 8.9, or ROCm MI300+", phase="gate",
+        step=0, sure=True,
+    )  # fmt: skip
+    launch = SimpleNamespace(cause=cause, launch="g0", status=LaunchStatus.FAILED)
+    found = not_here(case, launch)  # type: ignore[arg-type]
+    assert (found.status if found else Status.ERROR) is status

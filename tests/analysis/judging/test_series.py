@@ -1,0 +1,70 @@
+"""Series: which rules are about what is measured beside plans, and what they are asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis.judging.series import Series
+from harness.cases import Device
+from harness.cases.rules import BoundSource, Threshold
+from harness.record import Reason, RunRecord, Status
+
+MADE = Series(
+    name="fabric/all_reduce@2x4",
+    family="fabric/all_reduce",
+    world_size=8,
+    num_nodes=2,
+    first={"bus_bandwidth": (1e9, 1.1e9), "collective_latency": ()},
+    again={"bus_bandwidth": (), "collective_latency": ()},
+)
+RULE = Threshold(
+    name="r",
+    case="fabric/*",
+    metric="bus_bandwidth",
+    unit="B/s",
+    source=BoundSource.REQUIREMENT,
+    at_least=1e6,
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "matches"),
+    [
+        ({}, True),
+        ({"case": "fabric/broadcast"}, False),
+        ({"case": "fabric/all_reduce@2x4"}, True),
+        ({"case": "fabric/all_reduce@1x8"}, False),
+        ({"metric": "recovery_s"}, False),
+        ({"device": Device.CPU}, True),
+        ({"device": Device.CUDA}, False),
+        ({"world": (8,)}, True),
+        ({"world": (4, 16)}, False),
+        ({"nodes": (2,)}, True),
+        ({"nodes": (1,)}, False),
+        ({"hardware": "another*"}, False),
+    ],
+)
+def test_a_rule_is_about_what_it_names(
+    fields: dict[str, object], matches: bool, sample_run: RunRecord
+) -> None:
+    rule = replace(RULE, **fields)  # type: ignore[arg-type]
+    assert MADE.matched_by(rule, sample_run) is matches
+    asked = list(MADE.questions(replace(sample_run, thresholds=(rule,))))
+    assert [question.metric for question, _ in asked] == (["bus_bandwidth"] if matches else [])
+
+
+def test_what_is_wrong_is_an_error_without_any_rule(sample_run: RunRecord) -> None:
+    wrong = replace(MADE, wrong="a rank got a wrong result")
+    ((question, rule),) = wrong.questions(replace(sample_run, thresholds=()))
+    assert rule is None and question.obstacle is not None
+    assert (question.obstacle.status, question.obstacle.reason) == (Status.ERROR, Reason.INCORRECT)
+
+
+def test_what_was_refused_is_a_skip_with_its_reason(sample_run: RunRecord) -> None:
+    late = replace(RULE, metric="collective_latency")
+    refused = replace(MADE, refused="NCCL has no such operation")
+    ((question, _),) = refused.questions(replace(sample_run, thresholds=(late,)))
+    assert question.obstacle is not None and question.obstacle.status is Status.SKIP
+    assert question.obstacle.detail == "NCCL has no such operation"

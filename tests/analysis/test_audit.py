@@ -1,0 +1,76 @@
+"""The audit: each way in which a record is not one run, as it went, is its own sentence.
+
+``tests/record/test_doctored.py`` edits files; here records are made that cannot be.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.audit import audit, strays
+from harness.record import LaunchRecord, Purpose, RunRecord, chain
+
+
+def edited(run: RunRecord, place: int, **fields: object) -> RunRecord:
+    """One launch changed."""
+    launches = list(run.launches)
+    launches[place] = replace(launches[place], **fields)  # type: ignore[arg-type]
+    return replace(run, launches=tuple(launches))
+
+
+def timed(run: RunRecord) -> list[int]:
+    return [i for i, x in enumerate(run.launches) if x.purpose is Purpose.TIMED]
+
+
+def earlier(run: RunRecord) -> RunRecord:
+    place = timed(run)[1]
+    began = datetime.datetime.fromisoformat(run.launches[place].started_at)
+    return edited(run, place, started_at=(began - datetime.timedelta(hours=1)).isoformat())
+
+
+def copied(run: RunRecord) -> RunRecord:
+    first, second = timed(run)[:2]
+    source: LaunchRecord = run.launches[first]
+    ranks = run.launches[second].ranks
+    taken = (replace(ranks[0], samples_sha256=source.ranks[0].samples_sha256), *ranks[1:])
+    return edited(run, second, ranks=taken)
+
+
+def hurried(run: RunRecord) -> RunRecord:
+    return edited(run, timed(run)[0], wall_s=1e-3)
+
+
+def dropped(run: RunRecord) -> RunRecord:
+    place = timed(run)[0]
+    return replace(run, launches=(*run.launches[:place], *run.launches[place + 1 :]))
+
+
+def test_a_run_as_it_went_has_nothing(sample: Path, sample_run: RunRecord) -> None:
+    assert audit(sample_run, sample, chain.read(sample)) == []
+    assert strays(sample_run) == []
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (earlier, "began before the launch before it had ended"),
+        (copied, "has the samples of another one"),
+        (hurried, "stepped for"),
+        (dropped, "is not in the record"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    edit: Callable[[RunRecord], RunRecord], why: str, sample: Path, sample_run: RunRecord
+) -> None:
+    assert any(why in text for text in audit(edit(sample_run), sample, chain.read(sample)))
+
+
+def test_a_launch_of_no_plan_is_a_stray(sample_run: RunRecord) -> None:
+    place = timed(sample_run)[0]
+    (stray,) = strays(edited(sample_run, place, arm="another"))
+    assert sample_run.launches[place].launch in stray

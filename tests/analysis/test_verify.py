@@ -1,0 +1,93 @@
+"""Verify: whatever is edited in a record or its samples is found when all is computed again."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.verify import verify
+from harness.record import SETTLED_SINCE, RunRecord, Status
+from harness.record.store import load
+from tests.editing import change
+
+
+def test_verify_reproduces_every_sample_and_verdict(sample: Path, sample_run: RunRecord) -> None:
+    found = verify(sample_run, sample)
+    assert found.differences == ()
+    assert (found.num_launches, found.num_samples, found.num_verdicts) == (19, 25, 3)
+    assert found.num_traceless == 3, "the samples are kept without their traces"
+
+
+def test_a_forged_value_is_found(copy: Path) -> None:
+    def faster(doc: Any) -> None:
+        launch = next(x for x in doc["launches"] if x["purpose"] == "timed")
+        launch["ranks"][0]["window_s"] *= 0.9
+
+    change(copy, faster)
+    assert any("window of rank 0" in d for d in verify(load(copy), copy).differences)
+
+
+def test_a_forged_verdict_is_found(copy: Path) -> None:
+    change(copy, lambda doc: doc["verdicts"][0].update(value=0.999))
+    assert len(verify(load(copy), copy).differences) == 1
+
+
+@pytest.mark.parametrize(("schema", "wrong"), [(6, 0), (8, 1)])
+def test_what_load_left_open_by_the_rules_of_its_day_is_no_forgery(
+    copy: Path, schema: int, wrong: int
+) -> None:
+    """Today it passes, since load can only have made it harder. A PASS that was none is found."""
+
+    run = load(copy)
+    place, old = next((i, v) for i, v in enumerate(run.verdicts) if v.status is Status.PASS)
+
+    def open_(doc: Any) -> None:
+        doc["verdicts"][place].update(status="INCONCLUSIVE", reason="noisy_host", evidence=None)
+
+    change(copy, open_)
+    recorded = dataclasses.replace(load(copy), schema=schema)
+    found = [d for d in verify(recorded, copy).differences if old.contrast in d]
+    assert len(found) == wrong, found
+
+
+def test_edited_samples_are_found(copy: Path) -> None:
+    path = next(copy.glob("launches/*-t*/rank0.npz"))
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    (difference,) = verify(load(copy), copy).differences
+    assert "samples were changed" in difference and path.parent.name in difference
+
+
+def test_missing_samples_are_found(copy: Path) -> None:
+    next(copy.glob("launches/*-t*/rank0.npz")).unlink()
+    (difference,) = verify(load(copy), copy).differences
+    assert "samples are missing" in difference
+
+
+def test_a_missing_rank_is_found(copy: Path) -> None:
+    def lose(doc: Any) -> None:
+        launch = next(x for x in doc["launches"] if x["purpose"] == "timed" and x["arm"] == "@2")
+        del launch["ranks"][1]
+
+    change(copy, lose)
+    differences = verify(load(copy), copy).differences
+    assert any("wrong is ()" in d and "ranks [0] joined" in d for d in differences)
+
+
+def test_truncated_samples_are_found(copy: Path) -> None:
+    path = next(copy.glob("launches/*-t*/rank0.npz"))
+    path.write_bytes(path.read_bytes()[:100])
+    (difference,) = verify(load(copy), copy).differences
+    assert "samples were changed" in difference
+
+
+def test_a_forged_window_is_found(copy: Path) -> None:
+    def longer(doc: Any) -> None:
+        (windows,) = doc["windows"].values()
+        windows["plain"]["steps"] = 99
+        doc["schema"] = SETTLED_SINCE
+
+    change(copy, longer)
+    assert any("the pilots give others" in d for d in verify(load(copy), copy).differences)

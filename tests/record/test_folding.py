@@ -1,0 +1,78 @@
+"""A record and its chain as one: what was measured after the record was written is there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.analysis.judging import pairs as paired
+from harness.base.errors import RecordError
+from harness.measure.blocks import missing
+from harness.measure.resume import unfinished
+from harness.record import SCHEMA, Purpose, RunRecord, chain
+from harness.record.chain import Kind
+from harness.record.folding import begun, folded
+from harness.record.store import load
+from tests.editing import change
+
+
+def test_resume_keeps_everything_and_takes_up_what_only_the_chain_knows(copy: Path) -> None:
+    """The program was killed in the third turn, after its record was written for the last time."""
+    lines = (copy / "chain.jsonl").read_text().splitlines()
+    places = [i for i, line in enumerate(lines) if '"kind":"launch"' in line]
+    kept = [i for i in places if '"purpose":"timed"' in lines[i]][6]
+    (copy / "chain.jsonl").write_text("".join(f"{x}\n" for x in lines[: kept + 1]) + lines[-1][:40])
+
+    def early(doc: Any) -> None:
+        doc.update(complete=False, launches=doc["launches"][:5], blocks=[], windows={})
+        doc["schema"] = SCHEMA
+
+    change(copy, early)
+    run = unfinished(copy, load(copy).machine)
+    assert len(run.launches) == places.index(kept) + 1
+    assert len(run.blocks) == 2 and run.windows
+    assert sum(x.purpose is Purpose.TIMED for x in run.launches) == 7
+
+
+def test_an_interrupted_block_is_finished_launch_by_launch(copy: Path) -> None:
+    """Whatever was seen before the interrupt counts, so that stopping gains nothing."""
+    run = load(copy)
+    for seen in range(len(run.launches)):
+        half = dataclasses.replace(run, launches=run.launches[:seen])
+        held = SimpleNamespace(timed=lambda plan, half=half: paired.timed(half, plan, None))
+        (plan,) = run.plans
+        slots = [x for b in run.blocks for x in missing(held, plan, b)]  # type: ignore[arg-type]
+        again = [(turn, arm.name) for turn, arms in slots for arm in arms]
+        before = [(x.turn, x.arm) for x in half.launches if x.purpose is Purpose.TIMED]
+        every = [(x.turn, x.arm) for x in run.launches if x.purpose is Purpose.TIMED]
+        assert before + again == every
+
+
+def test_a_chain_alone_is_the_run_as_far_as_it_went(sample: Path, sample_run: RunRecord) -> None:
+    """Cut anywhere, it has the launches and blocks that were told by then, and no verdict."""
+    first, *later = chain.read(sample)
+    sealed = dataclasses.replace(first, body={**first.body, "schema": SCHEMA, "facts": {}})
+    links = (sealed, *later)
+    for end in range(1, len(links) + 1):
+        known = links[:end]
+        run = folded(begun(known, str(sample)), known)
+        launches = sum(link.kind is Kind.LAUNCH for link in known)
+        blocks = sum(link.kind is Kind.BLOCK for link in known)
+        assert run.launches == sample_run.launches[:launches]
+        assert run.blocks == sample_run.blocks[:blocks]
+        assert not run.verdicts and run.head == known[-1].hash
+    assert run.plans == sample_run.plans and run.windows == sample_run.windows
+
+
+def test_a_whole_record_is_left_as_it_is(sample: Path, sample_run: RunRecord) -> None:
+    assert folded(sample_run, chain.read(sample)[:3]) is sample_run
+
+
+def test_a_chain_without_a_beginning_is_one_clear_error(sample: Path) -> None:
+    for links in ((), chain.read(sample)[1:]):
+        with pytest.raises(RecordError, match="does not begin a run"):
+            begun(links, str(sample))

@@ -1,0 +1,63 @@
+"""The store: what is written is read back; what is no record is one clear error."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.verify import verify
+from harness.base import packs
+from harness.base.errors import RecordError
+from harness.record import SCHEMA, Purpose, RunRecord
+from harness.record.store import load, save
+from harness.record.upgrade import upgrade
+from tests.editing import change
+
+
+def test_load_is_the_inverse_of_save(sample_run: RunRecord, tmp_path: Path) -> None:
+    save(sample_run, tmp_path)
+    assert load(tmp_path) == sample_run
+    assert [p.name for p in tmp_path.iterdir()] == ["record.json"], "the digest is in it"
+
+
+def test_an_edited_record_is_refused(copy: Path) -> None:
+    text = (copy / "record.json").read_text()
+    (copy / "record.json").write_text(re.sub(r'"consumed": [1-9]', '"consumed": 9', text, count=1))
+    with pytest.raises(RecordError, match="changed after it was written"):
+        load(copy)
+
+
+def test_newer_records_are_refused_and_nonsense_is_named(copy: Path) -> None:
+    change(copy, lambda doc: doc.update(schema=SCHEMA + 1))
+    with pytest.raises(RecordError, match="newer than this program"):
+        load(copy)
+    with pytest.raises(ValueError, match="no schema number"):
+        upgrade({"hello": 1}, SCHEMA)
+    change(copy, lambda doc: doc.update(schema=5, surprise=1))
+    with pytest.raises(RecordError, match="unknown field 'surprise'"):
+        load(copy)
+
+
+def test_no_record_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="no record.json here"):
+        load(tmp_path)
+
+
+def test_samples_of_many_ranks_are_one_file(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are what each rank wrote, to the bit; one that was changed is found."""
+    run = load(copy)
+    monkeypatch.setattr(packs, "MANY", 0)
+    for launch in run.launches:
+        if launch.usable and launch.purpose is not Purpose.GATE:
+            packs.pack(copy / "launches" / launch.launch, [r.rank for r in launch.ranks])
+    packed = sorted(copy.glob("launches/*/ranks.zip"))
+    assert packed and not list(copy.glob("launches/*/*.npz"))
+    assert not verify(run, copy).differences
+    body = bytearray(packed[0].read_bytes())
+    body[60] ^= 1
+    packed[0].write_bytes(bytes(body))
+    assert verify(run, copy).differences
+    packed[0].unlink()
+    assert any("missing" in told for told in verify(run, copy).differences)

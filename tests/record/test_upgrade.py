@@ -1,0 +1,57 @@
+"""Upgrades: records of earlier schemas are read, and judged as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.judging.verdicts import verdicts
+from harness.analysis.verify import verify
+from harness.base.errors import RecordError
+from harness.record import Status
+from harness.record.store import load
+from tests.editing import change
+
+
+def test_an_older_record_is_read_and_its_verdicts_left_as_they_were() -> None:
+    """One golden record per older schema."""
+    folder = Path(__file__).parents[1] / "golden" / "record-v1"
+    run = load(folder)
+    assert run.schema == 1 and run.windows == {} and run.admission == ()
+    found = verify(run, folder)
+    assert found.differences == () and found.num_launches == 24 and found.num_verdicts == 0
+    assert {v.status for v in run.verdicts} == {Status.PASS, Status.RECORDED}
+    assert {v.status for v in verdicts(run)} == {Status.PASS, Status.RECORDED}, "and judged anew"
+
+
+def test_verdicts_of_sweeps_and_trials_of_schema_4_are_judged_alike() -> None:
+    """8 sweeps, 16 sweeps that fail twice, 8 trials: as the program of its day wrote them."""
+    folder = Path(__file__).parents[1] / "golden" / "record-v4"
+    run = load(folder)
+    found = verify(run, folder)
+    assert found.differences == () and found.num_verdicts == 0, "judged by the rules of its day"
+    assert [v.status for v in verdicts(run)] == [Status.PASS, Status.FAIL, Status.PASS]
+
+
+def test_a_record_of_schema_6_keeps_its_windows(sample: Path) -> None:
+    """Pilots were read otherwise then: what they settled is taken as recorded."""
+    run = load(sample)
+    assert run.schema == 6 and any(w.cut > 30 for ws in run.windows.values() for w in ws.values())
+    assert verify(run, sample).differences == ()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"settings": None},
+        {"fabric": [{}]},
+        {"settings": {"budget_s": "5 m"}},
+        {"recoveries": [7]},
+    ],
+)
+def test_a_broken_older_record_is_one_clear_error(copy: Path, broken: dict[str, Any]) -> None:
+    change(copy, lambda doc: doc.update(schema=4, **broken))
+    with pytest.raises(RecordError):
+        load(copy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -30,7 +31,7 @@ from harness.host.nvml import GpuWindow
 from harness.interface import frames
 from harness.measure.blocks import missing
 from harness.measure.resume import unfinished
-from harness.record import SCHEMA, SETTLED_SINCE, Purpose, Reason, RunRecord, Status
+from harness.record import SCHEMA, SETTLED_SINCE, Purpose, Reason, RunRecord, Status, store
 from harness.record.schema import RECORD, record_schema
 from harness.record.store import Samples, load, save
 from harness.record.upgrade import upgrade
@@ -611,3 +612,28 @@ def test_samples_of_many_ranks_are_one_file(copy: Path, monkeypatch: pytest.Monk
     assert verify(run, copy).differences
     packed[0].unlink()
     assert any("missing" in told for told in verify(run, copy).differences)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_arrays_are_read_as_numpy_reads_them(compressed: bool) -> None:
+    """The reader of samples is ours, since numpy makes room for whatever a header says."""
+    given = {
+        "step_s": np.linspace(0, 1, 7),
+        "empty": np.zeros((0, 3), np.int32),
+        "one": np.float32(2.5),
+        "flags": np.array([True, False]),
+        "by_columns": np.asfortranarray(np.arange(6, dtype=">i8").reshape(2, 3)),
+        "names": np.array(["a", "bcd"]),
+    }
+    file = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(file, **given)  # type: ignore[arg-type]
+    read = store._arrays(file.getvalue())
+    with np.load(io.BytesIO(file.getvalue())) as theirs:
+        assert read.keys() == set(theirs.files)
+        for name, array in read.items():
+            assert array.dtype == theirs[name].dtype and array.shape == theirs[name].shape
+            assert np.array_equal(array, theirs[name]) and array.flags.writeable
+    objects = io.BytesIO()
+    np.savez(objects, odd=np.array([{}], dtype=object))
+    with pytest.raises(ValueError, match="objects are no samples"):
+        store._arrays(objects.getvalue())

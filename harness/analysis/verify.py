@@ -72,9 +72,14 @@ def verify(run: RunRecord, folder: Path) -> Verification:
 
     A record of which nothing can be computed differs, whatever an attempt at it raises.
     """
+    return _beside(run, folder, chain.read(folder))
+
+
+def _beside(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Verification:
+    """The same, beside its chain."""
     try:
         if not (unknown := strays(run)):
-            return _verified(run, folder)
+            return _verified(run, folder, links)
     except ScaleproofError:
         raise
     except Exception as error:
@@ -87,7 +92,7 @@ def senseless(error: Exception) -> str:
     return f"its figures contradict each other: {type(error).__name__}: {str(error)[:200]}"
 
 
-def _verified(run: RunRecord, folder: Path) -> Verification:
+def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Verification:
     counted = [x for x in run.launches if x.purpose not in _APART and x.status is LaunchStatus.OK]
     checked = _all(run, folder, counted)
     differences = [text for replayed in checked for text in replayed.differences]
@@ -97,7 +102,6 @@ def _verified(run: RunRecord, folder: Path) -> Verification:
         differences += _bits(x, folder)
     if not differences:
         differences = _windows(run, folder)
-    links = chain.read(folder)
     differences += audit(run, folder, links)
     # Of a chain's record the rules of its day are those that were sealed.
     judged_today = run.schema >= JUDGED_SINCE or bool(links)
@@ -126,7 +130,7 @@ def unsealed(run: RunRecord, folder: Path) -> str:
     if not links:
         return "it has no chain: whether launches were left out cannot be said"
     try:
-        differences = verify(run, folder).differences
+        differences = _beside(run, folder, links).differences
     except RecordError as error:
         return error.what
     return differences[0] if differences else ""

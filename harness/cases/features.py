@@ -7,6 +7,7 @@ it has in its head, as a literal:
     SECTION    a part of every report (``interface/report/sections.py``)
     SERIES     ``series(run)``: what is judged beside plans (``analysis/judging/series.py``)
     AUDIT      ``differences(run)``: where a record is not as it was derived (``analysis/audit.py``)
+    WATCH      ``watch(progress, address)``: shows a run to another program while it goes on
     COURSES    ``Recoverer(session)``: measures an interrupted training (``interface/plugin``)
 """
 

@@ -70,8 +70,8 @@ OPTIONS = (
     ),
     Option(
         name="heartbeat",
-        help="file that says where the run is, rewritten every 5 s, for a watchdog or Prometheus",
-        kwargs={"metavar": "FILE"},
+        help="file that says where the run is, rewritten every 5 s, for a watchdog or Prometheus; or an OpenTelemetry collector: http://HOST:4318",
+        kwargs={"metavar": "WHERE"},
     ),
     Option(
         name="time-budget",

@@ -1,10 +1,17 @@
 """What a run tells whoever watches it."""
 
+from __future__ import annotations
+
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from harness.cases import CaseSpec
 from harness.launch.engine import Watch
-from harness.record import Purpose
+from harness.record import LaunchRecord, Purpose, RunRecord
+
+if TYPE_CHECKING:
+    from harness.measure.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +56,9 @@ class Looking:
 class Progress:
     """Whoever shows the run while it goes on; by itself it shows nothing."""
 
+    def begin(self, run: Run) -> None:
+        """The run that will be shown, before anything of it is launched."""
+
     def show(self, moment: Moment | Waiting | Looking) -> None:
         """Called several times a second."""
 
@@ -57,6 +67,43 @@ class Progress:
 
     def clear(self) -> None:
         """Leave the screen as it was."""
+
+    def launched(self, case: CaseSpec, launch: LaunchRecord) -> None:
+        """A launch that is in the record."""
+
+    def ended(self, record: RunRecord) -> None:
+        """The run is written down, with its verdicts."""
+
+    def broke(self, error: BaseException) -> None:
+        """The measuring ended by this; what was measured is written down."""
+
+
+class Beside(Progress):
+    """Passes on to ``inner`` whatever it is told: for those that show a run elsewhere, too."""
+
+    def __init__(self, inner: Progress) -> None:
+        self._inner = inner
+
+    def begin(self, run: Run) -> None:
+        self._inner.begin(run)
+
+    def show(self, moment: Moment | Waiting | Looking) -> None:
+        self._inner.show(moment)
+
+    def note(self, text: str) -> None:
+        self._inner.note(text)
+
+    def clear(self) -> None:
+        self._inner.clear()
+
+    def launched(self, case: CaseSpec, launch: LaunchRecord) -> None:
+        self._inner.launched(case, launch)
+
+    def ended(self, record: RunRecord) -> None:
+        self._inner.ended(record)
+
+    def broke(self, error: BaseException) -> None:
+        self._inner.broke(error)
 
 
 def waiting(progress: Progress) -> Watch:

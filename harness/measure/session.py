@@ -63,12 +63,14 @@ class Session:
         )
         self.bench: Bench = Bench(catalogue, self.engine, where, settings)
         self._examined = self._left = False
+        progress.begin(self.run)
 
     def __enter__(self) -> Session:
         try:
             self.warm()
-        except BaseException:  # no context is left that was never entered
+        except BaseException as error:  # no context is left that was never entered
             self.progress.clear()
+            self.progress.broke(error)
             self.close()
             raise
         return self
@@ -82,6 +84,8 @@ class Session:
                 self.run.save(complete=False)
         finally:
             self.progress.clear()
+            if error is not None:
+                self.progress.broke(error)
             self.bench.fleets.close()
             self._left = True
 
@@ -193,6 +197,8 @@ class Session:
             run.notes.append(note)
             self.progress.note(note)
         entered = run.enter(launches)
+        for order, launch in zip(orders, entered, strict=True):
+            self.progress.launched(order.arm.case, launch)
         for launch in (x for x in entered if x.cause is None):
             pack(run.folder / "launches" / launch.launch, [r.rank for r in launch.ranks])
         return entered
@@ -205,6 +211,7 @@ class Session:
     def save(self, *, complete: bool) -> RunRecord:
         """Write the run down; once its context is left, others may go on with it."""
         record = self.run.save(complete=complete)
+        self.progress.ended(record)
         if self._left:
             self.run.release()
         return record

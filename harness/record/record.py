@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -28,6 +28,19 @@ JUDGED_SINCE, SETTLED_SINCE = 6, 7
 DIRECTED_SINCE = 8
 #: Schema since which the first look asks for more to spare: half of the launches may be slow.
 HALVES_SINCE = 9
+
+
+def stand_ins(case: CaseSpec, nodes: Sequence[Machine]) -> frozenset[StandIn]:
+    """What stands in for hardware in a case that runs on these nodes: also cores that are shared
+    by several ranks.
+    """
+    if case.device is not Device.CPU or case.stand_in:
+        return case.stand_in
+    crowded = any(
+        ranks * case.devices_per_rank > node.num_cores
+        for ranks, node in zip(case.nodes, nodes, strict=False)
+    )
+    return frozenset({StandIn.OVERSUBSCRIBED}) if crowded else case.stand_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,11 +182,4 @@ class RunRecord:
 
     def stand_ins(self, case: CaseSpec) -> frozenset[StandIn]:
         """What stands in for hardware in a case: also cores that several ranks shared here."""
-        if case.device is not Device.CPU or case.stand_in:
-            return case.stand_in
-        here = self.nodes or (self.machine,) * len(case.nodes)
-        crowded = any(
-            ranks * case.devices_per_rank > node.num_cores
-            for ranks, node in zip(case.nodes, here, strict=False)
-        )
-        return frozenset({StandIn.OVERSUBSCRIBED}) if crowded else case.stand_in
+        return stand_ins(case, self.nodes or (self.machine,) * len(case.nodes))

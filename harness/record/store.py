@@ -10,6 +10,7 @@ launches/<launch>/   rank<r>.json and rank<r>.npz as the ranks left them, logs; 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -19,7 +20,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness.base import files
 from harness.base.documents import Json, elements, fields, from_doc, to_doc
@@ -197,8 +198,6 @@ def samples_path(folder: Path, launch: str, rank: int) -> Path:
 
 def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
     """Read one rank's samples and check their digest."""
-    import numpy as np  # what only lists and collects has none
-
     path = samples_path(folder, launch, rank.rank)
     try:
         with opened(path) as handle:
@@ -213,30 +212,55 @@ def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
             fix=TAKE,
         )
     try:
-        _refuse_large(raw)
-        with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
-            return Samples(**{name: arrays[name] for name in arrays.files})
+        return Samples(**_arrays(raw))
     except (ValueError, OSError, zipfile.BadZipFile) as error:
         raise RecordError(f"samples cannot be read: {error}", where=str(path), fix=TAKE) from None
 
 
-def _refuse_large(raw: bytes) -> None:
-    """ValueError for a file of arrays that would take more memory than samples may, or whose
-    headers claim more than it holds: numpy would make room for what they say.
-    """
-    import numpy as np
+def _arrays(raw: bytes) -> dict[str, Any]:
+    """The arrays of a file of them, by name.
 
+    ValueError for one that would take more memory than samples may, or whose headers claim more
+    than it holds. ``np.load`` would make room for what they say; and it parses each header as
+    Python, which takes longer than all else where files are many.
+    """
     with zipfile.ZipFile(io.BytesIO(raw)) as file:
         members = file.infolist()
         num_bytes = len(raw) + sum(member.file_size for member in members)
         if num_bytes > MOST_SAMPLES:
             raise ValueError(f"{num_bytes} bytes are more than samples have")
-        for member in members:
-            with file.open(member) as handle:
-                version = np.lib.format.read_magic(handle)
-                read = np.lib.format.read_array_header_1_0
-                if version != (1, 0):
-                    read = np.lib.format.read_array_header_2_0
-                shape, _, kind = read(handle, max_header_size=10_000)
-            if math.prod(shape) * kind.itemsize > member.file_size:
-                raise ValueError(f"{member.filename} claims {shape}, and has not got them")
+        return {m.filename.removesuffix(".npy"): _array(m.filename, file.read(m)) for m in members}
+
+
+def _array(name: str, body: bytes) -> Any:
+    """One array of a file, which can be written to."""
+    import numpy as np  # what only lists and collects has none
+
+    begin = _header_end(body)
+    shape, by_columns, kind = _header(body[:begin])
+    if math.prod(shape) * kind.itemsize > len(body) - begin:
+        raise ValueError(f"{name} claims {shape}, and has not got them")
+    order: Literal["C", "F"] = "F" if by_columns else "C"
+    return np.ndarray(shape, kind, buffer=body, offset=begin, order=order).copy()
+
+
+def _header_end(body: bytes) -> int:
+    """Where the values of an array begin: after magic, version and a header of a stated length."""
+    width = 2 if body[6:7] == b"\x01" else 4
+    return 8 + width + int.from_bytes(body[8 : 8 + width], "little")
+
+
+@functools.lru_cache(maxsize=4096)
+def _header(text: bytes) -> tuple[tuple[int, ...], bool, Any]:
+    """(shape, by columns, kind) of an array; many have the same."""
+    import numpy as np
+
+    handle = io.BytesIO(text)
+    version = np.lib.format.read_magic(handle)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, by_columns, kind = read(handle, max_header_size=10_000)
+    if kind.hasobject:
+        raise ValueError("objects are no samples")
+    return shape, by_columns, kind

@@ -13,7 +13,7 @@ from harness.base.errors import BusyError, Exit, LaunchError, ScaleproofError
 from harness.cases import Protocol
 from harness.measure.setups import interleaving
 from harness.measure.setups.interleaving import FEWEST, MOST, Interleaver, difference
-from harness.record import RunRecord
+from harness.record import Purpose, RankRecord, RunRecord
 
 
 def decided(longer: float, sd: float, draw: np.random.Generator) -> tuple[Reading, int]:
@@ -72,3 +72,35 @@ def test_a_busy_host_is_no_broken_environment(
     with pytest.raises(error) as raised:
         interleaver.block("1", "6")
     assert raised.value.exit is status and wrong in raised.value.what
+
+
+def blocked(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
+    """A block that comes to what is in ``run``: all contrasts of a plan."""
+    plan = next(p for p in run.plans if p.contrasts)
+    monkeypatch.setattr(interleaving, "_plan", lambda *_: plan)
+    monkeypatch.setattr(interleaving, "replace", lambda item, **_: item)  # its name is its hash
+    interleaver = Interleaver.__new__(Interleaver)
+    state = SimpleNamespace(launches=run.launches, bare=lambda: run, folder="runs/r")
+    interleaver._session = SimpleNamespace(run=state)  # type: ignore[assignment]
+    interleaver._case, interleaver._protocol = plan.arms[0].case, plan.protocol
+    interleaver._measurer = SimpleNamespace(measure=list, broken=lambda _: None)  # type: ignore[assignment]
+    interleaver.blocks = 0
+    return interleaver.beside("A", [contrast.name for contrast in plan.contrasts])
+
+
+def test_what_is_wrong_gets_no_ratio(
+    sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pairs were measured, but what keeps a contrast from a verdict keeps it from a ratio, too."""
+    assert all(blocked(sample_run, monkeypatch))
+    launches = tuple(
+        replace(x, ranks=tuple(map(incorrect, x.ranks))) if x.purpose is Purpose.GATE else x
+        for x in sample_run.launches
+    )
+    with pytest.raises(LaunchError, match="are not compared") as raised:
+        blocked(replace(sample_run, launches=launches), monkeypatch)
+    assert raised.value.exit is Exit.ERROR
+
+
+def incorrect(rank: RankRecord) -> RankRecord:
+    return replace(rank, checks=tuple(replace(check, ok=False) for check in rank.checks))

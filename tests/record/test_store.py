@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness.analysis.verify import verify
 from harness.base import packs
 from harness.base.errors import RecordError
-from harness.record import SCHEMA, Purpose, RunRecord
+from harness.record import SCHEMA, Purpose, RunRecord, store
 from harness.record.store import load, save
 from harness.record.upgrade import upgrade
 from tests.editing import change
@@ -61,3 +63,28 @@ def test_samples_of_many_ranks_are_one_file(copy: Path, monkeypatch: pytest.Monk
     assert verify(run, copy).differences
     packed[0].unlink()
     assert any("missing" in told for told in verify(run, copy).differences)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_arrays_are_read_as_numpy_reads_them(compressed: bool) -> None:
+    """The reader of samples is ours, since numpy makes room for whatever a header says."""
+    given = {
+        "step_s": np.linspace(0, 1, 7),
+        "empty": np.zeros((0, 3), np.int32),
+        "one": np.float32(2.5),
+        "flags": np.array([True, False]),
+        "by_columns": np.asfortranarray(np.arange(6, dtype=">i8").reshape(2, 3)),
+        "names": np.array(["a", "bcd"]),
+    }
+    file = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(file, **given)  # type: ignore[arg-type]
+    read = store._arrays(file.getvalue())
+    with np.load(io.BytesIO(file.getvalue())) as theirs:
+        assert read.keys() == set(theirs.files)
+        for name, array in read.items():
+            assert array.dtype == theirs[name].dtype and array.shape == theirs[name].shape
+            assert np.array_equal(array, theirs[name]) and array.flags.writeable
+    objects = io.BytesIO()
+    np.savez(objects, odd=np.array([{}], dtype=object))
+    with pytest.raises(ValueError, match="objects are no samples"):
+        store._arrays(objects.getvalue())

@@ -7,10 +7,14 @@ A run whose figures nobody vouches for is shown with the reason, and none of its
 
 import hashlib
 import json
+import multiprocessing
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 from harness.analysis.judging.points import points
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
@@ -27,6 +31,11 @@ from harness.record.store import write_text
 
 #: What the entries of a site are kept in, beside its pages; programs may read it, too.
 FILE = "entries.json"
+#: So few runs are read sooner than processes are started.
+FEW = 8
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,20 +130,43 @@ def entries(
     Those of the last time are in the file ``kept``; a run that is as it was then is not read again.
     """
     known = {e.key: e for e in _kept(kept)}
-    out = []
-    unreadable = []
-    for number, folder in enumerate(folders):
-        key = stamp(folder)
-        if (entry := known.get(key)) is None:
-            note(f"reading and verifying run {number + 1} of {len(folders)}")
-            try:
-                entry = entry_of(load(folder), folder, str(folder.relative_to(results)), key)
-            except RecordError as error:
-                unreadable.append(f"{folder.relative_to(results)}: {error.what}")
-                continue
-        out.append(entry)
+    keys = {folder: stamp(folder) for folder in folders}
+    new = [(results, folder, key) for folder, key in keys.items() if key not in known]
+    read = on_all_cores(_read, new, lambda n: note(f"reading and verifying run {n} of {len(new)}"))
+    by_folder = dict(zip((folder for _, folder, _ in new), read, strict=True))
+    every = [known[keys[f]] if f not in by_folder else by_folder[f] for f in folders]
+    out = [entry for entry in every if isinstance(entry, Entry)]
     out.sort(key=lambda e: (datetime.fromisoformat(e.started_at).timestamp(), e.run), reverse=True)
-    return out, unreadable
+    return out, [why for why in every if isinstance(why, str)]
+
+
+def _read(asked: tuple[Path, Path, str]) -> Entry | str:
+    """A run's entry; or why there is none."""
+    results, folder, key = asked
+    place = str(folder.relative_to(results))
+    try:
+        return entry_of(load(folder), folder, place, key)
+    except RecordError as error:
+        return f"{place}: {error.what}"
+
+
+def on_all_cores(
+    make: Callable[[A], B], asked: Sequence[A], note: Callable[[int], None]
+) -> list[B]:
+    """What ``make`` returns of each, in their order; of many in a process a core."""
+    cores = min(len(asked) // FEW, len(os.sched_getaffinity(0)))
+    out = []
+    if cores < 2:
+        for number, item in enumerate(asked, 1):
+            note(number)
+            out.append(make(item))
+        return out
+    # Forked, each with what is imported here: runs of the same machine are alike.
+    with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("fork")) as pool:
+        for number, answer in enumerate(pool.map(make, asked, chunksize=4), 1):
+            note(number)
+            out.append(answer)
+    return out
 
 
 def keep(kept: Path, every: Sequence[Entry]) -> None:

@@ -14,6 +14,7 @@ from harness.cases.targets import plans_of
 from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Asked
+from harness.interface.report.heartbeat import watched
 from harness.interface.report.live import Live
 from harness.measure.session import Session
 from harness.measure.setups.interleaving import Interleaver
@@ -34,9 +35,11 @@ def interleavers(
         cases.append(_largest(target, plans))
     if asked.own:
         cases.append((script_case(asked.own, site, Mode.WEAK), REAL))
-    settings = options.settings(measuring.values(asked), site, ("scaleproof", *asked.words))
+    given = measuring.values(asked)
+    settings = options.settings(given, site, ("scaleproof", *asked.words))
     settings = replace(settings, timeline=False, fabric=False, setups=setups, **more)
-    session = Session(known, settings, measuring.results(asked), (), Live(sys.stderr))
+    live = watched(Live(sys.stderr), given["heartbeat"] or "")
+    session = Session(known, settings, measuring.results(asked), (), live)
     return session, [(case, Interleaver(session, case, protocol)) for case, protocol in cases]
 
 

@@ -17,10 +17,9 @@ from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.offered import OPTIONS
 from harness.interface.report import screen, text
-from harness.interface.report.heartbeat import Heartbeat
+from harness.interface.report.heartbeat import watched
 from harness.interface.report.live import Live
 from harness.measure.measurer import Measurer
-from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import RunRecord
 from harness.record.outcome import exit_status
@@ -118,15 +117,12 @@ def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = N
         copies.refuse_large(Path(settings.folder), results(asked), settings.data)
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])
     beside = [target if target.is_dir() else target.parent, Path("suites")]
-    live: Progress = Live(sys.stderr)
-    if given["heartbeat"]:
-        live = Heartbeat(live, Path(given["heartbeat"]))
     made = Session(
         known,
         settings,
         results(asked),
         options.thresholds(given["thresholds"], beside, known, given["references"]),
-        live,
+        watched(Live(sys.stderr), given["heartbeat"] or ""),
     )
     made.run.notes += notes
     return made

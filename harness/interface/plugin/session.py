@@ -13,7 +13,7 @@ from harness.base.files import UnwrittenError
 from harness.cases import Catalogue, Contrast, Course, Plan, Site, Threshold, features
 from harness.interface import options
 from harness.interface.offered import OPTIONS, from_environment
-from harness.interface.report.heartbeat import Heartbeat
+from harness.interface.report.heartbeat import watched
 from harness.interface.report.live import Live
 from harness.measure.confirming import USUAL
 from harness.measure.measurer import Measurer
@@ -103,8 +103,7 @@ class Scaling:
                 column=lambda: writer.width_of_current_line,
             )
             values = {o.name: option(self.config, o.name) for o in OPTIONS}
-            if values["heartbeat"]:
-                live = Heartbeat(live, Path(values["heartbeat"]))
+            live = watched(live, values["heartbeat"] or "")
             argv = ("pytest", *map(str, self.config.invocation_params.args))
             results = Path(values["results"] or self.config.rootpath / "results")
             settings = options.settings(values, self.site, argv)

@@ -10,20 +10,38 @@ from pathlib import Path
 
 from harness.base import files
 from harness.base.errors import SpecError
-from harness.measure.progress import Looking, Moment, Progress, Waiting
+from harness.cases import features
+from harness.measure.progress import Beside, Looking, Moment, Progress, Waiting
 
 #: Seconds between two writes.
 EVERY_S = 5.0
 
 
-class Heartbeat(Progress):
+def watched(inner: Progress, where: str) -> Progress:
+    """The same, shown in the file or at the address ``where``, too; nowhere if it is empty."""
+    if not where:
+        return inner
+    if "://" not in where:
+        return Heartbeat(inner, Path(where))
+    for module in features.modules("WATCH"):
+        beside: Progress = module.watch(inner, where)
+        return beside
+    raise SpecError(
+        f"--heartbeat {where}: nothing here sends to an address",
+        expected="a file",
+        fix="--heartbeat heartbeat.prom",
+    )
+
+
+class Heartbeat(Beside):
     """Shows all that ``inner`` shows, and leaves it in a file as well.
 
     Raises SpecError where the file cannot lie; a disk that fails later ends no run.
     """
 
     def __init__(self, inner: Progress, path: Path) -> None:
-        self._inner, self._path, self._written_at = inner, path, 0.0
+        super().__init__(inner)
+        self._path, self._written_at = path, 0.0
         self._notes, self._told = 0, False
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise SpecError(
@@ -51,9 +69,6 @@ class Heartbeat(Progress):
     def note(self, text: str) -> None:
         self._notes += 1
         self._inner.note(text)
-
-    def clear(self) -> None:
-        self._inner.clear()
 
 
 def openmetrics(moment: Moment | Waiting, now_s: float, notes: int) -> str:

@@ -1,5 +1,6 @@
 """Templates of pages: those of a folder, and the style that all pages share."""
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ def breakable(name: str) -> Markup:
     )
 
 
+@functools.cache
 def templates(folder: Path) -> Environment:
-    """The templates beside a page's code."""
+    """The templates beside a page's code; each is compiled once, however many pages are made."""
     environment = Environment(
         loader=FileSystemLoader([folder, SHARED]),
         autoescape=True,

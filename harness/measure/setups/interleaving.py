@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.compare import Reading
 from harness.analysis.judging import obstacles, sequential
+from harness.analysis.judging.evidence import Evidence
 from harness.analysis.judging.pairs import pairs
 from harness.base.errors import BusyError, LaunchError
-from harness.cases import CaseSpec, Plan
+from harness.cases import CaseSpec, Contrast, Plan
 from harness.cases.plan import Protocol
 from harness.cases.recipes import versus
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
-from harness.record import LaunchRecord
+from harness.record import LaunchRecord, RunRecord, Status
 
 #: A difference within this is none; one interval at all looks, both ends together.
 SAME, ALPHA = 0.01, 0.05
@@ -32,7 +33,8 @@ class Interleaver:
     def block(self, a: str, b: str) -> list[float]:
         """Logarithms of how much longer a step takes in ``b`` than in ``a``: two pairs.
 
-        LaunchError if one of them cannot be measured, BusyError if the host was too busy for it.
+        LaunchError if one of them cannot be measured or does not train the same, BusyError if the
+        host was too busy for it.
         """
         (longer,) = self.beside(a, (b,))
         return longer
@@ -48,11 +50,15 @@ class Interleaver:
             raise broken
         measured = self._session.run.bare()
         return [
-            self._longer(pairs(measured, plan, contrast).values, a, b)
+            self._longer(measured, plan, contrast, (a, b))
             for contrast, b in zip(plan.contrasts, others, strict=True)
         ]
 
-    def _longer(self, ratios: Sequence[float], a: str, b: str) -> list[float]:
+    def _longer(
+        self, measured: RunRecord, plan: Plan, contrast: Contrast, setups: tuple[str, str]
+    ) -> list[float]:
+        a, b = setups
+        ratios = pairs(measured, plan, contrast).values
         if not ratios:
             failed = self._failed()
             if failed is not None and failed.stood_still:
@@ -67,6 +73,14 @@ class Interleaver:
                 where=self._case.id,
                 expected="environments that train correctly",
                 fix="scaleproof run CASE",
+            )
+        why = obstacles.obstacle(Evidence.of(measured, plan, contrast))
+        if why is not None and why.status is not Status.INCONCLUSIVE:  # else: a pair less
+            raise LaunchError(
+                f"{b} and {a} are not compared: {why.detail}",
+                where=self._case.id,
+                expected="two that train the same, and correctly",
+                fix=f"scaleproof report {self._session.run.folder}",
             )
         return [-math.log(ratio) for ratio in ratios]
 

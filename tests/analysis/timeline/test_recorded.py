@@ -84,7 +84,8 @@ def test_the_merged_trace_has_every_rank_and_the_budget_as_tracks(tmp_path: Path
     closed = close(found, {1: -5_000_000}, 0)  # rank 1's clock is taken to be 5 ms ahead
     path = tmp_path / "merged.json.gz"
     reading = {"time_ns": int(traces[0].start[0]), "index": 0, "name": "H200", "power_w": 512.5}
-    merge.write(path, ShownBudget(traces=traces, lanes=found, closed=closed, readings=[reading]))
+    window = ShownBudget(traces=traces, lanes=found, closed=closed, readings=[reading])
+    merge.write(path, {"case": lambda: window})
     doc = json.loads(gzip.decompress(path.read_bytes()))
     base = doc["baseTimeNanoseconds"]
     for trace, lane in zip(traces, found, strict=True):

@@ -198,6 +198,28 @@ def test_the_workflows_type_options_that_there_are(file: str) -> None:
 
 
 @pytest.mark.full
+def test_a_change_that_trains_something_else_has_no_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the batch is quicker. The example itself is measured, of which nothing is known."""
+    script = (Path(__file__).parents[3] / "examples/training/train.py").read_text()
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    git(tmp_path, "init", "-qb", "main")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "one")
+    file.write_text(script.replace("batch_size=128", "batch_size=64"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["pr", "--base", "main", "--cpus", "2", "--json", "--", "train.py"]) == 11
+    document = json.loads(capsys.readouterr().out)
+    (change,) = document["changes"]
+    assert "samples: a step has 128, 256 on 2 ranks" in change["why"]
+    assert change["ratio"] is None and change["file"] == "train.py"
+    blocks = {plan.name for plan in load(Path(document["run"])).plans}
+    assert len(blocks) == 1, "nothing more is measured of it"
+
+
+@pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.parametrize(("slower", "status"), [(0.0, 0), (0.12, 1)])
 def test_a_change_of_a_users_file_is_measured_and_judged(

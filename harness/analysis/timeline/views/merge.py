@@ -1,12 +1,17 @@
 """One Chrome trace of all ranks on one clock, the budget's terms as a track above each rank's.
 
-Opens in Perfetto (https://ui.perfetto.dev) and in chrome://tracing.
+Of a run it has every profiled case, by name; each begins at zero, as if all had been profiled at
+once, so that steps can be looked at side by side. Opens in Perfetto (https://ui.perfetto.dev) and
+in chrome://tracing.
 """
 
 import gzip
+import io
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from harness.analysis.timeline.close import Closed
 from harness.analysis.timeline.lanes import Lanes
@@ -29,38 +34,70 @@ _COLORS = {
 }
 
 
-def write(path: Path, window: ShownBudget) -> None:
-    """Write the merged trace, gzipped."""
-    traces, ranks, closed = window.traces, window.lanes, window.closed
-    starts = [
-        int(t.start[0]) + closed.offsets_ns.get(r.rank, 0)
-        for t, r in zip(traces, ranks, strict=True)
-    ]
-    base = min(starts)
+#: What opens the window of a case; one at a time is held in memory.
+Windows = Mapping[str, Callable[[], ShownBudget]]
+
+
+def write(path: Path, windows: Windows) -> None:
+    """Write the merged trace of these cases, gzipped."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}")
-    with gzip.open(temporary, "wt", compresslevel=6) as out:
-        out.write('{"displayTimeUnit":"ms","baseTimeNanoseconds":' + str(base))
-        out.write(',"traceEvents":[\n')
-        first = True
-        for trace, lane in zip(traces, ranks, strict=True):
-            for event in _events(trace, lane, closed, base):
-                out.write(("" if first else ",\n") + json.dumps(event, separators=(",", ":")))
-                first = False
-        for event in _counters(window.readings, base):
-            out.write(",\n" + json.dumps(event, separators=(",", ":")))
-        out.write("\n]}\n")
+    with temporary.open("wb") as file:
+        _pack(file, windows)
     temporary.replace(path)
 
 
-def _counters(readings: Sequence[Json], base: int) -> Iterator[Json]:
+def packed(windows: Windows) -> bytes:
+    """The same in memory; the same windows give the same bytes."""
+    buffer = io.BytesIO()
+    _pack(buffer, windows)
+    return buffer.getvalue()
+
+
+def _pack(file: IO[bytes], windows: Windows) -> None:
+    """A process is a rank of a case. The time of day is told of one case alone."""
+    numbers = itertools.count()
+    several = len(windows) > 1
+    comma = b""
+    with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=6, mtime=0) as out:
+        for case, opened in windows.items():
+            window = opened()
+            base = _base(window)
+            if not comma:
+                told = 0 if several else base
+                out.write(b'{"displayTimeUnit":"ms","baseTimeNanoseconds":%d,' % told)
+                out.write(b'"traceEvents":[')
+            for event in _window(f"{case}, " if several else "", window, base, numbers):
+                out.write(comma + b"\n" + json.dumps(event, separators=(",", ":")).encode())
+                comma = b","
+        out.write(b"\n]}\n")
+
+
+def _base(window: ShownBudget) -> int:
+    """When the first rank of a window begins, on the clock of all."""
+    offsets = window.closed.offsets_ns
+    return min(
+        int(t.start[0]) + offsets.get(r.rank, 0)
+        for t, r in zip(window.traces, window.lanes, strict=True)
+    )
+
+
+def _window(about: str, window: ShownBudget, base: int, numbers: Iterator[int]) -> Iterator[Json]:
+    """All of a window; ``about`` is put before what its processes are called."""
+    for trace, lane in zip(window.traces, window.lanes, strict=True):
+        number = next(numbers) if about else lane.rank
+        yield from _events(trace, lane, window.closed, base, (number, f"{about}rank {lane.rank}"))
+    yield from _counters(window.readings, base, f"{about}devices")
+
+
+def _counters(readings: Sequence[Json], base: int, process: str) -> Iterator[Json]:
     """Clock, power and the like of each device, as counters beside the ranks."""
     for reading in readings:
         for name, value in reading.items():
             if name not in ("time_ns", "index", "name") and value is not None:
                 yield {
                     "ph": "C",
-                    "pid": "devices",
+                    "pid": process,
                     "tid": 0,
                     "name": f"GPU {reading['index']} {name}",
                     "ts": (reading["time_ns"] - base) / 1e3,
@@ -68,20 +105,24 @@ def _counters(readings: Sequence[Json], base: int) -> Iterator[Json]:
                 }
 
 
-def _events(trace: Trace, lane: Lanes, closed: Closed, base: int) -> Iterator[Json]:
-    rank, shift = lane.rank, closed.offsets_ns.get(lane.rank, 0) - base
-    head = {"ph": "M", "pid": rank, "ts": 0}
-    yield {**head, "name": "process_name", "args": {"name": f"rank {rank}"}}
-    yield {**head, "name": "process_sort_index", "args": {"sort_index": rank}}
+def _events(
+    trace: Trace, lane: Lanes, closed: Closed, base: int, process: tuple[int, str]
+) -> Iterator[Json]:
+    """One rank, as the process of this number and name."""
+    number, name = process
+    shift = closed.offsets_ns.get(lane.rank, 0) - base
+    head = {"ph": "M", "pid": number, "ts": 0}
+    yield {**head, "name": "process_name", "args": {"name": name}}
+    yield {**head, "name": "process_sort_index", "args": {"sort_index": number}}
     yield {**head, "tid": 0, "name": "thread_name", "args": {"name": "budget"}}
     yield {**head, "tid": 0, "name": "thread_sort_index", "args": {"sort_index": -1}}
     for i, thread in enumerate(trace.threads):
         yield {**head, "tid": i + 1, "name": "thread_name", "args": {"name": f"thread {thread}"}}
-    for term, track in closed.tracks[rank].items():
+    for term, track in closed.tracks[lane.rank].items():
         for start, end in track.tolist():
             yield {
                 "ph": "X",
-                "pid": rank,
+                "pid": number,
                 "tid": 0,
                 "cat": "budget",
                 "name": str(term),
@@ -97,20 +138,20 @@ def _events(trace: Trace, lane: Lanes, closed: Closed, base: int) -> Iterator[Js
         trace.thread.tolist(),
         strict=True,
     )
-    for start, end, name, cat, thread in rows:
+    for start, end, called, cat, thread in rows:
         yield {
             "ph": "X",
-            "pid": rank,
+            "pid": number,
             "tid": thread + 1,
             "cat": trace.cats[cat],
-            "name": trace.names[name],
+            "name": trace.names[called],
             "ts": (start + shift) / 1e3,
             "dur": (end - start) / 1e3,
         }
     for when, size in trace.allocated.tolist():
         yield {
             "ph": "C",
-            "pid": rank,
+            "pid": number,
             "tid": 0,
             "name": "allocated bytes",
             "ts": (when + shift) / 1e3,

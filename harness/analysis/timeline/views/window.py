@@ -1,15 +1,18 @@
 """One profiled window, opened: the traces of its ranks with all that was made of them."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from harness.analysis.timeline.close import Closed
 from harness.analysis.timeline.intervals import Intervals
 from harness.analysis.timeline.lanes import Lanes
+from harness.analysis.timeline.profiled import close_launch
 from harness.analysis.timeline.reader import Trace
 from harness.base.documents import Json
-from harness.record import Term
+from harness.record import LaunchRecord, Term
 
 #: Kinds of calls of the host to a device's driver.
 CALLS = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver")
@@ -44,3 +47,11 @@ class ShownBudget:
             offset = self.closed.offsets_ns.get(lane.rank, 0)
             tracks = self.closed.tracks[lane.rank]
             yield Part(trace, lane, {t: instants - offset for t, instants in tracks.items()})
+
+
+def shown(folder: Path, launch: LaunchRecord) -> ShownBudget:
+    """The window of a profiled launch of a run; ScaleproofError where its traces cannot be read."""
+    traces, rank_lanes, closed = close_launch(folder, launch.launch, launch.ranks)
+    devices = folder / "launches" / launch.launch / "gpus.json"
+    readings = json.loads(devices.read_text()) if devices.is_file() else ()
+    return ShownBudget(traces=traces, lanes=rank_lanes, closed=closed, readings=readings)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from harness.analysis.reading import load
 from harness.base.numbers import rate
-from harness.features.site.entries import CaseFigure, Entry, RuleFigure
+from harness.features.site.entries import CaseFigure, Entry, RuleFigure, on_all_cores
 from harness.features.site.report.chart import Point, chart
 from harness.interface.report.page.page import render
 from harness.interface.report.templates import templates
@@ -101,7 +101,8 @@ def copy_reports(
     results: Path, entries: Sequence[Entry], to: Path, note: Callable[[str], None]
 ) -> None:
     """The page of every run: as it lies beside its record, else made now."""
-    for number, entry in enumerate(entries):
+    new = []
+    for entry in entries:
         folder = results / entry.place
         file = to / entry.place / "report.html"
         there = folder / "report.html"
@@ -112,8 +113,13 @@ def copy_reports(
         if there.is_file() and there.stat().st_mtime >= record.stat().st_mtime:
             shutil.copyfile(there, file)
             continue
-        note(f"page {number + 1} of {len(entries)}")
-        write_text(file, render(load(folder), folder))
+        new.append((folder, file))
+    on_all_cores(_render, new, lambda n: note(f"page {n} of {len(new)}"))
+
+
+def _render(asked: tuple[Path, Path]) -> None:
+    folder, file = asked
+    write_text(file, render(load(folder), folder))
 
 
 def _documents(results: Path, to: Path) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from harness.base.files import FullDiskError
 from harness.interface.report import fabric, script, sections, tables
 from harness.interface.report.coverage import coverage
 from harness.interface.report.headline import decide, headline, why_open
-from harness.interface.report.page import data, facts, scaling
+from harness.interface.report.page import data, facts, perfetto, scaling
 from harness.interface.report.page.cases import anchors, cases
 from harness.interface.report.page.judged import judged
 from harness.interface.report.page.spent import WIDE, spent
@@ -57,6 +57,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             fabric=fabric.tabled(run).html("fabric") if run.fabric else "",
             fabric_note=fabric.note(run),
             sections=sections.shown(run),
+            trace=perfetto.embedded(run, folder),
             script=script.told(run),
             coverage=[line.split(maxsplit=1) for line in coverage(run, WIDE)],
             cost=[line.strip().split(maxsplit=1)[1] for line in tables.cost(run, WIDE) if line],

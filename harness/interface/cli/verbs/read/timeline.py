@@ -1,7 +1,6 @@
 """The verb ``timeline``: the budget of any profiler's traces, or of a run's profiled launches."""
 
 import argparse
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any, NotRequired, TypedDict
 from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.reading import load
 from harness.analysis.timeline.close import close
-from harness.analysis.timeline.profiled import close_launch, trace_path
+from harness.analysis.timeline.profiled import trace_path
 from harness.analysis.timeline.reader import Trace, read, split
 from harness.analysis.timeline.sorting import lanes
 from harness.analysis.timeline.views import difference, merge
@@ -20,7 +19,7 @@ from harness.analysis.timeline.views.difference import TermChange
 from harness.analysis.timeline.views.idleness import Idleness, idleness
 from harness.analysis.timeline.views.kernels import Kernel, kernels
 from harness.analysis.timeline.views.tallies import Range, operators, ranges
-from harness.analysis.timeline.views.window import ShownBudget
+from harness.analysis.timeline.views.window import ShownBudget, shown
 from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
 from harness.base.packs import is_there
@@ -28,6 +27,8 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text, windows as pages
 from harness.record import Budget, LaunchRecord, Operator, Purpose
 
+#: The trace that has all cases of a run.
+ALL = "all.trace.json.gz"
 HELP = dict(timeline="show where the time of a step went, from torch.profiler traces")
 EXAMPLES = dict(
     timeline=(
@@ -133,15 +134,19 @@ def act(asked: Asked) -> Answer:
         document = {"title": window.title, "budget": to_doc(window.budget), "doubt": window.doubt}
         lines += pages.window_lines(window.title, window.budget, width)
         lines += text.wrap(f" refused  {window.doubt}", width, 10) if window.doubt else []
-        for part, shown in _more(window, parsed, width):
+        for part, more in _more(window, parsed, width):
             document |= part
-            lines += ["", *shown] if shown else []
+            lines += ["", *more] if more else []
         if parsed.merge is not None:
             path = parsed.merge / f"{window.name}.trace.json.gz"
-            merge.write(path, window.open())
+            merge.write(path, {window.title: window.open})
             lines.append(f" merged   {path}: open it in https://ui.perfetto.dev")
         documents.append(document)
         lines.append("")
+    if parsed.merge is not None and len(windows) > 1:
+        path = parsed.merge / ALL
+        merge.write(path, {w.title: w.open for w in windows})
+        lines += [f" all of them side by side: {path}", ""]
     return Answer(document={"windows": documents}, lines=lines[:-1])
 
 
@@ -269,19 +274,21 @@ def _of_run(path: Path) -> Iterator[Traced]:
 
         def opened(launch: LaunchRecord = launch) -> ShownBudget:
             _there(folder, launch)
-            traces, rank_lanes, closed = close_launch(folder, launch.launch, launch.ranks)
-            devices = folder / "launches" / launch.launch / "gpus.json"
-            readings = json.loads(devices.read_text()) if devices.is_file() else ()
-            return ShownBudget(traces=traces, lanes=rank_lanes, closed=closed, readings=readings)
+            return shown(folder, launch)
 
         changed = launch.changed
         yield Traced(
             title=plans[launch.plan].arm(launch.arm).case.id,
-            name=launch.launch,
+            name=_file(plans[launch.plan].arm(launch.arm).case.id, launch.launch),
             budget=launch.budget,
             open=opened,
             doubt=_doubt(changed) if changed > PERTURBED else "",
         )
+
+
+def _file(case: str, launch: str) -> str:
+    """What the trace of a case is called: by the case, and its launch's number."""
+    return f"{re.sub(r'[^A-Za-z0-9@+=.-]+', '-', case)}-{launch.rpartition('-')[2]}"
 
 
 def _there(folder: Path, launch: LaunchRecord) -> None:

@@ -1,0 +1,321 @@
+"""A run as OpenTelemetry's metrics and spans, sent to a collector while it goes on.
+
+    Progress -> gauges, one span a launch -> the SDK's own threads -> OTLP over HTTP -> a collector
+
+Nobody waits for a collector: spans lie in a queue that drops its oldest, gauges are read when they
+are sent, and the end of a run waits for ``FLUSH_S`` at most. What was not taken is said then.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from harness.base.errors import Exit, ScaleproofError, SpecError
+from harness.cases import CaseSpec
+from harness.measure.progress import Beside, Looking, Moment, Progress, Waiting
+from harness.record import LaunchRecord, RunRecord, Verdict
+from harness.record.outcome import exit_status
+from harness.record.record import stand_ins
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Observation
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+    from harness.measure.run import Run
+
+WATCH = "OpenTelemetry"
+PACKAGE = "opentelemetry-exporter-otlp-proto-http"
+#: Seconds between two sendings of the gauges, for one request, and for what is left at the end.
+EVERY_S, REQUEST_S, FLUSH_S = 5.0, 3.0, 5.0
+#: Spans that wait to be sent; one more drops the oldest.
+MOST_SPANS = 2048
+#: Gauge -> its unit, by UCUM, and what it is.
+GAUGES: Mapping[str, tuple[str, str]] = {
+    "scaleproof.run.running": ("1", "1 while it is measured, 0 once it ended, however it did."),
+    "scaleproof.run.exit": ("1", "The exit status that its verdicts, or what broke it, come to."),
+    "scaleproof.run.elapsed": ("s", "Seconds spent on it."),
+    "scaleproof.run.left": ("s", "Seconds that it is expected to take yet."),
+    "scaleproof.run.step": ("1", "The step that the launch under way is at."),
+    "scaleproof.run.notes": ("1", "Notes so far."),
+    "scaleproof.run.launches": ("1", "Launches that ended, by purpose and status."),
+    "scaleproof.agents": ("1", "Agents that are there, while others are waited for."),
+    "scaleproof.throughput": ("1/s", "Samples a second of the latest timed launch of a case."),
+    "scaleproof.step.mean": ("s", "A mean optimizer step of that launch."),
+    "scaleproof.verdict.value": ("1", "What a verdict judged, in the unit of its metric."),
+    "scaleproof.verdict.low": ("1", "The lower end of its 95 % interval."),
+    "scaleproof.verdict.high": ("1", "The upper end of its 95 % interval."),
+    "scaleproof.verdicts": ("1", "How many verdicts have a status."),
+}
+
+Labels = tuple[tuple[str, str | bool], ...]
+
+
+def watch(inner: Progress, address: str) -> Progress:
+    """Shows what ``inner`` shows, and sends it to the collector at ``address``, too.
+
+    SpecError where the address is none of HTTP, or the SDK is not installed.
+    """
+    if not address.startswith(("http://", "https://")):
+        raise SpecError(
+            f"--heartbeat {address}: not an address of a collector",
+            expected="OTLP over HTTP",
+            fix="--heartbeat http://localhost:4318",
+        )
+    if importlib.util.find_spec("opentelemetry") is None or not _exporter():
+        raise SpecError(
+            f"--heartbeat {address} needs the package {PACKAGE}",
+            expected="opentelemetry-sdk and its OTLP exporter in this environment",
+            fix="pip install 'scaleproof[otlp]'",
+        )
+    return Telemetry(inner, address.rstrip("/"))
+
+
+def _exporter() -> bool:
+    try:
+        return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+class Telemetry(Beside):
+    """What is known of one run; read by the threads that send it."""
+
+    def __init__(self, inner: Progress, address: str) -> None:
+        super().__init__(inner)
+        self._address = address
+        self._lock = threading.Lock()
+        self._values: dict[str, dict[Labels, float]] = {name: {} for name in GAUGES}
+        self._lost = _Lost()
+        self._run: Run | None = None
+        self._tracer_provider: TracerProvider | None = None
+        self._meter_provider: MeterProvider | None = None
+        self._root: Span | None = None
+
+    def begin(self, run: Run) -> None:
+        """Connects to nothing yet: the threads that send are started."""
+        super().begin(run)
+        from opentelemetry.sdk.resources import Resource
+
+        self._run = run
+        resource = Resource.create(
+            {
+                "service.name": "scaleproof",
+                "service.version": importlib.metadata.version("scaleproof"),
+                "service.instance.id": run.name,
+            }
+        )
+        self._lost.listen()
+        self._tracer_provider = _tracing(self._address, resource)
+        self._meter_provider = _metering(self._address, resource, self._observed)
+        tracer = self._tracer_provider.get_tracer("scaleproof")
+        self._root = tracer.start_span(f"run {run.name}", attributes=_plain(self._where()))
+        self._set("scaleproof.run.running", 1.0)
+
+    def _where(self) -> Labels:
+        assert self._run is not None, "begun"
+        return (("run", self._run.name), ("machine", self._run.machine.hardware_class))
+
+    def _set(self, name: str, value: float | None, *labels: tuple[str, str | bool]) -> None:
+        if value is not None:
+            with self._lock:
+                self._values[name][(*self._where(), *labels)] = float(value)
+
+    def _observed(self, name: str) -> Callable[[CallbackOptions], Iterator[Observation]]:
+        from opentelemetry.metrics import Observation
+
+        def observe(_: CallbackOptions) -> Iterator[Observation]:
+            with self._lock:
+                values = list(self._values[name].items())
+            return (Observation(value, _plain(labels)) for labels, value in values)
+
+        return observe
+
+    def show(self, moment: Moment | Waiting | Looking) -> None:
+        """Only notes the figures; the threads send the latest ones."""
+        super().show(moment)
+        if isinstance(moment, Waiting):
+            self._set("scaleproof.agents", moment.here)
+            return
+        self._set("scaleproof.run.elapsed", moment.elapsed_s)
+        self._set("scaleproof.run.left", moment.left_s)
+        if isinstance(moment, Moment):
+            self._set("scaleproof.run.step", moment.step)
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        if self._run is not None:
+            with self._lock:
+                notes = self._values["scaleproof.run.notes"]
+                notes[self._where()] = notes.get(self._where(), 0.0) + 1.0
+
+    def launched(self, case: CaseSpec, launch: LaunchRecord) -> None:
+        """A span of its time, and the figures of a timed one."""
+        super().launched(case, launch)
+        assert self._run is not None and self._tracer_provider is not None
+        stand_in = bool(stand_ins(case, self._run.nodes or (self._run.machine,) * len(case.nodes)))
+        about = (("case", case.id), ("stand_in", stand_in))
+        status = "ok" if launch.usable else "wrong" if launch.wrong else str(launch.status)
+        counted = (("purpose", str(launch.purpose)), ("status", status))
+        with self._lock:
+            launches = self._values["scaleproof.run.launches"]
+            key = (*self._where(), *counted)
+            launches[key] = launches.get(key, 0.0) + 1.0
+        if launch.usable and launch.block >= 0:
+            self._set("scaleproof.throughput", launch.throughput, *about)
+            step_s = None if launch.steps is None else launch.steps.mean_s
+            self._set("scaleproof.step.mean", step_s, *about)
+        self._span(launch, (*self._where(), *about, *counted))
+
+    def _span(self, launch: LaunchRecord, labels: Labels) -> None:
+        from opentelemetry import trace
+
+        assert self._tracer_provider is not None and self._root is not None
+        began_ns = int(datetime.fromisoformat(launch.started_at).timestamp() * 1e9)
+        figures = {
+            "launch": launch.launch,
+            "block": launch.block,
+            "turn": launch.turn,
+            "throughput": launch.throughput,
+            "step_mean_s": None if launch.steps is None else launch.steps.mean_s,
+            "foreign_load": launch.foreign_load,
+        }
+        known = {name: value for name, value in figures.items() if value is not None}
+        span = self._tracer_provider.get_tracer("scaleproof").start_span(
+            f"{launch.purpose} {dict(labels)['case']}",
+            context=trace.set_span_in_context(self._root),
+            start_time=began_ns,
+            attributes=_plain(labels) | {f"scaleproof.{k}": v for k, v in known.items()},
+        )
+        if not launch.usable:
+            why = launch.wrong[0] if launch.wrong else launch.cause.message if launch.cause else ""
+            span.set_status(trace.StatusCode.ERROR, why)
+        span.end(began_ns + int(launch.wall_s * 1e9))
+
+    def ended(self, record: RunRecord) -> None:
+        """Its verdicts, and what they come to."""
+        super().ended(record)
+        if self._root is None:
+            return  # it broke, or is written down again
+        for verdict in record.verdicts:
+            self._verdict(record, verdict)
+        for status in {v.counts for v in record.verdicts}:
+            count = sum(v.counts is status for v in record.verdicts)
+            self._set("scaleproof.verdicts", count, ("status", str(status)))
+        self._set("scaleproof.run.elapsed", record.elapsed_s)
+        lenient = record.settings.lenient
+        exit_ = exit_status([v.counts for v in record.verdicts], inconclusive_fails=not lenient)
+        self._end(exit_ if record.complete else Exit.INTERRUPTED, "")
+
+    def _verdict(self, record: RunRecord, verdict: Verdict) -> None:
+        cases = {a.case.hash: a.case for plan in record.plans for a in plan.arms}
+        case = cases.get(verdict.case_hash)
+        labels = (
+            ("case", verdict.case),
+            ("stand_in", bool(record.stand_ins(case)) if case is not None else False),
+            ("metric", verdict.metric),
+            ("against", verdict.against),
+            ("rule", verdict.rule or ""),
+            ("status", str(verdict.counts)),
+        )
+        for name in ("value", "low", "high"):
+            self._set(f"scaleproof.verdict.{name}", getattr(verdict, name), *labels)
+
+    def broke(self, error: BaseException) -> None:
+        """Whatever ended it has an exit status, too."""
+        super().broke(error)
+        status = Exit.INTERNAL
+        if isinstance(error, ScaleproofError):
+            status = error.exit
+        elif isinstance(error, KeyboardInterrupt):
+            status = Exit.INTERRUPTED
+        if self._root is not None:
+            self._end(status, str(error) or type(error).__name__)
+
+    def _end(self, status: Exit, why: str) -> None:
+        from opentelemetry import trace
+
+        assert self._root is not None and self._run is not None
+        self._set("scaleproof.run.running", 0.0)
+        self._set("scaleproof.run.left", 0.0)
+        self._set("scaleproof.run.exit", float(status))
+        self._root.set_attribute("scaleproof.exit", int(status))
+        if why:
+            self._root.set_status(trace.StatusCode.ERROR, why.splitlines()[0])
+        self._root.end()
+        self._root = None
+        sending = threading.Thread(target=self._send_rest, daemon=True)
+        sending.start()
+        sending.join(FLUSH_S)
+        if sending.is_alive():
+            self._lost.told.append(f"it did not answer within {FLUSH_S:g} s")
+        if self._lost.told:
+            self.note(f"{self._address} did not take all telemetry: {self._lost.told[-1]}")
+
+    def _send_rest(self) -> None:
+        """Gauges first: how a run ended matters most."""
+        assert self._tracer_provider is not None and self._meter_provider is not None
+        self._meter_provider.shutdown()
+        self._tracer_provider.shutdown()
+
+
+def _plain(labels: Labels) -> dict[str, Any]:
+    return {f"scaleproof.{name}": value for name, value in labels}
+
+
+def _tracing(address: str, resource: Resource) -> TracerProvider:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    exporter = OTLPSpanExporter(endpoint=f"{address}/v1/traces", timeout=REQUEST_S)
+    queue = BatchSpanProcessor(
+        exporter, max_queue_size=MOST_SPANS, max_export_batch_size=min(512, MOST_SPANS)
+    )
+    provider.add_span_processor(queue)
+    return provider
+
+
+def _metering(
+    address: str,
+    resource: Resource,
+    observed: Callable[[str], Callable[[CallbackOptions], Iterator[Observation]]],
+) -> MeterProvider:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    exporter = OTLPMetricExporter(endpoint=f"{address}/v1/metrics", timeout=REQUEST_S)
+    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=EVERY_S * 1e3)
+    provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+    meter = provider.get_meter("scaleproof")
+    for name, (unit, about) in GAUGES.items():
+        meter.create_observable_gauge(name, [observed(name)], unit=unit, description=about)
+    return provider
+
+
+class _Lost(logging.Handler):
+    """What the SDK says of telemetry that was not taken; by itself it would be on the screen."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[str] = []
+
+    def listen(self) -> None:
+        logger = logging.getLogger("opentelemetry")
+        logger.addHandler(self)
+        logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.levelno >= logging.ERROR or "dropping" in text:
+            self.told.append(text.splitlines()[0][:200])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from harness.base import modules
 from harness.base.documents import Json
+from harness.base.programs import PACKAGE
 from harness.cases import Batching, CaseSpec, Dim, Mesh, Precision, Supports
 from harness.cases.heads import facts
 from harness.record import WhatRan
@@ -255,11 +257,18 @@ def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:
             **tensor,
             "units": loaded.size(case)[tensor["units"]],
         }
+    model.alike = alike(loaded.model)  # type: ignore[assignment]  # as above
     if case.precision is Precision.BF16:
         model = model.to(torch.bfloat16)
     note_outer(model)
     model.tuned = tune(model, case)  # type: ignore[assignment]  # as above
     return cast(nn.Sequential, model)  # or another module, where nothing needs its parts
+
+
+def alike(model_file: ModuleType) -> bool:
+    """Whether a model file's blocks are equal, as a shipped one may say."""
+    shipped = Path(str(model_file.__file__)).is_relative_to(PACKAGE)
+    return shipped and bool(getattr(model_file, "ALIKE", False))
 
 
 def parts(model: nn.Module) -> tuple[nn.Module, ...]:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.base.documents import Json
@@ -27,7 +27,8 @@ from harness.cases import (
 from harness.record import Described, Expected, ModelFacts, Reference, Work
 from harness.training import optimizers
 from harness.training.context import Loaded, build_model, make_batch, parts
-from harness.training.shallow import flops, kept_bytes, step_work
+from harness.training.parallel.depth import likeness
+from harness.training.shallow import WorkBySamples, flops, kept_bytes, step_work
 from harness.training.trainer import element_bytes, training_bytes
 from harness.training.tuning.tuned import refuse, untuned
 from harness.training.work import again_flops
@@ -127,16 +128,22 @@ def _work(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> Work | None:
     if case.device is not Device.CUDA or facts.step_s is not None or case.phase is Passes.FORWARD:
         return None
     samples = case_batching(loaded, case).largest
-    key = _key(loaded, case) + f"+{case.optimizer}+{samples}x{case.accumulate}"
-    if key not in _WORK:
-        _WORK[key] = None
-        with contextlib.suppress(Exception):
-            _WORK[key] = step_work(loaded, case, samples)
-    return _WORK[key]
+    model_work = _WORK.setdefault(_key(loaded, case) + f"+{case.optimizer}", WorkBySamples(loaded))
+    once = replace(case, accumulate=1)
+    try:
+        work = model_work.of(samples, partial(step_work, loaded, once))
+    except Exception:
+        return None
+    return replace(
+        work,
+        samples=work.samples * case.accumulate,
+        products=tuple(replace(p, count=p.count * case.accumulate) for p in work.products),
+        moved_bytes=work.moved_bytes * case.accumulate,
+    )
 
 
-#: What was counted before, None where it can't be.
-_WORK: dict[str, Work | None] = {}
+#: What was counted before of a model, as it is computed and updated.
+_WORK: dict[str, WorkBySamples] = {}
 
 
 #: What twins' models are like: cases share them.
@@ -191,13 +198,21 @@ def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> None:
     """
     if not facts.flops_per_sample or case.phase is Passes.FORWARD:
         return
-    counted = flops(loaded, case, partial(_meta_flops, case=case))
+    key = digest([case.model, dict(loaded.size(case))])
+    if key not in _FLOPS:  # of the plain model, however it is computed
+        plain = replace(untuned(case), checkpoint=False, precision=Precision.FP32)
+        _FLOPS[key] = flops(loaded, plain, partial(_meta_flops, case=plain))
+    counted = _FLOPS[key]
     stated = facts.flops_per_sample
     if stated > FLOPS_SLACK * counted:
         raise AssertionError(
             f"{case.model}: flops() states {stated:.4g} a sample, but the matrix products and"
             f" convolutions of forward and backward are {counted:.4g}"
         )
+
+
+#: What was counted of a sample before, by the model and its size.
+_FLOPS: dict[str, float] = {}
 
 
 def _meta_flops(loaded: Loaded, case: CaseSpec) -> float:
@@ -291,8 +306,12 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
     sample = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
     x = sample.inputs
     activations = 0
-    for block in parts(model):
-        x = block(x)
+    outputs: dict[object, Tensor] = {}
+    for place, block in enumerate(parts(model)):
+        key = likeness(block, x) if model.alike else place
+        if key not in outputs:
+            outputs[key] = block(x)
+        x = outputs[key]
         activations += x.numel() * x.element_size()
     tokens = getattr(loaded.model, "tokens", None)
     step_s = getattr(loaded.model, "step_s", None)

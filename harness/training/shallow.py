@@ -1,27 +1,27 @@
 """Counts of a deep model from two shallow ones: its blocks are alike, so each adds the same.
 
-    count(2 layers), count(3 layers) -> what a layer adds -> count of all layers
+    count(1 layer), count(2 layers) -> what a layer adds -> count of all layers
+    work of 16 samples, work of 8 -> what a sample adds -> work of 4, of 2
 
 A model whose head says ``ALIKE`` is one of ``layers`` equal blocks between its first part and its
-last. That of a user's file excuses nothing: it is counted whole.
+last. That of a user's file excuses nothing: it is counted whole, and for each batch.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
-from harness.base.programs import PACKAGE
 from harness.cases import CaseSpec
 from harness.record import Product, Work
-from harness.training.context import Loaded
+from harness.training.context import Loaded, alike
 from harness.training.kept import KeptBytes, kept
 from harness.training.work import work
 
 #: Layers of the two models that are counted.
-LESS, MORE = 2, 3
+LESS, MORE = 1, 2
 _Counted = TypeVar("_Counted")
 
 
@@ -33,6 +33,53 @@ def kept_bytes(loaded: Loaded, case: CaseSpec) -> KeptBytes:
 def step_work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
     """What a step computes, as ``work.work`` counts it."""
     return _by_depth(loaded, case, partial(work, case=case, samples=samples), _deep_work)
+
+
+class WorkBySamples:
+    """The work of one model for any number of samples, counted for two numbers of them.
+
+    A number of bytes or FLOPs is what the weights take and as much for each sample. One sample is
+    counted by itself: a dimension of one is laid out otherwise.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._grows = alike(loaded.model)
+        self._counted: dict[int, Work] = {}
+
+    def of(self, samples: int, count: Callable[[int], Work]) -> Work:
+        """The work of so many samples, which ``count`` counts where it does not follow."""
+        if samples not in self._counted:
+            known = [n for n in self._counted if n > 1]
+            if not (self._grows and samples > 1 and len(known) > 1):
+                self._counted[samples] = count(samples)
+                return self._counted[samples]
+            less, more = sorted(known)[:2]
+            between = _between(self._counted[less], self._counted[more], samples)
+            self._counted[samples] = count(samples) if between is None else between
+        return self._counted[samples]
+
+
+def _between(less: Work, more: Work, samples: int) -> Work | None:
+    """The work of as many samples by the line through two others; None where there is no line."""
+    kinds = [[(p.kind, p.dtype, p.count) for p in step.products] for step in (less, more)]
+    if kinds[0] != kinds[1]:
+        return None
+    times = Fraction(samples - less.samples, more.samples - less.samples)
+
+    def at(low: float, high: float) -> Fraction:
+        return Fraction(low) + times * (Fraction(high) - Fraction(low))
+
+    pairs = list(zip(less.products, more.products, strict=True))
+    flops = [at(a.flops, b.flops) for a, b in pairs]
+    moved = [at(a.moved_bytes, b.moved_bytes) for a, b in pairs]
+    rest = at(less.moved_bytes, more.moved_bytes)
+    if any(num_bytes.denominator > 1 for num_bytes in (*moved, rest)):
+        return None
+    products = tuple(
+        replace(product, flops=float(f), moved_bytes=int(m))
+        for product, f, m in zip(less.products, flops, moved, strict=True)
+    )
+    return replace(less, samples=samples, products=products, moved_bytes=int(rest))
 
 
 def flops(loaded: Loaded, case: CaseSpec, count: Callable[[Loaded], float]) -> float:
@@ -47,9 +94,7 @@ def _by_depth(
     deep: Callable[[_Counted, _Counted, int], _Counted],
 ) -> _Counted:
     layers = int(loaded.size(case).get("layers", 0))
-    shipped = Path(str(loaded.model.__file__)).is_relative_to(PACKAGE)
-    alike = shipped and getattr(loaded.model, "ALIKE", False)
-    if not alike or layers <= MORE or (case.checkpoint and case.checkpoint_every > 1):
+    if not alike(loaded.model) or layers <= MORE or (case.checkpoint and case.checkpoint_every > 1):
         return count(loaded)
     less, more = (count(replace(loaded, layers=n)) for n in (LESS, MORE))
     return deep(less, more, layers - LESS)

@@ -27,7 +27,7 @@ HOW: tuple[dict[str, Any], ...] = (
     {"offload": True},
 )
 IN_CI = 2
-MODELS = ("decoder-base", "moe-small")
+MODELS = ("decoder-tiny", "moe-small")
 EACH = [
     pytest.param(model, how, id=f"{model} {how}", marks=[pytest.mark.full] * (place >= IN_CI))
     for place, (how, model) in enumerate((how, model) for model in MODELS for how in HOW)
@@ -53,6 +53,39 @@ def test_two_shallow_models_tell_all_of_a_deep_one(name: str, fields: dict[str, 
     assert summed(shallow.step_work(loaded, case, 2)) == summed(work(loaded, case, 2))
     for count in (partial(again_flops, case=case), partial(_meta_flops, case=case)):
         assert shallow.flops(loaded, case, count) == count(loaded)
+
+
+@pytest.mark.parametrize("how", HOW[:1])
+def test_the_work_of_two_batches_tells_that_of_any_other(how: dict[str, Any]) -> None:
+    loaded, case = case_of("decoder-nano", **how)
+    by_samples = shallow.WorkBySamples(loaded)
+    counted: list[int] = []
+
+    def count(samples: int) -> Work:
+        counted.append(samples)
+        return work(loaded, case, samples)
+
+    for samples in (8, 4, 16, 1):
+        assert by_samples.of(samples, count) == work(loaded, case, samples), samples
+    assert counted == [8, 4, 1], "one sample is laid out otherwise"
+
+
+def test_batches_of_a_user_s_model_are_counted_one_by_one() -> None:
+    """It may compute what it likes from its third sample on."""
+    loaded, case = case_of("decoder-nano")
+    theirs = type(loaded.model)("theirs")
+    vars(theirs).update({**vars(loaded.model), "__file__": "/home/me/theirs.py"})
+    by_samples = shallow.WorkBySamples(replace(loaded, model=theirs))
+    counted: list[int] = []
+    step = work(loaded, case, 2)
+
+    def count(samples: int) -> Work:
+        counted.append(samples)
+        return replace(step, samples=samples)
+
+    for samples in (8, 4, 16):
+        by_samples.of(samples, count)
+    assert counted == [8, 4, 16]
 
 
 def test_blocks_of_a_user_s_file_are_counted_one_by_one() -> None:

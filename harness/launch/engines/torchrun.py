@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from harness.base import programs
@@ -127,7 +128,7 @@ class Torchrun(Fleet):
         return InheritingJob([agent_command(sys.executable, 0, {})]), None
 
     def probe(self) -> Capabilities:
-        return Capabilities(available=True)  # it comes with torch
+        return Capabilities(available=True, version=f"torch {metadata.version('torch')}")
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
         """What each launch will run, on each node."""
@@ -144,6 +145,7 @@ class Torchrun(Fleet):
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Start every node's torchrun and wait for all of them."""
+        processes.adopt()  # what ranks leave behind is ours to end, as where an agent is
         out = Path(spec.out)
         beats = Beats(out / "beats", spec.case.world_size, create=True)
         (out / "launch.json").write_text(json.dumps(to_doc(spec)))

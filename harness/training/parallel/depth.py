@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -47,8 +48,15 @@ def _listed(names: Sequence[str], stages: int, split: str) -> list[list[str]]:
     return [[next(rest) for _ in range(count)] for count in counts]
 
 
-def flops_of(model: nn.Sequential, x: Tensor) -> dict[str, float]:
-    """What each block computes of these inputs, by name; at least something.
+class Block(NamedTuple):
+    """What a block computes of its inputs, at least something, and what it gives."""
+
+    flops: float
+    output: Tensor
+
+
+def blocks_of(model: nn.Sequential, x: Tensor) -> dict[str, Block]:
+    """Every block of a model that is given these inputs, by name.
 
     Inputs are on the meta device. Of one model they are counted once for each shape.
     """
@@ -58,22 +66,43 @@ def flops_of(model: nn.Sequential, x: Tensor) -> dict[str, float]:
     return known[x.shape]
 
 
-_COUNTED: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, float]]] = WeakKeyDictionary()
+_COUNTED: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, Block]]] = WeakKeyDictionary()
 
 
-def _counted(model: nn.Sequential, x: Tensor) -> dict[str, float]:
-    counted: dict[str, float] = {}
+def flops_of(model: nn.Sequential, x: Tensor) -> dict[str, float]:
+    """What each block computes of these inputs on the meta device, by name."""
+    return {name: block.flops for name, block in blocks_of(model, x).items()}
+
+
+def likeness(block: nn.Module, x: Tensor) -> tuple[object, ...]:
+    """What two blocks of a model share if they compute alike: where its file says that they do."""
+    weights = tuple((name, tuple(p.shape)) for name, p in block.named_parameters())
+    return type(block), weights, tuple(x.shape), x.dtype
+
+
+def _counted(model: nn.Sequential, x: Tensor) -> dict[str, Block]:
+    counted: dict[str, Block] = {}
+    known: dict[object, Block] = {}
+    alike = getattr(model, "alike", False)
     for child, wrapped in model.named_children():
         block = getattr(wrapped, "_checkpoint_wrapped_module", wrapped)  # else names do not match
-        meta = {name: p.to("meta") for name, p in block.named_parameters()}
-        meta |= {name: b.to("meta") for name, b in block.named_buffers()}
-        counter = FlopCounterMode(display=False)
-        compiled = bool(compiled_blocks(block))  # only then: the stance imports the compiler
-        eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-        with eager, counter, torch.no_grad():
-            x = torch.func.functional_call(block, meta, (x,))
-        counted[child] = float(counter.get_total_flops()) or 1.0
+        key = likeness(block, x) if alike else child
+        if key not in known:
+            known[key] = _computed(block, x)
+        counted[child] = known[key]
+        x = counted[child].output
     return counted
+
+
+def _computed(block: nn.Module, x: Tensor) -> Block:
+    meta = {name: p.to("meta") for name, p in block.named_parameters()}
+    meta |= {name: b.to("meta") for name, b in block.named_buffers()}
+    counter = FlopCounterMode(display=False)
+    compiled = bool(compiled_blocks(block))  # only then: the stance imports the compiler
+    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    with eager, counter, torch.no_grad():
+        output = torch.func.functional_call(block, meta, (x,))
+    return Block(float(counter.get_total_flops()) or 1.0, output)
 
 
 def stage(model: nn.Sequential, names: Sequence[str]) -> nn.Sequential:

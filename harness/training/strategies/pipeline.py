@@ -63,7 +63,8 @@ def expect(
             f"the backward of a compiled block cannot be split, as {schedule.name} does"
         )
     x = samples.inputs(facts, batching.largest // schedule.micro)
-    flops = depth.flops_of(model, x)
+    blocks = depth.blocks_of(model, x)
+    flops = {name: block.flops for name, block in blocks.items()}
     stages = depth.cuts(flops, schedule.stages, knobs["split"])
     weights = [sum(flops[name] for name in names) for names in stages]
     ideal = schedule.played(weights).efficiency
@@ -73,7 +74,8 @@ def expect(
         sent = Traffic()
         if cut > 1:
             sent += width.sent(part, x, case, cut, sequence=sequence, loss=False)
-        x, before = part(x), x
+        before = x
+        x = blocks[names[-1]].output
         for side, inside in ((before, i > 0), (x, i < schedule.stages - 1)):
             other = i - 1 if side is before else i + 1
             if inside and schedule.holder(other) != schedule.holder(i):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -47,6 +48,8 @@ ENGINES = (
         for kind in ("job", "jobset", "trainjob")
     ),
 )
+#: Of ``prctl``: whether orphans of our children become ours.
+SUBREAPER = 36
 #: What every process has in its environment that these tests start, however.
 OURS = f"TESTED_BY_SCALEPROOF={uuid.uuid4().hex}"
 os.environ.update([OURS.split("=")])
@@ -130,6 +133,7 @@ def bench(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bench]:
     name = str(request.param)
+    ctypes.CDLL(None).prctl(SUBREAPER, 0, 0, 0, 0)  # as no engine had been here before
     folder = tmp_path_factory.mktemp(name)
     known = Catalogue([FAULTS])
     entry = known.get("engines", name.split("-")[0])

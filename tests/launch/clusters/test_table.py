@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 from . import table
@@ -30,3 +32,14 @@ def test_every_check_of_the_suite_has_its_column() -> None:
     tree = ast.parse(Path(table.ROOT, table.SUITE).read_text())
     tests = {n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name[:5] == "test_"}
     assert tests == set(table.CHECKS)
+
+
+def test_the_command_prints_what_the_suite_noted() -> None:
+    """Of an engine that skips this check, so nothing is started; pytest has to take the note."""
+    words = ["-m", "tests.launch.clusters.table", "-k", "torchrun and next_world"]
+    shown = subprocess.run(
+        [sys.executable, *words], cwd=table.ROOT, capture_output=True, text=True, check=False
+    )
+    assert shown.returncode == 0, shown.stderr
+    _, row = shown.stdout.splitlines()
+    assert row.split() == ["torchrun", *"-----"]

@@ -59,14 +59,14 @@ def _cpus(sys: Path) -> str:
 
 def _caches(sys: Path) -> str:
     """The last level of cache, and which CPUs share each: ``32768K: 0-7; 32768K: 8-15``"""
-    found: dict[str, tuple[int, str]] = {}
+    caches: dict[str, tuple[int, str]] = {}
     for index in (sys / "devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         level = _read(index / "level")
         if level.isdigit() and _read(index / "type") != "Instruction":
             shared = _read(index / "shared_cpu_list")
-            found[shared] = max(found.get(shared, (0, "")), (int(level), _read(index / "size")))
-    highest = max((level for level, _ in found.values()), default=0)
-    last = {cpus: size for cpus, (level, size) in found.items() if level == highest}
+            caches[shared] = max(caches.get(shared, (0, "")), (int(level), _read(index / "size")))
+    highest = max((level for level, _ in caches.values()), default=0)
+    last = {cpus: size for cpus, (level, size) in caches.items() if level == highest}
     by_place = sorted(last.items(), key=lambda item: int(item[0].replace(",", "-").split("-")[0]))
     return "; ".join(f"L{highest} {size}: cpus {cpus}" for cpus, size in by_place)
 

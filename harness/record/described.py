@@ -15,6 +15,7 @@ class ModelFacts:
     (None: unknown).
     ``loss_bytes_per_sample`` are the loss' temporaries, forwards and backwards.
     ``copies`` of the weights are held in training: themselves, gradients, two moments of AdamW.
+    ``frozen_bytes`` of weights beside them do not train, and every rank holds them whole.
     ``step_s`` is a step's time where the model itself sets it, as stand-ins do; ``loss_floor`` the
     entropy of its data in nats, where that is known.
     """
@@ -33,6 +34,7 @@ class ModelFacts:
     copies: int = 4
     loss_floor: float | None = None
     again_flops_per_sample: float | None = None
+    frozen_bytes: int = 0
 
 
 def exchanges(steps: range, period: int, until: int = 0, growth: float = 1.0) -> int:

@@ -143,7 +143,7 @@ def _by_parts(squares: Sequence[tuple[float, float]]) -> tuple[tuple[float, floa
     if len(squares) < PARTS:
         return ()
     means = [part.mean(0).tolist() for part in np.array_split(np.array(squares), PARTS)]
-    return tuple((own, mean) for own, mean in means)
+    return tuple((of_shard, of_all) for of_shard, of_all in means)
 
 
 def _side_by_side(training: Training) -> Iterator[float]:

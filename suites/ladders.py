@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recipes import AS_TRAINED, SELECTIVE, protocol_for
 
-from harness import Course, Mode, Plan, Precision, Site
+from harness import ON_GPUS, PACED, Course, Mode, Plan, Precision, Site
 from harness.cases import ladders
 
 #: Tokens of a sample on GPUs, to a million where ranks share a sequence; on cores a tiny model's.
@@ -49,6 +49,15 @@ def batches(site: Site) -> list[Plan]:
     more = AS_TRAINED if where.device == "cuda" else {}
     case = where.case("ddp/decoder-nano", Mode.WEAK, **more)
     return [ladders.batches(case, (4, 8, 16, 32))]
+
+
+def interference(site: Site) -> list[Plan]:
+    """What a second job on the same nodes takes of a first one."""
+    where = site if site.world_size >= 4 and site.world_size % 4 == 0 else site.cpu(4)
+    on_gpus = where.device == "cuda"
+    model = "decoder-350m" if on_gpus else "paced-small"
+    case = where.case(f"two_jobs/{model}", Mode.WEAK, **(AS_TRAINED if on_gpus else {}))
+    return [ladders.interference(case, protocol=ON_GPUS if on_gpus else PACED)]
 
 
 def readers(site: Site) -> list[Plan]:

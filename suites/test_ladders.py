@@ -1,7 +1,7 @@
-"""Ladders beyond weak and strong: length, size, batch, readers, checkpoints."""
+"""Ladders beyond weak and strong: length, size, batch, interference, readers, checkpoints."""
 
 import pytest
-from ladders import batches, checkpoints, lengths, readers, sizes
+from ladders import batches, checkpoints, interference, lengths, readers, sizes
 
 from harness import recovering, scaling
 
@@ -21,6 +21,11 @@ def test_sizes(verdict):
 @scaling(batches)
 def test_batches(verdict):
     """Samples and time to one loss, batch by batch."""
+
+
+@scaling(interference)
+def test_interference(verdict):
+    """What a second job on the same fabric takes of a first one."""
 
 
 @scaling(readers)

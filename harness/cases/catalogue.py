@@ -67,6 +67,14 @@ class Entry:
     def supports(self) -> Supports:
         return facts(Supports, self.head["SUPPORTS"], f"{self.path}: SUPPORTS")
 
+    @property
+    def measured_by(self) -> str:
+        """The strategy whose learning its own is measured by; none of a shipped one that names
+        itself: it learns as it does, and how fast it steps is what it is for.
+        """
+        beside = self.supports.beside
+        return "" if self.shipped and beside == self.name else beside
+
     @functools.cached_property
     def engine(self) -> EngineFacts:
         return facts(EngineFacts, self.head["ENGINE"], f"{self.path}: ENGINE")

@@ -92,6 +92,25 @@ def batches(
     return replace(plan, to_loss=to_loss)
 
 
+def interference(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
+    """What a second job on the same nodes takes of a first one, by what it sends alone.
+
+    Half of the ranks are each job's. Both compute in both arms; in one of them the second job is
+    silent, so the ratio has nothing in it but the fabric.
+
+    Args:
+        case: of the strategy ``two_jobs``, on a multiple of four ranks.
+    """
+    knob = "two_jobs.talking"
+    cases = {
+        name: replace(case, knobs={**case.knobs, knob: jobs})
+        for name, jobs in (("the other job is silent", 1), ("both jobs talk", 2))
+    }
+    metrics = ("throughput_ratio", "step_s", "sent_bytes")
+    name = f"{case.model}-{case.size}@{case.world}{case.extras} interference"
+    return beside(name, cases, metrics, protocol=protocol)
+
+
 def readers(case: CaseSpec, worlds: Sequence[int], *, protocol: Protocol = REAL) -> Plan:
     """What reading costs a step as more ranks read: each world with its batches made once, too.
 

@@ -77,9 +77,10 @@ def case_plan(
 ) -> Plan:
     """A ladder of one case, ``ddp/decoder-tiny/weak``, over the site's worlds."""
     case = case_of(name, site, settings)
-    supports = catalogue.get("strategies", case.strategy).supports
-    if supports.beside:
-        return learning(case, supports.beside)
+    strategy = catalogue.get("strategies", case.strategy)
+    supports = strategy.supports
+    if strategy.measured_by:
+        return learning(case, strategy.measured_by)
     stand_in = catalogue.get("models", case.model).head.get("STAND_IN")
     worlds: Sequence[int] = site.worlds if supports.worlds == "any" else (1,)
     return ladder(
@@ -222,7 +223,7 @@ def _learns(plan: Plan, known: Catalogue) -> None:
     for arm in plan.arms:
         if arm.case.script or arm.role is Role.CONTROL:
             continue
-        if measured_by := known.get("strategies", arm.case.strategy).supports.beside:
+        if measured_by := known.get("strategies", arm.case.strategy).measured_by:
             raise SpecError(
                 f"how fast {arm.case.strategy} steps says nothing of how it learns",
                 where=arm.case.id,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.base.documents import fields_of
-from harness.host import environment, machine, nvml
+from harness.host import environment, machine, nvml, topology
 
 #: Clock sources that are read without a system call, and tick alike on all cores.
 GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "ptp_kvm")
@@ -26,7 +26,7 @@ def _facts() -> Iterator[tuple[str, str]]:
     here = machine.detect()
     for name, value in fields_of(here).items():
         yield f"hardware: {name}", "" if value is None else str(value)
-    yield "topology: numa nodes", _numa()
+    yield from topology.facts()
     links = nvml.topology()
     if links:
         kinds = Counter(kind for _, _, kind in links)
@@ -62,11 +62,6 @@ def _image() -> str:
         return image
     lines = dict(line.partition("=")[::2] for line in _read("/run/.containerenv").splitlines())
     return lines.get("imageid", "").strip('"')
-
-
-def _numa() -> str:
-    nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
-    return ", ".join(f"{n.name[4:]}: cpus {_read(f'{n}/cpulist')}" for n in nodes)
 
 
 def _gpu_nodes() -> str:

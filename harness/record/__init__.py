@@ -11,6 +11,7 @@ from harness.record.described import (
     Product,
     Reference,
     Work,
+    bytes_sent,
     exchanges,
 )
 from harness.record.fabric import Row, Swept

@@ -15,6 +15,7 @@ class ModelFacts:
     (None: unknown).
     ``loss_bytes_per_sample`` are the loss' temporaries, forwards and backwards.
     ``copies`` of the weights are held in training: themselves, gradients, two moments of AdamW.
+    ``frozen_bytes`` of weights beside them do not train, and every rank holds them whole.
     ``step_s`` is a step's time where the model itself sets it, as stand-ins do; ``loss_floor`` the
     entropy of its data in nats, where that is known.
     """
@@ -33,6 +34,7 @@ class ModelFacts:
     copies: int = 4
     loss_floor: float | None = None
     again_flops_per_sample: float | None = None
+    frozen_bytes: int = 0
 
 
 def exchanges(steps: range, period: int, until: int = 0, growth: float = 1.0) -> int:
@@ -64,8 +66,10 @@ class Expected:
     passes through in turn: with several, no rank can go without its neighbours. ``remedies`` maps a
     term of the budget to the setting that makes it smaller. Ranks that talk in every ``period``-th
     step only send ``period`` times as much in it; what is timed is whole periods; ``until`` a step
-    they talk in each, and periods become longer by ``growth``. ``blocks`` are those of each rank in
-    turn, where the knob ``split`` can move them. ``staleness`` is the largest that may be; a
+    they talk in each, and periods become longer by ``growth``. ``whole_steps`` are ranges (start,
+    stop, stride) of steps in which gradients are exchanged whole, so that a rank sends
+    ``whole_bytes`` and nothing else. ``blocks`` are those of each rank in turn, where the knob
+    ``split`` can move them. ``staleness`` is the largest that may be; a
     training is not ``repeatable`` where ranks take what has come in; ``casts``: it rounds in other
     places than its reference; ``reorders``: it adds in another order, so that bits may differ.
     """
@@ -87,11 +91,25 @@ class Expected:
     period: int = 1
     until: int = 0
     growth: float = 1.0
+    whole_steps: tuple[tuple[int, int, int], ...] = ()
+    whole_bytes: float = 0.0
     blocks: tuple[int, ...] = ()
     staleness: int | None = None
     repeatable: bool = True
     casts: bool = False
     reorders: bool = False
+
+
+def bytes_sent(expected: Expected, rank: int, steps: range) -> float:
+    """What a rank sends in these steps, whole gradients among it."""
+    talking = exchanges(steps, expected.period, expected.until, expected.growth)
+    whole = sum(
+        step in steps
+        for start, stop, stride in expected.whole_steps
+        for step in range(start, min(stop, steps.stop), stride)
+    )
+    usual = expected.sent_bytes[rank] * expected.period
+    return usual * (talking - whole) + expected.whole_bytes * whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,7 +174,9 @@ class RankRecord:
     what was printed as far as it does not repeat itself, and ``shared`` names writable memory
     that was mapped for others meanwhile. ``phases_s`` says where the rank's time before its
     first step went; ``replica`` is a digest of the parameters after the last step, where all
-    ranks of that ``part`` of the model must hold the same. ``ceiling`` is what the device does at
+    ranks of that ``part`` of the model must hold the same. ``squares``, of references, are the mean
+    square of this rank's gradient and of all ranks' mean, part by part of the training; ``ceiling``
+    is what the device does at
     most, of gates of one rank.
     ``device_uuid`` tells a GPU from all others; it is empty on cores. ``sources`` are digests of
     the user's files that were loaded, by path, of this package, and versions: each node's first
@@ -229,4 +231,5 @@ class RankRecord:
     ceiling: Ceiling | None = None
     routed: Mapping[str, Routed] | None = None
     device_uuid: str = ""
+    squares: tuple[tuple[float, float], ...] = ()
     sources: Mapping[str, str] | None = None

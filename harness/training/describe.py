@@ -329,4 +329,5 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         # In fp32, whatever the outputs are: of log_softmax and of nll_loss backwards.
         loss_bytes_per_sample=0 if forward else 2 * 4 * x.numel(),
         copies=1 if forward else optimizers.copies(case),
+        frozen_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
     ), model

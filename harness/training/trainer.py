@@ -166,6 +166,7 @@ def training_bytes(
     states = elements * size
     early = facts.copies - 1 if facts.copies > 1 and not gradients else facts.copies
     kept = (facts.activation_bytes_per_sample + facts.loss_bytes_per_sample) * samples
-    at_loss = states * early + kept + facts.cast_bytes
-    at_step = states * facts.copies + facts.again_bytes * samples + facts.cast_bytes
+    always = facts.cast_bytes + facts.frozen_bytes
+    at_loss = states * early + kept + always
+    at_step = states * facts.copies + facts.again_bytes * samples + always
     return int(max(at_loss, at_step))

@@ -22,6 +22,7 @@ def test_everything_shipped_is_found_with_a_sentence() -> None:
         "single", "ddp", "ddp_naive", "zero1", "replicate", "fsdp", "fsdp1", "compressed",
         "pipeline", "tensor_parallel", "context_parallel", "expert_parallel", "table_parallel",
         "local_sgd", "diloco", "easgd", "fedavg", "ddp_join", "parameter_server", "actor_learner",
+        "zero_one_adam", "two_jobs",
         "accelerate", "deepspeed", "lightning_fabric", "megatron", "ray_train",
     }  # fmt: skip
     assert set(entries["strategies"]) == known

@@ -64,6 +64,24 @@ def test_readers_are_measured_beside_batches_that_are_made_once() -> None:
     assert [c.metric for c in plan.contrasts] == ["data_cost"] * 2
 
 
+def test_two_jobs_differ_in_what_they_send_alone() -> None:
+    plan = normalise(ladders.interference(case("two_jobs/paced-small").at(4)), KNOWN)
+    silent, both = subjects(plan)
+    assert (silent.knobs, both.knobs) == ({"two_jobs.talking": 1}, {})  # 2 is the default
+    assert {silent.world, both.world} == {"4cpu"}
+    assert [c.metric for c in plan.contrasts if c.baseline] == ["throughput_ratio"]
+
+
+def test_a_users_strategy_that_names_itself_is_still_measured_by_how_it_learns(
+    tmp_path: Path,
+) -> None:
+    head = dict(worlds="any", oracle="simulated", beside="mine", initial="broadcast")
+    (tmp_path / "mine.py").write_text(f'"""Mine."""\nSUPPORTS = {head!r}\n')
+    entry = Catalogue([tmp_path]).get("strategies", "mine")
+    assert entry.measured_by == "mine"
+    assert KNOWN.get("strategies", "two_jobs").measured_by == ""
+
+
 def test_checkpoints_of_each_world_wait_and_do_not() -> None:
     courses = ladders.checkpoints(case("fsdp/decoder-nano"), (2, 4))
     assert [(c.case.world_size, c.asynchronous) for c in courses] == [

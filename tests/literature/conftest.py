@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +14,14 @@ import torch.distributed as dist
 World = Callable[[int, Callable[[int], Any]], list[Any]]
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """``world(ranks, work)`` -> what ``work(rank)`` returned on every rank."""
     fork = multiprocessing.get_context("fork")
 
     def run(ranks: int, work: Callable[[int], Any]) -> list[Any]:
         pipes = [fork.Pipe(duplex=False) for _ in range(ranks)]
-        store = str(tmp_path / f"store{ranks}")
+        store = str(tmp_path_factory.mktemp("world") / "store")
 
         def one(rank: int) -> None:
             torch.set_num_threads(1)

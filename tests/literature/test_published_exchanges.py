@@ -14,7 +14,7 @@ from harness.training.compressors import dgc, onebit_adam, terngrad
 from harness.training.frozen import FrozenAdam
 from harness.training.hooks import Late
 from harness.training.rank.invariants import CodecBucket
-from harness.training.strategies import easgd
+from harness.training.strategies import easgd, zero_one_adam
 from tests.literature.conftest import World
 
 RANKS, SIZE, STEPS = 4, 64, 12
@@ -71,17 +71,81 @@ def onebit_adam_by_hand(dense: int, lr: float, block: int) -> np.ndarray:
     return weight
 
 
-@pytest.mark.parametrize("dense", [pytest.param(1, marks=pytest.mark.full), 4])
-def test_onebit_adam(world: World, dense: int) -> None:
-    def rank_of(rank: int) -> np.ndarray:
-        weight = nn.Parameter(torch.zeros(SIZE))
-        knobs = {"block": 8, "feedback": True, "momentum": 0.9}
-        hook = Late(onebit_adam.build(place(rank), knobs), dense, RANKS)
-        return stepped(hook, FrozenAdam([weight], 0.01, dense), weight, rank)
+def onebit_adam_of(rank: int, dense: int) -> np.ndarray:
+    weight = nn.Parameter(torch.zeros(SIZE))
+    knobs = {"block": 8, "feedback": True, "momentum": 0.9}
+    hook = Late(onebit_adam.build(place(rank), knobs), dense, RANKS)
+    return stepped(hook, FrozenAdam([weight], 0.01, dense), weight, rank)
 
+
+@pytest.mark.parametrize("dense", [1, 4])
+def test_onebit_adam(trained: list[dict[str, np.ndarray]], dense: int) -> None:
     wanted = onebit_adam_by_hand(dense, 0.01, 8)
-    for seen in world(RANKS, rank_of):
-        np.testing.assert_allclose(seen, wanted, rtol=2e-4, atol=1e-5)
+    for seen in trained:
+        np.testing.assert_allclose(seen[f"onebit_adam {dense}"], wanted, rtol=2e-4, atol=1e-5)
+
+
+def zero_one_adam_by_hand(lr: float, block: int, until: int, period: int) -> np.ndarray:
+    """Lu et al., "0/1 Adam" (ICLR 2023), Algorithm 1 with the policies of its section 6.1.
+
+    T_v: the variance is fresh at k_0 = 0 and k_(j+1) = k_j + 2^floor(j / kappa), kappa = 2 here,
+    before ``until``. T_u: all steps before it, then the last of each period. As in the authors'
+    code the whole mean gradient enters the momentum, too, where it is there, and the variance is
+    fresh before the step. Weights of rank 0 at the end, where all agree.
+    """
+
+    def compressed(x: np.ndarray) -> np.ndarray:
+        blocks = x.reshape(-1, block)
+        scale = np.abs(blocks).mean(1, keepdims=True)
+        return (scale * np.where(blocks >= 0, 1, -1)).reshape(-1)
+
+    fresh, k, j = set(), 0, 0
+    while k < until:
+        fresh.add(k)
+        k, j = k + 2 ** (j // 2), j + 1
+    x, m, u = np.zeros((RANKS, SIZE)), np.zeros((RANKS, SIZE)), np.zeros((RANKS, SIZE))
+    v, agreed, rates = np.zeros(SIZE), np.zeros(SIZE), 0.0
+    owed, server_owed = np.zeros((RANKS, SIZE)), np.zeros(SIZE)
+    for t in range(STEPS):
+        g = np.stack([gradient(t, rank) for rank in range(RANKS)])
+        if t in fresh:
+            g = np.tile(g.mean(0), (RANKS, 1))
+            v = 0.999 * v + 0.001 * g[0] ** 2
+        m = 0.9 * m + 0.1 * g
+        x = x - lr * m / (np.sqrt(v) + 1e-8)
+        u, rates = u + lr * m, rates + lr
+        if t not in fresh and (t < until or (t + 1) % period == 0):
+            wanted = u + owed
+            sent = np.stack([compressed(row) for row in wanted])
+            owed = wanted - sent
+            total = sent.mean(0) + server_owed
+            mean = compressed(total)
+            server_owed = total - mean
+            m = np.tile(mean / rates, (RANKS, 1))
+            x = np.tile(agreed - mean / (np.sqrt(v) + 1e-8), (RANKS, 1))
+        if t in fresh or t < until or (t + 1) % period == 0:
+            agreed, u, rates = x[0], np.zeros((RANKS, SIZE)), 0.0
+    return x[0]
+
+
+def zero_one_adam_of(rank: int) -> np.ndarray:
+    model = nn.Linear(SIZE, 1, bias=False)
+    model.weight.detach().zero_()
+    optimizer = FrozenAdam(model.parameters(), 0.01, 7)
+    knobs = dict(zero_one_adam.KNOBS, period=3, until=7, kappa=2, block=8)
+    rule = zero_one_adam.Moved(model, optimizer, knobs)
+    for step in range(STEPS):
+        model.weight.grad = torch.tensor(gradient(step, rank), dtype=torch.float32)[None]
+        rule.average()
+        optimizer.step()
+        rule.after(step)
+    return model.weight.detach().double().numpy()[0]
+
+
+def test_zero_one_adam(trained: list[dict[str, np.ndarray]]) -> None:
+    wanted = zero_one_adam_by_hand(0.01, 8, until=7, period=3)
+    for seen in trained:
+        np.testing.assert_allclose(seen["zero_one_adam"], wanted, rtol=2e-4, atol=1e-5)
 
 
 def dgc_by_hand(rho: float, warm_up: int, clip: float, lr: float) -> np.ndarray:
@@ -108,22 +172,34 @@ def dgc_by_hand(rho: float, warm_up: int, clip: float, lr: float) -> np.ndarray:
     return weight
 
 
-@pytest.mark.parametrize(
-    ("warm_up", "clip"), [pytest.param(0, 1e9, marks=pytest.mark.full), (4, 2.0)]
-)
-def test_dgc(world: World, warm_up: int, clip: float) -> None:
+def dgc_of(rank: int, warm_up: int, clip: float) -> np.ndarray:
     """Plain SGD steps with it: its momentum is in place of the optimizer's."""
+    weight = nn.Parameter(torch.zeros(SIZE))
+    knobs = dict(dgc.KNOBS, rho=0.05, sampled=1.0, warm_up=warm_up, clip=clip)
+    hook = dgc.build(place(rank), knobs)
+    return stepped(hook, torch.optim.SGD([weight], 0.1), weight, rank)
 
-    def rank_of(rank: int) -> np.ndarray:
-        weight = nn.Parameter(torch.zeros(SIZE))
-        knobs = dict(dgc.KNOBS, rho=0.05, sampled=1.0, warm_up=warm_up, clip=clip)
-        hook = dgc.build(place(rank), knobs)
-        return stepped(hook, torch.optim.SGD([weight], 0.1), weight, rank)
 
+@pytest.mark.parametrize(("warm_up", "clip"), [(0, 1e9), (4, 2.0)])
+def test_dgc(trained: list[dict[str, np.ndarray]], warm_up: int, clip: float) -> None:
     wanted = dgc_by_hand(0.05, warm_up, clip, 0.1)
-    for seen in world(RANKS, rank_of):
-        np.testing.assert_allclose(seen, wanted, rtol=1e-4, atol=1e-5)
+    for seen in trained:
+        np.testing.assert_allclose(seen[f"dgc {warm_up}"], wanted, rtol=1e-4, atol=1e-5)
     assert dgc.METHOD["optimizer"] == "sgd"
+
+
+@pytest.fixture(scope="module")
+def trained(world: World) -> list[dict[str, np.ndarray]]:
+    """What every rank of one world has after the steps of each method."""
+
+    def rank_of(rank: int) -> dict[str, np.ndarray]:
+        return {
+            **{f"onebit_adam {dense}": onebit_adam_of(rank, dense) for dense in (1, 4)},
+            "zero_one_adam": zero_one_adam_of(rank),
+            **{f"dgc {w}": dgc_of(rank, w, clip) for w, clip in ((0, 1e9), (4, 2.0))},
+        }
+
+    return world(RANKS, rank_of)
 
 
 @pytest.mark.parametrize("clip", [0.0, 2.5])

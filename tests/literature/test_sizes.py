@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from harness.training.models import lora
 
 
 def built(model: str, size: str) -> tuple[int, float, Mapping[str, Any]]:
@@ -37,6 +40,36 @@ def built(model: str, size: str) -> tuple[int, float, Mapping[str, Any]]:
 )
 def test_parameters(model: str, size: str, parameters: int) -> None:
     assert built(model, size)[0] == parameters
+
+
+@pytest.mark.parametrize(
+    ("size", "knobs", "trainable", "whole"),
+    [
+        # What peft prints of a model (print_trainable_parameters), rank 8 on queries and values.
+        ("llama2-7b", dict(rank=8, targets="qv"), 4_194_304, 6_742_609_920),
+        ("llama-8b", dict(rank=8, targets="qv"), 3_407_872, 8_033_669_120),
+        ("llama-8b", dict(rank=16, targets="all"), 41_943_040, 8_072_204_288),
+    ],
+)
+def test_adapters(size: str, knobs: dict[str, Any], trainable: int, whole: int) -> None:
+    """Hu et al. (2022): (d_in + d_out) r for each projection that has an adapter."""
+    figures = {**lora.KNOBS, **lora.SIZES[size], **knobs}
+    with torch.device("meta"):
+        made = lora.build(figures)
+    assert sum(p.numel() for p in made.parameters()) == trainable
+    assert trainable + sum(b.numel() for b in made.buffers()) == whole
+
+
+@pytest.mark.parametrize("knobs", [{}, dict(rank=4, targets="qv")])
+def test_flops_of_adapters_are_those_that_torch_counts(knobs: dict[str, Any]) -> None:
+    """torch counts no attention on cores: 12 L S^2 d a sample."""
+    figures = {**lora.KNOBS, **lora.SIZES["nano"], **knobs}
+    made = lora.build(figures)
+    inputs, targets = lora.batch(torch.arange(2), figures)
+    with FlopCounterMode(display=False) as counter:
+        lora.loss(made(inputs), targets).backward()
+    attention = 12 * figures["layers"] * figures["seq"] ** 2 * figures["d"]
+    assert lora.flops(figures) == counter.get_total_flops() / 2 + attention
 
 
 def test_dlrm_is_mlperfs() -> None:

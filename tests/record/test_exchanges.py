@@ -1,8 +1,9 @@
 """In which steps ranks talk that train apart for a while."""
 
+import pytest
 from hypothesis import given, strategies as st
 
-from harness.record import exchanges
+from harness.record import Expected, bytes_sent, exchanges
 
 
 def steps(count: int, period: int, until: int = 0, growth: float = 1.0) -> list[int]:
@@ -26,3 +27,31 @@ def test_windows_add_up(one: int, other: int, period: int, until: int, growth: f
     parts = [range(one), range(one, end)]
     told = [exchanges(part, period, until, growth) for part in parts]
     assert sum(told) == exchanges(range(end), period, until, growth) <= end
+
+
+@given(st.integers(0, 30), st.integers(1, 40), st.integers(1, 5), st.integers(0, 20))
+def test_whole_gradients_stand_in_for_what_is_usual(
+    first: int, count: int, period: int, until: int
+) -> None:
+    """Step by step: whole in the steps that are named, of those in which all agree."""
+    expected = Expected(
+        sent_bytes=(3.0 / period,),
+        payload_bytes={},
+        largest_message=0.0,
+        module="",
+        ideal_efficiency=1.0,
+        memory_bytes=0,
+        formula="",
+        global_batch=1,
+        period=period,
+        until=until,
+        whole_steps=((0, min(4, until), 1), (4, until, 2)),
+        whole_bytes=100.0,
+    )
+    wanted = 0.0
+    for step in range(first, first + count):
+        if step < until and (step < 4 or step % 2 == 0):
+            wanted += 100
+        elif step < until or (step + 1) % period == 0:
+            wanted += 3
+    assert bytes_sent(expected, 0, range(first, first + count)) == pytest.approx(wanted)

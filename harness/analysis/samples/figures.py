@@ -25,7 +25,7 @@ from harness.record import (
     Stalls,
     Steadiness,
     Steps,
-    exchanges,
+    bytes_sent,
 )
 from harness.record.launch import STOOD_STILL, loads
 from harness.record.store import Samples
@@ -318,8 +318,7 @@ def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterat
     if rank.sent_bytes is None:
         return
     window = range(cut, cut + steps)
-    talking = exchanges(window, expected.period, expected.until, expected.growth)
-    want = expected.sent_bytes[rank.rank] * expected.period * talking
+    want = bytes_sent(expected, rank.rank, window)
     most = SENT_RATIO[1] * want + MESSAGE_SLACK * steps * max(1, len(expected.sent_bytes) - 1)
     if want and not SENT_RATIO[0] * want <= rank.sent_bytes <= most:
         ratio = rank.sent_bytes / want

@@ -11,7 +11,7 @@ from harness.interface.report import fabric, script, sections, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.scaling import interval, scaling_table
-from harness.interface.report.sides import every
+from harness.interface.report.sides import every, topology
 from harness.interface.report.text import rule, wrap
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
@@ -169,6 +169,7 @@ def summary(
         *every.lines(run, width),
         *script.lines(run, width),
         *fabric.lines(run, width),
+        *topology.lines(run, width),
         *sections.lines(run, width),
     ]
     out += timeline.lines(run, width)

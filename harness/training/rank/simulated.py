@@ -1,7 +1,8 @@
 """The oracle of ranks that train apart for a while: all of them in one process, one after another.
 
 Each has a model and an optimizer of its own; what they exchange is the ``Simulation`` of the
-strategy's file, written without any collective. Of large worlds every rank trains its own model
+strategy's file, written without any collective. One that exchanges gradients, too, has ``before``,
+and is told all ``optimizers`` if it has that name. Of large worlds every rank trains its own model
 alone (``together``): the others' come from their ranks, so that nobody trains N of them.
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from harness.training.context import Loaded, RankContext
 from harness.training.data import Batch
@@ -30,6 +31,8 @@ class Simulated(Oracle):
         self.workers = [(m, ctx.optimizer(m.parameters())) for m in models]
         self.weighted = bool(getattr(loaded.strategy, "WEIGHTED", True))
         self.rules = loaded.strategy.Simulation(models, ctx.batching, loaded.knobs(ctx.case))
+        if hasattr(self.rules, "optimizers"):
+            self.rules.optimizers = [optimizer for _, optimizer in self.workers]
         self.count = 0
         self.model, self.optimizer = self.workers[ctx.shard]
 
@@ -41,10 +44,16 @@ class Simulated(Oracle):
     def step(self, shards: Sequence[Batch]) -> float:
         """A step of every worker on its shard, and what they exchange after it; the mean loss."""
         losses = 0.0
+        every = []
         for batch, worker in zip(shards, self.workers, strict=True):
             self.model, self.optimizer = worker
             loss, gradients = self.backward(batch)
             losses += float(loss)
+            every.append(gradients)
+        if hasattr(self.rules, "before"):
+            every = self.rules.before(self.count, every)
+        for gradients, worker in zip(every, self.workers, strict=True):
+            self.model, self.optimizer = worker
             self.update(gradients)
         self.rules.after(self.count)
         self.count += 1
@@ -54,14 +63,20 @@ class Simulated(Oracle):
     def together(self, own: Batch) -> float:
         """The same, each rank on its own shard; parameters are exchanged to the bit."""
         loss, gradients = self.backward(own)
+        if hasattr(self.rules, "before"):
+            of_all = zip(*(self._from_all(g) for g in gradients), strict=True)
+            gradients = self.rules.before(self.count, list(of_all))[self.ctx.shard]
         self.update(gradients)
-        flat = vector(self.model)
-        every = [torch.empty_like(flat) for _ in self.workers]
-        dist.all_gather(every, flat)
+        every = self._from_all(vector(self.model))
         for (model, _), theirs in zip(self.workers, every, strict=True):
             fill(model, theirs)
         self.rules.after(self.count)
         self.count += 1
-        losses = [torch.zeros_like(loss) for _ in self.workers]
-        dist.all_gather(losses, loss)
+        losses = self._from_all(loss)
         return sum(map(float, losses)) / len(losses)
+
+    def _from_all(self, own: Tensor) -> list[Tensor]:
+        """Every rank's, in rank order."""
+        every = [torch.empty_like(own) for _ in self.workers]
+        dist.all_gather(every, own)
+        return every

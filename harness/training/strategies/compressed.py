@@ -45,8 +45,12 @@ def expect(
     sent = traffic.Traffic(promise.sent_bytes, promise.payload_bytes, largest)
     if knobs["unused"]:
         sent += ddp.flags(len(shapes), n)
+    plain = ddp.expect(case, model, batching, facts, knobs)
+    start = int(knobs["start"])
     return replace(
-        ddp.expect(case, model, batching, facts, knobs),
+        plain,
+        whole_steps=((0, start, 1),) if start and n > 1 else (),
+        whole_bytes=plain.sent_bytes[0] if start else 0.0,
         sent_bytes=(sent.sent,) * n,
         payload_bytes={k: (v,) * n for k, v in sent.issued.items()},
         largest_message=sent.largest,

@@ -39,9 +39,14 @@ class Again:
 
 
 def checkpointed(model: nn.Module, case: CaseSpec) -> list[Again]:
-    """Wrap one block in ``checkpoint_every``; the counts of those blocks."""
+    """Wrap one block in ``checkpoint_every``; the counts of those blocks.
+
+    A block whose weights are all frozen is left as it is: nothing may go back through the first.
+    """
     counts = []
     for name, block in list(model.named_children())[:: case.checkpoint_every]:
+        if any(True for _ in block.buffers()) and not any(True for _ in block.parameters()):
+            continue
         count = Again(case.selective)
         setattr(model, name, checkpoint_wrapper(block, context_fn=count.contexts))
         counts.append(count)

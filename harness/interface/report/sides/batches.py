@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.analysis.choices import critical
+from harness.analysis.choices import critical, noise
+from harness.analysis.choices.noise import NoiseScale
 from harness.cases import Plan
 from harness.cases.ladders import CRITICAL
 from harness.interface.report.sides.titled import TitledTable
@@ -13,8 +14,8 @@ from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
 from harness.record import RunRecord
 
-#: A batch, and the samples that each launch needed.
-Needed = tuple[int, Sequence[float]]
+#: A batch, the samples that each launch needed, and the noise of its gradients.
+Needed = tuple[int, Sequence[float], NoiseScale | None]
 
 
 def plans(run: RunRecord) -> list[Plan]:
@@ -22,7 +23,7 @@ def plans(run: RunRecord) -> list[Plan]:
 
 
 def table(samples: Sequence[Needed]) -> Table[Needed]:
-    least = min((_mean(needed) for _, needed in samples), default=1.0)
+    least = min((_mean(needed) for _, needed, _ in samples), default=1.0)
     return Table(
         columns=[
             Column("batch", 99, lambda n: str(n[0]), raw=lambda n: n[0]),
@@ -30,6 +31,7 @@ def table(samples: Sequence[Needed]) -> Table[Needed]:
             Column("steps", 90, lambda n: f"{_mean(n[1]) / n[0]:.0f}"),
             Column("samples v least", 80, lambda n: f"{_mean(n[1]) / least:.2f}x"),
             Column("launches", 60, lambda n: str(len(n[1]))),
+            Column("noise scale [95%]", 85, lambda n: "n/a" if n[2] is None else str(n[2])),
         ],
         rows=samples,
     )
@@ -41,21 +43,26 @@ def _mean(values: Sequence[float]) -> float:
 
 def note(samples: Sequence[Needed]) -> str:
     """The critical batch with its interval, or why there is none."""
-    fitted = critical.critical_batch(dict(samples))
+    fitted = critical.critical_batch({batch: needed for batch, needed, _ in samples})
     if fitted is None:
         return f"critical batch: not said, {critical.FEWEST} batches have to come to the loss"
     if math.isinf(fitted.batch):
-        return f"critical batch: above {max(batch for batch, _ in samples)}, samples do not grow"
+        return f"critical batch: above {max(batch for batch, _, _ in samples)}, samples do not grow"
     high = "any" if math.isinf(fitted.high) else f"{fitted.high:.0f}"
     return (
         f"critical batch: {fitted.batch:.0f} samples [{fitted.low:.0f}, {high}], of this loss;"
-        " twice the fewest samples are needed there"
+        " twice the fewest samples are needed there; the noise scale foretells it from gradients"
+        " alone, of each batch's own training"
     )
 
 
 def tables(run: RunRecord) -> Iterator[TitledTable]:
     """The table of each such plan, and its note."""
     for plan in plans(run):
-        samples = sorted(critical.samples_to_loss(run, plan).items())
+        by_batch = noise.by_batch(run, plan)
+        samples = [
+            (batch, needed, by_batch.get(batch))
+            for batch, needed in sorted(critical.samples_to_loss(run, plan).items())
+        ]
         if samples:
             yield TitledTable(title=plan.name, table=table(samples), notes=[note(samples)])

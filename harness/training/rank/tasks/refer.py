@@ -38,6 +38,8 @@ from harness.training.rank.streamed import Streamed
 
 #: Calls after which a compressor is old: those of a timed window, but no more than this.
 OLD = 200
+#: Parts of a training whose gradients' squares are kept apart.
+PARTS = 16
 #: The batches of a shard, step by step.
 Batches: TypeAlias = Callable[[int], Feed]
 
@@ -46,7 +48,8 @@ Batches: TypeAlias = Callable[[int], Feed]
 class Training:
     """One training of the plain model, and how it rounds.
 
-    ``shares`` looks at what a compressor makes of the gradients.
+    ``shares`` looks at what a compressor makes of the gradients; ``squares`` takes the square of
+    this shard's gradient, and that of all shards' mean, of every step.
     """
 
     loaded: Loaded
@@ -56,6 +59,7 @@ class Training:
     steps: int
     rounding: Rounding
     shares: Shares | None
+    squares: list[tuple[float, float]]
 
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
@@ -70,6 +74,7 @@ def run(task: Refer, rank: Rank) -> RankRecord:
     alone = task.streamed or loaded.supports.oracle == "simulated"
     train = _in_turn if alone else _side_by_side
     made = ""
+    squares: list[tuple[float, float]] = []
 
     def batches(shard: int) -> Feed:
         of_shard = dataclasses.replace(ctx, shard=shard)
@@ -89,6 +94,7 @@ def run(task: Refer, rank: Rank) -> RankRecord:
             steps=task.steps,
             rounding=rounding,
             shares=shares,
+            squares=squares if type(rounding) is Rounding else [],
         )
         seen: list[float] = []
         for loss in train(training):
@@ -119,7 +125,25 @@ def run(task: Refer, rank: Rank) -> RankRecord:
     checks = [who.check()]
     if shares is not None and ctx.compressor is not None:
         checks += [shares.check(), *invariants.aged(ctx, ctx.compressor, min(task.steps, OLD))]
-    return rank.record(WhatRan(module=made), memory, samples=samples, checks=tuple(checks))
+    return rank.record(
+        WhatRan(module=made),
+        memory,
+        samples=samples,
+        checks=tuple(checks),
+        squares=_by_parts(squares),
+    )
+
+
+def _square(gradients: Sequence[Tensor]) -> float:
+    return sum(float(g.float().square().sum()) for g in gradients)
+
+
+def _by_parts(squares: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Means over equal parts of a training, so that a record says how they scatter."""
+    if len(squares) < PARTS:
+        return ()
+    means = [part.mean(0).tolist() for part in np.array_split(np.array(squares), PARTS)]
+    return tuple((of_shard, of_all) for of_shard, of_all in means)
 
 
 def _side_by_side(training: Training) -> Iterator[float]:
@@ -142,6 +166,8 @@ def _side_by_side(training: Training) -> Iterator[float]:
         yield float(loss)
         rounded = training.rounding.gradients(gradients)
         made = added(rounded, ctx.batching.shards) if hook is None else encoder(rounded, hook)
+        if hook is None and ctx.batching.shards > 1:
+            training.squares.append((_square(rounded), _square(made)))
         if training.shares is not None:
             training.shares.add(rounded, made)
         oracle.update(made)

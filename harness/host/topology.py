@@ -1,0 +1,92 @@
+"""Where cores, memory, GPUs and cards of one machine stand to each other, by /sys and NVML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.host import nvml
+
+#: What a GPU's line says of itself.
+ITSELF = "X"
+
+
+def facts(sys: Path = Path("/sys")) -> Iterator[tuple[str, str]]:
+    """``topology: ...`` and what it is, for a map: name by name, an unknown one is empty."""
+    yield "topology: cpus", _cpus(sys)
+    yield "topology: shared caches", _caches(sys)
+    nodes = sorted((sys / "devices/system/node").glob("node[0-9]*"), key=lambda n: int(n.name[4:]))
+    yield (
+        "topology: numa nodes",
+        ", ".join(f"{n.name[4:]}: cpus {_read(n / 'cpulist')}" for n in nodes),
+    )
+    if len(nodes) > 1:
+        yield "topology: numa distances", "; ".join(_read(n / "distance") for n in nodes)
+    yield from _gpus(sys)
+    for card in sorted((sys / "class/net").glob("*")):
+        near = _read(card / "device/numa_node")
+        if near and near != "-1":
+            yield f"topology: card {card.name}", f"numa {near}"
+    for card in sorted((sys / "class/infiniband").glob("*")):
+        near = _read(card / "device/numa_node")
+        if near:
+            yield f"topology: card {card.name}", f"numa {near}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _cpus(sys: Path) -> str:
+    """``2 sockets, 32 cores, 64 threads``"""
+    places = [
+        (_read(cpu / "topology/physical_package_id"), _read(cpu / "topology/core_id"))
+        for cpu in (sys / "devices/system/cpu").glob("cpu[0-9]*")
+        if (cpu / "topology/core_id").exists()
+    ]
+    if not places:
+        return ""
+    counts = {
+        "socket": len({socket for socket, _ in places}),
+        "core": len(set(places)),
+        "thread": len(places),
+    }
+    return ", ".join(f"{n} {word}{'s' if n > 1 else ''}" for word, n in counts.items())
+
+
+def _caches(sys: Path) -> str:
+    """The last level of cache, and which CPUs share each: ``32768K: 0-7; 32768K: 8-15``"""
+    caches: dict[str, tuple[int, str]] = {}
+    for index in (sys / "devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
+        level = _read(index / "level")
+        if level.isdigit() and _read(index / "type") != "Instruction":
+            shared = _read(index / "shared_cpu_list")
+            caches[shared] = max(caches.get(shared, (0, "")), (int(level), _read(index / "size")))
+    highest = max((level for level, _ in caches.values()), default=0)
+    last = {cpus: size for cpus, (level, size) in caches.items() if level == highest}
+    by_place = sorted(last.items(), key=lambda item: int(item[0].replace(",", "-").split("-")[0]))
+    return "; ".join(f"L{highest} {size}: cpus {cpus}" for cpus, size in by_place)
+
+
+def _gpus(sys: Path) -> Iterator[tuple[str, str]]:
+    """Each GPU's line of the matrix that ``nvidia-smi topo -m`` prints, and its NUMA node."""
+    gpus = nvml.gpus()
+    if not gpus:
+        yield "topology: gpus", "none: no NVIDIA driver answers here"
+        return
+    joined = {frozenset((a, b)): kind for a, b, kind in nvml.topology()}
+    for gpu in gpus:
+        links = [
+            ITSELF
+            if other.index == gpu.index
+            else joined.get(frozenset((gpu.index, other.index)), "?")
+            for other in gpus
+        ]
+        near = ""
+        if gpu.bus_id:
+            near = _read(sys / f"bus/pci/devices/{gpu.bus_id[-12:].lower()}/numa_node")
+        numa = f", numa {near}" if near and near != "-1" else ""
+        yield f"topology: gpu {gpu.index}", f"{' '.join(links)}{numa}"

@@ -1,0 +1,180 @@
+"""LoRA fine-tuning of a Llama: frozen weights, and the adapters beside them that train."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.base.documents import Json
+from harness.training.data import uniform
+from harness.training.models import decoder
+from harness.training.models.decoder import CausalAttention
+
+SIZES = {
+    "nano": dict(d=64, layers=4, heads=4, kv=2, ff=128, vocab=256, seq=32, batch=8),
+    "tiny": dict(d=128, layers=4, heads=4, kv=2, ff=256, vocab=512, seq=64, batch=4),
+    "llama2-7b": dict(d=4096, layers=32, heads=32, kv=32, ff=11008, vocab=32000, seq=2048, batch=1),
+    "llama-8b": dict(d=4096, layers=32, heads=32, kv=8, ff=14336, vocab=128256, seq=2048, batch=1),
+    "llama-70b": dict(d=8192, layers=80, heads=64, kv=8, ff=28672, vocab=128256, seq=2048, batch=1),
+}
+#: Hu et al. (2022): a product of ``rank`` columns beside each projection, alpha / rank times it.
+#: ``targets``: the attention's queries and values ("qv"), or every projection ("all").
+KNOBS = dict(rank=16, alpha=32.0, targets="all")
+#: All blocks between the embedding and the head are equal.
+ALIKE = True
+#: What the blocks project: name, and figures of its inputs and outputs.
+PROJECTIONS = ("q", "k", "v", "out", "gate", "up", "down")
+
+batch, loss, tokens, floor = decoder.batch, decoder.loss, decoder.tokens, decoder.floor
+
+
+def _widths(size: Mapping[str, Json]) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of each projection."""
+    d, ff = int(size["d"]), int(size["ff"])
+    narrow = d // int(size["heads"]) * int(size["kv"])
+    return {
+        "q": (d, d), "k": (d, narrow), "v": (d, narrow), "out": (d, d),
+        "gate": (d, ff), "up": (d, ff), "down": (ff, d),
+    }  # fmt: skip
+
+
+def _adapted(size: Mapping[str, Json]) -> tuple[str, ...]:
+    """The projections that have an adapter."""
+    targets = str(size["targets"])
+    if targets not in ("qv", "all"):
+        raise ValueError(f"lora.targets = {targets}: qv or all")
+    return ("q", "v") if targets == "qv" else PROJECTIONS
+
+
+class Frozen(nn.Module):
+    """Weights that do not train, (outputs, inputs): the same on every rank, whatever its seed.
+
+    A buffer, no parameter: optimizers, gradients and what is exchanged know nothing of it.
+    """
+
+    weight: Tensor
+
+    def __init__(self, outputs: int, inputs: int, place: int, scale: float) -> None:
+        super().__init__()
+        rows = torch.arange(outputs) + (place << 32)
+        self.register_buffer("weight", uniform(rows, inputs).mul_(scale), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight)
+
+
+class Adapter(nn.Module):
+    """W x + alpha / r B A x: A is random, B zeros at first, so that training starts from W."""
+
+    def __init__(self, widths: tuple[int, int], place: int, rank: int, alpha: float) -> None:
+        super().__init__()
+        inputs, outputs = widths
+        # Uniform in +- sqrt(3 / inputs) has the variance 1 / inputs.
+        self.frozen = Frozen(outputs, inputs, place, (3 / inputs) ** 0.5)
+        self.scale = alpha / rank if rank else 0.0
+        self.down = nn.Linear(inputs, rank, bias=False) if rank else None
+        self.up = nn.Linear(rank, outputs, bias=False) if rank else None
+        if self.up is not None:
+            nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.frozen(x)
+        if self.down is None or self.up is None:
+            return out
+        return cast(Tensor, out + self.up(self.down(x)) * self.scale)
+
+
+class Norm(nn.Module):
+    """RMSNorm, whose weight is frozen at one."""
+
+    weight: Tensor
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(d), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), self.weight)
+
+
+class Embedding(nn.Module):
+    """Rows of a frozen table, (B, S) -> (B, S, d)."""
+
+    def __init__(self, vocab: int, d: int) -> None:
+        super().__init__()
+        self.table = Frozen(vocab, d, 1, 3**0.5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return functional.embedding(ids, self.table.weight)
+
+
+class LoraBlock(nn.Module):
+    """A Llama block, (B, S, d) -> the same."""
+
+    q: Adapter
+    k: Adapter
+    v: Adapter
+    out: Adapter
+    gate: Adapter
+    up: Adapter
+    down: Adapter
+
+    def __init__(self, size: Mapping[str, Json], number: int) -> None:
+        super().__init__()
+        self.dim = int(size["d"]) // int(size["heads"])
+        self.norm1, self.norm2 = Norm(size["d"]), Norm(size["d"])
+        self.attention = CausalAttention()
+        adapted = _adapted(size)
+        for i, (name, widths) in enumerate(_widths(size).items()):
+            rank = int(size["rank"]) if name in adapted else 0
+            place = 16 + len(PROJECTIONS) * number + i
+            setattr(self, name, Adapter(widths, place, rank, float(size["alpha"])))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, d = x.shape
+        seen = self.norm1(x)
+        q, k, v = (
+            project(seen).view(b, s, -1, self.dim).transpose(1, 2)
+            for project in (self.q, self.k, self.v)
+        )
+        x = x + self.out(self.attention(q, k, v).transpose(1, 2).reshape(b, s, d))
+        seen = self.norm2(x)
+        fed: Tensor = self.down(functional.silu(self.gate(seen)) * self.up(seen))
+        return x + fed
+
+
+def build(size: Mapping[str, Json]) -> nn.Sequential:
+    """Embedding, blocks, norm and head, all of them frozen but for the blocks' adapters."""
+    d = size["d"]
+    blocks = [(f"block{i}", LoraBlock(size, i)) for i in range(size["layers"])]
+    head = nn.Sequential(OrderedDict(norm=Norm(d), fc=Frozen(size["vocab"], d, 2, (3 / d) ** 0.5)))
+    model = nn.Sequential(
+        OrderedDict([("embed", Embedding(size["vocab"], d)), *blocks, ("head", head)])
+    )
+    # DDP would broadcast what is frozen before every step.
+    frozen = [name for name, _ in model.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, frozen)
+    return model
+
+
+def flops(size: Mapping[str, Json]) -> float:
+    """4 a frozen weight and token, which needs no gradient of its own; 6 one of an adapter.
+
+    The first block's input is frozen, too: what projects it is not gone back through. Attention
+    as in the decoder, 12 L S^2 d.
+    """
+    d = int(size["d"])
+    s = int(size["seq"])
+    layers = int(size["layers"])
+    rank = int(size["rank"])
+    widths = _widths(size)
+    frozen = sum(a * b for a, b in widths.values())
+    adapters = sum(rank * sum(widths[name]) for name in _adapted(size))
+    of_first = sum(widths[name][0] * widths[name][1] for name in ("q", "k", "v"))
+    of_first += sum(rank * widths[name][0] for name in _adapted(size) if name in ("q", "k", "v"))
+    a_token = layers * (4.0 * frozen + 6.0 * adapters) + 4.0 * d * size["vocab"] - 2.0 * of_first
+    return float(a_token * s + 12.0 * layers * s * s * d)

@@ -1,0 +1,44 @@
+"""The gradient-noise scale against gradients whose noise was planted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from harness.analysis.choices.noise import noise_scale
+
+ELEMENTS, RANKS, PARTS, STEPS = 400, 4, 16, 40
+
+
+def squares(noise: float, small: int, seed: int) -> list[list[tuple[float, float]]]:
+    """Gradients of |G|^2 = 1 whose samples have a variance of tr(Sigma) = noise in all."""
+    source = np.random.default_rng(seed)
+    gradient = np.full(ELEMENTS, ELEMENTS**-0.5)
+    spread = math.sqrt(noise / ELEMENTS / small)
+    own = gradient + source.normal(0, spread, (PARTS, STEPS, RANKS, ELEMENTS))
+    of_rank = (own**2).sum(-1).mean(1)
+    of_mean = (own.mean(2) ** 2).sum(-1).mean(1)
+    return [[(of_rank[p, r], of_mean[p]) for p in range(PARTS)] for r in range(RANKS)]
+
+
+@pytest.mark.parametrize("noise", [3.0, 30.0, 300.0])
+def test_planted_noise_comes_back(noise: float) -> None:
+    inside = 0
+    for seed in range(10):
+        scale = noise_scale(squares(noise, 8, seed), 8, 8 * RANKS)
+        assert scale is not None
+        assert scale.batch == pytest.approx(noise, rel=0.25)
+        inside += scale.low <= noise <= scale.high
+    assert inside >= 8
+
+
+def test_gradients_that_are_noise_alone_have_no_scale() -> None:
+    scale = noise_scale(squares(1e7, 1, 0), 1, RANKS)
+    assert scale is not None and math.isinf(scale.high)
+
+
+def test_records_without_squares_say_nothing() -> None:
+    assert noise_scale([], 8, 32) is None
+    assert noise_scale([(), ()], 8, 16) is None

@@ -120,9 +120,9 @@ def mean_of(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
         return None
     low = math.fsum(seen.low for seen in every) / len(every)
     high = math.fsum(seen.high for seen in every) / len(every)
-    told = f"{(low + high) / 2:.4g}, the mean of {len(every)} launches"
+    text_of_mean = f"{(low + high) / 2:.4g}, the mean of {len(every)} launches"
     launches = tuple(seen.middle for seen in every)
-    return ClaimedFigure(text=told, low=low, high=high, launches=launches)
+    return ClaimedFigure(text=text_of_mean, low=low, high=high, launches=launches)
 
 
 def between_launches(row: Row, base: Row) -> tuple[float, float] | None:
@@ -131,8 +131,8 @@ def between_launches(row: Row, base: Row) -> tuple[float, float] | None:
     theirs = base.get(ClaimedColumn.TIME)
     if ours is None or theirs is None or min(len(ours.launches), len(theirs.launches)) < 2:
         return None
-    found = stats.ttest_ind(np.log(theirs.launches), np.log(ours.launches), equal_var=False)
-    ends = found.confidence_interval(0.95)
+    welch = stats.ttest_ind(np.log(theirs.launches), np.log(ours.launches), equal_var=False)
+    ends = welch.confidence_interval(0.95)
     return float(math.exp(ends.low)), float(math.exp(ends.high))
 
 

@@ -164,8 +164,8 @@ def _of_nodes(results: Path) -> Answer:
             fix="scaleproof pairs --engine emulated --nodes 3x1",
         )
     every = records([load(path.parent) for path in paths])
-    blamed = [one for one in every if one.named or one.broke]
-    again = [one.node for one in every if one.again]
+    blamed = [node for node in every if node.named or node.broke]
+    again = [node.node for node in every if node.again]
     head = f"{len(again)} of {len(every)} nodes were named again and again"
     if not blamed:
         head = f"no node was named in {len(paths)} runs"

@@ -100,7 +100,9 @@ class Suspects:
 
     ``nodes`` are slow with whomever they were paired; ``links`` are between nodes that are well;
     ``slow`` are both with their evidence. ``case`` is what a pair trained; "" = it all-reduced.
-    ``hosts`` are all nodes. ``limit_bps``: of records that took every pair under it for slow.
+    ``hosts`` are all nodes; none of them may hide that it is slower by ``wanted`` (None: of records
+    that measured all of them twice). ``limit_bps``: of records that took every pair under it for
+    slow.
     """
 
     pairs: tuple[Paired, ...]
@@ -110,6 +112,7 @@ class Suspects:
     case: str = ""
     hosts: tuple[str, ...] = ()
     limit_bps: float | None = None
+    wanted: float | None = None
 
 
 def label(network: Sequence[tuple[str, Json]]) -> str:

@@ -30,7 +30,7 @@ from harness.measure.session import Session
 
 #: The time of so many launches, over what is usual.
 Noise = Callable[[np.random.Generator, int], np.ndarray]
-ROUNDS = 6
+ROUNDS = 8
 
 
 def cells() -> list[np.ndarray]:
@@ -67,7 +67,7 @@ def play(
     rng, seen, last = np.random.default_rng(seed), list[TimedPair](), 0
     named = frozenset[tuple[int, ...]]()
     for number in range(most):
-        chosen = rounds.pairs(seen, num_nodes, seed)
+        chosen = rounds.pairs(seen, num_nodes, seed, wanted=rounds.WANTED * rounds.LEAST)
         if not chosen:
             break
         for (a, b), more in zip(chosen, noise(rng, len(chosen)), strict=True):

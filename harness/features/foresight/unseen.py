@@ -4,8 +4,8 @@
 
 What is learned (by how much wider intervals are) comes from the other families. Errors are in
 points of efficiency. A family's row has all that was said of it, with a ``?`` or without; the rows
-below tell apart what was said plainly, what was said with a ``?``, and what was refused until
-something is stated.
+below tell apart what was said plainly, what was said with a ``?``, kinds of ladders, and what was
+refused until something is stated.
 """
 
 import sys
@@ -22,6 +22,12 @@ from harness.features.foresight.published.table import families_of
 
 COLUMNS = (
     "family", "sizes", "mean", "p90", "worst", "in 80 %", "±", "?", "refused", *map(str, Law),
+)  # fmt: skip
+
+
+#: Kinds of ladders; each is held against each baseline.
+KINDS = (
+    "without stages", "pipelines", "without stages, with a ?", "pipelines, with a ?", "schedules",
 )  # fmt: skip
 
 
@@ -78,8 +84,20 @@ def lines(families: Sequence[LeftOut]) -> Iterator[str]:
     yield _row("all that was said", spoken, len(doubtful), refused)
     yield _row("said plainly", [c for family in families for c in family.plain], 0, 0)
     yield _row("said with a ?", doubtful, len(doubtful), 0)
+    for kind in KINDS:
+        yield _row(kind, [c for c in spoken if kind_of(c) == kind], 0, 0)
     unsaid = [c for family in families for c in family.unsaid]
     yield _row("refused: what would have been said", unsaid, 0, len(unsaid))
+
+
+def kind_of(counted: Counted) -> str:
+    """The kind of ladder that a size belongs to: where a baseline is better, it is what to show."""
+    _, size = counted
+    if size.regime is Regime.UNSEEN:
+        return KINDS[3] if size.shape.stages > 1 else KINDS[2]
+    if size.regime is Regime.RESCHEDULED:
+        return KINDS[4]
+    return KINDS[1] if size.shape.stages > 1 else KINDS[0]
 
 
 def _row(name: str, of: Sequence[Counted], doubtful: int, refused: int) -> str:

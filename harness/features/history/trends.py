@@ -25,6 +25,8 @@ LEAP = 0.10
 RECENT = 60
 #: What is said instead of a cause where a line explains the nights nearly as well as a step.
 SLOWLY = "at once or slowly is not certain: no night is blamed"
+#: Days, and where nights depend on each other nodes, on which a new level has to be seen.
+FEWEST_DAYS, FEWEST_NODES = 2, 2
 #: Nights around a change in which its cause may lie: a level's first night is known to two.
 AROUND = 2
 
@@ -34,6 +36,7 @@ class TrendStatus(StrEnum):
 
     ERRORED = "errored"
     REGRESSED = "regressed"
+    UNCONFIRMED = "unconfirmed"
     SUSPICIOUS = "suspicious"
     DRIFTING = "drifting"
     IMPROVED = "improved"
@@ -282,14 +285,39 @@ def _explained(judged: Sequence[Trend]) -> list[Trend]:
             out.append(trend)
             continue
         control = by_key.get((series.machine, series.case, "step_time_to_control"))
+        if lacks := _unconfirmed(trend, last, control):
+            out.append(replace(trend, status=TrendStatus.UNCONFIRMED, why=lacks))
+            continue
         why = SLOWLY if not trend.sudden else _blame(series, last, control)
         if trend.dependence:
-            why += (
-                f"; nights depend on each other ({trend.dependence:.1f}): measure it again on"
-                " other nodes"
-            )
+            why += f"; nights depend on each other ({trend.dependence:.1f}), seen on several nodes"
         out.append(replace(trend, why=why))
     return out
+
+
+def _unconfirmed(trend: Trend, last: Turn, control: Trend | None) -> str:
+    """Why a new level has to be seen elsewhere before anybody is woken; empty where it was.
+
+    What a session, a day or a node does to all its measurements is no change of what is measured.
+    So a level has to last for more than a day; where nights depend on each other, it has to be
+    seen on several nodes, or against the pinned control.
+    """
+    after = slice(last.index, None)
+    days = {night.started_at[:10] for night in trend.series.nights[after]}
+    if len(days) < FEWEST_DAYS:
+        return "seen on one day alone: measure it again on another day"
+    with_control = control is not None and control.status in (
+        TrendStatus.REGRESSED,
+        TrendStatus.IMPROVED,
+        TrendStatus.UNCONFIRMED,
+    )
+    nodes = {name for name in trend.series.nodes[after] if name}
+    if not trend.dependence or with_control or len(nodes) >= FEWEST_NODES:
+        return ""
+    return (
+        f"nights depend on each other ({trend.dependence:.1f}), so a node or the season may be"
+        " what changed: measure it on other nodes, or beside a pinned control"
+    )
 
 
 def _blame(series: NightSeries, last: Turn, control: Trend | None) -> str:

@@ -9,7 +9,7 @@ Ratios are of one side over the first; nothing is averaged that not every side r
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import geometric_mean, median
+from statistics import median
 
 from harness.analysis.compare import (
     Compared,
@@ -34,6 +34,8 @@ from harness.record.fabric import swept
 HOUR_S = 3600.0
 #: Prices are told for so many samples or tokens.
 MILLION = 1e6
+#: What devices took for a sample, by their own counters.
+ENERGY = "energy_per_sample"
 #: What sides are called.
 LETTERS = string.ascii_uppercase
 
@@ -112,9 +114,9 @@ class Total:
 class Mean:
     """Geometric mean of one side over the first, over the cases that every side ran.
 
-    Cases have as many devices on every side, so it is per device. ``per_joule`` is the same of
-    samples a joule, without an interval; ``price_factor`` times ``mean`` is what the same money
-    gives, None where a price is not known. ``reading`` is what the interval says.
+    Cases have as many devices on every side, so it is per device. ``joule`` is the same of samples
+    a joule, None where devices do not say what they took; ``price_factor`` times ``mean`` is what
+    the same money gives, None where a price is not known. ``reading`` is what the interval says.
     """
 
     side: str
@@ -122,7 +124,7 @@ class Mean:
     low: float | None
     high: float | None
     reading: Reading = Reading.UNDECIDED
-    per_joule: float | None = None
+    joule: "Mean | None" = None
     price_factor: float | None = None
 
 
@@ -167,6 +169,8 @@ def compare_hardware(
         for name, run, price in zip(names(len(runs)), runs, _padded(prices, runs), strict=True)
     ]
     rows = [{key_of(r.case, True): r for r in c.rows} for c in against]
+    taken = [side_by_side(first, run, ENERGY, hardware=True) for run in (first, *others)]
+    energies = [{key_of(r.case, True): r for r in c.rows} for c in taken]
     ran = [{k for k, r in of_side.items() if r.b is not None} for of_side in rows]
     common = set.intersection(*ran)
     every = dict.fromkeys(k for of_side in rows for k in of_side)
@@ -180,7 +184,7 @@ def compare_hardware(
         ),
         totals=tuple(_totals(sides, runs)),
         num_common=len(common),
-        means=tuple(_means(sides, rows, common, measured, metric)),
+        means=tuple(_means(sides, rows, common, energies, metric)),
         missing=tuple(_missing(every, rows, ran, sides)),
         not_compared=tuple(refused),
         differs=tuple(dict.fromkeys(_differing(sides, runs))),
@@ -334,38 +338,42 @@ def _means(
     sides: Sequence[Side],
     rows: Sequence[Mapping[str, Compared]],
     common: set[str],
-    entries: Sequence[Mapping[str, MachineEntry]],
+    energies: Sequence[Mapping[str, Compared]],
     metric: str,
 ) -> Iterator[Mean]:
     """Nothing where no case is common to all."""
-    for side, of_side in zip(sides[1:], rows[1:], strict=True):
-        mean, low, high = mean_ratio(of_side[key] for key in common)
+    more = METRICS[metric].more_is_better
+    for number, side in enumerate(sides[1:], 1):
+        mean, low, high = mean_ratio(rows[number][key] for key in common)
         if mean is None:
             continue
-        more = METRICS[metric].more_is_better
-        reading = Reading.TOO_FEW
-        if low is not None and high is not None:
-            reading = reading_of(low, high, more)
         yield Mean(
             side=side.name,
             mean=mean,
             low=low,
             high=high,
-            reading=reading,
-            per_joule=_per_joule(entries[0], entries[sides.index(side)], common),
+            reading=_reading(low, high, more),
+            joule=_per_joule(side, energies[number], common),
             price_factor=_price_factor(sides[0], side) if more else None,
         )
 
 
-def _per_joule(
-    first: Mapping[str, MachineEntry], other: Mapping[str, MachineEntry], common: set[str]
-) -> float | None:
-    """Samples a joule over the first side's; None where a device does not say what it took."""
-    pairs = [
-        (first[k].energy_j, other[k].energy_j) for k in sorted(common) if k in first and k in other
-    ]
-    known = [a / b for a, b in pairs if a and b]
-    return geometric_mean(known) if known and len(known) == len(common) else None
+def _reading(low: float | None, high: float | None, more: bool) -> Reading:
+    return Reading.TOO_FEW if low is None or high is None else reading_of(low, high, more)
+
+
+def _per_joule(side: Side, taken: Mapping[str, Compared], common: set[str]) -> Mean | None:
+    """Samples a joule over the first side's: the energy of a sample, turned over with its
+    interval.
+    """
+    of_common = [taken[key] for key in sorted(common) if key in taken]
+    energy, low, high = mean_ratio(of_common)
+    if energy is None or sum(row.ratio is not None for row in of_common) < len(common):
+        return None
+    least = None if high is None else 1 / high
+    most = None if low is None else 1 / low
+    reading = _reading(least, most, more=True)
+    return Mean(side=side.name, mean=1 / energy, low=least, high=most, reading=reading)
 
 
 def _price_factor(first: Side, other: Side) -> float | None:

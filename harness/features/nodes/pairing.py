@@ -61,14 +61,15 @@ class Pairer:
         """Rounds until nothing is left to find; what broke in the middle leaves those before."""
         done = list[Paired]()
         run = self._session.run
-        suspects = told.suspects(done, self._hosts, case)
+        wanted = told.wanted(case)
+        suspects = told.suspects(done, self._hosts, case, wanted)
         for number in range(self._most):
             seen = told.seen(done, self._hosts)
-            chosen = rounds.pairs(seen, len(self._hosts), told.SEED, told.least(case))
+            chosen = rounds.pairs(seen, len(self._hosts), told.SEED, told.least(case), wanted)
             if not chosen:
                 break
             done += measure(number, chosen)
-            suspects = told.suspects(done, self._hosts, case)
+            suspects = told.suspects(done, self._hosts, case, wanted)
         run.paired(suspects)
         return suspects
 

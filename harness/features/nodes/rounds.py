@@ -1,6 +1,7 @@
 """Rounds: which nodes are paired next, and which of them are named.
 
-    rounds 0, 1   every node, each time with another partner that is drawn
+    rounds 0, 1   every node, each time with another partner that is drawn; again, as long as a
+                  node could hide that is slower by what is wanted: launches scatter too much
     then          suspects, each with a node that is well; pairs of well nodes beside them;
                   once more, links that were slow between nodes that are well
     named         a node by what it was with all its partners, a link by what it was each time
@@ -39,9 +40,11 @@ ALWAYS = 2.0
 BESIDE = 8
 #: Slowness that is tried on what was measured, how often, and in what share it has to be seen.
 TRIED = (0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
-TRIALS, SEEN = 150, 0.98
+TRIALS, SEEN = 200, 0.99
 #: Launches of a node in the rounds that are usual, and of others that are compared with.
-LAUNCHES, OTHERS = 6, 400
+LAUNCHES, OTHERS = 8, 400
+#: A node that is slower by so many times what is worth naming may not hide.
+WANTED = 2.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Board:
         self.round = max((s.round for s in seen), default=-1) + 1
         self._ends = np.array([s.link for s in seen], dtype=int).reshape(-1, 2)
         self._logs = _logs(seen)
+        #: Rounds in which all nodes were measured, or most of them.
+        self.full = sum(2 * n >= num_nodes // 2 for n in Counter(s.round for s in seen).values())
         self._of: dict[int, list[int]] = {n: [] for n in range(num_nodes)}
         self.times: dict[tuple[int, int], list[int]] = {}
         for i, s in enumerate(seen):
@@ -177,27 +182,32 @@ class Board:
     def smallest(self) -> float | None:
         """The smallest slowness that a node could not have hidden: with the noise of these rounds,
         it would have been named in ``SEEN`` of all cases. None where not even the largest.
+        """
+        return next((x for x in TRIED if x >= self._least and self.shows(x)), None)
+
+    def shows(self, slower: float) -> bool:
+        """Whether a node that is so much slower would have been named, in ``SEEN`` of all cases.
 
         Launches are drawn as they were measured, and made slower: a node is followed up as long as
         it may be slow, and named once that is sure.
         """
         logs = self._apart({*self.found, *self._always_slow})
         if not len(logs):
-            return None
+            return False
         random = np.random.default_rng(0)
         others = random.choice(logs, min(len(logs), OTHERS), replace=False)
         drawn = random.choice(logs, (TRIALS, LAUNCHES))
-        for slower in TRIED:
-            if slower >= self._least:
-                named = [self._names(x + math.log1p(slower), others) for x in drawn]
-                if np.mean(named) >= SEEN:
-                    return slower
-        return None
+        missed = 0
+        for times in drawn:
+            missed += not self._names(times + math.log1p(slower), others)
+            if missed > (1 - SEEN) * TRIALS:
+                return False
+        return True
 
     def _names(self, times: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
         """Whether a node with these log times would be named before it is let go."""
         limit = math.log(self.num_nodes / ALPHA)
-        for num in range(FULL, len(times) + 1):
+        for num in range(min(max(FULL, self.full), len(times)), len(times) + 1):
             log, excess = log_evidence(times[:num], others, self._least)
             if self._sure(log, excess, limit):
                 return True
@@ -251,13 +261,20 @@ def smallest(seen: Sequence[TimedPair], num_nodes: int, least: float = LEAST) ->
 
 
 def pairs(
-    seen: Sequence[TimedPair], num_nodes: int, seed: int, least: float = LEAST
+    seen: Sequence[TimedPair],
+    num_nodes: int,
+    seed: int,
+    least: float = LEAST,
+    wanted: float | None = None,
 ) -> list[tuple[int, int]]:
-    """The next round's pairs; none when nothing is left to find."""
+    """The next round's pairs; none when nothing is left to find. ``wanted`` is the slowness that no
+    node may hide: all are measured again until it would show. None asks for two such rounds, as
+    records of before do.
+    """
     board = Board(seen, num_nodes, least)
     draw = random.Random(f"{seed}-{board.round}")
     nodes = list(range(num_nodes))
-    if board.round < FULL:
+    if board.round < FULL or (wanted is not None and not board.shows(wanted)):
         if num_nodes < FEW:
             return list(itertools.combinations(nodes, 2))
         draw.shuffle(nodes)

@@ -27,7 +27,14 @@ def least(case: str) -> float:
     return STEP if case else LINK
 
 
-def suspects(pairs: Sequence[Paired], of: Sequence[str], case: str) -> Suspects:
+def wanted(case: str) -> float:
+    """The slowness that no node may hide."""
+    return rounds.WANTED * least(case)
+
+
+def suspects(
+    pairs: Sequence[Paired], of: Sequence[str], case: str, wanted: float | None = None
+) -> Suspects:
     """What is slow of these hosts, by all that was measured of them."""
     conclusions = rounds.conclude(seen(pairs, of), len(of), least(case))
     slow = [
@@ -46,6 +53,7 @@ def suspects(pairs: Sequence[Paired], of: Sequence[str], case: str) -> Suspects:
         nodes=tuple(slower.hosts[0] for slower in slow if len(slower.hosts) == 1),
         links=tuple(next(p for p in pairs if {p.a, p.b} == {*link}) for link in links),
         hosts=tuple(of),
+        wanted=wanted,
     )
 
 
@@ -65,7 +73,7 @@ def hidden(found: Suspects) -> str:
     smallest = rounds.smallest(seen(found.pairs, of), len(of), least(found.case))
     if smallest is None:
         return "launches scatter so widely that a node of half the speed might have been missed"
-    return f"a node that is {100 * smallest:g}% slower would have been named 49 times in 50"
+    return f"a node that is {100 * smallest:g}% slower would have been named 99 times in 100"
 
 
 def unseen(found: Suspects) -> tuple[str, ...]:
@@ -89,7 +97,7 @@ def replayed(recorded: Suspects) -> Iterator[str]:
         yield f"slow nodes or links are not those that their pairs give: {named}"
     for number in sorted({p.round for p in measured}):
         before = seen([p for p in measured if p.round < number], hosts)
-        drawn = rounds.pairs(before, len(hosts), SEED, least(case))
+        drawn = rounds.pairs(before, len(hosts), SEED, least(case), recorded.wanted)
         mine = [(p.a, p.b) for p in measured if p.round == number]
         if [(hosts[a], hosts[b]) for a, b in drawn] != mine:
             yield f"round {number + 1} of the pairs is not the one that those before lead to"

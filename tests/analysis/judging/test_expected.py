@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from harness.analysis.verify import rejudge
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ConfigError
 from harness.interface.cli.main import main
+from harness.interface.cli.verbs.measure.baseline import _taken
 from harness.record import Reason, RunRecord, Status
 from tests.editing import even, judged, timed
 
@@ -133,3 +135,52 @@ def test_a_known_value_is_only_replaced_with_a_reason(
     assert "changed" in capsys.readouterr().out and "new switch" in path.read_text()
     assert main(["baseline", "show", "--references", str(path)]) == 0
     assert "measured" in capsys.readouterr().out
+
+
+def test_a_better_value_waits_for_a_second_session(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a lucky session raises, every later run is held against: worse needs a reason alone."""
+    place = ["--references", str(tmp_path), "--reason", "new switch"]
+    again = str(sample.with_name("ddp-nano-again"))
+    assert main(["baseline", "set", str(sample), "--references", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*.toml")
+    low = re.sub(
+        r"^value = .*", lambda m: f"value = {0.8 * float(m[0][8:])}", path.read_text(), flags=re.M
+    )
+    path.write_text(low)
+    capsys.readouterr()
+    assert main(["baseline", "accept", again, *place]) == 4
+    assert "by one session alone" in capsys.readouterr().err and path.read_text() == low
+    assert main(["baseline", "accept", again, *place, "--again", str(sample)]) == 4
+    assert "of the same day and of the same nodes" in capsys.readouterr().err
+    high = re.sub(r"^value = .*", lambda m: f"value = {2 * float(m[0][8:])}", low, flags=re.M)
+    path.write_text(high)
+    assert main(["baseline", "accept", again, *place]) == 0, "worse: the reason is enough"
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "held", "taken"),
+    [(1.0, 0.9, None, None), (1.0, 0.9, 0.91, None), (1.0, 0.9, 0.95, 0.95), (1.0, 0.9, 1.1, 1.0),
+     (1.0, 0.99, None, 1.0), (0.8, 0.9, None, 0.8), (1.0, None, None, 1.0)],
+)  # fmt: skip
+def test_the_weaker_of_two_sessions_raises_what_is_expected(
+    new: float, old: float | None, held: float | None, taken: float | None
+) -> None:
+    def of(value: float | None) -> references.ExpectedValue | None:
+        if value is None:
+            return None
+        return references.ExpectedValue(
+            case="c",
+            metric="efficiency",
+            unit="1",
+            value=value,
+            status="measured",
+            date="",
+            source="",
+        )
+
+    first = of(new)
+    assert first is not None
+    kept = _taken(first, of(old), of(held))
+    assert (None if kept is None else kept.value) == taken

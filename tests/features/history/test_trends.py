@@ -8,12 +8,22 @@ import random
 
 import pytest
 
+from harness.features.history.night import Night
 from harness.features.history.trends import Trend, TrendStatus, trends
 from tests.nights import CASE, SUBJECT, night, noisy
 
 
 def step(found: list[Trend], case: str = CASE) -> Trend:
     return next(t for t in found if t.series.case == case and t.series.quantity == "step_time")
+
+
+def on_nodes(nights: list[Night], names: str) -> list[Night]:
+    """The nights as measured on these nodes in turn."""
+    out = []
+    for i, one in enumerate(nights):
+        kept = dataclasses.replace(one.cases[CASE], nodes=names[i % len(names)])
+        out.append(dataclasses.replace(one, cases={CASE: kept}))
+    return out
 
 
 def test_a_slow_down_is_found_dated_sized_and_blamed() -> None:
@@ -50,7 +60,8 @@ def test_a_bump_that_recovered_is_no_regression() -> None:
 
 
 def test_a_half_recovered_bump_is_still_told() -> None:
-    trend = step(trends(noisy([0.1] * 20 + [0.11] * 10 + [0.104] * 10)))
+    nights = on_nodes(noisy([0.1] * 20 + [0.11] * 10 + [0.104] * 10), "ab")
+    trend = step(trends(nights))
     assert trend.status is TrendStatus.IMPROVED and not trend.turns[-1].back
 
 
@@ -139,3 +150,33 @@ def test_a_drift_is_told_without_a_night_or_a_commit() -> None:
     trend = step(trends(nights))
     assert trend.status is TrendStatus.DRIFTING and "slowly" in trend.why
     assert not trend.turns and "torch" not in trend.why
+
+
+def test_a_level_is_confirmed_elsewhere_before_anyone_is_woken() -> None:
+    """Nights that depend on each other, and a step: one node alone, two nodes, a pinned control."""
+    draw = random.Random(6)
+    noise = [0.0]
+    for _ in range(59):
+        noise.append(0.6 * noise[-1] + 0.8 * draw.gauss(0, 0.004))
+    levels = [0.1 * math.exp(x + (0.08 if i >= 30 else 0)) for i, x in enumerate(noise)]
+    alone = step(trends(on_nodes(noisy(levels, sd=0.0), "a")))
+    assert alone.dependence > 0, "else this shows nothing"
+    assert alone.status is TrendStatus.UNCONFIRMED and "other nodes" in alone.why
+    assert step(trends(on_nodes(noisy(levels, sd=0.0), "ab"))).status is TrendStatus.REGRESSED
+    ratios = [1.0 if i < 30 else 1.08 for i in range(60)]
+    beside = [
+        night(i, {CASE: x}, control=r * math.exp(random.Random(i).gauss(0, 0.001)))
+        for i, (x, r) in enumerate(zip(levels, ratios, strict=True))
+    ]
+    assert step(trends(beside)).status is TrendStatus.REGRESSED
+
+
+def test_one_day_confirms_nothing_however_often_it_measured() -> None:
+    nights = noisy([0.1] * 20 + [0.11] * 6)
+    day = nights[20].started_at[:10]
+    same = [
+        dataclasses.replace(n, started_at=f"{day}T0{i}:00:00+00:00")
+        for i, n in enumerate(nights[20:], 1)
+    ]
+    trend = step(trends([*nights[:20], *same]))
+    assert trend.status is TrendStatus.UNCONFIRMED and "another day" in trend.why

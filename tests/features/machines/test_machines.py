@@ -135,6 +135,10 @@ def test_what_devices_reach_energy_prices_and_epochs(sample_run: RunRecord) -> N
     assert entry.energy_token_j == pytest.approx(entry.energy_j / facts.tokens_per_sample)
     assert entry.price_tokens == pytest.approx(entry.price / facts.tokens_per_sample)
     assert 0 < entry.headroom < 1
+    (mean,) = found.means
+    assert mean.joule is not None and mean.joule.mean == pytest.approx(1.0)
+    assert mean.joule.low is not None and mean.joule.high is not None
+    assert mean.joule.low <= 1 <= mean.joule.high
     screen = "\n".join(hardware.lines(found, 300))
     assert "price/M tokens" in screen and "epoch" in screen and "50 GFLOP/s" in screen
 
@@ -209,7 +213,7 @@ def test_a_purchase_is_told_for_the_same_devices_and_money_with_its_doubt(
     found = compare_hardware([edited(sample_run, quiet), other], "throughput", [1.0, 3.0])
     (mean,) = found.means
     assert mean.mean == pytest.approx(2.0, rel=0.05) and mean.reading is Reading.FASTER
-    assert mean.price_factor == pytest.approx(1 / 3) and mean.per_joule is None
+    assert mean.price_factor == pytest.approx(1 / 3) and mean.joule is None
     text = " ".join(hardware.purchase(found))
     assert "better" in text and "worse" in text and "the devices do not say" in text
     undecided = compare_hardware([sample_run, sample_run], "throughput")
@@ -217,3 +221,25 @@ def test_a_purchase_is_told_for_the_same_devices_and_money_with_its_doubt(
         undecided
     )
     assert "(A)" in hardware.headline(undecided), "two machines of one name keep their letters"
+
+
+def test_what_the_same_energy_gives_has_an_interval(sample_run: RunRecord) -> None:
+    """Twice the joules a sample is half the samples a joule: by hand."""
+
+    def taking(joules: float) -> Any:
+        def edit(doc: Any) -> None:
+            for number, x in enumerate(doc["launches"]):
+                gpu = dict(index=0, name="X", sm_clock_mhz=None, power_w=None, temp_c=None)
+                x["gpus"] = [dict(gpu, throttle=[], energy_j=joules * (1 + number % 2 / 100))]
+
+        return edit
+
+    runs = [edited(sample_run, quiet, taking(joules)) for joules in (100.0, 200.0)]
+    (mean,) = compare_hardware(runs, "throughput").means
+    assert mean.joule is not None and mean.joule.mean == pytest.approx(0.5, rel=0.01)
+    assert mean.joule.low is not None and mean.joule.high is not None
+    assert 0.48 < mean.joule.low < 0.5 < mean.joule.high < 0.52
+    assert mean.joule.reading is Reading.SLOWER
+    assert "for the same energy   0.500 [" in " ".join(
+        hardware.purchase(compare_hardware(runs, "throughput"))
+    )

@@ -151,3 +151,19 @@ def test_nothing_slow_says_what_might_have_hidden() -> None:
     worlds = range(12)
     missed = [(5,) not in named(play(64, {(5,): wide}, seed, sd=0.01), 64) for seed in worlds]
     assert sum(missed) <= 2
+
+
+def test_all_nodes_are_measured_again_as_long_as_one_could_hide() -> None:
+    """The noise is learnt from the rounds: quiet launches end after two, noisy ones go on."""
+    for sd, goes_on in ((0.001, False), (0.012, True)):
+        rng = np.random.default_rng(3)
+        seen: list[TimedPair] = []
+        for number in range(2):
+            drawn = rounds.pairs(seen, 64, 3, wanted=0.02)
+            times = np.exp(rng.normal(0, sd, len(drawn)))
+            seen += [TimedPair(a, b, number, t) for (a, b), t in zip(drawn, times, strict=True)]
+        nodes = {n for pair in rounds.pairs(seen, 64, 3, wanted=0.02) for n in pair}
+        assert (len(nodes) == 64) is goes_on
+    wild = [TimedPair(s.a, s.b, s.round, s.time_s) for s in seen]
+    assert not rounds.Board(wild, 64, 0.01).shows(0.02)
+    assert rounds.Board(wild, 64, 0.01).shows(0.5)

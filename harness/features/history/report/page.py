@@ -21,6 +21,7 @@ from harness.interface.report.templates import templates
 _LOOKS = {
     TrendStatus.ERRORED: "ERROR",
     TrendStatus.REGRESSED: "FAIL",
+    TrendStatus.UNCONFIRMED: "INCONCLUSIVE",
     TrendStatus.SUSPICIOUS: "INCONCLUSIVE",
     TrendStatus.DRIFTING: "INCONCLUSIVE",
     TrendStatus.IMPROVED: "PASS",

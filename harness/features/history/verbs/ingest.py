@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, RecordError
 from harness.features.history.ingest import Ingested
+from harness.features.history.offenders import NodeRecord
 from harness.features.history.trends import Turn
 from harness.features.history.vouching import Vouched
 from harness.interface.cli.answer import Answer, Asked
@@ -25,8 +26,13 @@ EXAMPLES = dict(
     history=(
         "history",
         "history ddp --html history.html --fail-on regressed",
+        "history nodes",
     ),
 )
+
+
+#: The word that asks for nodes instead of cases.
+NODES = "nodes"
 
 
 class TrendOf(TypedDict):
@@ -44,6 +50,10 @@ class History(TypedDict):
     series: Sequence[TrendOf]
 
 
+class OfNodes(TypedDict):
+    nodes: Sequence[NodeRecord]
+
+
 class Added(TypedDict):
     series: Sequence[Ingested]
     refused: Sequence[str]
@@ -51,7 +61,7 @@ class Added(TypedDict):
 
 #: What each verb prints with ``--json``: a document, or one for each way of asking.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {
-    "history": (History,),
+    "history": (History, OfNodes),
     "ingest": (Added,),
 }
 
@@ -61,7 +71,12 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     if verb == "ingest":
         sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     else:
-        sub.add_argument("case", nargs="?", default="", help="a case, or a part of its name")
+        sub.add_argument(
+            "case",
+            nargs="?",
+            default="",
+            help="a case, or a part of its name; or nodes: those that runs named again and again",
+        )
         sub.add_argument("--figure", default="", metavar="NAME", help="step_time, peak_memory, ...")
         sub.add_argument("--html", type=Path, metavar="FILE", help="write a page, too")
         sub.add_argument(
@@ -98,6 +113,8 @@ def _history(asked: Asked) -> Answer:
     from harness.features.history.report import lines, page
 
     args = asked.options
+    if args.case == NODES:
+        return _of_nodes(args.results)
     nights = night.nights(args.results)
     if not nights:
         raise RecordError(
@@ -131,6 +148,40 @@ def _history(asked: Asked) -> Answer:
     worse = any(t.status is trends.TrendStatus.REGRESSED for t in judged)
     exit_ = Exit.FAILED if vouched.wrong or (worse and args.fail_on) else Exit.PASSED
     return Answer(document=_document(judged), lines=shown, exit=exit_)
+
+
+def _of_nodes(results: Path) -> Answer:
+    """Which nodes were named slow, or ended launches, in which runs of the results."""
+    from harness.analysis.reading import load
+    from harness.features.history.offenders import records
+
+    paths = sorted((results / "runs").glob("*/*/record.json"))
+    if not paths:
+        raise RecordError(
+            "no run is there",
+            where=str(results / "runs"),
+            expected="runs, each in a folder of its machine",
+            fix="scaleproof pairs --engine emulated --nodes 3x1",
+        )
+    every = records([load(path.parent) for path in paths])
+    blamed = [node for node in every if node.named or node.broke]
+    again = [node.node for node in every if node.again]
+    head = f"{len(again)} of {len(every)} nodes were named again and again"
+    if not blamed:
+        head = f"no node was named in {len(paths)} runs"
+    shown = [f" {head}{': ' + ', '.join(again) if again else ''}"]
+    columns = [
+        text.Column[NodeRecord]("node", 100, lambda r: r.node, left=True),
+        text.Column("runs", 60, lambda r: str(r.runs)),
+        text.Column("named slow", 90, lambda r: str(len(r.named))),
+        text.Column("ended launches", 80, lambda r: str(len(r.broke))),
+        text.Column("by chance", 50, lambda r: f"{r.chance:.2g}"),
+        text.Column("last run", 40, lambda r: r.last, left=True),
+        text.Column("", 70, lambda r: "again and again" if r.again else "", left=True),
+    ]
+    if blamed:
+        shown += ["", *text.table(columns, blamed, text.columns())]
+    return Answer(document={"nodes": to_doc(tuple(every))}, lines=shown)
 
 
 def _unvouched(vouched: Vouched, num_nights: int) -> list[str]:

@@ -83,8 +83,8 @@ def purchase(found: HardwareComparison) -> list[str]:
     out = []
     for mean in found.means:
         joules = "n/a: the devices do not say"
-        if mean.per_joule is not None:
-            joules = f"{mean.per_joule:.3f} times, without an interval"
+        if mean.joule is not None:
+            joules = f"{_times(mean.joule)}: {_word(mean.joule)}"
         money = "n/a: --price A=98 --price B=41"
         if mean.price_factor is not None:
             paid = _scaled(mean, mean.price_factor)

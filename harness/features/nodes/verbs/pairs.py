@@ -16,8 +16,8 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record.fabric import Suspects
 
-#: Rounds that name a node that is 2 % slower among 1,024.
-ROUNDS = 6
+#: Rounds that name a node that is 2 % slower among 1,024, where launches scatter by 1 %.
+ROUNDS = 8
 HELP = dict(pairs="find the node or link that is slower than the others, by pairs of nodes")
 EXAMPLES = dict(
     pairs=(
@@ -38,7 +38,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         type=measuring.positive,
         default=ROUNDS,
         metavar="N",
-        help=f"rounds at most (default: {ROUNDS}; after two, suspects only)",
+        help=f"rounds at most (default: {ROUNDS}; once no node can hide, suspects only)",
     )
     sub.add_argument(
         "--exclude", type=Path, metavar="FILE", help="write the slow nodes to this file"

@@ -7,21 +7,25 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypedDict
 
+from harness.analysis.compare import DRIFT
 from harness.analysis.judging import expected
 from harness.analysis.judging.expected import ExpectedValue
 from harness.analysis.reading import load
 from harness.analysis.verify import refuse_unsealed
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
+from harness.cases import metrics
 from harness.host.machine import detect
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
+from harness.record import RunRecord
 
 HELP = dict(baseline="expected values of a hardware class: show, set, accept")
 EXAMPLES = dict(
     baseline=(
         "baseline show",
         "baseline set RUN",
+        'baseline accept RUN --again RUN_OF_ANOTHER_DAY --reason "new switch firmware"',
     ),
 )
 DEFAULT = Path("results/baselines")
@@ -51,6 +55,12 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("--tolerance", type=float, default=0.1, help="on either side (default: 0.1)")
     sub.add_argument("--case", default="*", help="only cases whose id matches this pattern")
     sub.add_argument("--reason", default="", help="accept: why the new value is right")
+    sub.add_argument(
+        "--again",
+        type=Path,
+        metavar="RUN",
+        help="accept: a run of another day or other nodes, which shows a better value as well",
+    )
 
 
 def act(asked: Asked) -> Answer:
@@ -58,6 +68,56 @@ def act(asked: Asked) -> Answer:
     parsed = asked.options
     if parsed.action == "show":
         return _show(parsed.references)
+    _refuse(parsed)
+    run = load(parsed.run)
+    if not run.complete:
+        raise SpecError(
+            "the run was interrupted: its values are incomplete",
+            where=str(parsed.run),
+            fix=f"scaleproof run --resume {parsed.run}",
+        )
+    refuse_unsealed(run, parsed.run if parsed.run.is_dir() else parsed.run.parent)
+    path = expected.path_for(parsed.references, run.machine.hardware_class)
+    known = {r.key: r for r in expected.load(path)} if path.is_file() else {}
+    again = {} if parsed.again is None else _elsewhere(parsed.again, run)
+    new, lines = _values(run, parsed)
+    changed = []
+    waiting = []
+    for reference in new:
+        old = known.get(reference.key)
+        if old is not None and parsed.action == "set":
+            lines.append(f" kept     {_name(reference)}: {old.value:.4g} ({old.status} {old.date})")
+            continue
+        was = "" if old is None else f"{old.value:.4g} -> "
+        taken = _taken(reference, old, again.get(reference.key))
+        if taken is None:
+            lines.append(f" waits    {_name(reference)}: {was}{reference.value:.4g}")
+            waiting.append(reference)
+            continue
+        if parsed.action == "accept":
+            taken = replace(taken, source=f"{taken.source}: {parsed.reason}")
+        word = "new" if old is None else "changed"
+        lines.append(f" {word:<8} {_name(taken)}: {was}{taken.value:.4g}")
+        known[taken.key] = taken
+        changed.append(taken)
+    if waiting and not changed:
+        raise SpecError(
+            f"{_name(waiting[0])} would be better than what is expected, by one session alone",
+            where=str(path),
+            expected="a second run, of another day or of other nodes, that shows it as well",
+            fix=f'scaleproof baseline accept {parsed.run} --again RUN --reason "..."',
+        )
+    expected.write(path, list(known.values()))
+    if waiting:
+        lines.append(" what waits is better by one session alone: --again RUN, of another day")
+    lines.append(f" {path}: {len(known)} references, {len(changed)} written")
+    if parsed.action == "set" and len(changed) < len(new):
+        lines.append(' to replace a known value: scaleproof baseline accept RUN --reason "..."')
+    return Answer(document={"references": to_doc(tuple(changed))}, lines=lines)
+
+
+def _refuse(parsed: argparse.Namespace) -> None:
+    """SpecError for words that ask for nothing that can be done."""
     if parsed.run is None:
         raise SpecError(
             f"baseline {parsed.action} needs a run",
@@ -72,16 +132,10 @@ def act(asked: Asked) -> Answer:
             expected='--reason "new switch firmware"',
             fix=f'scaleproof baseline accept {parsed.run} --reason "..."',
         )
-    run = load(parsed.run)
-    if not run.complete:
-        raise SpecError(
-            "the run was interrupted: its values are incomplete",
-            where=str(parsed.run),
-            fix=f"scaleproof run --resume {parsed.run}",
-        )
-    refuse_unsealed(run, parsed.run if parsed.run.is_dir() else parsed.run.parent)
-    path = expected.path_for(parsed.references, run.machine.hardware_class)
-    known = {r.key: r for r in expected.load(path)} if path.is_file() else {}
+
+
+def _values(run: RunRecord, parsed: argparse.Namespace) -> tuple[list[ExpectedValue], list[str]]:
+    """What a run says that a verdict could rest on, and a line for each that none could."""
     values, in_doubt = expected.measured(run, parsed.tolerance)
     doubted = [f"{case} {why}" for case, why in in_doubt if fnmatchcase(case, parsed.case)]
     new = [r for r in values if fnmatchcase(r.case, parsed.case)]
@@ -99,25 +153,47 @@ def act(asked: Asked) -> Answer:
             expected="measured cases with real compute (stand-ins say nothing about hardware)",
             fix=f"scaleproof report {parsed.run}",
         )
-    lines = [f" in doubt {what}" for what in doubted]
-    changed = []
-    for reference in new:
-        old = known.get(reference.key)
-        if old is not None and parsed.action == "set":
-            lines.append(f" kept     {_name(reference)}: {old.value:.4g} ({old.status} {old.date})")
-            continue
-        if parsed.action == "accept":
-            reference = replace(reference, source=f"{reference.source}: {parsed.reason}")
-        word = "new" if old is None else "changed"
-        was = "" if old is None else f"{old.value:.4g} -> "
-        lines.append(f" {word:<8} {_name(reference)}: {was}{reference.value:.4g}")
-        known[reference.key] = reference
-        changed.append(reference)
-    expected.write(path, list(known.values()))
-    lines.append(f" {path}: {len(known)} references, {len(changed)} written")
-    if parsed.action == "set" and len(changed) < len(new):
-        lines.append(' to replace a known value: scaleproof baseline accept RUN --reason "..."')
-    return Answer(document={"references": to_doc(tuple(changed))}, lines=lines)
+    return new, [f" in doubt {what}" for what in doubted]
+
+
+def _taken(
+    new: ExpectedValue, old: ExpectedValue | None, held: ExpectedValue | None
+) -> ExpectedValue | None:
+    """The value to keep: a better one is the weaker of two runs; None while only one shows it."""
+    if old is None or not _better(new, old):
+        return new
+    if held is None or not _better(held, old):
+        return None
+    return new if _better(held, new, 0.0) else held
+
+
+def _better(new: ExpectedValue, old: ExpectedValue, by: float = DRIFT) -> bool:
+    """Whether a value asks for more than another one: a lucky session must not raise the bar."""
+    ratio = new.value / old.value if old.value else 1.0
+    return ratio > 1 + by if metrics.metric(new.metric).more_is_better else ratio < 1 - by
+
+
+def _elsewhere(path: Path, run: RunRecord) -> dict[tuple[str, str, str | None], ExpectedValue]:
+    """What a second run has, by key: of another day, or of nodes that the first did not have."""
+    second = load(path)
+    refuse_unsealed(second, path if path.is_dir() else path.parent)
+    nodes = [{m.host for m in r.nodes or (r.machine,)} for r in (run, second)]
+    same_day = run.started_at[:10] == second.started_at[:10]
+    if second.run == run.run or (same_day and nodes[0] & nodes[1]):
+        raise SpecError(
+            f"--again {path} is of the same day and of the same nodes",
+            where=str(path),
+            expected="a run of another day, or of other nodes: one session shares its luck",
+            fix='scaleproof baseline accept RUN --again OTHER --reason "..."',
+        )
+    if not second.complete or second.machine.hardware_class != run.machine.hardware_class:
+        raise SpecError(
+            f"--again {path} was interrupted, or is of other hardware",
+            where=str(path),
+            expected=f"a complete run on {run.machine.hardware_class}",
+            fix=f"scaleproof report {path}",
+        )
+    return {r.key: r for r in expected.measured(second, 0.1)[0]}
 
 
 def _name(r: ExpectedValue) -> str:

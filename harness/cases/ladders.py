@@ -101,7 +101,7 @@ def interference(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
     Args:
         case: of the strategy ``two_jobs``, on a multiple of four ranks.
     """
-    knob = "two_jobs.talking"
+    knob = f"{case.strategy}.talking"
     cases = {
         name: replace(case, knobs={**case.knobs, knob: jobs})
         for name, jobs in (("the other job is silent", 1), ("both jobs talk", 2))

@@ -138,8 +138,8 @@ class Session:
         self.bench.count_on(folder)
 
     def describe(self, cases: Sequence[CaseSpec], remembered: Remembered | None = None) -> None:
-        """Ask the agent about cases that are new, those of one model at a time: what it computes is
-        counted once for all of them, and takes seconds.
+        """Ask the agent about cases that are new, those of some models at a time: what one computes
+        is counted once for all of its cases, and takes seconds.
         """
         if remembered is not None:
             self.run.described.update(remembered.of(cases))
@@ -149,7 +149,7 @@ class Session:
         self.ready()
         began = time.monotonic()
         done = 0
-        for some in _of_one_model(list(unknown.values())):
+        for some in _of_some_models(list(unknown.values())):
             elapsed_s = time.monotonic() - began
             left_s = elapsed_s / done * (len(unknown) - done) if done else None
             if len(unknown) > FEW:
@@ -232,13 +232,19 @@ def _lost(launch: LaunchRecord, folder: Path) -> LostError:
     )
 
 
-def _of_one_model(cases: Sequence[CaseSpec]) -> Iterator[list[CaseSpec]]:
-    """Cases that compute alike, some at a time."""
+def _of_some_models(cases: Sequence[CaseSpec]) -> Iterator[list[CaseSpec]]:
+    """Cases some at a time, and all that compute alike together: whoever answers counts a model
+    once, and imports what it takes for that.
+    """
 
     def computes(case: CaseSpec) -> tuple[object, ...]:
         return case.model, case.size, case.precision, case.checkpoint, case.compiled
 
+    asked: list[CaseSpec] = []
     for _, alike in itertools.groupby(sorted(cases, key=computes), computes):
-        group = list(alike)
-        for begin in range(0, len(group), ASKED_AT_ONCE):
-            yield group[begin : begin + ASKED_AT_ONCE]
+        asked += alike
+        if len(asked) >= ASKED_AT_ONCE:
+            yield asked
+            asked = []
+    if asked:
+        yield asked

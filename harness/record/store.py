@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.base import files
+from harness.base import collected, files
 from harness.base.documents import Json, elements, fields, from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.base.packs import opened
@@ -106,6 +106,11 @@ def load(folder: Path) -> RunRecord:
     RecordError says what is wrong with it. Verdicts older than a launch are left out, as
     ``folding`` says.
     """
+    with collected.paused():
+        return _loaded(folder)
+
+
+def _loaded(folder: Path) -> RunRecord:
     path = folder / "record.json" if folder.is_dir() else folder
     links = chain.read(path.parent)
     if not path.is_file() and not links:

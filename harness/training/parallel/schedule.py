@@ -7,6 +7,7 @@ the stages' own work, a forward of 1 and a backward of 2, of which half is for t
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -149,47 +150,55 @@ class Schedule:
         }
         ends: dict[Action, float] = {}
         free = [0.0] * self.ranks
-        left = [list(order) for order in self.orders]
-        while any(left):
-            moved = False
-            for rank, order in enumerate(left):
-                while order and all(need in ends for need in self._needs(order[0])):
-                    action = order.pop(0)
-                    begin = max((ends[need] for need in self._needs(action)), default=0.0)
-                    free[rank] = max(free[rank], begin) + costs[action.what, action.stage]
-                    ends[action] = free[rank]
-                    moved = True
-            assert moved, f"{self} waits for itself"
+        # When a stage's forward of a micro-batch ended, and its backward as far as others need it.
+        forward = [[math.nan] * self.micro for _ in range(self.stages)]
+        backward = [[math.nan] * self.micro for _ in range(self.stages)]
+        places = [0] * self.ranks
+        num_actions = sum(map(len, self.orders))
+        while len(ends) < num_actions:
+            before = len(ends)
+            for rank, order in enumerate(self.orders):
+                clock = free[rank]
+                for place in range(places[rank], len(order)):
+                    action = order[place]
+                    what, stage, micro = action
+                    if what == "F":
+                        ready = forward[stage - 1][micro] if stage else 0.0
+                    elif what == "W":
+                        ready = backward[stage][micro]
+                    else:
+                        ready = forward[stage][micro]
+                        if stage < self.stages - 1:
+                            after = backward[stage + 1][micro]
+                            ready = after if after > ready or after != after else ready
+                    if ready != ready:  # it is nan: what the action needs has not ended
+                        places[rank] = place
+                        break
+                    clock = (ready if ready > clock else clock) + costs[what, stage]
+                    ends[action] = clock
+                    if what == "F":
+                        forward[stage][micro] = clock
+                    elif what != "W":
+                        backward[stage][micro] = clock
+                else:
+                    places[rank] = len(order)
+                free[rank] = clock
+            assert len(ends) > before, f"{self} waits for itself"
         work = sum(costs[a.what, a.stage] for order in self.orders for a in order)
         return PlayedSchedule(work / self.ranks / max(free), ends)
 
-    def _needs(self, action: Action) -> list[Action]:
-        """What must have ended before an action can begin."""
-        what, stage, micro = action
-        if what == "F":
-            return [Action("F", stage - 1, micro)] if stage else []
-        if what == "W":
-            return [Action("I", stage, micro)]
-        needs = [Action("F", stage, micro)]
-        if stage < self.stages - 1:
-            after = stage + 1
-            split = Action("I", after, micro) in self._all
-            needs.append(Action("I" if split else "B", after, micro))
-        return needs
-
-    @cached_property
-    def _all(self) -> frozenset[Action]:
-        return frozenset(itertools.chain(*self.orders))
+    def efficiency(self, weights: Sequence[float] = ()) -> float:
+        """The share of useful time at best; ``weights`` as those of ``played``."""
+        return _efficiency(self, tuple(weights))
 
     def most_in_flight(self, rank: int, weights: Callable[[int], float]) -> float:
         """The largest sum of ``weights(stage)`` over micro-batches that went forwards and whose
         weights have no gradient yet.
         """
-        held = most = 0.0
-        for what, stage, _ in self.orders[rank]:
-            held += {"F": 1, "B": -1, "W": -1, "I": 0}[what] * weights(stage)
-            most = max(most, held)
-        return most
+        signs = {"F": 1, "B": -1, "W": -1, "I": 0}
+        change = {(w, s): sign * weights(s) for w, sign in signs.items() for s in self.held(rank)}
+        held = itertools.accumulate(change[what, stage] for what, stage, _ in self.orders[rank])
+        return max(0.0, max(held, default=0.0))
 
     def order(self) -> tuple[int, ...]:
         """Micro-batches in the order in which gradients of weights are added, equal on all stages;
@@ -215,6 +224,12 @@ def _made(name: str, ranks: int, per_rank: int, micro: int) -> Schedule:
     schedule = Schedule(name, ranks, per_rank, micro)
     _ = schedule.orders
     return schedule
+
+
+@cache
+def _efficiency(schedule: Schedule, weights: tuple[float, ...]) -> float:
+    """That of a schedule played once: cases and their twins ask for the same."""
+    return schedule.played(weights).efficiency
 
 
 def _one_stage(stage: int, ahead: int, micro: int) -> Iterator[Action]:

@@ -67,7 +67,7 @@ def expect(
     flops = {name: block.flops for name, block in blocks.items()}
     stages = depth.cuts(flops, schedule.stages, knobs["split"])
     weights = [sum(flops[name] for name in names) for names in stages]
-    ideal = schedule.played(weights).efficiency
+    ideal = schedule.efficiency(weights)
     per_stage: list[Traffic] = []
     for i, names in enumerate(stages):
         part = depth.stage(model, names)
@@ -89,7 +89,7 @@ def expect(
         module="PipelineStage",
         schedule=schedule.made.__name__,
         ideal_efficiency=ideal,
-        balance=ideal / schedule.played().efficiency,
+        balance=ideal / schedule.efficiency(),
         memory_bytes=max(_held(model, facts, stages, schedule, r, batching) for r in range(n)),
         formula="M (activation + gradient) per boundary",
         global_batch=batching.global_batch,

@@ -2,7 +2,8 @@
 
     python benchmarks/cost/site.py --runs 500
 
-Runs are copies of the tracked samples; nothing of what is measured is a stand-in for it.
+Runs are copies of the tracked samples, each with its page, as a run leaves it; nothing of what is
+measured is a stand-in for it.
 """
 
 import argparse
@@ -13,6 +14,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from harness.interface.report.page import page
+from harness.record.store import load
 
 SAMPLES = Path(__file__).parents[2] / "results" / "samples"
 
@@ -35,6 +39,8 @@ def main() -> None:
     samples = sorted(p for p in SAMPLES.iterdir() if p.is_dir())
     with tempfile.TemporaryDirectory() as place:
         runs = Path(place) / "runs" / "samples"
+        for sample in samples:
+            page.write(load(sample), sample)
         for i in range(count):
             shutil.copytree(samples[i % len(samples)], runs / f"{i:04}")
         site = [sys.executable, "-m", "harness", "site", place]

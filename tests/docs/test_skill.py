@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from harness.base.errors import Exit
+from harness.interface.cli.main import module_of, parser
+from tests.docs.test_readme import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 SKILL = (ROOT / "docs/SKILL.md").read_text()
@@ -36,6 +38,40 @@ def test_every_status_is_explained() -> None:
 def test_its_links_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)]+)\)", (ROOT / "llms.txt").read_text())
     assert links and all((ROOT / link).is_file() for link in links)
+
+
+PAGES = {name: (ROOT / name).read_text() for name in ("AGENTS.md", "llms.txt", "docs/SKILL.md")}
+PAGES |= {
+    f"docs/{name}.md": (ROOT / f"docs/{name}.md").read_text() for name in ("index", "compared")
+}
+#: Commands that stand in a line, and where.
+TYPED = [
+    (page, command)
+    for page, text in PAGES.items()
+    for command in re.findall(r"`((?:scaleproof|pytest|bash|ruff|python) [^`]+)`", text)
+]
+
+
+@pytest.mark.parametrize(("page", "command"), TYPED)
+def test_a_command_in_a_line_is_run_by_some_test(page: str, command: str) -> None:
+    """By those of the table, of the README, or by CI; what names a file of the user's is parsed."""
+    if command in COMMANDS or command.removeprefix("scaleproof ") in dict(ROWS):
+        return
+    words = shlex.split(command)
+    if words[0] == "scaleproof" and len(words) == 2:  # a verb, not what is typed
+        assert module_of(words[1:]) is not None
+        return
+    if words[0] == "scaleproof":
+        assert any(word.isupper() for word in words), "what can be run as it stands is run"
+        assert parser(module_of(words[1:])).parse_args(words[1:]).verb == words[1]
+        return
+    if words[0] == "pytest":
+        assert (ROOT / words[1]).is_dir(), "CI runs all of both folders"
+        return
+    whole = (ROOT / ".ci/run").read_text() + (ROOT / "tox.ini").read_text()
+    for part in command.split(" && "):
+        usual = part.replace("ruff format .", "ruff format --check .")
+        assert usual in whole or usual.replace("mypy", "commands = mypy") in whole, part
 
 
 #: Those that the README has, too, with tests of their own.

@@ -279,6 +279,41 @@ def test_launches_appear_in_pytest_benchmark(
     assert {b["group"] for b in found} == {"ddp/mlp-nano/weak"}
 
 
+TARDY = """
+from harness.training.models import mlp
+from harness.training.models.mlp import batch, build, loss  # noqa: F401
+
+SIZES = {"nano": dict(d=256, layers=4, classes=16, batch=32)}
+flops = mlp.flops
+"""
+
+
+@pytest.mark.full
+def test_pytest_benchmark_compares_two_sessions(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight times the work is planted; pytest-benchmark's own options find it, and nothing else."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    (pytester.mkdir("mine") / "tardy.py").write_text(TARDY)
+    weak = SHORT.replace("ddp/mlp-nano", "ddp/tardy-nano").partition("    def other")[0]
+    tests = "    @scaling(weak)\n    def test_weak(verdict):\n        pass\n"
+    pytester.makepyfile(test_suite=weak + tests)
+    asked = ("--path", "mine", "-k", "1cpu and not wrapped")
+    run(pytester, *asked, "--benchmark-save=before")
+    (saved,) = pytester.path.glob(".benchmarks/*/0001_before.json")
+    before = json.loads(saved.read_text())["benchmarks"]
+    assert before
+    bounds = ("--benchmark-compare=0001", "--benchmark-compare-fail=median:300%")
+    again = run(pytester, *asked, *bounds)
+    assert "Performance has regressed" not in again.stdout.str() + again.stderr.str()
+    assert "0001_before" in again.stdout.str(), "both stand in one table"
+    file = pytester.path / "mine/tardy.py"
+    file.write_text(file.read_text().replace("layers=4", "layers=32"))
+    slower = run(pytester, *asked, *bounds)
+    assert slower.ret != Exit.PASSED
+    assert "Performance has regressed" in slower.stdout.str() + slower.stderr.str()
+
+
 def test_nothing_to_save_for_pytest_benchmark_is_no_failure(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,25 +1,30 @@
 #!/usr/bin/env python
 """Write the reference pages and the drawings of docs/ from the code.
 
-python scripts/pages.py            # options.md, metrics.md, api.md, folders.svg, verdict.svg
+python scripts/pages.py            # options, metrics, api, keys' last table, drawings
 python scripts/pages.py --check    # exit 1 if one of them is not up to date
 """
 
 import argparse
+import dataclasses
+import enum
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import harness
+from harness.cases import CaseSpec
 from harness.cases.features import FEATURES
 from harness.cases.metrics import METRICS
+from harness.cases.targets import SETTABLE
 from harness.interface.cli.main import module_of as verb_module, parser, verbs
 
 DOCS = ROOT / "docs"
@@ -60,6 +65,40 @@ def metrics() -> str:
         by = f"`{one.measured_by}`" if one.measured_by else profiled
         lines.append(f"| `{name}` | {one.unit} | {one.means} | {better} | {by} |")
     return "\n".join(lines) + "\n"
+
+
+FIELDS = "## Every field of a case"
+
+
+def keys() -> str:
+    """docs/keys.md as it stands, and behind it every field of a case that can be set."""
+    by_hand = (DOCS / "keys.md").read_text().partition(FIELDS)[0].rstrip()
+    lines = [
+        by_hand, "", FIELDS, "",
+        "`--set NAME=VALUE` takes each of them, beside `FILE.KNOB=VALUE` (`scaleproof list` has the"
+        " knobs) and variables like `NCCL_ALGO`. docs/api.md says what they are, under `CaseSpec`."
+        " Written by `python scripts/pages.py`.", "",
+        "| field | takes | if nothing is said |", "|---|---|---|",
+    ]  # fmt: skip
+    hints = get_type_hints(CaseSpec)
+    for field in dataclasses.fields(CaseSpec):
+        if field.name in SETTABLE:
+            usual = None if field.default is dataclasses.MISSING else field.default
+            shown = {None: "what is usual", "": "none", (): "none"}.get(usual)
+            shown = shown or f"`{json.dumps(usual).strip(chr(34))}`"
+            lines.append(f"| `{field.name}` | {_takes(hints[field.name])} | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def _takes(hint: Any) -> str:
+    """``true or false``, ``fp32, bf16``, ``a number`` of a field's type."""
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind not in (type(None), ...)]
+    kind = kinds[0]
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return ", ".join(f"`{member.value}`" for member in kind)
+    plain = {bool: "`true` or `false`", int: "a whole number", float: "a number", str: "a text"}
+    one = plain.get(kind, "a document")
+    return f"{one.removeprefix('a ')}s, with commas" if get_origin(hint) is tuple else one
 
 
 def _row(action: argparse.Action) -> str:
@@ -217,7 +256,7 @@ def _svg(width: float, height: float, body: list[str], title: str) -> str:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
-    "options.md": options, "metrics.md": metrics, "api.md": api,
+    "options.md": options, "metrics.md": metrics, "api.md": api, "keys.md": keys,
     "folders.svg": folders, "verdict.svg": verdict,
 }  # fmt: skip
 

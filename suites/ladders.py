@@ -10,6 +10,8 @@ from harness.cases import ladders
 #: Tokens of a sample on GPUs, to a million where ranks share a sequence; on cores a tiny model's.
 ON_GPU = (4096, 16384, 65536, 262144, 1048576)
 ON_CPU = (32, 64, 128)
+#: Caps of a GPU; one that its board does not take is a SKIP with what it takes.
+WATTS = (600, 500, 400, 300)
 
 
 def here(site: Site) -> Site:
@@ -58,6 +60,14 @@ def interference(site: Site) -> list[Plan]:
     model = "decoder-350m" if on_gpus else "paced-small"
     case = where.case(f"two_jobs/{model}", Mode.WEAK, **(AS_TRAINED if on_gpus else {}))
     return [ladders.interference(case, protocol=ON_GPUS if on_gpus else PACED)]
+
+
+def power_caps(site: Site) -> list[Plan]:
+    """What a token takes as GPUs are held at fewer watts; cores have no such limit."""
+    if site.device != "cuda":
+        return []
+    case = site.case("ddp/decoder-350m", Mode.WEAK, **AS_TRAINED)
+    return [ladders.power_caps(case, WATTS, protocol=ON_GPUS)]
 
 
 def readers(site: Site) -> list[Plan]:

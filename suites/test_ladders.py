@@ -1,7 +1,7 @@
 """Ladders beyond weak and strong: length, size, batch, interference, readers, checkpoints."""
 
 import pytest
-from ladders import batches, checkpoints, interference, lengths, readers, sizes
+from ladders import batches, checkpoints, interference, lengths, power_caps, readers, sizes
 
 from harness import recovering, scaling
 
@@ -26,6 +26,11 @@ def test_batches(verdict):
 @scaling(interference)
 def test_interference(verdict):
     """What a second job on the same fabric takes of a first one."""
+
+
+@scaling(power_caps)
+def test_power_caps(verdict):
+    """Joules of a token, and speed, as GPUs are held at fewer watts."""
 
 
 @scaling(readers)

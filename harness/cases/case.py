@@ -176,7 +176,8 @@ class CaseSpec:
     How it is computed: with ``checkpoint`` one block in ``checkpoint_every`` is computed again in
     backward, but for its matrix products where that is ``selective``; with ``offload`` the host
     keeps what forward keeps. ``attention``, ``compiled`` and ``stepping`` are kernels; ``tf32``,
-    ``cudnn_benchmark`` and ``priority_stream`` (of NCCL) are switches of CUDA.
+    ``cudnn_benchmark`` and ``priority_stream`` (of NCCL) are switches of CUDA. ``power_cap_w`` is
+    what each GPU is held at, in W, while the case runs; 0 leaves it as it is.
     """
 
     strategy: str
@@ -209,6 +210,7 @@ class CaseSpec:
     tf32: bool = False
     cudnn_benchmark: bool = False
     priority_stream: bool = False
+    power_cap_w: int = 0
     compressor: str | None = None
     stand_in: frozenset[StandIn] = frozenset()
     first_device: int = 0

@@ -189,9 +189,10 @@ def _computed(case: CaseSpec) -> Mistakes:
             )
             yield what, f"precision {' or '.join(half)}", f"--set precision={Precision.AUTOCAST}"
         return
-    for name in ("offload", "tf32", "cudnn_benchmark", "priority_stream"):
-        if getattr(case, name):
-            yield f"{name} is a setting of CUDA devices", "GPUs", f"--set {name}=false"
+    for name in ("offload", "tf32", "cudnn_benchmark", "priority_stream", "power_cap_w"):
+        if value := getattr(case, name):
+            off = "false" if value is True else "0"
+            yield f"{name} is a setting of CUDA devices", "GPUs", f"--set {name}={off}"
     if case.attention in (Attention.EFFICIENT, Attention.CUDNN):
         what = f"attention={case.attention} is a kernel of CUDA devices"
         yield what, "any, math or flash", "--set attention=flash"

@@ -111,6 +111,22 @@ def interference(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
     return beside(name, cases, metrics, protocol=protocol)
 
 
+def power_caps(case: CaseSpec, watts: Sequence[int], *, protocol: Protocol = REAL) -> Plan:
+    """The same training with its GPUs held at fewer and fewer watts: what a token takes, and costs.
+
+    Where NVML does not let this user set limits each arm is a SKIP that says so.
+
+    Args:
+        watts: of each GPU; the first arm leaves them as they are.
+    """
+    _several(1 + len(watts), "caps", case)
+    cases = {"as it comes": case}
+    cases |= {f"{cap} W": replace(case, power_cap_w=cap) for cap in watts}
+    metrics = ("energy_per_token", "throughput_ratio", "step_s")
+    name = f"{case.family}@{case.world}{case.extras} power caps"
+    return beside(name, cases, metrics, protocol=protocol)
+
+
 def readers(case: CaseSpec, worlds: Sequence[int], *, protocol: Protocol = REAL) -> Plan:
     """What reading costs a step as more ranks read: each world with its batches made once, too.
 

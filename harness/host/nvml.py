@@ -188,6 +188,45 @@ def topology() -> tuple[tuple[int, int, str], ...]:
         return tuple(links)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PowerLimit:
+    """What a device is held at now, and between which limits it can be, in W."""
+
+    index: int
+    now_w: int | None
+    least_w: int | None
+    most_w: int | None
+
+
+def power_limits() -> tuple[PowerLimit, ...]:
+    """Of every visible device; () without a driver."""
+    with _nvml() as nvml:
+        return tuple(_limit(d) for d in _visible(nvml)) if nvml is not None else ()
+
+
+def _limit(device: _Device) -> PowerLimit:
+    least, most = device("GetPowerManagementLimitConstraints") or (None, None)
+    return PowerLimit(
+        index=device.index,
+        now_w=_watts(device("GetPowerManagementLimit")),
+        least_w=_watts(least),
+        most_w=_watts(most),
+    )
+
+
+def limit_power(index: int, watts: int) -> bool:
+    """Hold a device at so many watts; whether it is, as NVML reads it back."""
+    with _nvml() as nvml:
+        for device in _visible(nvml) if nvml is not None else ():
+            if device.index == index:
+                try:
+                    nvml.nvmlDeviceSetPowerManagementLimit(device.handle, watts * 1000)
+                except (nvml.NVMLError, AttributeError):
+                    return False
+                return _watts(device("GetPowerManagementLimit")) == watts
+    return False
+
+
 def _watts(milliwatts: int | None) -> int | None:
     return None if milliwatts is None else round(milliwatts / 1000)
 

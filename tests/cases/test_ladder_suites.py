@@ -72,6 +72,16 @@ def test_two_jobs_differ_in_what_they_send_alone() -> None:
     assert [c.metric for c in plan.contrasts if c.baseline] == ["throughput_ratio"]
 
 
+def test_power_caps_are_arms_beside_the_usual_limit() -> None:
+    gpus = Site(device=Device.CUDA, backend="nccl", nodes=(2,))
+    usual = KNOWN.normalise(gpus.case("ddp/decoder-nano", precision="autocast"))
+    plan = normalise(ladders.power_caps(usual, (500, 300)), KNOWN)
+    assert [c.power_cap_w for c in subjects(plan)] == [0, 500, 300]
+    assert {c.metric for c in plan.contrasts} == {"energy_per_token", "throughput_ratio", "step_s"}
+    with pytest.raises(SpecError, match="power_cap_w is a setting of CUDA devices"):
+        case("ddp/decoder-nano", power_cap_w=300)
+
+
 def test_a_users_strategy_that_names_itself_is_still_measured_by_how_it_learns(
     tmp_path: Path,
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.host import devices, machine, nvml
+from harness.host import devices, machine, nvml, power
 
 
 class FakeError(Exception):
@@ -32,6 +32,7 @@ class Fake:
                  default=700_000, app=1980, pids=[], energy=5_000_000)
             for i in range(2)
         ]  # fmt: skip
+        self.root = True
         self.missing: set[str] = set()
         self.lost: set[int] = set()
         vars(self).update(changes)
@@ -48,6 +49,7 @@ class Fake:
             raise AttributeError(name)
         field = {
             "nvmlDeviceGetName": "name", "nvmlDeviceGetUUID": "uuid",
+            "nvmlDeviceGetPowerManagementLimit": "limit",
             "nvmlDeviceGetEnforcedPowerLimit": "limit", "nvmlDeviceGetPowerUsage": "power",
             "nvmlDeviceGetClockInfo": "clock", "nvmlDeviceGetTemperature": "temp",
             "nvmlDeviceGetCurrentClocksEventReasons": "mask", "nvmlDeviceGetMigMode": "mig",
@@ -67,6 +69,13 @@ class Fake:
         def answer(handle: int, *_: Any) -> Any:
             if handle in self.lost:
                 raise FakeError
+            if name == "nvmlDeviceGetPowerManagementLimitConstraints":
+                return [200_000, 700_000]
+            if name == "nvmlDeviceSetPowerManagementLimit":
+                if not self.root:
+                    raise FakeError
+                self.devices[handle]["limit"] = _[0]
+                return None
             if name == "nvmlDeviceGetMemoryInfo":
                 device = self.devices[handle]
                 return SimpleNamespace(total=device["total"], used=device["used"])
@@ -108,6 +117,29 @@ def test_devices(fake: Fake) -> None:
     assert devices.peaks("NVIDIA H100").get("bfloat16") is None, "an unknown device gets no peak"
     assert devices.peaks("NVIDIA H200 NVL").get("bfloat16") == pytest.approx(836e12)
     assert devices.peaks("NVIDIA H200 MIG 1g.18gb").get("bfloat16") is None, "a slice of one"
+
+
+def test_a_cap_is_held_and_taken_back_whatever_happens(fake: Fake) -> None:
+    def limits() -> list[int]:
+        return [device["limit"] // 1000 for device in fake.devices]
+
+    with pytest.raises(KeyboardInterrupt), power.capped([1], 400):
+        assert limits() == [700, 400]
+        raise KeyboardInterrupt
+    assert limits() == [700, 700]
+    with power.capped([0, 1], 0):  # a case without a cap touches nothing
+        assert limits() == [700, 700]
+
+
+def test_why_no_cap_can_be_set_is_said(fake: Fake) -> None:
+    assert power.refusal(400) == ""
+    assert "takes 200 to 700 W, not 900" in power.refusal(900)
+    fake.root = False
+    assert "run as root" in power.refusal(400)
+    with power.capped([0], 400):
+        assert fake.devices[0]["limit"] == 700_000  # not held: the gate's check says so
+    fake.missing = {"driver"}
+    assert power.refusal(400) == "no NVIDIA driver answers here"
 
 
 def test_window_keeps_extremes_and_names_throttling(fake: Fake) -> None:

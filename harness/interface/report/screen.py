@@ -23,7 +23,7 @@ from harness.base.numbers import duration, si
 from harness.cases import Form, metrics
 from harness.interface.report import fabric, script, sections, timeline
 from harness.interface.report.headline import decide, headline, why_open
-from harness.interface.report.sides import every
+from harness.interface.report.sides import every, topology
 from harness.interface.report.text import Column, rule, shortened, table, wrap
 from harness.record import Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
@@ -67,6 +67,7 @@ def lines(
     out += _rows(run, width)
     out += every.lines(run, width)
     out += [*script.lines(run, width), *fabric.brief(run, width)]
+    out += topology.lines(run, width) if run.fabric and not run.plans else []
     out += [*sections.lines(run, width), *_spent(run, width), *_noticed(run, width)]
     out += [line for remark in sections.remarks(run) for line in wrap(f" {remark}", width, 3)]
     return [*out, *_next(run, folder, rerun, width, page)]

@@ -14,7 +14,7 @@ from importlib import metadata
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.cases import CaseSpec
-from harness.host import nvml
+from harness.host import nvml, power
 from harness.host.accelerators import Accelerators, torch_build
 from harness.record import Described
 from harness.training.accelerator import survey
@@ -113,6 +113,8 @@ def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
                 f"needs {' and '.join(lacks)} where its ranks run: pip install {' '.join(lacks)}"
             )
             return to_doc(Described(unsupported=message))
+        if case.power_cap_w and (why := power.refusal(case.power_cap_w)):
+            return to_doc(Described(unsupported=f"power_cap_w={case.power_cap_w}: {why}"))
         return to_doc(describe(loaded, case))
     except Exception as error:
         return to_doc(Described(error=placed(error, files)))

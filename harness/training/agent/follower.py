@@ -1,5 +1,7 @@
 """A process beside a world's ranks that reads their devices: clocks, power, throttling, energy.
 
+It also holds them at a case's power cap, and takes that back when the world is over.
+
 The agent itself may load no driver and start no thread, or it could fork no ranks.
 """
 
@@ -9,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from harness.host import nvml
+from harness.host import nvml, power
 from harness.launch.wire.messages import LaunchSpec, Timed, readings_file
 from harness.training.observe import threads
 
@@ -35,6 +37,7 @@ class Follower:
         private: Collection[int],
     ) -> None:
         self._stopped_at: float | None = None
+        self._cap_w = spec.case.power_cap_w
         self._profiled = isinstance(spec.task, Timed) and spec.task.profiled > 0
         agent = os.getpid()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -52,7 +55,8 @@ class Follower:
 
     def _follow(self, file: Path, places: Collection[int]) -> None:
         every_s = EVERY_PROFILED_S if self._profiled else EVERY_S
-        nvml.follow(file, places, every_s, _stopped, links=self._profiled)
+        with power.capped(places, self._cap_w):
+            nvml.follow(file, places, every_s, _stopped, links=self._profiled)
 
     def ended(self) -> bool:
         """Whether it has ended; it is asked to, and after a while it is made to."""

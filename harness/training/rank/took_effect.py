@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from harness.cases import Attention, CaseSpec, Compiled, Precision, Stepping
+from harness.host import nvml
 from harness.record import Check
 from harness.training.accelerator import Accelerator
 from harness.training.context import RankContext, Trainer
@@ -88,6 +89,9 @@ def switches(case: CaseSpec, device: torch.device) -> Iterator[Check]:
         yield _check(
             "priority_stream", bool(options.options.is_high_priority_stream), "of NCCL", case
         )
+    if case.power_cap_w:
+        held_w = nvml.power_limits()[device.index or 0].now_w
+        yield _check("power_cap_w", held_w == case.power_cap_w, f"held at {held_w} W", case)
 
 
 def _check(name: str, ok: bool, seen: str, case: CaseSpec) -> Check:

@@ -49,6 +49,7 @@ DEFINITIONS = (
     ("FAIL", "the whole interval misses the bound, and that of a fresh set of launches as well"),
     ("INCONCLUSIVE", "neither: too few pairs, a noisy host, or a value too close to the bound"),
     ("NOT MEASURED", "no launch was of what the clause is about"),
+    ("SKIP", "nor could one have been: the runs had no device of that kind"),
     ("RECORDED", "measured, but the bound is of a kind that can pass nothing"),
     ("ERROR", "a training was wrong or broke, or a record does not verify"),
     ("accepted", "the runs named “held against”: a PASS clears the share of the upper end of their"

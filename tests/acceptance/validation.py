@@ -51,7 +51,11 @@ PLANTED = (
     ("runs reported although they do not verify", "tests/interface/test_vouching.py", ""),
     ("plans whose arms are not what they are called", "tests/analysis/judging/test_planned.py", ""),
     ("noise declared, judge not wrong", "tests/acceptance/test_rates.py", "not full"),
+    ("training with a mistake, before its gate", "tests/contract/test_mutants.py", "not full"),
+    ("training that cheats where it is timed", "tests/contract/test_cheats.py", "not full"),
 )
+#: Tests of such a file that plant nothing: what they train is right, and has to pass.
+RIGHT = re.compile("honest|correct_twin|a_shipped_strategy")
 
 
 @dataclass(frozen=True)
@@ -211,8 +215,12 @@ def on_detection(quick: bool) -> Iterator[str]:
     yield "|---|---|---|---|"
     yield planted_efficiency()
     for name, file, marks in PLANTED:
-        passed, total = tested(file, marks)
-        yield f"| {name} | {between(passed, total)} | | `pytest {file}` |"
+        ran = tested(file, marks)
+        planted = [passed for test, passed in ran if not RIGHT.search(test)]
+        right = [passed for test, passed in ran if RIGHT.search(test)]
+        accused = f"one that is right: {between(right.count(False), len(right))}" if right else ""
+        found = between(planted.count(True), len(planted))
+        yield f"| {name} | {found} | {accused} | `pytest {file}` |"
     yield from slow(20 if quick else 100)
     yield from regressions(40 if quick else 200)
 
@@ -225,17 +233,20 @@ def planted_efficiency() -> str:
     return f"| an efficiency of 0.85, two real ranks | {ends} | | `{RECORD.relative_to(ROOT)}` |"
 
 
-def tested(file: str, marks: str) -> tuple[int, int]:
-    """Tests of a file that pass, of those that ran: each plants one thing."""
+def tested(file: str, marks: str) -> list[tuple[str, bool]]:
+    """Tests of a file that ran, and whether they passed: each plants one thing, or none."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
         words += [f"--junitxml={report}", *(["-m", marks] if marks else [])]
         subprocess.run(words, cwd=ROOT, capture_output=True, check=False)
-        (suite,) = tree.parse(report).getroot().iter("testsuite")
-    counts = {k: int(suite.attrib[k]) for k in ("tests", "failures", "errors", "skipped")}
-    ran = counts["tests"] - counts["skipped"]
-    return ran - counts["failures"] - counts["errors"], ran
+        cases = list(tree.parse(report).getroot().iter("testcase"))
+    wrong = {"failure", "error"}
+    return [
+        (case.attrib["name"], not wrong & {child.tag for child in case})
+        for case in cases
+        if case.find("skipped") is None
+    ]
 
 
 def slow(worlds: int) -> Iterator[str]:
@@ -395,7 +406,8 @@ def breaks_even() -> Iterator[str]:
     cells = re.split(r"\s{2,}", row[0].strip())
     rate = next(cell for cell in cells if "bit/s" in cell)
     yield (
-        "| PowerSGD pays on slow links alone | 23 % less time at 10 Gbit/s (Vogels 2019), seldom any"
+        "| PowerSGD pays on slow links alone | 312 to 239 ms a step, 23 % less, 16 GPUs at"
+        " 10 Gbit/s (Vogels et al. 2019, Table 3); seldom any"
         f" on faster ones (Agarwal 2022) | breaks even at {rate}, 2 CPU ranks |"
         " the table of docs/compression.md, recorded: `scaleproof compress` measures it anew |"
     )

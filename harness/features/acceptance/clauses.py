@@ -58,7 +58,8 @@ class Requirement:
     ``status`` is the worst of its evidence and units, None where nothing judged it. ``evidence`` is
     in that order, of equal ones that first which is nearest to the bound, or farthest beyond it.
     ``units`` are all that it holds for, ``unmeasured`` those of them that nothing measured.
-    ``late``: the rule was given after what it judges had been measured.
+    ``late``: the rule was given after what it judges had been measured. ``skipped`` is why no
+    launch of these runs could have been of it.
     """
 
     rule: Threshold
@@ -69,6 +70,7 @@ class Requirement:
     unmeasured: tuple[str, ...]
     waived: bool
     late: bool
+    skipped: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +233,16 @@ def requirement(
         waived=failed and clause.rule.waived(today),
         late=late,
     )
+
+
+def with_reason(of: Requirement, runs: Sequence[RunRecord]) -> Requirement:
+    """The requirement; where nothing judged it and nothing could have, with the reason."""
+    device = of.rule.device
+    devices = {run.settings.device for run in runs}
+    if of.status is not None or device is None or device in devices:
+        return of
+    ran = ", ".join(sorted(map(str, devices)))
+    return replace(of, skipped=f"it is asked of {device}, and these runs are of {ran}")
 
 
 def _verdicts(

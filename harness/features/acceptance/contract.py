@@ -78,7 +78,8 @@ class Clause:
     ``says`` are these words, ``asked_by`` who uses them. ``per`` is the unit that it holds for:
     every one of them. ``of_accepted`` is the share of the accepted record's value that is to be
     reached; the bound of ``rule`` then follows from that record. ``pairs`` and ``hours`` are the
-    least that has to be measured, ``every_days`` after how long it is measured again.
+    least that has to be measured, ``every_days`` after how long it is measured again. ``by`` is the
+    command that measures it, where no usual run does.
     """
 
     rule: Threshold
@@ -90,6 +91,7 @@ class Clause:
     hours: float = 0.0
     every_days: int = 0
     consequence: str = ""
+    by: str = ""
 
     @property
     def name(self) -> str:

@@ -28,6 +28,7 @@ from harness.features.acceptance.clauses import (
     parts,
     reference,
     requirement,
+    with_reason,
     worst_first,
 )
 from harness.features.acceptance.contract import Clause, Contract
@@ -129,7 +130,7 @@ def handover(
         status=overall(requirements, records, (*seals, *before)),
         made_on=today.isoformat(),
         contract=contract,
-        requirements=tuple(requirements),
+        requirements=tuple(with_reason(r, records) for r in requirements),
         stand_ins=tuple(r for r in stand_ins if r.evidence),
         beyond=tuple((rule.name, why) for rule, why in beyond.items()),
         exclude=tuple(_exclude(records)),

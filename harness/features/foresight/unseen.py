@@ -17,7 +17,7 @@ from harness.features.foresight.held_out import Counted, Score, counted, judged,
 from harness.features.foresight.learn import PUBLISHED
 from harness.features.foresight.learned import Regime, learned
 from harness.features.foresight.physics.laws import Law
-from harness.features.foresight.predict import Prediction, predict
+from harness.features.foresight.predict import Predicted, Prediction, predict
 from harness.features.foresight.published.table import families_of
 
 COLUMNS = (
@@ -25,6 +25,8 @@ COLUMNS = (
 )  # fmt: skip
 
 
+#: A size that lies so far under a power law in N, in efficiency, is past a knee.
+KNEE = 0.10
 #: Kinds of ladders; each is held against each baseline.
 KINDS = (
     "without stages", "pipelines", "without stages, with a ?", "pipelines, with a ?", "schedules",
@@ -88,6 +90,29 @@ def lines(families: Sequence[LeftOut]) -> Iterator[str]:
         yield _row(kind, [c for c in spoken if kind_of(c) == kind], 0, 0)
     unsaid = [c for family in families for c in family.unsaid]
     yield _row("refused: what would have been said", unsaid, 0, len(unsaid))
+    yield ""
+    yield _of_knees("said", spoken)
+    yield _of_knees("refused", unsaid)
+
+
+def _of_knees(name: str, of: Sequence[Counted]) -> str:
+    """How many sizes lie far under what a law in N goes on to, and how many of these were carried
+    by their interval, or flagged.
+    """
+    knees = [s for _, s in of if s.measured is not None and _below(s) >= KNEE]
+    carried = sum(size.low <= (size.measured or 0.0) for size in knees)
+    flagged = sum(size.regime is Regime.UNSEEN for size in knees)
+    either = sum(s.low <= (s.measured or 0.0) or s.regime is Regime.UNSEEN for s in knees)
+    return (
+        f"knees of what was {name}: {len(knees)} sizes {100 * KNEE:.0f} points and more under a"
+        f" power law; {carried} above the low end of their interval, {flagged} with a ?, {either}"
+        " either"
+    )
+
+
+def _below(size: Predicted) -> float:
+    """How far a measured size lies under the power law of the calibrated ones."""
+    return size.baselines[Law.POWER] - (size.measured or 0.0)
 
 
 def kind_of(counted: Counted) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from harness.base.errors import ScaleproofError
+from harness.cases import Device, Site
 from harness.features.acceptance import clauses
 from harness.features.acceptance.contract import Contract, load_contract, shipped
 from harness.features.acceptance.handover import handover
@@ -285,3 +289,46 @@ def test_a_word_that_is_no_contract_is_told(capsys: pytest.CaptureFixture[str]) 
     assert "goodput" in capsys.readouterr().err
     assert main(["contract", "check", "gate"]) == 4
     assert "1 contracts and 0 runs" in capsys.readouterr().err
+
+
+def test_p2p_off_is_asked_of_what_the_example_measures() -> None:
+    """The clause of ``fabric`` finds the ratio that examples/acceptance/p2p.py plans for GPUs."""
+    path = EXAMPLES.parent / "acceptance" / "p2p.py"
+    module = importlib.util.module_from_spec(importlib.util.spec_from_file_location("p2p", path))
+    module.__loader__.exec_module(module)
+    (plan,) = module.beside(Site(device=Device.CUDA, backend="nccl", nodes=(8,)))
+    (contrast,) = plan.contrasts
+    contract = load_contract(shipped()["fabric"])
+    clause = next(c for c in contract.clauses if c.name == "network_alone")
+    arms = {arm.name: arm.case for arm in plan.arms}
+    assert clause.rule.matches(arms[contrast.subject], contrast, "any")
+    assert not clause.rule.matches(arms["a"], contrast, "any")
+    assert "p2p.py" in clause.by
+
+
+def test_what_no_run_could_measure_is_skipped_with_its_reason(
+    sample: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["contract", "check", "fabric", str(sample)]) == 10
+    text = " ".join(capsys.readouterr().out.split())
+    assert "SKIP network_alone" in text
+    assert "asked of cuda, and these runs are of cpu; measure it: pytest" in text
+
+
+@pytest.mark.full
+def test_p2p_off_beside_on_is_judged_on_its_twin_of_two_cpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole path but for NCCL: the example on CPU ranks, whose backend has no such variable."""
+    text = (EXAMPLES.parent / "acceptance" / "p2p.py").read_text()
+    (tmp_path / "test_p2p.py").write_text(text.replace("decoder-350m", "decoder-nano"))
+    words = [sys.executable, "-m", "pytest", "test_p2p.py", "--cpus", "2", "-q"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 5, f"no rule judges it: {done.stdout}"
+    (run,) = (tmp_path / "results" / "runs").glob("*/*")
+    terms = shipped()["fabric"].read_text().replace('device = "cuda"\n', "")
+    (tmp_path / "twin.toml").write_text(terms)
+    assert main(["contract", "check", str(tmp_path / "twin.toml"), str(run), "--json"]) == 10
+    (told,) = json.loads(capsys.readouterr().out)["contracts"]
+    word = {r["clause"]["rule"]["name"]: r["status"] for r in told["requirements"]}
+    assert word["network_alone"] == "RECORDED", "provisional: it can pass nothing"

@@ -49,6 +49,7 @@ DEFINITIONS = (
     ("FAIL", "the whole interval misses the bound, and that of a fresh set of launches as well"),
     ("INCONCLUSIVE", "neither: too few pairs, a noisy host, or a value too close to the bound"),
     ("NOT MEASURED", "no launch was of what the clause is about"),
+    ("SKIP", "nor could one have been: the runs had no device of that kind"),
     ("RECORDED", "measured, but the bound is of a kind that can pass nothing"),
     ("ERROR", "a training was wrong or broke, or a record does not verify"),
     ("accepted", "the runs named “held against”: a PASS clears the share of the upper end of their"
@@ -203,7 +204,7 @@ def untested(found: Handover, runs: Sequence[RunRecord]) -> Iterator[str]:
             units = ", ".join(r.unmeasured)
             yield f"{r.rule.name}: not measured: {units}"
         elif r.status is None:
-            yield f"{r.rule.name}: nothing that was measured is of {r.rule.case}"
+            yield f"{r.rule.name}: {r.skipped or f'nothing that was measured is of {r.rule.case}'}"
     idle = [f"{n.host} ({n.devices} of {n.of})" for n in found.nodes if n.devices < n.of]
     if idle:
         yield f"devices that no judged training used: {', '.join(idle)}"
@@ -231,7 +232,8 @@ def _open(found: Handover) -> Iterator[tuple[str, str]]:
     """What each clause that is not decided waits for."""
     for r in found.requirements:
         if r.status is None or (r.unmeasured and not r.evidence):
-            yield r.rule.name, f"measure {', '.join(r.unmeasured) or r.rule.case}"
+            lacking = f"measure {', '.join(r.unmeasured) or r.rule.case}"
+            yield r.rule.name, "; ".join(filter(None, (r.skipped, r.clause.by or lacking)))
         elif r.status not in DECIDED:
             waiting = [e.verdict for e in r.evidence if e.verdict.status is Status.INCONCLUSIVE]
             reasons = dict.fromkeys(v.detail for v in waiting)
@@ -356,16 +358,21 @@ def _figure_or_why(shown: Shown) -> str:
 
 def _word(r: Requirement) -> str:
     if r.status is None:
-        return "NOT MEASURED"
+        return str(Status.SKIP) if r.skipped else "NOT MEASURED"
     return f"{r.status} (waived)" if r.waived else str(r.status)
 
 
 def _measured(r: Requirement) -> str:
-    """The worst evidence's figure."""
+    """The worst evidence's figure, or why there is none."""
     if not r.evidence:
-        return ""
+        return f"{r.skipped}; {_how(r)}".strip("; ")
     v = r.evidence[0].verdict
     return _figure(v) or v.detail
+
+
+def _how(r: Requirement) -> str:
+    """The command that measures what no usual run does."""
+    return f"measure it: {r.clause.by}" if r.clause.by else ""
 
 
 def _needs(r: Requirement) -> str:

@@ -167,7 +167,8 @@ def _stated(clause: Clause, width: int) -> list[str]:
     """A clause as a paragraph: what, of what, how much of it, who asks, what follows."""
     rule = clause.rule
     against = f" v {rule.baseline}" if rule.baseline else ""
-    measured = metrics.metric(rule.metric).measured_by or "scaleproof run, pytest suites/"
+    usual = metrics.metric(rule.metric).measured_by or "scaleproof run, pytest suites/"
+    measured = clause.by or usual
     rows = (
         ("says", clause.says),
         (

@@ -90,7 +90,7 @@ def document(
     night: str, exit_status: int, new: Sequence[News], trends: Sequence[Trend], page: Path
 ) -> dict[str, Json]:
     """What the user's command reads from stdin."""
-    leapt = [t for t in trends if t.status is TrendStatus.SUSPICIOUS]
+    leapt = [t for t in trends if t.status in (TrendStatus.SUSPICIOUS, TrendStatus.UNCONFIRMED)]
     return {
         "night": night,
         "exit": exit_status,

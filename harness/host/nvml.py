@@ -248,7 +248,7 @@ def _reading(device: _Device, *, links: bool) -> dict[str, Json]:
     ``time_ns`` is on the clock of the ranks' traces.
     """
     power, name, used = (device(f"Get{x}") for x in ("PowerUsage", "Name", "UtilizationRates"))
-    out: dict[str, Json] = {
+    reading: dict[str, Json] = {
         "time_ns": time.time_ns(),
         "index": device.index,
         "name": None if name is None else _text(name),
@@ -260,13 +260,13 @@ def _reading(device: _Device, *, links: bool) -> dict[str, Json]:
         "energy_mj": device("GetTotalEnergyConsumption"),
     }
     if links:
-        out |= {
+        reading |= {
             "pcie_tx_kb_s": device("GetPcieThroughput", 0),
             "pcie_rx_kb_s": device("GetPcieThroughput", 1),
             "nvlink_tx_kb": _field(device, _NVLINK_TX),
             "nvlink_rx_kb": _field(device, _NVLINK_RX),
         }
-    return out
+    return reading
 
 
 def _field(device: _Device, field: int) -> int | None:
@@ -286,7 +286,7 @@ def summarise(
 
     Readings outside of ``window_ns`` say nothing of it: set-up idles, and clocks rise with work.
     """
-    out = []
+    windows = []
     for index in sorted({r["index"] for poll_ in polls for r in poll_}):
         every = [r for poll_ in polls for r in poll_ if r["index"] == index]
         low, high = window_ns or (every[0]["time_ns"], every[-1]["time_ns"])
@@ -294,7 +294,7 @@ def summarise(
         named = [r["name"] for r in every if r["name"] is not None]
         masks = [r["throttle"] for r in rows if r["throttle"] is not None]
         reasons = {name for mask in masks for bit, name in THROTTLE.items() if mask & bit}
-        out.append(
+        windows.append(
             GpuWindow(
                 index=index,
                 name=named[0] if named else "unknown",
@@ -308,7 +308,7 @@ def summarise(
                 node=node,
             )
         )
-    return tuple(out)
+    return tuple(windows)
 
 
 def _energy_j(rows: Sequence[dict[str, Json]], low: int, high: int) -> float | None:

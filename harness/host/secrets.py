@@ -122,11 +122,11 @@ def _variable(secret: Secret) -> str:
 
 def _replaced(words: Sequence[str], by: Callable[[Secret], str]) -> list[str]:
     """The words with every secret replaced, the last one of a word first."""
-    out = list(words)
+    replaced = list(words)
     for secret in sorted(_secrets_of(words), reverse=True):
-        word = out[secret.word]
-        out[secret.word] = word[: secret.start] + by(secret) + word[secret.end :]
-    return out
+        word = replaced[secret.word]
+        replaced[secret.word] = word[: secret.start] + by(secret) + word[secret.end :]
+    return replaced
 
 
 def _words_of(value: str) -> list[str]:

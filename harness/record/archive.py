@@ -73,12 +73,12 @@ def of_run(run: RunRecord) -> str:
 
 def files_of(folder: Path, *, traces: bool) -> dict[str, bytes]:
     """The files of a run by their path in it; page and logs are none, ``traces`` if wanted."""
-    out = {name: (folder / name).read_bytes() for name in _KEPT if (folder / name).is_file()}
+    contents = {name: (folder / name).read_bytes() for name in _KEPT if (folder / name).is_file()}
     for path in sorted((folder / "launches").glob("*/*")):
         trace = path.name.endswith(".trace.json.gz") or path.name == TRACES
         if path.is_file() and (path.suffix == ".npz" or path.name == SAMPLES or (traces and trace)):
-            out[path.relative_to(folder).as_posix()] = path.read_bytes()
-    return out
+            contents[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return contents
 
 
 def write(runs: Sequence[tuple[Packed, Mapping[str, bytes]]]) -> tuple[bytes, Manifest]:

@@ -355,7 +355,7 @@ def shares(
     devices = spec.devices or (0,) * len(sizes)
     by_node = len(links) == len(where.nodes)
     starts = [sum(where.nodes[:n]) for n in range(len(where.nodes))]
-    out = []
+    shared = []
     first = 0
     for node, device, count in zip(chosen, devices, sizes, strict=True):
         place = Share(
@@ -369,10 +369,10 @@ def shares(
             agents=1 if by_node else where.nodes[node],
         )
         if by_node:
-            out.append((links[node], place))
+            shared.append((links[node], place))
         else:
             for i in range(count):
                 share = dataclasses.replace(place, first=first + i, count=1)
-                out.append((links[starts[node] + device + i], share))
+                shared.append((links[starts[node] + device + i], share))
         first += count
-    return out
+    return shared

@@ -124,7 +124,7 @@ def _run_of(deployment: Deployment) -> str:
 
 def _pairs(asked: Mapping[str, Json], name: str) -> dict[str, str]:
     """``["pool=a100"]`` as a mapping; SpecError for what has no value."""
-    out = {}
+    pairs = {}
     for text in asked[name]:
         key, equals, value = text.partition("=")
         if not (key and equals and value):
@@ -134,8 +134,8 @@ def _pairs(asked: Mapping[str, Json], name: str) -> dict[str, str]:
                 expected=f'{name} = ["KEY=VALUE"]',
                 fix="edit the cluster file",
             )
-        out[key] = value
-    return out
+        pairs[key] = value
+    return pairs
 
 
 def _toleration(text: str) -> dict[str, str]:
@@ -172,12 +172,12 @@ def _container(asked: Mapping[str, Json]) -> dict[str, Json]:
 
 def _groups(nodes: Sequence[int]) -> list[dict[str, int]]:
     """Neighbours of one size: how many, the ranks on each, the number of the first."""
-    out = []
+    groups = []
     first = 0
     for ranks, same in itertools.groupby(nodes):
-        out.append(dict(num_nodes=len(list(same)), ranks=ranks, first=first))
-        first += out[-1]["num_nodes"]
-    return out
+        groups.append(dict(num_nodes=len(list(same)), ranks=ranks, first=first))
+        first += groups[-1]["num_nodes"]
+    return groups
 
 
 class Kubernetes:

@@ -144,10 +144,10 @@ class Torchrun(Fleet):
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Start every node's torchrun and wait for all of them."""
-        out = Path(spec.out)
-        beats = Beats(out / "beats", spec.case.world_size, create=True)
-        (out / "launch.json").write_text(json.dumps(to_doc(spec)))
-        watched = WatchedLauncher(spec, out, beats)
+        folder = Path(spec.out)
+        beats = Beats(folder / "beats", spec.case.world_size, create=True)
+        (folder / "launch.json").write_text(json.dumps(to_doc(spec)))
+        watched = WatchedLauncher(spec, folder, beats)
         with held_port() as port:
             self._run(watched, port, self._asked, tick)
         agent = f"torchrun-{'-'.join(str(n.pid) for n in watched.nodes)}"
@@ -164,14 +164,14 @@ class Torchrun(Fleet):
 
     @staticmethod
     def _run(watched: WatchedLauncher, port: int, settings: Mapping[str, Json], tick: Tick) -> None:
-        spec, out = watched.spec, watched.out
-        logs = out / "work.torchrun"
+        spec, output = watched.spec, watched.out
+        logs = output / "work.torchrun"
         asked = commands(
-            spec.case.nodes, spec.launch, port, f"{out}/launch.json", str(logs), settings
+            spec.case.nodes, spec.launch, port, f"{output}/launch.json", str(logs), settings
         )
         try:
             for i, (command, share) in enumerate(zip(asked, device_shares(spec.case), strict=True)):
-                with (out / f"node{i}.log").open("w") as log:
+                with (output / f"node{i}.log").open("w") as log:
                     node = subprocess.Popen(
                         command,
                         env={**environment(), **share, **watched.family},
@@ -266,14 +266,14 @@ class WatchedLauncher:
     def ends(self) -> tuple[RankEnd, ...]:
         """How every rank ended: by torchrun's report, else by when it was gone."""
         statuses = self._reported()
-        out = []
+        ended = []
         order = sorted(self._gone, key=lambda r: self._gone[r])
         starts = list(itertools.accumulate(self.spec.case.nodes))
         pids = self._pids()
         for rank in range(self.spec.case.world_size):
             status = statuses.get(rank, 0)
             doomed = rank in self._doomed or status == -signal.SIGTERM
-            out.append(
+            ended.append(
                 rank_end(
                     self.out,
                     self.beats,
@@ -288,7 +288,7 @@ class WatchedLauncher:
                     state=self._states.get(rank, ""),
                 )
             )
-        return tuple(out)
+        return tuple(ended)
 
     def _reported(self) -> dict[int, int]:
         """Rank -> exit status, of the ranks that torchrun saw fail (its signals negative).

@@ -234,13 +234,13 @@ def _prove(sock: socket.socket, token: bytes, address: str) -> bytes:
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
     """``size`` bytes; ConnectionError when the other end leaves before."""
-    out = b""
-    while len(out) < size:
-        data = sock.recv(size - len(out))
+    received = b""
+    while len(received) < size:
+        data = sock.recv(size - len(received))
         if not data:
             raise ConnectionError("closed")
-        out += data
-    return out
+        received += data
+    return received
 
 
 def _notice_loss(sock: socket.socket) -> None:

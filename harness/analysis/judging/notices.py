@@ -113,7 +113,7 @@ def _unchained(run: RunRecord) -> Iterator[str]:
 
 def shaped(run: RunRecord) -> list[str]:
     """Whether shaped links carry what they were set to: else nothing over them means much."""
-    out = []
+    sentences = []
     for sweep in swept(run.fabric):
         if sweep.operation != "all_reduce" or set(sweep.nodes) != {1} or len(sweep.nodes) < 2:
             continue
@@ -126,8 +126,8 @@ def shaped(run: RunRecord) -> list[str]:
             f"emulated links of {stated:g} Mbit/s carry {carried:.4g} ({off:+.1%} of their payload)"
         )
         bad = abs(off) > SHAPED_OFF and stated <= 1000
-        out.append(text + ("; results do not hold for the stated rate" if bad else ""))
-    return out
+        sentences.append(text + ("; results do not hold for the stated rate" if bad else ""))
+    return sentences
 
 
 def alike(run: RunRecord) -> dict[tuple[str, str], bool]:

@@ -116,7 +116,7 @@ def judged_of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tup
 
     A rule on memory, bytes or a rate needs no baseline, so a recipe need not foresee it.
     """
-    out = list(plan.contrasts)
+    contrasts = list(plan.contrasts)
     for rule in thresholds:
         metric = metrics.metric(rule.metric)
         if metric.form is not Form.ABSOLUTE or metric.measured_by:
@@ -125,9 +125,9 @@ def judged_of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tup
             contrast = absolute(rule.metric, arm.name)
             alone = arm.case.world_size == 1 and metric.between_ranks
             wanted = arm.role is Role.SUBJECT and rule.matches(arm.case, contrast, hardware)
-            if wanted and not alone and contrast not in out:
-                out.append(contrast)
-    return tuple(out)
+            if wanted and not alone and contrast not in contrasts:
+                contrasts.append(contrast)
+    return tuple(contrasts)
 
 
 def values_of(launches: Sequence[LaunchRecord], metric: str) -> list[float]:

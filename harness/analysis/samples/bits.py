@@ -100,12 +100,14 @@ def told(compared: ComparedBits, ranks: Sequence[RankRecord]) -> tuple[str, ...]
     for odd in compared.odd:
         groups[odd.ranks, odd.what].append(odd.step)
     hosts = {r.rank: r.host for r in ranks}
-    out = []
+    sentences = []
     for (who, what), steps in sorted(groups.items(), key=lambda g: (-len(g[1]), g[0])):
         when = f" in {len({*steps})} steps, first in step {min(steps)}" if what != "stored" else ""
         names = " and ".join(f"rank {r} ({hosts[r]})" for r in who)
         if len(who) == 1:
-            out.append(f"{names} {_TOLD[what]}{when}")
+            sentences.append(f"{names} {_TOLD[what]}{when}")
         else:
-            out.append(f"{names} computed different bits{when}; which is right needs a third rank")
-    return tuple(out)
+            sentences.append(
+                f"{names} computed different bits{when}; which is right needs a third rank"
+            )
+    return tuple(sentences)

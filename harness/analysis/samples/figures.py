@@ -160,7 +160,7 @@ def foreign_load(ranks: Sequence[RankRecord], beside: Sequence[RankRecord] = ())
     None where the kernel does not say, where ranks share some of their cores only, or share them
     with worlds ``beside`` them.
     """
-    out = []
+    loads = []
     for host in sorted({r.host for r in ranks}):
         on_host = [r for r in ranks if r.host == host]
         cores = {r.affinity: r for r in on_host}
@@ -172,8 +172,8 @@ def foreign_load(ranks: Sequence[RankRecord], beside: Sequence[RankRecord] = ())
         busy = sum(r.busy_s or 0.0 for r in cores.values())
         window = max(r.window_s for r in on_host)
         used = sum(r.cpu_s for r in on_host)
-        out.append(max(0.0, busy - used) / (window * len(union)) if window else 0.0)
-    return max(out, default=None)
+        loads.append(max(0.0, busy - used) / (window * len(union)) if window else 0.0)
+    return max(loads, default=None)
 
 
 def steps(samples: Sequence[Samples], cut: int) -> Steps:

@@ -74,14 +74,14 @@ def windows(
     Ranks that talk every so many steps are timed for whole periods of it.
     """
     sd = launch_sd(pilots)
-    out = {}
+    by_arm = {}
     for arm in plan.arms:
         window = _window(plan, arm, pilots, sd)
         description = described.get(arm.case.hash)
         period = description.expected.period if description and description.expected else 1
         kept = -(-(window.steps - window.cut) // period) * period
-        out[arm.name] = replace(window, steps=window.cut + kept)
-    return out
+        by_arm[arm.name] = replace(window, steps=window.cut + kept)
+    return by_arm
 
 
 def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:

@@ -43,9 +43,9 @@ def by_step(samples: Sequence[Samples], first: int = 0) -> list[int]:
     looked = np.array(_looked(samples))[first:]
     distinct = [rows(samples, first + step) for step in np.flatnonzero(looked).tolist()]
     share = sum(distinct) / max(1, came[looked].sum()) if looked.any() else 1.0
-    out = np.rint(came * share).astype(int)
-    out[looked] = distinct
-    return [int(n) for n in out]
+    counts = np.rint(came * share).astype(int)
+    counts[looked] = distinct
+    return [int(n) for n in counts]
 
 
 def _came(samples: Samples) -> np.ndarray:

@@ -166,7 +166,7 @@ def _offsets(
 
 def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
     """Where the two estimates of waiting differ by more than the clocks and 5 % of the step."""
-    out = []
+    sentences = []
     for r in ranks:
         if r.wait_free_ns is None:
             continue
@@ -174,11 +174,11 @@ def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
         free = sum(r.wait_free_ns) / len(r.step_ns)
         step_ns = sum(r.step_ns) / len(r.step_ns)
         if abs(by_clock - free) > clock_ns + 0.05 * step_ns:
-            out.append(
+            sentences.append(
                 f"rank {r.rank}: waits {by_clock / 1e6:.2f} ms a step by the clocks,"
                 f" {free / 1e6:.2f} ms by durations alone"
             )
-    return out
+    return sentences
 
 
 def _blame(

@@ -39,17 +39,17 @@ def write(path: Path, window: ShownBudget) -> None:
     base = min(starts)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}")
-    with gzip.open(temporary, "wt", compresslevel=6) as out:
-        out.write('{"displayTimeUnit":"ms","baseTimeNanoseconds":' + str(base))
-        out.write(',"traceEvents":[\n')
+    with gzip.open(temporary, "wt", compresslevel=6) as stream:
+        stream.write('{"displayTimeUnit":"ms","baseTimeNanoseconds":' + str(base))
+        stream.write(',"traceEvents":[\n')
         first = True
         for trace, lane in zip(traces, ranks, strict=True):
             for event in _events(trace, lane, closed, base):
-                out.write(("" if first else ",\n") + json.dumps(event, separators=(",", ":")))
+                stream.write(("" if first else ",\n") + json.dumps(event, separators=(",", ":")))
                 first = False
         for event in _counters(window.readings, base):
-            out.write(",\n" + json.dumps(event, separators=(",", ":")))
-        out.write("\n]}\n")
+            stream.write(",\n" + json.dumps(event, separators=(",", ":")))
+        stream.write("\n]}\n")
     temporary.replace(path)
 
 

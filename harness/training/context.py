@@ -109,9 +109,9 @@ class RankContext:
         """Every rank's value, in rank order."""
         if self.world_size == 1:
             return [value]
-        out: list[Any] = [None] * self.world_size
-        dist.all_gather_object(out, value)
-        return out
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, value)
+        return gathered
 
     @property
     def update(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

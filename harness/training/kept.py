@@ -110,10 +110,10 @@ class _Products(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func in PRODUCTS:
-            self.num_bytes += out.numel() * out.element_size()
-        return out
+            self.num_bytes += result.numel() * result.element_size()
+        return result
 
 
 def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:

@@ -200,11 +200,11 @@ class Shampoo(Optimizer):
     ) -> Tensor:
         """The direction of a matrix, block by block, each as long as that of Adam's."""
         first, second = group["betas"]
-        out = torch.empty_like(adams)
+        updates = torch.empty_like(adams)
         whole = as_matrices(gradient)
         mean = as_matrices(state["mean"]) / (1 - first ** state["step"])
         graft = as_matrices(adams)
-        target = as_matrices(out)
+        target = as_matrices(updates)
         for number, place in enumerate(blocks(whole.shape)):
             block = whole[place]
             if f"block{number}" not in state:
@@ -220,7 +220,7 @@ class Shampoo(Optimizer):
             length = graft[place].norm(dim=(-2, -1), keepdim=True)
             norm = way.norm(dim=(-2, -1), keepdim=True)
             target[place] = way * torch.where(norm > 0, length / norm, torch.zeros_like(norm))
-        return out
+        return updates
 
 
 def covariances(block: Tensor) -> dict[str, Any]:

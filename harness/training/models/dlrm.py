@@ -38,10 +38,10 @@ TABLES = "looked.tables"
 
 def _layers(first: int, widths: Sequence[int]) -> list[nn.Module]:
     """Linear layers with ReLU between them."""
-    out: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for before, width in zip([first, *widths], widths, strict=False):
-        out += [nn.Linear(before, width), nn.ReLU()]
-    return out
+        layers += [nn.Linear(before, width), nn.ReLU()]
+    return layers
 
 
 class Tables(nn.Module):

@@ -43,10 +43,10 @@ def ulysses(group: dist.ProcessGroup) -> Attend:
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (_through(_Swap, x, 1, 2, group) for x in (q, k, v))
-        out = functional.scaled_dot_product_attention(
+        output = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1]
         )
-        return _through(_Swap, out, 2, 1, group)
+        return _through(_Swap, output, 2, 1, group)
 
     return attend
 
@@ -62,8 +62,8 @@ def ring(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
 
 def _through(function: type[torch.autograd.Function], *given: Any) -> Tensor:
     """What an autograd function makes of these."""
-    out: Tensor = function.apply(*given)
-    return out
+    output: Tensor = function.apply(*given)
+    return output
 
 
 class _Gather(torch.autograd.Function):
@@ -121,7 +121,7 @@ class _Ring(torch.autograd.Function):
         places: Sequence[Tensor],
     ) -> Tensor:
         n, rank = group.size(), group.rank()
-        out = torch.zeros_like(q, dtype=torch.float32)
+        output = torch.zeros_like(q, dtype=torch.float32)
         logs = None
         travelling = torch.stack((k, v))
         for hop in range(n):
@@ -133,16 +133,16 @@ class _Ring(torch.autograd.Function):
                 part = (scores - log).nan_to_num(-torch.inf, neginf=-torch.inf).exp()
                 mixed = part @ _each_head(travelling[1], q).float()
                 if logs is None:
-                    out, logs = mixed, log
+                    output, logs = mixed, log
                 else:
                     joined = torch.logaddexp(logs, log)
-                    out = out * (logs - joined).exp() + mixed * (log - joined).exp()
+                    output = output * (logs - joined).exp() + mixed * (log - joined).exp()
                     logs = joined
             if hop < n - 1:
                 travelling = _passed_on(travelling, group)
-        ctx.save_for_backward(q, k, v, out, logs)
+        ctx.save_for_backward(q, k, v, output, logs)
         ctx.group, ctx.places = group, places
-        return out.to(q.dtype)
+        return output.to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, Tensor, None, None]:

@@ -76,8 +76,8 @@ def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def _exchanged(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    out: Tensor = _AllToAll.apply(x, group)  # type: ignore[no-untyped-call]
-    return out
+    output: Tensor = _AllToAll.apply(x, group)  # type: ignore[no-untyped-call]
+    return output
 
 
 class _AllToAll(torch.autograd.Function):

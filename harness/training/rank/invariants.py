@@ -88,8 +88,8 @@ class CodecTrial:
 
     def sent(self, gradient: Tensor) -> Tensor:
         """What all ranks are given of it; a collective."""
-        out: Tensor = self.hook(self.bucket.fill(gradient)).wait()
-        return out.clone()
+        handed_on: Tensor = self.hook(self.bucket.fill(gradient)).wait()
+        return handed_on.clone()
 
     def owed(self) -> Tensor:
         """What the mean over ranks is still to be given."""

@@ -30,14 +30,14 @@ Ran = Counter[tuple[str, str, str, int]]
 
 def ran(log: str) -> Ran:
     """What NCCL says that it took, collective by collective."""
-    out: Ran = Counter()
+    counts: Ran = Counter()
     for line in _CHOSEN.finditer(log):
         high, low = line["high"], line["low"]
         channels = 0 if high is None else int(high) - int(low) + 1
         algorithm = _named(line["algo"], ALGORITHMS)
         protocol = _named(line["proto"], PROTOCOLS)
-        out[line["operation"] or ANY, algorithm, protocol, channels] += 1
-    return out
+        counts[line["operation"] or ANY, algorithm, protocol, channels] += 1
+    return counts
 
 
 def _named(word: str, names: tuple[str, ...]) -> str:

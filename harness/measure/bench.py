@@ -201,12 +201,12 @@ class Bench:
             )
         self._count += 1
         name = f"{name}-{self._count:04}"
-        out = folder / "launches" / name
-        out.mkdir(parents=True, exist_ok=True)
+        folder_of_launch = folder / "launches" / name
+        folder_of_launch.mkdir(parents=True, exist_ok=True)
         return LaunchSpec(
             launch=name,
             case=case,
-            out=str(out.resolve()),
+            out=str(folder_of_launch.resolve()),
             task=task,
             hosts=hosts,
             files={} if isinstance(task, Sweep) else self._files(case),
@@ -252,15 +252,15 @@ class Bench:
             replace(_record(order, spec, world), **common)
             for order, spec, world in zip(orders, specs, ended, strict=True)
         ]
-        out = []
+        records = []
         for (order, answer), launch in zip(answered, left, strict=True):
             if launch.cause is None and order.purpose is Purpose.BITS:
                 launch = _compared(launch, folder)
             elif launch.cause is None and order.purpose not in (Purpose.GATE, Purpose.REFERENCE):
                 beside = [rank for other in left if other is not launch for rank in other.ranks]
                 launch = _figured(order, launch, folder, answer, beside)
-            out.append(replace(launch, wrong=(*launch.wrong, *self._written(order.script))))
-        return out
+            records.append(replace(launch, wrong=(*launch.wrong, *self._written(order.script))))
+        return records
 
     def _written(self, script: Script | None) -> list[str]:
         """What a script's launch has changed of what all launches share, as far as we see it."""
@@ -466,7 +466,7 @@ def mean_wall_s(launches: Sequence[LaunchRecord]) -> Mapping[str, float]:
 
     Pilots step longer than what they stand for.
     """
-    out: dict[str, list[float]] = {}
+    by_key: dict[str, list[float]] = {}
     for purpose in (Purpose.PILOT, Purpose.PROBE, Purpose.TIMED):
         by_case: dict[str, list[float]] = {}
         for x in launches:
@@ -474,5 +474,5 @@ def mean_wall_s(launches: Sequence[LaunchRecord]) -> Mapping[str, float]:
                 more = 1 - 1 / HORIZON if purpose is Purpose.PILOT else 0.0
                 stepping = max((r.stepping_s for r in x.ranks), default=0.0)
                 by_case.setdefault(x.case, []).append(x.wall_s - more * stepping)
-        out |= by_case
-    return {case: fmean(walls) for case, walls in out.items()}
+        by_key |= by_case
+    return {case: fmean(walls) for case, walls in by_key.items()}

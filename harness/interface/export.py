@@ -48,8 +48,8 @@ def table(frame: pd.DataFrame, form: str) -> bytes:
     for column in mixed:  # lists, and columns of several kinds
         if not whole[column].map(lambda v: v is None or isinstance(v, str | bool)).all():
             whole[column] = whole[column].map(lambda v: None if v is None else str(v))
-    out: bytes = whole.to_parquet(None, engine="pyarrow", index=False)
-    return out
+    content: bytes = whole.to_parquet(None, engine="pyarrow", index=False)
+    return content
 
 
 def _named(row: Mapping[object, object]) -> dict[str, object]:

@@ -193,9 +193,9 @@ class Plot:
         self.figure.savefig(path)
 
     def _repr_png_(self) -> bytes:
-        out = io.BytesIO()
-        self.figure.savefig(out, format="png", dpi=110)
-        return out.getvalue()
+        image = io.BytesIO()
+        self.figure.savefig(image, format="png", dpi=110)
+        return image.getvalue()
 
 
 @dataclass(frozen=True)

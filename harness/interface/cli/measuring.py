@@ -82,16 +82,16 @@ def settings(asked: Asked) -> dict[str, Json]:
 
     ``True`` and ``False`` as printed commands have them.
     """
-    out: dict[str, Json] = {}
+    settings_by_name: dict[str, Json] = {}
     for item in asked.options.set:
         name, equals, value = item.partition("=")
         if not equals:
             raise SpecError(f"--set {item}", expected="NAME=VALUE", fix=f"--set {item}=...")
         try:
-            out[name] = json.loads(_WORDS.get(value, value))
+            settings_by_name[name] = json.loads(_WORDS.get(value, value))
         except ValueError:
-            out[name] = value
-    return out
+            settings_by_name[name] = value
+    return settings_by_name
 
 
 def site(asked: Asked) -> tuple[Catalogue, Site]:

@@ -50,9 +50,9 @@ def why_open(run: RunRecord) -> list[str]:
     """The causes of what does not hold, each told once, and how much of it rests on them."""
     judged = requirements(run)
     still_open = [v for v in judged if v.counts is Status.INCONCLUSIVE]
-    out = []
+    causes = []
     if beside := _neighbour(run, judged, bool(still_open)):
-        out.append(beside)
+        causes.append(beside)
     others = [v for v in still_open if not (beside and v.reason is Reason.NOISY_HOST)]
     by_detail: dict[str, list[str]] = {}
     broken = [v for v in [*judged, *wrong(run)] if v.counts in (Status.ERROR, Status.FAIL)]
@@ -65,10 +65,10 @@ def why_open(run: RunRecord) -> list[str]:
         by_detail.setdefault(detail, []).append(verdict.case)
     for detail, cases in list(by_detail.items())[:FEW]:
         more = f" (and {len(cases) - 1} more)" if len(cases) > 1 else ""
-        out.append(f"{cases[0]}{more}: {detail}")
+        causes.append(f"{cases[0]}{more}: {detail}")
     if len(by_detail) > FEW:
-        out.append(f"and {len(by_detail) - FEW} other causes (--every)")
-    return out
+        causes.append(f"and {len(by_detail) - FEW} other causes (--every)")
+    return causes
 
 
 def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> str:

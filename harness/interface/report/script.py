@@ -45,12 +45,18 @@ class ScriptSection:
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
     """A table for each script; nothing where none was run."""
-    out: list[str] = []
+    shown: list[str] = []
     for rows in _scripts(run):
         name = wrap(f" {text.named(rows[0].arm.case)}", width, 3)
         table = Table(columns=_COLUMNS, rows=rows)
-        out += [*name, *table.lines(width), *wrap(f" {NOTE}", width, 1), *_checks(rows, width), ""]
-    return [rule("your script", width), *out] if out else []
+        shown += [
+            *name,
+            *table.lines(width),
+            *wrap(f" {NOTE}", width, 1),
+            *_checks(rows, width),
+            "",
+        ]
+    return [rule("your script", width), *shown] if shown else []
 
 
 def told(run: RunRecord) -> list[ScriptSection]:
@@ -105,12 +111,12 @@ def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
             held.append(what)
         else:
             missing.append(f"{what} ({why_not})" if why_not else what)
-    out = wrap(f" checked    {', '.join(held)}", width, 12)
-    out += wrap(f" not        {', '.join(missing)}", width, 12) if missing else []
+    shown = wrap(f" checked    {', '.join(held)}", width, 12)
+    shown += wrap(f" not        {', '.join(missing)}", width, 12) if missing else []
     for row in rows:
         remarks = _remarks(row, rows[0].launches[0])
-        out += [line for text in remarks for line in wrap(f" noticed    {text}", width, 12)]
-    return out
+        shown += [line for text in remarks for line in wrap(f" noticed    {text}", width, 12)]
+    return shown
 
 
 def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
@@ -177,41 +183,41 @@ def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
 def _remarks(row: ScriptRow, base: LaunchRecord) -> list[str]:
     seen = row.seen
     world = row.arm.case.world
-    out = []
+    remarks = []
     if seen.small:
-        out.append(
+        remarks.append(
             f"{world}: {seen.small} collectives of single values in every step: a loss that is"
             " logged, or a norm? Each makes all ranks wait for each other"
         )
     if seen.reads >= 1:
-        out.append(
+        remarks.append(
             f"{world}: every step reads {seen.reads:.3g} single values (.item()): on a GPU each"
             " waits for the device"
         )
     if seen.sharded and row.arm.case.world_size > 1:
-        out += [f"{world}: {remark}" for remark in script.shards(seen)]
+        remarks += [f"{world}: {remark}" for remark in script.shards(seen)]
     if not seen.stored and same_training.draws_whole(row.launches[0], base):
-        out.append(
+        remarks.append(
             f"{world}: each rank draws from all {seen.whole:,} samples of a data set that stores"
             " none: right if each rank makes others, else a DistributedSampler is missing"
         )
     if seen.searched:
-        out.append(
+        remarks.append(
             f"{world}: find_unused_parameters=True searches the graph in every step, and every"
             " parameter had a gradient: is it needed?"
         )
     passes = [r.watched.evaluations for r in row.launches[0].ranks if r.watched is not None]
     if len(set(passes)) > 1:
         most = passes.index(max(passes))
-        out.append(
+        remarks.append(
             f"{world}: rank {most} evaluates within the window ({max(passes)} forward passes), the"
             f" least busy one makes {min(passes)}: the others wait for it"
         )
     elif any(passes):
-        out.append(f"{world}: the window has {passes[0]} forward passes that train nothing")
+        remarks.append(f"{world}: the window has {passes[0]} forward passes that train nothing")
     if not seen.even:
-        out.append(
+        remarks.append(
             f"{world}: steps do not exchange equally many bytes: is a step of the training more"
             " than one update?"
         )
-    return out
+    return remarks

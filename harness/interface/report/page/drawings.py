@@ -44,34 +44,34 @@ def over_steps(trails: Sequence[Trail], *, title: str, unit: str, cut: int = 0) 
     def y(value: float) -> float:
         return top + (high - value) / (high - low) * height
 
-    out = [
+    elements = [
         f'<svg viewBox="0 0 {WIDTH} {top + height + bottom}" role="img"'
         f' aria-label="{escape(title)} in {escape(unit)} over steps">'
     ]
     for tick in ticks(low, high):
-        out.append(
+        elements.append(
             f'<line class="grid" x1="{left}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
             f'<text class="tick" x="{left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>'
         )
     if cut:
-        out.append(
+        elements.append(
             f'<rect class="cut" x="{left}" y="{top}" width="{x(cut) - left:.1f}" height="{height}">'
             f"<title>{cut} steps of warm-up, not counted</title></rect>"
         )
     for i, trail in enumerate(trails):
         points = " ".join(f"{x(step):.0f},{y(v):.1f}" for step, v in trail.points)
         most = max(trail.values)
-        out.append(
+        elements.append(
             f'<polyline class="trail" points="{points}" stroke="{COLORS[i % len(COLORS)]}">'
             f"<title>{escape(trail.name)}: {min(trail.values):.4g} to {most:.4g} {escape(unit)}</title></polyline>"
         )
     at = top + height + 16
-    out.append(f'<text class="tick" x="{left}" y="{at}">step 0</text>')
-    out.append(
+    elements.append(f'<text class="tick" x="{left}" y="{at}">step 0</text>')
+    elements.append(
         f'<text class="tick" x="{WIDTH - RIGHT}" y="{at}" text-anchor="end">step {longest - 1}</text>'
         f'<text class="label" x="{(left + WIDTH) / 2:.0f}" y="{at + 12}" text-anchor="middle">{escape(title)}, {escape(unit)}</text>'
     )
-    return "\n".join([*out, "</svg>"])
+    return "\n".join([*elements, "</svg>"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def waterfall(fall: Fall, colors: Mapping[str, str], *, unit: str) -> str:
     def px(value: float) -> float:
         return left + max(value, 0.0) / most * (WIDTH - left - right)
 
-    out = [
+    elements = [
         f'<svg viewBox="0 0 {WIDTH} {row * rows + 12}" role="img"'
         f' aria-label="from {escape(fall.start[0])} to {escape(fall.end[0])}">'
     ]
@@ -111,17 +111,17 @@ def waterfall(fall: Fall, colors: Mapping[str, str], *, unit: str) -> str:
         color = "var(--soft)" if whole else colors[name]
         words = f"{value:.2f} {unit}" if whole else f"{value:+.2f} {unit}"
         bold = ' font-weight="600"' if whole else ""
-        out.append(
+        elements.append(
             f'<text class="legend" x="{left - 8}" y="{y + 14}" text-anchor="end"{bold}>{escape(name)}</text>'
             f'<rect x="{low:.1f}" y="{y}" width="{max(high - low, 1):.1f}" height="{row - 6}" fill="{color}">'
             f"<title>{escape(name)}: {escape(words)}</title></rect>"
             f'<text class="legend" x="{high + 6:.1f}" y="{y + 14}"{bold}>{escape(words)}</text>'
         )
         if i + 1 < len(lines):
-            out.append(
+            elements.append(
                 f'<line class="grid" x1="{px(level):.1f}" x2="{px(level):.1f}" y1="{y}" y2="{y + 2 * row - 6}"/>'
             )
-    return "\n".join([*out, "</svg>"])
+    return "\n".join([*elements, "</svg>"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,34 +144,36 @@ def lanes(
     def px(value: float) -> float:
         return left + value / longest * (WIDTH - left - RIGHT)
 
-    out = [
+    elements = [
         f'<svg viewBox="0 0 {WIDTH} {bottom + 30 + 20 * -(-len(used) // 4)}" role="img"'
         f' aria-label="{escape(title)}, {len(ranks)} lanes in {escape(unit)}">'
     ]
     for i, rank in enumerate(ranks):
         y = 6 + row * i
-        out.append(
+        elements.append(
             f'<text class="tick" x="{left - 6}" y="{y + 12}" text-anchor="end">{escape(rank.name)}</text>'
         )
-        out += [
+        elements += [
             f'<rect x="{px(a):.1f}" y="{y}" width="{max(px(b) - px(a), 0.3):.1f}" height="{row - 6}"'
             f' fill="{colors[n]}"><title>{escape(n)} {b - a:.2f} {escape(unit)}</title></rect>'
             for n, a, b in rank.parts
         ]
     for tick in ticks(0.0, longest):
-        out.append(
+        elements.append(
             f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 12}" text-anchor="middle">{tick:g}</text>'
         )
-    out.append(legend(used, colors, left, bottom + 34))
-    return "\n".join([*out, "</svg>"])
+    elements.append(legend(used, colors, left, bottom + 34))
+    return "\n".join([*elements, "</svg>"])
 
 
 def legend(names: Sequence[str], colors: Mapping[str, str], left: int, top: int) -> str:
     """Names beside their colours, four to a row; ``top`` is the first row's base line."""
-    out = []
+    elements = []
     for i, name in enumerate(names):
         x = left + (i % 4) * 122
         y = top + 20 * (i // 4)
-        out.append(f'<rect x="{x}" y="{y - 10}" width="10" height="10" fill="{colors[name]}"/>')
-        out.append(f'<text class="legend" x="{x + 14}" y="{y}">{escape(name)}</text>')
-    return "".join(out)
+        elements.append(
+            f'<rect x="{x}" y="{y - 10}" width="10" height="10" fill="{colors[name]}"/>'
+        )
+        elements.append(f'<text class="legend" x="{x + 14}" y="{y}">{escape(name)}</text>')
+    return "".join(elements)

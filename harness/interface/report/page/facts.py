@@ -89,19 +89,19 @@ def busy(launches: Sequence[LaunchRecord]) -> str:
     ranks = [r for x in launches for r in x.ranks if r.window_s]
     if not ranks:
         return "n/a"
-    out = [f"{sum(r.cpu_s / r.window_s for r in ranks) / len(ranks):.2f} CPU"]
+    words = [f"{sum(r.cpu_s / r.window_s for r in ranks) / len(ranks):.2f} CPU"]
     used = [u for x in launches for g in x.gpus if g.utilization_pct for u in g.utilization_pct]
     if used:
-        out.append(f"device {min(used)} to {max(used)}%")
+        words.append(f"device {min(used)} to {max(used)}%")
     clocks = [c for x in launches for g in x.gpus for c in g.sm_clock_mhz or ()]
     watts = [w for x in launches for g in x.gpus for w in g.power_w or ()]
-    out += [f"{min(clocks)} to {max(clocks)} MHz"] if clocks else []
-    out += [f"{min(watts):.0f} to {max(watts):.0f} W"] if watts else []
+    words += [f"{min(clocks)} to {max(clocks)} MHz"] if clocks else []
+    words += [f"{min(watts):.0f} to {max(watts):.0f} W"] if watts else []
     if kept := [r.allocator for r in ranks if r.allocator]:
         held = max(a.reserved_bytes - a.allocated_bytes for a in kept)
         retries = sum(a.num_retries for a in kept)
-        out.append(f"{si(float(held), 'B')} reserved but free, {retries} allocation retries")
-    return ", ".join(out)
+        words.append(f"{si(float(held), 'B')} reserved but free, {retries} allocation retries")
+    return ", ".join(words)
 
 
 def _told(setting: object) -> str:

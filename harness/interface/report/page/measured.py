@@ -97,16 +97,16 @@ def _one_step(folder: Path, launch: LaunchRecord) -> Figure | None:
         for lane in lanes
     }
     begin = min(int(e[0]) for e in edges.values())
-    out = []
+    timelines = []
     for rank in shown:
         low, high = (int(e) for e in edges[rank])
         tracks = {TERMS[t]: spans for t, spans in closed.tracks[rank].items()}
-        out.append(Lane(name=f"rank {rank}", parts=list(_pieces(tracks, low, high, begin))))
+        timelines.append(Lane(name=f"rank {rank}", parts=list(_pieces(tracks, low, high, begin))))
     note = f"step {step} of {closed.budget.steps}, profiled"
     note += (
         "" if len(shown) == len(launch.ranks) else f"; {len(shown)} of {len(launch.ranks)} ranks"
     )
-    drawn = drawings.lanes(out, COLORS, unit="ms")
+    drawn = drawings.lanes(timelines, COLORS, unit="ms")
     return Figure(title="One step of all ranks", svg=Markup(drawn), note=note)
 
 
@@ -172,12 +172,12 @@ def ranks(folder: Path, launches: Sequence[LaunchRecord]) -> list[RankRow]:
             means.setdefault(rank.rank, []).append(float(s.step_s[-kept:].mean()) * 1e3)
     every = [v for values in means.values() for v in values]
     shown = sorted(means, key=lambda r: -sum(means[r]) / len(means[r]))[:RANKS]
-    out = []
+    rows = []
     for number in sorted(shown):
         of_rank = [r for x, _ in seen for r in x.ranks if r.rank == number]
         peaks = [r.peak_bytes for r in of_rank if r.peak_bytes is not None]
         strip = svg.strip(means[number], None, None, (), (min(every), max(every)))
-        out.append(
+        rows.append(
             RankRow(
                 name=f"rank {number}",
                 host=of_rank[0].host,
@@ -188,4 +188,4 @@ def ranks(folder: Path, launches: Sequence[LaunchRecord]) -> list[RankRow]:
                 peak=si(float(max(peaks)), "B") if peaks else "n/a",
             )
         )
-    return out
+    return rows

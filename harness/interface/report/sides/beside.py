@@ -150,10 +150,12 @@ def notes(plan: Plan) -> list[str]:
     """What its columns mean."""
     of = {HEADERS.get(c.metric, c.metric): metrics.metric(c.metric) for c in plan.contrasts}
     ratios = [name for name, metric in of.items() if metric.form is not Form.ABSOLUTE]
-    out = [f"{', '.join(ratios)}: beside {plan.arms[0].name}, in the same blocks"] if ratios else []
+    sentences = (
+        [f"{', '.join(ratios)}: beside {plan.arms[0].name}, in the same blocks"] if ratios else []
+    )
     if plan.to_loss is not None:
-        out.append(f"to loss: until it is {plan.to_loss:g} nats above its data's entropy")
-    return out
+        sentences.append(f"to loss: until it is {plan.to_loss:g} nats above its data's entropy")
+    return sentences
 
 
 def tables(run: RunRecord) -> list[TitledTable]:

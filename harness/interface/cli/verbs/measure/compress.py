@@ -300,7 +300,7 @@ def _confirm(
         )
     arms = {a.name: a.case for a in plan.arms}
     knob = f"{session.settings.engine}.rate_mbit"
-    out = []
+    confirmed = []
     for factor in AROUND:
         rate = round(pays * factor / 1e6, 1)
         cases = {
@@ -312,7 +312,7 @@ def _confirm(
         measurer.measure([made])
         seen = {c.name: c.step_s for c in breakeven.costs(session.run.bare(), made)}
         if len(seen) == len(cases):
-            out.append(
+            confirmed.append(
                 Confirmed(
                     rate=rate * 1e6,
                     dense_s=by_name[DENSE].at(rate * 1e6, link_bps),
@@ -321,7 +321,7 @@ def _confirm(
                     measured_codec_s=seen[name],
                 )
             )
-    return out
+    return confirmed
 
 
 def _told(confirmed: Sequence[Confirmed], name: str, width: int) -> list[str]:
@@ -354,14 +354,14 @@ def _finite(value: float) -> float | None:
 
 def _documents(costs: Sequence[EncodingCost]) -> list[Json]:
     """Costs as JSON, which has no infinity: None stands for any rate."""
-    out = []
+    documents = []
     for cost in costs:
         pays = {
             other: {end: _finite(getattr(rates, end)) for end in ("rate", "low", "high")}
             for other, rates in cost.pays.items()
         }
-        out.append({**to_doc(replace(cost, pays={})), "pays": pays})
-    return out
+        documents.append({**to_doc(replace(cost, pays={})), "pays": pays})
+    return documents
 
 
 class Rates(TypedDict):

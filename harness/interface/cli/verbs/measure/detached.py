@@ -157,14 +157,14 @@ def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
 def _into(words: Sequence[str], results: Path) -> list[str]:
     """A command's words for the job: not submitted once more, and with results where they are."""
     end = words.index("--") if "--" in words else len(words)
-    out = list[str]()
+    rest = list[str]()
     skip = False
     for word in words[:end]:
         known = skip or word in ("--detach", "--dry-run", "--results")
         if not known and not word.startswith("--results="):
-            out.append(word)
+            rest.append(word)
         skip = word == "--results"
-    return [*out, "--results", str(results), *words[end:]]
+    return [*rest, "--results", str(results), *words[end:]]
 
 
 def notes() -> list[str]:

@@ -167,25 +167,25 @@ def _chances(run: RunRecord, folder: Path, given: str | None) -> list[str]:
 
 
 def _lines(run: RunRecord, verified: Verification) -> list[str]:
-    out = [
+    lines = [
         f" {verified.num_launches} launches from {verified.num_samples} ranks' samples,"
         f" {verified.num_verdicts} verdicts recomputed",
         f" recorded with {run.software.get('scaleproof', 'n/a')}, read with schema {run.schema}",
     ]
-    out.append(" taken as recorded: figures of gates (held to their limits), facts of the host")
+    lines.append(" taken as recorded: figures of gates (held to their limits), facts of the host")
     if verified.num_traceless:
-        out.append(
+        lines.append(
             f" {verified.num_traceless} budgets are taken from the record: their traces are missing"
         )
     if verified.num_links:
-        out.append(f" chain of {verified.num_links} links, the last is {verified.head[:16]}")
+        lines.append(f" chain of {verified.num_links} links, the last is {verified.head[:16]}")
     else:
-        out.append(" unchained: whether launches were left out cannot be said")
+        lines.append(" unchained: whether launches were left out cannot be said")
     if verified.signer:
-        out.append(f" signed by {verified.signer}")
-    out += [f" DIFFERS  {d}" for d in verified.differences]
+        lines.append(f" signed by {verified.signer}")
+    lines += [f" DIFFERS  {d}" for d in verified.differences]
     return [
-        *out,
+        *lines,
         f" {len(verified.differences)} differences"
         if verified.differences
         else " everything agrees",

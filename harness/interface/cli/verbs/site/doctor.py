@@ -156,12 +156,12 @@ def _doctor() -> Answer:
 
 def engines(known: Mapping[str, Entry]) -> list[Finding]:
     """Which engines can be used from here, and what the others lack."""
-    out = []
+    findings = []
     for name, entry in known.items():
         here = make(entry).probe()
         state = f"here {here.version}".strip() if here.available else f"not here: {here.reason}"
-        out.append(Finding(check=f"engine {name}", level=Level.OK, text=state))
-    return out
+        findings.append(Finding(check=f"engine {name}", level=Level.OK, text=state))
+    return findings
 
 
 def _attach(asked: Asked) -> Answer:
@@ -201,11 +201,11 @@ def _seen(
     ]
     names = dict.fromkeys(name for a in found.values() for name in a.seen)
     columns += [text.Column(name, 6, partial(share, name=name)) for name in names]
-    out = text.table(columns, job, text.columns())
+    shown = text.table(columns, job, text.columns())
     if (missing := job[0].world_size - len(job)) > 0:
-        out.append(f" {missing} more ranks run elsewhere")
+        shown.append(f" {missing} more ranks run elsewhere")
     for rank, looks in found.items():
         lines = ", ".join(f"{line} ({n}x)" for line, n in looks.lines.items() if line)
         message = f" rank {rank}   in {looks.count} looks at {lines or 'no line of its own'}"
-        out += text.wrap(message, text.columns(), 8)
-    return [*out, " shares of looks at each rank's main thread; nothing here is a verdict"]
+        shown += text.wrap(message, text.columns(), 8)
+    return [*shown, " shares of looks at each rank's main thread; nothing here is a verdict"]

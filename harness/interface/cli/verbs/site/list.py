@@ -67,21 +67,23 @@ def act(asked: Asked) -> Answer:
 def _more(entry: Entry, known: Catalogue) -> list[str]:
     """Knobs, sizes, and of strategies what they train and how ranks can stand."""
     knobs = [f"{entry.name}.{k}={v}" for k, v in entry.knobs.items() if k != "version"]
-    out = [f"knobs: {', '.join(knobs)}"] if knobs else []
-    out += [f"sizes: {', '.join(entry.head['SIZES'])}"] if "SIZES" in entry.head else []
+    lines = [f"knobs: {', '.join(knobs)}"] if knobs else []
+    lines += [f"sizes: {', '.join(entry.head['SIZES'])}"] if "SIZES" in entry.head else []
     if entry.kind != "strategies":
-        return out
+        return lines
     supports = entry.supports
     if supports.packages:
-        out.append(f"packages: {', '.join(supports.packages)} (pip install scaleproof[frameworks])")
+        lines.append(
+            f"packages: {', '.join(supports.packages)} (pip install scaleproof[frameworks])"
+        )
     if supports.needs:
         models = known.entries["models"].values()
         able = [m.name for m in models if not supports.misses(m.head, supports.precisions[0])]
         message = f"{', '.join(able) or 'none'} ({', '.join(supports.needs)} in their heads)"
-        out.append(f"trains: {message}")
+        lines.append(f"trains: {message}")
     if set(supports.precisions) != set(USUAL):
-        out.append(f"precisions: {', '.join(supports.precisions)}")
+        lines.append(f"precisions: {', '.join(supports.precisions)}")
     if len(supports.dims) > 1:
         shown = [f"for example mesh={mesh}" for mesh in supports.products[:1]]
-        out.append(", ".join([f"mesh: {', '.join(supports.dims)}", *shown]))
-    return out
+        lines.append(", ".join([f"mesh: {', '.join(supports.dims)}", *shown]))
+    return lines

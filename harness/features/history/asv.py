@@ -84,12 +84,12 @@ def _benchmarks(folder: Path) -> dict[str, Json]:
 
 def _cases(nights: Sequence[Night]) -> dict[str, list[str]]:
     """Quantity -> every case that ever had it, in the order of the nights."""
-    out: dict[str, dict[str, None]] = {quantity: {} for quantity in QUANTITIES}
+    by_quantity: dict[str, dict[str, None]] = {quantity: {} for quantity in QUANTITIES}
     for night in nights:
         for case, kept in night.cases.items():
             for quantity in kept.values:
-                out[quantity][case] = None
-    return {quantity: list(cases) for quantity, cases in out.items() if cases}
+                by_quantity[quantity][case] = None
+    return {quantity: list(cases) for quantity, cases in by_quantity.items() if cases}
 
 
 def _entry(quantity: str, cases: Sequence[str]) -> dict[str, Json]:

@@ -64,14 +64,14 @@ def write(path: Path, nights: Sequence[Night]) -> dict[str, str]:
 
 def _tags(nights: Sequence[Night], commits: Mapping[str, str]) -> dict[str, str]:
     """``torch-2.14.0`` and its like: the first night of each version, which asv's page marks."""
-    out: dict[str, str] = {}
+    known: dict[str, str] = {}
     for night in nights:
         for name, version in sorted(night.subject.items()):
             shown = name.removeprefix("nvidia-").partition("-cu")[0]
             if shown in ("torch", "nccl", "driver", "suite") and version != "none":
                 tag = re.sub(r"[^\w.-]+", "-", f"{shown}-{version}")
-                out.setdefault(tag, commits[night.run])
-    return out
+                known.setdefault(tag, commits[night.run])
+    return known
 
 
 def _tag(path: Path, wanted: Mapping[str, str]) -> None:
@@ -153,9 +153,9 @@ def _commit(
 def title(subject: Mapping[str, str]) -> str:
     """What was measured, in a line."""
     nccl = next((v for k, v in subject.items() if k.startswith("nvidia-nccl")), None)
-    out = f"torch {subject.get('torch', 'n/a')}" + (f" nccl {nccl}" if nccl else "")
+    sentence = f"torch {subject.get('torch', 'n/a')}" + (f" nccl {nccl}" if nccl else "")
     driver = subject.get("driver", "none")
-    return out if driver == "none" else f"{out} driver {driver}"
+    return sentence if driver == "none" else f"{sentence} driver {driver}"
 
 
 def run_at(path: Path, commit: str) -> str | None:

@@ -116,10 +116,10 @@ def keep(night: Night, results: Path) -> bool:
 
 def nights(results: Path) -> list[Night]:
     """All that is kept, oldest first. RecordError for a file that cannot be read."""
-    out = []
+    known = []
     for path in (results / "nights").glob("*.json"):
         try:
-            out.append(from_doc(Night, json.loads(path.read_text())))
+            known.append(from_doc(Night, json.loads(path.read_text())))
         except ValueError as error:
             raise RecordError(
                 f"not a night: {error}",
@@ -127,7 +127,7 @@ def nights(results: Path) -> list[Night]:
                 expected="a file that ingest wrote",
                 fix=f"rm {path} && scaleproof ingest RUN",
             ) from None
-    return sorted(out, key=lambda night: (night.when, night.run))
+    return sorted(known, key=lambda night: (night.when, night.run))
 
 
 def night_of(run: RunRecord, folder: Path) -> Night:

@@ -231,7 +231,7 @@ def _largest_bus(reduced: Sequence[Swept]) -> float | None:
 
 
 def _entries(side: Side, run: RunRecord, rows: Mapping[str, Compared]) -> dict[str, MachineEntry]:
-    out: dict[str, MachineEntry] = {}
+    entries: dict[str, MachineEntry] = {}
     lost = {r.arm.case.hash: r.losses.excess_ns for r in rungs(run) if not r.refused}
     for plan in run.plans:
         of_case = {p.case: p for p in points(run, plan)}
@@ -239,11 +239,11 @@ def _entries(side: Side, run: RunRecord, rows: Mapping[str, Compared]) -> dict[s
             key = key_of(arm.case, True)
             compared = rows.get(key)
             row = arm_row(run, plan, arm)
-            if compared is None or compared.b is None or row.throughput is None or key in out:
+            if compared is None or compared.b is None or row.throughput is None or key in entries:
                 continue
             terms = {t: float(e) for t, e in lost.get(arm.case.hash, {}).items()}
-            out[key] = _entry(side, plan, row, compared, of_case.get(arm.case.id), terms)
-    return out
+            entries[key] = _entry(side, plan, row, compared, of_case.get(arm.case.id), terms)
+    return entries
 
 
 def _entry(

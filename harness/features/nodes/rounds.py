@@ -118,15 +118,15 @@ class Board:
     @cached_property
     def slow_links(self) -> list[NamedSlow]:
         """Links that were slow more than once, between nodes that are well with others."""
-        out = []
+        named = []
         limit = math.log(max(1, len(self.times)) / ALPHA)
         for link in self._doubted:
             log, slower = self._of_link(link)
             others = min(self._num_others(node, link) for node in link)
             again = len(self.times[link]) > 1 and others >= min(2, self.num_nodes - 2)
             if again and self._sure(log, slower, limit):
-                out.append(NamedSlow(link, math.expm1(slower), log))
-        return sorted(out, key=lambda one: -one.log_evidence)
+                named.append(NamedSlow(link, math.expm1(slower), log))
+        return sorted(named, key=lambda one: -one.log_evidence)
 
     @cached_property
     def _doubted(self) -> dict[tuple[int, int], float]:
@@ -158,13 +158,13 @@ class Board:
         In between, their nodes meet others: else a node that was lucky once is taken for a link.
         """
         known = {slow.nodes for slow in self.slow_links}
-        out, apart = list[tuple[int, int]](), set[int]()
+        links, apart = list[tuple[int, int]](), set[int]()
         for link in sorted(self._doubted, key=lambda k: -self._doubted[k]):
             others = min(self._num_others(node, link) for node in link)
             if link not in known and not {*link} & apart and len(self.times[link]) <= others:
-                out.append(link)
+                links.append(link)
                 apart |= {*link}
-        return out[: max(1, self.num_nodes // 4)]
+        return links[: max(1, self.num_nodes // 4)]
 
     def suspects(self) -> list[int]:
         """Nodes that may be slow, or have a link that may be, and are not named yet."""
@@ -281,7 +281,7 @@ def _matched(
 ) -> list[tuple[int, int]]:
     """Pairs in this order, each with a partner (any node if none are named) that is new to it."""
     free = dict.fromkeys(nodes)
-    out = list[tuple[int, int]]()
+    matched = list[tuple[int, int]]()
     for node in nodes:
         if node not in free:
             continue
@@ -293,8 +293,8 @@ def _matched(
         other = next(fresh, first) if met else first
         if other is not None:
             del free[other]
-            out.append((node, other))
-    return out
+            matched.append((node, other))
+    return matched
 
 
 def _logs(seen: Sequence[TimedPair]) -> NDArray[np.float64]:

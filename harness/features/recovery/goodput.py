@@ -56,10 +56,10 @@ class Costs:
 
 def terms_ns(played: Played) -> dict[str, int]:
     """Where each ns of the wall clock went."""
-    out = dict.fromkeys(TERMS, 0)
+    terms = dict.fromkeys(TERMS, 0)
     for _, term, began, ended in segments(played):
-        out[term] += ended - began
-    return out
+        terms[term] += ended - began
+    return terms
 
 
 def segments(played: Played) -> Iterator[tuple[int, str, int, int]]:
@@ -153,7 +153,7 @@ def play(
     before the first step that begins after its fault's time, as ranks of a Player do. A training
     that ``FRUITLESS`` faults in a row keep from its next checkpoint is given up.
     """
-    out = dict.fromkeys(TERMS, 0.0)
+    terms = dict.fromkeys(TERMS, 0.0)
     now = 0.0
     saved = 0
     fruitless = 0
@@ -169,19 +169,19 @@ def play(
             if term == "train":
                 unsaved_s += took_s
             else:
-                out[term] += took_s
+                terms[term] += took_s
             if struck:
                 break
             if kept > saved:
-                _keep(out, costs, kept - saved)
+                _keep(terms, costs, kept - saved)
                 saved, fruitless, unsaved_s = kept, 0, 0.0
-        out["recomputed"] += unsaved_s
+        terms["recomputed"] += unsaved_s
         if struck:
-            out["detect"] += costs.detect_s
-            out["stop"] += costs.stop_s
+            terms["detect"] += costs.detect_s
+            terms["stop"] += costs.stop_s
             now += costs.detect_s + costs.stop_s
             due = next(at for at, _ in faults if at > now)
-    return out
+    return terms
 
 
 def _sitting(

@@ -48,7 +48,7 @@ def _charts(found: HardwareComparison) -> list[tuple[str, Markup]]:
         if e.point is not None and e.ratio is not None:
             ladder = ladders.setdefault(e.case.family + e.case.extras, {})
             ladder.setdefault(e.side, []).append(e)
-    out = []
+    charts = []
     for name, of_sides in ladders.items():
         curves = []
         for side, entries in of_sides.items():
@@ -69,8 +69,8 @@ def _charts(found: HardwareComparison) -> list[tuple[str, Markup]]:
             alike = Curve(name=names["A"], x=ranks, y=[1.0] * len(ranks), low=none, high=none)
             label = f"{found.metric} over that of {names['A']}"
             chart = svg.chart(curves, y_label=label, x_label="ranks", ideal=alike)
-            out.append((name, Markup(chart)))
-    return out
+            charts.append((name, Markup(chart)))
+    return charts
 
 
 def _spent(found: HardwareComparison) -> list[tuple[str, Markup]]:

@@ -129,8 +129,8 @@ class Workers:
 
     def runs(self) -> list[int]:
         """The programs in progress that others belong to."""
-        left = set(self.left())
-        return sorted({self._owners[p] for p in self._before if p not in left})
+        leftover = set(self.left())
+        return sorted({self._owners[p] for p in self._before if p not in leftover})
 
     def computing(self) -> list[int]:
         """Those that used the CPU since: more than 3 ticks of 10 ms."""

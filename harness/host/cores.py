@@ -74,8 +74,8 @@ def beside(first: int, count: int, *, tasks: int = 1) -> tuple[int, ...]:
 
 def in_turn(first: int, count: int, allowed: Collection[int]) -> tuple[int, ...]:
     """So many of the allowed CPUs from number ``first`` on, around if need be."""
-    every = sorted(allowed)
-    return tuple(sorted({every[i % len(every)] for i in range(first, first + count)}))
+    cores = sorted(allowed)
+    return tuple(sorted({cores[i % len(cores)] for i in range(first, first + count)}))
 
 
 def _whole(cpus: Collection[int]) -> list[list[int]]:

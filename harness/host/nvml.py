@@ -127,8 +127,8 @@ def _text(value: Any) -> str:
 def _visible(nvml: Any) -> list[_Device]:
     """Every device that CUDA_VISIBLE_DEVICES leaves, by index or UUID."""
     count = _ask(nvml, "DeviceGetCount") or 0
-    every = (_Device(nvml, i, _ask(nvml, "DeviceGetHandleByIndex", i)) for i in range(count))
-    known = [d for d in every if d.handle is not None]
+    devices = (_Device(nvml, i, _ask(nvml, "DeviceGetHandleByIndex", i)) for i in range(count))
+    known = [d for d in devices if d.handle is not None]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return known
@@ -288,10 +288,10 @@ def summarise(
     """
     windows = []
     for index in sorted({r["index"] for poll_ in polls for r in poll_}):
-        every = [r for poll_ in polls for r in poll_ if r["index"] == index]
-        low, high = window_ns or (every[0]["time_ns"], every[-1]["time_ns"])
-        rows = [r for r in every if low <= r["time_ns"] <= high] or every
-        named = [r["name"] for r in every if r["name"] is not None]
+        readings = [r for poll_ in polls for r in poll_ if r["index"] == index]
+        low, high = window_ns or (readings[0]["time_ns"], readings[-1]["time_ns"])
+        rows = [r for r in readings if low <= r["time_ns"] <= high] or readings
+        named = [r["name"] for r in readings if r["name"] is not None]
         masks = [r["throttle"] for r in rows if r["throttle"] is not None]
         reasons = {name for mask in masks for bit, name in THROTTLE.items() if mask & bit}
         windows.append(
@@ -303,8 +303,8 @@ def summarise(
                 temp_c=_spread(rows, "temp_c"),
                 throttle=tuple(sorted(reasons)),
                 utilization_pct=_spread(rows, "utilization_pct"),
-                lost=every[-1]["name"] is None or all(r["index"] != index for r in polls[-1]),
-                energy_j=_energy_j(every, low, high),
+                lost=readings[-1]["name"] is None or all(r["index"] != index for r in polls[-1]),
+                energy_j=_energy_j(readings, low, high),
                 node=node,
             )
         )

@@ -97,6 +97,6 @@ def _mounted(libc: ctypes.CDLL, path: bytes) -> bool:
     if libc.mount(path, path, None, _BIND | _RECURSIVE, None) != 0:
         return False
     flags = os.statvfs(path).f_flag
-    kept = flags & _SAME_FLAGS  # an unprivileged namespace may not take these away
-    kept |= _RELATIVE_ATIME[1] if flags & _RELATIVE_ATIME[0] else 0
-    return bool(libc.mount(None, path, None, _REMOUNT | _BIND | _READ_ONLY | kept, None) == 0)
+    same_flags = flags & _SAME_FLAGS  # an unprivileged namespace may not take these away
+    same_flags |= _RELATIVE_ATIME[1] if flags & _RELATIVE_ATIME[0] else 0
+    return bool(libc.mount(None, path, None, _REMOUNT | _BIND | _READ_ONLY | same_flags, None) == 0)

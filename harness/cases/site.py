@@ -44,14 +44,14 @@ class Site:
 
     def shape(self, world_size: int) -> tuple[int, ...]:
         """Ranks per node of a smaller world: nodes are filled in order."""
-        left = world_size
+        unplaced = world_size
         layout = []
         for ranks in self.nodes:
-            if left <= 0:
+            if unplaced <= 0:
                 break
-            layout.append(min(ranks, left))
-            left -= layout[-1]
-        return tuple(layout) if left <= 0 else (world_size,)
+            layout.append(min(ranks, unplaced))
+            unplaced -= layout[-1]
+        return tuple(layout) if unplaced <= 0 else (world_size,)
 
     def case(self, name: str, mode: Mode | str = Mode.WEAK, **fields: Any) -> CaseSpec:
         """The case ``ddp/decoder-tiny`` (or ``compressed:topk/mlp-small``) on the full world."""

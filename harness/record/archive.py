@@ -104,13 +104,13 @@ def unpack(path: Path, results: Path) -> tuple[Manifest, list[Path]]:
     stranger's: no more is held at a time than a piece of a file, and no more written than an
     archive of that size may hold.
     """
-    made = not results.exists()
+    is_new = not results.exists()
     results.mkdir(parents=True, exist_ok=True)
     try:
         with told(results), tempfile.TemporaryDirectory(prefix=".unpack-", dir=results) as name:
             return _placed(path, Path(name), results)
     except BaseException:
-        if made:
+        if is_new:
             with suppress(OSError):
                 results.rmdir()
         raise
@@ -135,13 +135,13 @@ def _placed(path: Path, scratch: Path, results: Path) -> tuple[Manifest, list[Pa
 
 def _extracted(path: Path, scratch: Path) -> dict[str, str]:
     """The sha256 of each file by its name; they lie in ``scratch`` now."""
-    left = max(LEAST_ROOM, MOST_RATIO * path.stat().st_size if path.is_file() else 0)
+    room_left = max(LEAST_ROOM, MOST_RATIO * path.stat().st_size if path.is_file() else 0)
     digests: dict[str, str] = {}
     try:
         with tarfile.open(path, mode="r|gz") as tar:
             for member in tar:
-                left -= member.size
-                _refuse_strange(path, member, left, len(digests))
+                room_left -= member.size
+                _refuse_strange(path, member, room_left, len(digests))
                 digests[member.name] = _written(tar, member, scratch)
     except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         if getattr(error, "errno", None) in NO_ROOM:

@@ -251,14 +251,14 @@ class LaunchRecord:
 
         None where neither is known.
         """
-        held = [
+        shares = [
             r.throttled_s / r.window_s
             for r in self.ranks
             if r.throttled_s is not None and r.window_s
         ]
-        if self.foreign_load is None and not held:
+        if self.foreign_load is None and not shares:
             return None
-        return (self.foreign_load or 0.0) + max(held, default=0.0)
+        return (self.foreign_load or 0.0) + max(shares, default=0.0)
 
     @property
     def late(self) -> float | None:

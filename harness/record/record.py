@@ -171,9 +171,9 @@ class RunRecord:
         """What stands in for hardware in a case: also cores that several ranks shared here."""
         if case.device is not Device.CPU or case.stand_in:
             return case.stand_in
-        here = self.nodes or (self.machine,) * len(case.nodes)
+        machines = self.nodes or (self.machine,) * len(case.nodes)
         crowded = any(
             ranks * case.devices_per_rank > node.num_cores
-            for ranks, node in zip(case.nodes, here, strict=False)
+            for ranks, node in zip(case.nodes, machines, strict=False)
         )
         return frozenset({StandIn.OVERSUBSCRIBED}) if crowded else case.stand_in

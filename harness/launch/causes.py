@@ -169,13 +169,13 @@ def _short(failed: Sequence[RankEnd]) -> Suspect | None:
     behind = [e for e in failed if e.killed and e.phase != _THROUGH and waits_in_torch(e.stack)]
     if not through or not behind or any(_aborts(e) for e in failed):
         return None
-    most = max(e.step for e in through)
+    furthest = max(e.step for e in through)
     fewest = min(behind, key=lambda e: (e.step, e.rank))
-    if fewest.step >= most:
+    if fewest.step >= furthest:
         return None
     text = (
-        f"has made {fewest.step} updates where rank {through[0].rank} made {most}: it leaves out"
-        " steps of an optimizer that the others take"
+        f"has made {fewest.step} updates where rank {through[0].rank} made {furthest}: it leaves"
+        " out steps of an optimizer that the others take"
     )
     return Suspect(rank=fewest.rank, kind="collective", message=text, sure=len(behind) == 1)
 

@@ -69,11 +69,11 @@ class Fleets:
     def notes(self) -> list[str]:
         """What the engine has to say of itself, for the record."""
         queued_s = self.own.queued_s
-        here = environment.of_backends()
+        variables = environment.of_backends()
         sentences = [f"engine: {queued_s:.0f} s in the queue"] if queued_s >= 1 else []
         for number, node in enumerate(self.own.nodes):
             for name, value in node.environment.items():
-                if name not in here and not environment.names_interface(name):
+                if name not in variables and not environment.names_interface(name):
                     sentences.append(
                         f"node {number} ({node.machine.host}) also sets {name}={value}:"
                         " the value affects the results but is no part of the case"

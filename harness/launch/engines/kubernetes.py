@@ -358,19 +358,19 @@ class Pods(Job):
 
         What the Secret owns goes with it, even where only this one request arrives.
         """
-        root, made = self._root, self._made
+        root, created = self._root, self._made
         self._root = None
         self._made = []
         if root is None:
             return
         deadline = time.monotonic() + STOP_S
-        for kind, name in reversed(made):
+        for kind, name in reversed(created):
             with contextlib.suppress(*self._unanswered):
                 behind = {"propagationPolicy": "Background"}
                 kind.delete(name=name, namespace=self._namespace, body=behind)
         while not self._root_gone(root) and time.monotonic() < deadline:
             time.sleep(0.5)
-        while made and time.monotonic() < deadline:
+        while created and time.monotonic() < deadline:
             with contextlib.suppress(*self._unanswered):
                 if not self._listed():
                     return

@@ -227,9 +227,9 @@ class WatchedLauncher:
 
     def end(self) -> None:
         """Examine what is left, then end it."""
-        left = {r: pid for r, pid in self._pids().items() if r not in self._gone}
-        self._states |= examine(self.out, left)
-        for rank, pid in left.items():
+        alive = {r: pid for r, pid in self._pids().items() if r not in self._gone}
+        self._states |= examine(self.out, alive)
+        for rank, pid in alive.items():
             self._doomed.add(rank)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -257,10 +257,10 @@ class WatchedLauncher:
     def _silent(self) -> bool:
         """Whether any rank has been silent past its deadline."""
         limits = self.spec.deadlines
-        seen = (self.beats.read(rank) for rank in range(self.spec.case.world_size))
+        beats = (self.beats.read(rank) for rank in range(self.spec.case.world_size))
         return any(
             phase is not Phase.DONE and silent > limits.allowed_s(phase, step)
-            for phase, step, silent in seen
+            for phase, step, silent in beats
         )
 
     def ends(self) -> tuple[RankEnd, ...]:

@@ -61,8 +61,12 @@ def _launches(run: RunRecord, folder: Path, cut: frozenset[str]) -> Iterator[str
     ``cut`` off with their program count for nothing.
     """
     looks = sum(x.status is LaunchStatus.FAILED for x in run.launches)
-    here = folder / "launches"
-    present = {p.name for p in here.iterdir() if p.is_dir()} if here.is_dir() else set()
+    launches_folder = folder / "launches"
+    present = (
+        {p.name for p in launches_folder.iterdir() if p.is_dir()}
+        if launches_folder.is_dir()
+        else set()
+    )
     recorded = {x.launch for x in run.launches}
     extra = sorted(
         n for n in present - recorded - cut if not n.startswith(("fabric-", "recovery-"))
@@ -122,16 +126,16 @@ def _turns(run: RunRecord) -> Iterator[str]:
         if plan is None or block != block.drawn(plan.protocol.seed):
             yield f"{where} has another order of arms than its seed draws"
             continue
-        mine = [
+        of_block = [
             x
             for x in run.by_plan.get(block.plan, ())
             if x.purpose is Purpose.TIMED and (x.attempt, x.block) == (block.attempt, block.number)
         ]
         wanted = [(turn, arm) for turn, slot in block.passes for arm in slot]
-        seen = [(x.turn, x.arm) for x in mine]
-        ended = not run.complete or any(not x.usable for x in mine)
-        if seen != wanted[: len(seen)] or (len(seen) < len(wanted) and not ended):
-            yield f"{where} has {len(seen)} of {len(wanted)} launches, or not in its order"
+        happened = [(x.turn, x.arm) for x in of_block]
+        ended = not run.complete or any(not x.usable for x in of_block)
+        if happened != wanted[: len(happened)] or (len(happened) < len(wanted) and not ended):
+            yield f"{where} has {len(happened)} of {len(wanted)} launches, or not in its order"
     if run.blocks:
         known = {(b.plan, b.attempt, b.number) for b in run.blocks}
         for x in run.launches:

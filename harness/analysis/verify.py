@@ -180,13 +180,13 @@ def let_through(launch: str, ranks: Sequence[RankRecord]) -> Iterator[str]:
             ):
                 continue
             least = -math.inf
-            most = check.limit
+            limit = check.limit
             if check.at_least or check.name in LEAST:
                 least = check.limit
-                most = math.inf
+                limit = math.inf
             elif check.name.startswith("bytes."):
-                least, most = 0.99 * check.limit - 64, 1.05 * check.limit + SENT_SLACK * len(ranks)
-            if not least <= check.value <= most:
+                least, limit = 0.99 * check.limit - 64, 1.05 * check.limit + SENT_SLACK * len(ranks)
+            if not least <= check.value <= limit:
                 yield (
                     f"{launch}: {check.name} of rank {rank.rank} is {check.value:.4g} against"
                     f" {check.limit:.4g}, recorded as right"
@@ -353,9 +353,11 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
         if settled and frozen and frozen != pilots.windows(plan, windows, run.described):
             differences.append(f"{plan.name}: windows are {frozen}, the pilots give others")
         for launch in pairs.timed(run, plan, None):
-            kept = run.window(plan, launch)
-            if launch.steps is not None and launch.steps.count != kept.steps - kept.cut:
-                differences.append(f"{launch.launch}: {launch.steps.count} steps kept, not {kept}")
+            window = run.window(plan, launch)
+            if launch.steps is not None and launch.steps.count != window.steps - window.cut:
+                differences.append(
+                    f"{launch.launch}: {launch.steps.count} steps kept, not {window}"
+                )
     return differences
 
 

@@ -46,12 +46,12 @@ def best(run: RunRecord, plan: Plan) -> list[TunedLoss]:
     pairs = dict.fromkeys((a.case.compressor, a.case.optimizer) for a in plan.arms)
     lowest = []
     for codec, optimizer in pairs:
-        seen = _losses(run, plan, codec, optimizer)
-        if codec is None or not any(loss is not None for loss in seen.values()):
+        losses = _losses(run, plan, codec, optimizer)
+        if codec is None or not any(loss is not None for loss in losses.values()):
             continue
         beside = Optimizer.ADAMW if optimizer is Optimizer.FROZEN_ADAM else optimizer
         dense = _losses(run, plan, None, beside)
-        lr, loss = _least(seen) or (0.0, 0.0)
+        lr, loss = _least(losses) or (0.0, 0.0)
         dense_lr, dense_loss = _least(dense) or (None, None)
         lowest.append(
             TunedLoss(
@@ -59,8 +59,8 @@ def best(run: RunRecord, plan: Plan) -> list[TunedLoss]:
                 optimizer=optimizer,
                 lr=lr,
                 loss=loss,
-                at_edge=lr in (min(seen), max(seen)),
-                diverged=tuple(rate for rate, left in seen.items() if left is None),
+                at_edge=lr in (min(losses), max(losses)),
+                diverged=tuple(rate for rate, left in losses.items() if left is None),
                 dense_lr=dense_lr,
                 dense_loss=dense_loss,
             )

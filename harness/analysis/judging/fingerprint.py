@@ -32,9 +32,9 @@ def differing(wanted: Sequence[str], run: RunRecord) -> list[str]:
     if not wanted:
         return []
     asked = dict(item.partition("=")[::2] for item in wanted)
-    kept = {k: v for k, v in asked.items() if k not in _RETIRED}
-    kept = {k: v for k, v in kept.items() if not k.isupper() or changes_speed(k)}
-    return between(kept, fingerprint(run))
+    recorded = {k: v for k, v in asked.items() if k not in _RETIRED}
+    recorded = {k: v for k, v in recorded.items() if not k.isupper() or changes_speed(k)}
+    return between(recorded, fingerprint(run))
 
 
 def between(a: Mapping[str, Json], b: Mapping[str, Json]) -> list[str]:

@@ -92,8 +92,8 @@ def flops(run: RunRecord, plan: Plan, arm: str) -> float | None:
     """FLOP/s per rank: throughput x closed-form FLOPs of a sample / ranks; None if unknown."""
     case = plan.arm(arm).case
     of_sample = factor(run, case, Factor.MODEL_FLOPS)
-    seen = throughput(run, plan, arm)
-    return seen * of_sample / case.world_size if seen is not None and of_sample else None
+    rate = throughput(run, plan, arm)
+    return rate * of_sample / case.world_size if rate is not None and of_sample else None
 
 
 def roofline_mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:

@@ -44,8 +44,8 @@ def of_plan(run: RunRecord, plan: Plan) -> list[Verdict]:
     for contrast in judged_of(plan, run.thresholds, hardware):
         case = plan.arm(contrast.subject).case
         rules = rules_for(run.thresholds, case, contrast, hardware)
-        every: list[Threshold | None] = [*rules] or [None]
-        judged += [conclude(question(run, plan, contrast, rule), rule, run) for rule in every]
+        matching: list[Threshold | None] = [*rules] or [None]
+        judged += [conclude(question(run, plan, contrast, rule), rule, run) for rule in matching]
     return judged
 
 
@@ -163,10 +163,10 @@ def _claimed(evidence: Evidence) -> str:
         return why
     if evidence.subject.script:
         launches = evidence.timed_of(arm.name for arm in evidence.plan.arms)
-        seen = [x.ranks[0].watched for x in launches if x.usable and x.ranks]
-        if any(w is not None and not w.even for w in seen):
+        watched = [x.ranks[0].watched for x in launches if x.usable and x.ranks]
+        if any(w is not None and not w.even for w in watched):
             return "steps do not exchange equally many bytes: what a step is, has one witness"
-        if any(w is not None and len(w.roots) != 1 for w in seen):
+        if any(w is not None and len(w.roots) != 1 for w in watched):
             return "its samples are as declared, not counted"
     described = evidence.run.described[evidence.subject.hash]
     if metrics.metric(evidence.contrast.metric).of_schedule and described.own_ideal:

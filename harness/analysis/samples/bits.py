@@ -60,9 +60,9 @@ def _computed(step: int, who: Sequence[int], rows: Sequence[bytes]) -> Iterator[
     twice = [
         r for r, n in Counter(r for ranks in ranks_of.values() for r in ranks).items() if n > 1
     ]
-    most = max(ranks_of.values(), key=len)
-    outside = [r for ranks in ranks_of.values() if ranks is not most for r in ranks]
-    if twice or len(most) > 1:
+    majority = max(ranks_of.values(), key=len)
+    outside = [r for ranks in ranks_of.values() if ranks is not majority for r in ranks]
+    if twice or len(majority) > 1:
         yield from (Odd(ranks=(r,), step=step, what="computed") for r in twice or outside)
     else:
         yield Odd(ranks=tuple(sorted({*who})), step=step, what="computed")

@@ -113,10 +113,10 @@ def reached(samples: Sequence[Samples], target: float, expected: Expected) -> Re
 
     Every step trains on samples that were not seen before, so its loss is that of unseen data.
     """
-    every = mean_losses(samples)
-    if len(every) < SMOOTH:
+    losses = mean_losses(samples)
+    if len(losses) < SMOOTH:
         return None
-    smooth = np.convolve(every, np.ones(SMOOTH) / SMOOTH, "valid")
+    smooth = np.convolve(losses, np.ones(SMOOTH) / SMOOTH, "valid")
     below = np.flatnonzero(smooth <= target)
     if not len(below):
         return None
@@ -178,22 +178,22 @@ def foreign_load(ranks: Sequence[RankRecord], beside: Sequence[RankRecord] = ())
 
 def steps(samples: Sequence[Samples], cut: int) -> Steps:
     """Step statistics over the kept window."""
-    kept = slowest(samples, cut)
+    times_s = slowest(samples, cut)
     return Steps(
-        count=len(kept),
-        mean_s=sum(kept) / len(kept),
-        median_s=median(kept),
-        p95_s=stats.quantile(kept, 0.95),
-        worst_s=max(kept),
+        count=len(times_s),
+        mean_s=sum(times_s) / len(times_s),
+        median_s=median(times_s),
+        p95_s=stats.quantile(times_s, 0.95),
+        worst_s=max(times_s),
     )
 
 
 def stalls(samples: Sequence[Samples], cut: int) -> Stalls:
     """Kept steps that took STALL times the median or more."""
-    kept = np.array(slowest(samples, cut))
-    usual = float(np.median(kept))
-    odd = np.flatnonzero(kept > STALL * usual)
-    lost = float((kept[odd] - usual).sum() / kept.sum())
+    times_s = np.array(slowest(samples, cut))
+    usual = float(np.median(times_s))
+    odd = np.flatnonzero(times_s > STALL * usual)
+    lost = float((times_s[odd] - usual).sum() / times_s.sum())
     return Stalls(steps=tuple(int(i) + cut for i in odd), share=lost)
 
 
@@ -215,9 +215,9 @@ def perturbation(samples: Sequence[Samples], window: Window) -> Perturbation:
     if not window.profiled:
         return Perturbation()
     if not window.pairs:
-        kept = slowest(samples, window.cut)
-        before = kept[: -window.profiled - 1]
-        return Perturbation(median(kept[-window.profiled :]) / median(before))
+        times_s = slowest(samples, window.cut)
+        before = times_s[: -window.profiled - 1]
+        return Perturbation(median(times_s[-window.profiled :]) / median(before))
     logs = np.log(slowest(samples, 0)).tolist()
     first = window.steps - window.profiled - 2 * window.pairs
     pairs = [
@@ -238,16 +238,16 @@ def consumed(samples: Sequence[Samples], cut: int) -> int:
     Told by the content that reached the model; in older records by what was handed out.
     """
     if any(s.seen is None for s in samples):
-        kept = [s.sample_ids[cut:] for s in samples]
-        return sum(len(np.unique(np.concatenate(step))) for step in zip(*kept, strict=True))
+        sample_ids = [s.sample_ids[cut:] for s in samples]
+        return sum(len(np.unique(np.concatenate(step))) for step in zip(*sample_ids, strict=True))
     reached = _by_step([s.seen for s in samples if s.seen is not None], cut)
     if any(s.content is None for s in samples):
         return sum(len({row for row in step if row}) for step in reached)
     ids = _by_step([s.sample_ids for s in samples], cut)
     content = _by_step([s.content for s in samples if s.content is not None], cut)
     total = 0
-    for handed_out, rows, seen in zip(ids, content, map(frozenset, reached), strict=True):
-        total += len({i for i, row in zip(handed_out, rows, strict=True) if row in seen})
+    for handed_out, rows, distinct in zip(ids, content, map(frozenset, reached), strict=True):
+        total += len({i for i, row in zip(handed_out, rows, strict=True) if row in distinct})
     return total  # by id: two samples may be alike
 
 
@@ -320,8 +320,8 @@ def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterat
     window = range(cut, cut + steps)
     talking = exchanges(window, expected.period, expected.until, expected.growth)
     want = expected.sent_bytes[rank.rank] * expected.period * talking
-    most = SENT_RATIO[1] * want + MESSAGE_SLACK * steps * max(1, len(expected.sent_bytes) - 1)
-    if want and not SENT_RATIO[0] * want <= rank.sent_bytes <= most:
+    limit = SENT_RATIO[1] * want + MESSAGE_SLACK * steps * max(1, len(expected.sent_bytes) - 1)
+    if want and not SENT_RATIO[0] * want <= rank.sent_bytes <= limit:
         ratio = rank.sent_bytes / want
         yield f"bytes: rank {rank.rank} sent {ratio:.3f}x of {expected.formula}"
     beside = (rank.written_bytes or 0) - rank.sent_bytes
@@ -359,8 +359,8 @@ def _other(case: CaseSpec, expected: Expected, r: RankRecord) -> Iterator[str]:
         yield f"rank {r.rank}: compressor {r.ran.compressor}, not {case.compressor}"
     if expected.staleness is not None and (r.ran.staleness or 0) > expected.staleness:
         behind = r.ran.staleness
-        most = expected.staleness
-        yield f"rank {r.rank}: trained {behind} steps behind the slowest, at most {most}"
+        staleness = expected.staleness
+        yield f"rank {r.rank}: trained {behind} steps behind the slowest, at most {staleness}"
 
 
 def _computed(case: CaseSpec, r: RankRecord, cut: int) -> Iterator[str]:
@@ -397,18 +397,18 @@ def wrong(
     joined = [r.rank for r in ranks]
     if joined != list(range(case.world_size)):
         return (f"world: ranks {joined} joined, expected {case.world_size} ranks",)
-    kept = len(samples[0].sample_ids) - cut
+    num_kept = len(samples[0].sample_ids) - cut
     seen = consumed(samples, cut) if seen is None else seen
     return (
         *_misplaced(case, ranks),
         *_shared_devices(case, ranks),
         *_waits(case, ranks),
         *(why for r in ranks for why in (*_other(case, expected, r), *_computed(case, r, cut))),
-        *_miscounted(seen, kept * expected.global_batch),
+        *_miscounted(seen, num_kept * expected.global_batch),
         *_collapsed(ranks),
         *_unlike_replicas(ranks),
-        *(why for r in ranks for why in (*_bytes(r, expected, cut, kept), *_clock(r))),
-        *_behind_schedule(ranks, len(samples[0].sample_ids), kept),
+        *(why for r in ranks for why in (*_bytes(r, expected, cut, num_kept), *_clock(r))),
+        *_behind_schedule(ranks, len(samples[0].sample_ids), num_kept),
         # Without communication it trains on what nobody sent.
         *(_losses(samples, reference) if case.communicate else ()),
     )
@@ -428,8 +428,8 @@ def _miscounted(seen: int, asked: int) -> Iterator[str]:
 
 
 def _unlike_replicas(ranks: Sequence[RankRecord]) -> Iterator[str]:
-    held = {(r.part, r.replica) for r in ranks if r.replica}
-    if unlike := len(held) - len({part for part, _ in held}):
+    replicas = {(r.part, r.replica) for r in ranks if r.replica}
+    if unlike := len(replicas) - len({part for part, _ in replicas}):
         yield f"replicas: ranks ended with {unlike + 1} different sets of parameters"
 
 

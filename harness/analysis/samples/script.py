@@ -185,11 +185,11 @@ def _samples(
             yield f"samples: {why}: say how many a step has on one rank, --samples-per-step N"
         return
     last = len(samples[0].marks_s) - 2
-    seen = rows(samples, last)
-    if stated is None and seen and not any(_changes(s) for s in samples):
+    num_rows = rows(samples, last)
+    if stated is None and num_rows and not any(_changes(s) for s in samples):
         yield (
-            f"samples: every step trains on the same {seen} samples: is a batch kept, or made up?"
-            f" --samples-per-step N accepts that"
+            f"samples: every step trains on the same {num_rows} samples: is a batch kept, or made"
+            f" up? --samples-per-step N accepts that"
         )
     if any(r.watched.repeated for r in ranks if r.watched is not None):
         yield (
@@ -197,16 +197,16 @@ def _samples(
             " is sampler.set_epoch(epoch) missing?"
         )
     arrived = [int((s.seen[last] != 0).sum()) for s in samples if s.seen is not None]
-    if stated is not None and seen != stated:
-        yield f"samples: {seen} reached the model in a step, {stated} were declared"
+    if stated is not None and num_rows != stated:
+        yield f"samples: {num_rows} reached the model in a step, {stated} were declared"
     if 0 in arrived and max(arrived):
         yield f"idle: rank {arrived.index(0)} got no samples while others got {max(arrived)}"
     alone = any(
         r.watched.sharded and not r.watched.parallel for r in ranks if r.watched is not None
     )
-    if case.world_size > 1 and seen == max(arrived) and min(arrived) == seen and not alone:
+    if case.world_size > 1 and num_rows == max(arrived) and min(arrived) == num_rows and not alone:
         yield (
-            f"samples: all {case.world_size} ranks train on the same {seen} samples:"
+            f"samples: all {case.world_size} ranks train on the same {num_rows} samples:"
             " is a DistributedSampler missing?"
         )
 

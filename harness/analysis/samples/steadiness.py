@@ -66,8 +66,8 @@ def warm_up(steps: Sequence[float]) -> int:
     limit = max(DRIFT * settled.mean, 2 * (settled.sd or 0.0))
     boundaries: list[int] = [0, *range(len(steps) % BATCH, cut, BATCH)]
     for shorter in boundaries:
-        left = steps[shorter:cut]
-        if math.fsum(left) / len(left) - settled.mean <= limit:
+        remaining = steps[shorter:cut]
+        if math.fsum(remaining) / len(remaining) - settled.mean <= limit:
             return shorter
     return cut
 

@@ -93,7 +93,7 @@ def _tracks(
     lane: Lanes, num_edges: int, operations: Sequence[_Seen], divided: bool
 ) -> dict[Term, Intervals]:
     """When each term has the step: each takes what those before it left."""
-    left = np.array([[lane.edges[0], lane.edges[num_edges - 1]]], dtype=np.int64)
+    remaining = np.array([[lane.edges[0], lane.edges[num_edges - 1]]], dtype=np.int64)
     exposed = subtract(lane.awaited, merge(lane.compute, lane.move))
     late = intervals.of((o.start, min(o.end, last)) for o, last, _ in operations if not o.p2p)
     alone = intervals.of((o.start, min(o.end, last)) for o, last, _ in operations if o.p2p)
@@ -109,9 +109,9 @@ def _tracks(
     claims |= {Term.DATA: lane.data, Term.LAUNCH: lane.launch, Term.OTHER: lane.queued}
     taken = {}
     for term, claim in claims.items():
-        taken[term] = intersect(left, claim)
-        left = subtract(left, taken[term])
-    return {**taken, Term.IDLE: left}
+        taken[term] = intersect(remaining, claim)
+        remaining = subtract(remaining, taken[term])
+    return {**taken, Term.IDLE: remaining}
 
 
 def _rank(

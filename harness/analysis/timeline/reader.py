@@ -283,8 +283,8 @@ def _unknown(path: Path, columns: _Growing) -> list[str]:
     unknown = {c: kind for c, kind in unknown.items() if kind not in KNOWN}
     sentences = []
     for name, kind in unknown.items():
-        here = [number for (cat, _, _), number in columns.places.items() if cat == name]
-        rows = np.isin(np.frombuffer(columns.grown["place"], dtype=np.int32), here)
+        categories = [number for (cat, _, _), number in columns.places.items() if cat == name]
+        rows = np.isin(np.frombuffer(columns.grown["place"], dtype=np.int32), categories)
         streams = np.frombuffer(columns.grown["stream"], dtype=np.int64)[rows]
         if _OTHER_DEVICES.search(kind) or (streams >= 0).any():
             raise ScaleproofError(

@@ -196,8 +196,8 @@ class Loaded:
         case, make = source.ctx.case, self.input.feed
         knobs = case.knobs_of(case.data, getattr(self.input, "KNOBS", {}))
         make = getattr(self.input, "plain", make) if plain else make
-        made: Callable[[int], Batch] = make(source, knobs)
-        return made
+        batch_of: Callable[[int], Batch] = make(source, knobs)
+        return batch_of
 
     def at_once(self, case: CaseSpec) -> CaseSpec:
         """The case with a model that does not wait, if it is one that does."""

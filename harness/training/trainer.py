@@ -130,20 +130,20 @@ def observe_dtype(module: nn.Module) -> set[str]:
 
     Hooks would break a graph: of compiled blocks nothing is seen.
     """
-    seen: set[str] = set()
+    dtypes: set[str] = set()
     inside = {m for block in kernels.compiled_blocks(module) for m in block.modules()}
     for layer in set(module.modules()) - inside:
         if isinstance(layer, nn.Linear | nn.Conv2d):
 
             def note(_: nn.Module, __: object, output: Tensor) -> None:
-                seen.add(str(output.dtype).removeprefix("torch."))
+                dtypes.add(str(output.dtype).removeprefix("torch."))
 
             def once(layer: nn.Module) -> None:
                 handle = layer.register_forward_hook(note)
                 layer.register_forward_hook(lambda *_: handle.remove())
 
             once(layer)
-    return seen
+    return dtypes
 
 
 def num_elements(model: nn.Module) -> int:
@@ -165,7 +165,7 @@ def training_bytes(
     """
     states = elements * size
     early = facts.copies - 1 if facts.copies > 1 and not gradients else facts.copies
-    kept = (facts.activation_bytes_per_sample + facts.loss_bytes_per_sample) * samples
-    at_loss = states * early + kept + facts.cast_bytes
+    activation_bytes = (facts.activation_bytes_per_sample + facts.loss_bytes_per_sample) * samples
+    at_loss = states * early + activation_bytes + facts.cast_bytes
     at_step = states * facts.copies + facts.again_bytes * samples + facts.cast_bytes
     return int(max(at_loss, at_step))

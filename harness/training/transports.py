@@ -45,8 +45,8 @@ Built: TypeAlias = tuple[Callable[..., Promise], Callable[..., Hook]]
 
 def generator(ctx: RankContext) -> torch.Generator:
     """Random numbers of this rank; torch's global ones, of which dropout draws, stay alone."""
-    made = torch.Generator(device=ctx.device)
-    return made.manual_seed(ctx.case.seed * 1_000_003 + ctx.rank + 1)
+    drawing = torch.Generator(device=ctx.device)
+    return drawing.manual_seed(ctx.case.seed * 1_000_003 + ctx.rank + 1)
 
 
 def padded(elements: int, unit: int) -> int:

@@ -25,9 +25,9 @@ def visible(queries: Tensor, keys: Tensor) -> Tensor:
 def gathered(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
     """Gathers all keys and values once, and attends to those that its queries see."""
     positions = places[group.rank()]
-    every = torch.cat(list(places))
-    needed = torch.nonzero(every <= positions.max()).flatten()
-    mask = visible(positions, every[needed])
+    whole = torch.cat(list(places))
+    needed = torch.nonzero(whole <= positions.max()).flatten()
+    mask = visible(positions, whole[needed])
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         both = _through(_Gather, torch.stack((k, v)), group)[:, :, :, needed]
@@ -72,9 +72,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group, n = group, group.size()
-        every = x.new_empty((n, *x.shape))
-        dist.all_gather_into_tensor(every.flatten(0, 1), x.contiguous(), group=group)
-        return every.movedim(0, 3).flatten(3, 4)
+        received = x.new_empty((n, *x.shape))
+        dist.all_gather_into_tensor(received.flatten(0, 1), x.contiguous(), group=group)
+        return received.movedim(0, 3).flatten(3, 4)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
@@ -126,9 +126,9 @@ class _Ring(torch.autograd.Function):
         travelling = torch.stack((k, v))
         for hop in range(n):
             of = (rank - hop) % n
-            seen = visible(places[rank], places[of])
-            if bool(seen.any()):
-                scores = _scores(q, travelling[0], seen)
+            visible_part = visible(places[rank], places[of])
+            if bool(visible_part.any()):
+                scores = _scores(q, travelling[0], visible_part)
                 log = scores.logsumexp(-1, keepdim=True)
                 part = (scores - log).nan_to_num(-torch.inf, neginf=-torch.inf).exp()
                 mixed = part @ _each_head(travelling[1], q).float()
@@ -158,10 +158,10 @@ class _Ring(torch.autograd.Function):
         owed = torch.zeros_like(travelling)
         for hop in range(n):
             of = (rank - hop) % n
-            seen = visible(places[rank], places[of])
-            if bool(seen.any()):
+            visible_part = visible(places[rank], places[of])
+            if bool(visible_part.any()):
                 keys, values = (_each_head(x, q).float() for x in travelling)
-                share = (_scores(q, travelling[0], seen) - logs).exp()
+                share = (_scores(q, travelling[0], visible_part) - logs).exp()
                 of_scores = share * (wanted @ values.transpose(-1, -2) - lost) * scale
                 of_q += of_scores @ keys
                 owed[0] += _each_group(of_scores.transpose(-1, -2) @ q.float(), k)

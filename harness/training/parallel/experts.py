@@ -68,8 +68,8 @@ def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
         """(experts, room, d): all of one rank's tokens, sorted by expert."""
         num, room, d = rooms.shape
         sent = _exchanged(rooms.view(n, num // n, room, d), group)
-        mine = sent.transpose(0, 1).reshape(num // n, n * room, d)
-        answers = plain(mine).view(num // n, n, room, d).transpose(0, 1)
+        rows_here = sent.transpose(0, 1).reshape(num // n, n * room, d)
+        answers = plain(rows_here).view(num // n, n, room, d).transpose(0, 1)
         return _exchanged(answers.contiguous(), group).view(num, room, d)
 
     experts.forward = forward

@@ -149,10 +149,10 @@ class Schedule:
         }
         ends: dict[Action, float] = {}
         free = [0.0] * self.ranks
-        left = [list(order) for order in self.orders]
-        while any(left):
+        waiting = [list(order) for order in self.orders]
+        while any(waiting):
             moved = False
-            for rank, order in enumerate(left):
+            for rank, order in enumerate(waiting):
                 while order and all(need in ends for need in self._needs(order[0])):
                     action = order.pop(0)
                     begin = max((ends[need] for need in self._needs(action)), default=0.0)
@@ -185,11 +185,11 @@ class Schedule:
         """The largest sum of ``weights(stage)`` over micro-batches that went forwards and whose
         weights have no gradient yet.
         """
-        held = most = 0.0
+        in_flight = largest = 0.0
         for what, stage, _ in self.orders[rank]:
-            held += {"F": 1, "B": -1, "W": -1, "I": 0}[what] * weights(stage)
-            most = max(most, held)
-        return most
+            in_flight += {"F": 1, "B": -1, "W": -1, "I": 0}[what] * weights(stage)
+            largest = max(largest, in_flight)
+        return largest
 
     def order(self) -> tuple[int, ...]:
         """Micro-batches in the order in which gradients of weights are added, equal on all stages;

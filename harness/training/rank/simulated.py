@@ -56,9 +56,9 @@ class Simulated(Oracle):
         loss, gradients = self.backward(own)
         self.update(gradients)
         flat = vector(self.model)
-        every = [torch.empty_like(flat) for _ in self.workers]
-        dist.all_gather(every, flat)
-        for (model, _), theirs in zip(self.workers, every, strict=True):
+        gathered = [torch.empty_like(flat) for _ in self.workers]
+        dist.all_gather(gathered, flat)
+        for (model, _), theirs in zip(self.workers, gathered, strict=True):
             fill(model, theirs)
         self.rules.after(self.count)
         self.count += 1

@@ -248,16 +248,16 @@ class Bench:
         began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         ended = self._run_together(specs, on_step)
         common: dict[str, Any] = dict(engine=self.engine.name, slot=slot, started_at=began_at)
-        left = [
+        pending = [
             replace(_record(order, spec, world), **common)
             for order, spec, world in zip(orders, specs, ended, strict=True)
         ]
         records = []
-        for (order, answer), launch in zip(answered, left, strict=True):
+        for (order, answer), launch in zip(answered, pending, strict=True):
             if launch.cause is None and order.purpose is Purpose.BITS:
                 launch = _compared(launch, folder)
             elif launch.cause is None and order.purpose not in (Purpose.GATE, Purpose.REFERENCE):
-                beside = [rank for other in left if other is not launch for rank in other.ranks]
+                beside = [rank for other in pending if other is not launch for rank in other.ranks]
                 launch = _figured(order, launch, folder, answer, beside)
             records.append(replace(launch, wrong=(*launch.wrong, *self._written(order.script))))
         return records
@@ -430,10 +430,10 @@ def alone(case: CaseSpec, described: Described, streamed: bool) -> CaseSpec:
     if shards == case.world_size:
         return case
     nodes = list[int]()
-    left = shards
+    unplaced = shards
     for ranks in case.nodes:
-        nodes += [min(ranks, left)] if left else []
-        left -= min(ranks, left)
+        nodes += [min(ranks, unplaced)] if unplaced else []
+        unplaced -= min(ranks, unplaced)
     return replace(case, world_size=shards, nodes=tuple(nodes), mesh="", stragglers="")
 
 

@@ -84,11 +84,11 @@ def _tasks(
         (task, about, [v for v in verbs if v in helps]) for task, (about, verbs) in TASKS.items()
     ]
     placed = {*FIRST, *(verb for _, _, verbs in grouped for verb in verbs)}
-    left: dict[str, list[str]] = {}
+    ungrouped: dict[str, list[str]] = {}
     for verb in helps:
         if verb not in placed:
-            left.setdefault(folders[verb], []).append(verb)
-    grouped += [(folder, "more", verbs) for folder, verbs in left.items()]
+            ungrouped.setdefault(folders[verb], []).append(verb)
+    grouped += [(folder, "more", verbs) for folder, verbs in ungrouped.items()]
     return [task for task in grouped if task[2]]
 
 

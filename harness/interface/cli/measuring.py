@@ -121,15 +121,15 @@ def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = N
     live: Progress = Live(sys.stderr)
     if given["heartbeat"]:
         live = Heartbeat(live, Path(given["heartbeat"]))
-    made = Session(
+    session_made = Session(
         known,
         settings,
         results(asked),
         options.thresholds(given["thresholds"], beside, known, given["references"]),
         live,
     )
-    made.run.notes += notes
-    return made
+    session_made.run.notes += notes
+    return session_made
 
 
 def results(asked: Asked) -> Path:

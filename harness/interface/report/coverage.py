@@ -41,9 +41,9 @@ def _worlds(run: RunRecord, cases: Collection[CaseSpec]) -> str:
     stand_in = {c.world_size for c in cases if run.stand_ins(c)}
     for label, worlds in (("", real), ("stand-ins ", stand_in)):
         if worlds:
-            left = [str(n) for n in range(1, max(worlds)) if n not in worlds]
-            gap = f" (not {', '.join(left)})" if 0 < len(left) <= 8 else ""
-            gap = gap or (f" (not {len(left)} sizes in between)" if left else "")
+            skipped = [str(n) for n in range(1, max(worlds)) if n not in worlds]
+            gap = f" (not {', '.join(skipped)})" if 0 < len(skipped) <= 8 else ""
+            gap = gap or (f" (not {len(skipped)} sizes in between)" if skipped else "")
             ranks = f"ranks 0..{max(worlds) - 1}" if max(worlds) > 1 else "rank 0"
             parts.append(f"{label}{_list(map(str, sorted(worlds)))}{gap}, {ranks}")
     shapes = sorted({"x".join(map(str, c.nodes)) for c in cases if len(c.nodes) > 1})
@@ -63,8 +63,8 @@ def _names(run: RunRecord, cases: Collection[CaseSpec]) -> list[tuple[str, str]]
     rows = []
     for kind, offered in run.offered.items():
         names = used.get(kind, set())
-        left = [n for n in offered if n not in names]
-        without = f" (not {', '.join(left)})" if left else ""
+        unnamed = [n for n in offered if n not in names]
+        without = f" (not {', '.join(unnamed)})" if unnamed else ""
         word = {"strategies": "strategy", "models": "model", "compressors": "compressor"}[kind]
         named = f"{_list(sorted(names))}: " if names else ""  # "none" is a compressor, too
         rows.append((word, f"{named}{len(names)} of {len(offered)}{without}"))

@@ -38,8 +38,8 @@ def headline(run: RunRecord) -> str:
     if not judged:
         return ". ".join(filter(None, [_unruled(run), largest]))
     # Of equally bad ones that of hardware: a stand-in says nothing of it.
-    every = [*judged, *wrong(run)]
-    worst = min(every, key=lambda v: (SEVERITY.index(v.counts), of_stand_in(run, v)))
+    all_judged = [*judged, *wrong(run)]
+    worst = min(all_judged, key=lambda v: (SEVERITY.index(v.counts), of_stand_in(run, v)))
     parts = [f"{worst.counts}: {tally(run)}"]
     if worst.counts is not Status.PASS:
         parts[0] += f"; {_why(run, worst)}"

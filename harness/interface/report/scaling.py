@@ -46,12 +46,12 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
         if (against := shown_against(plan)) != "plain":
             names.append(f"  v {against}")
         ladders[bool(plan.arms[0].case.stand_in)].append((names, rungs))
-    every = [*ladders[False], *ladders[True]]
-    if not every:
+    all_ladders = [*ladders[False], *ladders[True]]
+    if not all_ladders:
         return []
-    rows = [r for _, rungs in every for r in rungs]
+    rows = [r for _, rungs in all_ladders for r in rungs]
     columns = [_NAMES, *map(_lifted, _measured(RUNGS, rows))]
-    header, lines = _laid_out(columns, every, width)
+    header, lines = _laid_out(columns, all_ladders, width)
     num_real = len(ladders[False])
     shown = [header, *(line for of_one in lines[:num_real] for line in of_one)]
     if ladders[True]:

@@ -280,14 +280,14 @@ def _lost(r: Rung) -> str:
 
 def _noticed(run: RunRecord, width: int) -> list[str]:
     """The first things that were noticed; of more their number."""
-    every = [*notices.findings(run, load=not why_open(run)), *run.notes]
+    sentences = [*notices.findings(run, load=not why_open(run)), *run.notes]
     skipped = dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP)
     cut = [p.name for p in run.plans if p.hash in run.out_of_time]
-    every += [f"skipped: {why}" for why in skipped]
-    every += [f"cut by the time budget: {', '.join(cut)}"] if cut else []
-    shown = [line for text in every[:FEW] for line in wrap(f" noticed {text}", width, 9)]
-    if len(every) > FEW:
-        shown.append(f" noticed {len(every) - FEW} more things (--every)")
+    sentences += [f"skipped: {why}" for why in skipped]
+    sentences += [f"cut by the time budget: {', '.join(cut)}"] if cut else []
+    shown = [line for text in sentences[:FEW] for line in wrap(f" noticed {text}", width, 9)]
+    if len(sentences) > FEW:
+        shown.append(f" noticed {len(sentences) - FEW} more things (--every)")
     return shown
 
 

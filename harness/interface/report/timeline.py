@@ -141,11 +141,11 @@ def _both(run: RunRecord, r: Rung, width: int, name: str) -> Iterator[str]:
         plain = v.plan == r.plan.hash and v.metric == "communication_cost"
         if not plain or v.low is None or v.high is None or v.value is None:
             continue
-        seen = r.budget.exposed_share
+        exposed_share = r.budget.exposed_share
         slack = (r.budget.clock_ns or 0) / r.budget.step_ns
-        agree = v.low - slack <= seen <= v.high + slack
+        agree = v.low - slack <= exposed_share <= v.high + slack
         yield from wrap(
-            f" both     {name}exposed communication is {seen:.1%} of the step by its"
+            f" both     {name}exposed communication is {exposed_share:.1%} of the step by its"
             f" trace, {v.value:.1%} [{v.low:.1%}, {v.high:.1%}] by ablation:"
             + (
                 " they agree"
@@ -179,10 +179,10 @@ def _fitting(
     """The table from its ``first`` column on, and the terms that have no column of their own."""
     ranked = sorted(shown, key=lambda t: -max(abs(_ms(r, t)) for r in trusted))
     for count in range(len(shown), -1, -1):
-        kept = [t for t in shown if t in ranked[:count]]
+        fitting = [t for t in shown if t in ranked[:count]]
         rest = ranked[count:]
-        lines = table(_columns(kept, rest)[first:], trusted, width)
-        if {*map(head, kept), *(["rest"] if rest else [])} <= set(lines[0].split()):
+        lines = table(_columns(fitting, rest)[first:], trusted, width)
+        if {*map(head, fitting), *(["rest"] if rest else [])} <= set(lines[0].split()):
             break
     return lines, rest
 

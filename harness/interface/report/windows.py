@@ -22,7 +22,7 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     ranks = f"{num} rank{'s' if num > 1 else ''}"
     mean = f"{steps} of {budget.step_ns / 1e6:.2f} ms"
     lines = wrap(f" {title}: {ranks}, {mean}, {budget.device}{clocks}", width, 1)
-    every = {"all comm": budget.comm_share} | {
+    shares = {"all comm": budget.comm_share} | {
         head(t): budget.mean_ns(t) / budget.step_ns for t in shown
     }
 
@@ -31,7 +31,7 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
         return Column(
             name,
             70 if name == "all comm" else 80,
-            lambda r: f"{every[name]:.1%}" if r is None else f"{rank(r) / 1e6:.2f}",
+            lambda r: f"{shares[name]:.1%}" if r is None else f"{rank(r) / 1e6:.2f}",
         )
 
     steps_ns = budget.steps

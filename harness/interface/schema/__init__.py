@@ -45,8 +45,8 @@ def by_folder() -> dict[Path, dict[str, tuple[Any, ...]]]:
 
 def answers_schema(documents: Mapping[str, tuple[Any, ...]]) -> dict[str, Json]:
     """One document with the schema of every verb's answer."""
-    every = [kind for kinds in documents.values() for kind in kinds]
-    schemas, components = msgspec.json.schema_components(every, ref_template="#/$defs/{name}")
+    all_kinds = [kind for kinds in documents.values() for kind in kinds]
+    schemas, components = msgspec.json.schema_components(all_kinds, ref_template="#/$defs/{name}")
     schemas_left = iter(schemas)
     properties: dict[str, Any] = {}
     for verb, kinds in documents.items():

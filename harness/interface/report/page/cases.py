@@ -259,14 +259,14 @@ def _bytes(row: ArmRow, gate: LaunchRecord | None) -> Table[tuple[str, str, str]
     ]
     issued: Mapping[str, Issued] = gate.ranks[0].issued if gate and gate.ranks else {}
     for name in dict.fromkeys([*issued, *expected.payload_bytes]):
-        seen = issued.get(name)
+        issued_here = issued.get(name)
         payload = expected.payload_bytes.get(name)
         rows.append(
             (
                 f"{name}, rank 0",
                 "not recorded"
-                if seen is None
-                else f"{si(float(seen.payload_bytes), 'B')} in {seen.count}",
+                if issued_here is None
+                else f"{si(float(issued_here.payload_bytes), 'B')} in {issued_here.count}",
                 "not said" if payload is None else si(payload[0], "B"),
             )
         )

@@ -18,15 +18,15 @@ def facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
     software = sorted(run.software.items())
     for name, versions in sorted(run.setups.items()):
         software += [(f"{name}: {k}", v) for k, v in sorted(versions.items())]
-    every = [
+    groups = [
         ("Machine", _machine(run.machine)),
         ("The host before the run", [(f.check, f.text) for f in run.admission]),
         ("Software", software),
         ("Settings", sorted((k, _told(v)) for k, v in fields_of(run.settings).items())),
         ("Environment", _environment(run)),
     ]
-    every[1:1] = [("Topology, network, limits and clocks", _shared(run))]
-    return [(title, rows) for title, rows in every if rows]
+    groups[1:1] = [("Topology, network, limits and clocks", _shared(run))]
+    return [(title, rows) for title, rows in groups if rows]
 
 
 def _environment(run: RunRecord) -> list[tuple[str, str]]:
@@ -98,9 +98,11 @@ def busy(launches: Sequence[LaunchRecord]) -> str:
     words += [f"{min(clocks)} to {max(clocks)} MHz"] if clocks else []
     words += [f"{min(watts):.0f} to {max(watts):.0f} W"] if watts else []
     if kept := [r.allocator for r in ranks if r.allocator]:
-        held = max(a.reserved_bytes - a.allocated_bytes for a in kept)
+        reserved_bytes = max(a.reserved_bytes - a.allocated_bytes for a in kept)
         retries = sum(a.num_retries for a in kept)
-        words.append(f"{si(float(held), 'B')} reserved but free, {retries} allocation retries")
+        words.append(
+            f"{si(float(reserved_bytes), 'B')} reserved but free, {retries} allocation retries"
+        )
     return ", ".join(words)
 
 

@@ -222,13 +222,13 @@ def stacked(
     if most is None:
         most = max([*(sum(v for _, v in b.parts) for b in bars), mark or 0.0])
     most = most * 1.02 or 1.0
-    left, row = 64, 24
+    left_edge, row = 64, 24
     bottom = 8 + row * len(bars)
     used = [n for n in colors if any(n == name and v > 0 for b in bars for name, v in b.parts)]
     legend_rows = -(-len(used) // 4)
 
     def px(value: float) -> float:
-        return left + value / most * (WIDTH - left - RIGHT)
+        return left_edge + value / most * (WIDTH - left_edge - RIGHT)
 
     elements = [
         f'<svg viewBox="0 0 {WIDTH} {bottom + 30 + 20 * legend_rows}" role="img"'
@@ -243,7 +243,7 @@ def stacked(
         y = 8 + row * i
         begin = 0.0
         elements.append(
-            f'<text class="tick" x="{left - 6}" y="{y + 13}" text-anchor="end">{escape(bar.name)}</text>'
+            f'<text class="tick" x="{left_edge - 6}" y="{y + 13}" text-anchor="end">{escape(bar.name)}</text>'
         )
         for name, value in bar.parts:
             if value <= 0:
@@ -259,7 +259,7 @@ def stacked(
             f'<line class="mark" x1="{px(mark):.1f}" x2="{px(mark):.1f}" y1="2" y2="{bottom}"/>'
         )
     for i, name in enumerate(used):
-        lx = left + (i % 4) * 122
+        lx = left_edge + (i % 4) * 122
         ly = bottom + 36 + 20 * (i // 4)
         elements.append(
             f'<rect x="{lx}" y="{ly - 10}" width="10" height="10" fill="{colors[name]}"/>'

@@ -59,7 +59,7 @@ def of_plan(run: RunRecord, plan: Plan, rates: Sequence[float] = codecs.RATES) -
         rates: of links in bit/s, at which steps of codecs are shown.
     """
     costs = breakeven.costs(run, plan) if codecs.compared(plan) else []
-    here = breakeven.link_bps(run, plan.arms[0].case)
+    link_rate = breakeven.link_bps(run, plan.arms[0].case)
     by_name = {cost.name: cost for cost in costs}
     named = {c.name: c for c in plan.contrasts}
     by_arm: dict[str, dict[str, Verdict]] = {}
@@ -76,14 +76,14 @@ def of_plan(run: RunRecord, plan: Plan, rates: Sequence[float] = codecs.RATES) -
             BesideLine(arm=arm, verdicts=verdicts, ideal=ideal, cost=by_name.get(arm.name))
         )
     asked = list(dict.fromkeys(c.metric for c in plan.contrasts))
-    of_codecs = codecs.columns(costs, here, rates) if costs else ()
+    of_codecs = codecs.columns(costs, link_rate, rates) if costs else ()
     table = Table(columns=[*_columns(asked, of_codecs)], rows=lines)
-    explained = [*notes(plan), *(codecs.notes(costs, here) if costs else ())]
+    explained = [*notes(plan), *(codecs.notes(costs, link_rate) if costs else ())]
     return TitledTable(
         title=plan.name,
         table=table,
         notes=explained,
-        curves=codecs.curves(costs, here),
+        curves=codecs.curves(costs, link_rate),
         x_label="link rate, Gbit/s",
         y_label="step, ms",
     )

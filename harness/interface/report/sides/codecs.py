@@ -40,7 +40,7 @@ def columns(
     costs: Sequence[EncodingCost], here: float, rates: Sequence[float] = RATES
 ) -> Iterator[Column[EncodingCost]]:
     """What a codec's line says beyond its measured metrics."""
-    held = dict.fromkeys(other for cost in costs for other in cost.pays)
+    alternatives = dict.fromkeys(other for cost in costs for other in cost.pays)
     yield Column(
         "B/param", 70, lambda c: f"{c.bytes_per_parameter:.3g}", raw=lambda c: c.bytes_per_parameter
     )
@@ -50,7 +50,7 @@ def columns(
         yield Column(_rate(rate), 85, _at(rate, here), raw=_raw_at(rate, here))
     yield Column("wins below", 94, lambda c: _told(c.pays.get(DENSE)), raw=_raw)
     yield Column("from .. to", 40, lambda c: _ends(c.pays.get(DENSE)))
-    for other in held:
+    for other in alternatives:
         if other != DENSE:
             yield Column(f"of {other}", 60, _beside(other))
     yield Column(

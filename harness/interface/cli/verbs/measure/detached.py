@@ -141,17 +141,20 @@ def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
     if asked.options.dry_run:
         script = queue.left(deployment, command)
         return Answer(document={"script": script}, lines=script.splitlines())
-    made = Detached(
+    detached = Detached(
         job=queue.leave(deployment, command),
         engine=site.engine,
         submitted_at=now.isoformat(timespec="seconds"),
         argv=("scaleproof", *asked.words),
         log=str(queue.log(folder)),
     )
-    write_text(folder / "job.json", json.dumps(to_doc(made), indent=1) + "\n")
+    write_text(folder / "job.json", json.dumps(to_doc(detached), indent=1) + "\n")
     where = "" if asked.options.results is None else f" --results {shlex.quote(str(results))}"
-    lines = [f" job {made.job} is in the queue", f" status   scaleproof status {made.job}{where}"]
-    return Answer(document=to_doc(made), lines=lines)
+    lines = [
+        f" job {detached.job} is in the queue",
+        f" status   scaleproof status {detached.job}{where}",
+    ]
+    return Answer(document=to_doc(detached), lines=lines)
 
 
 def _into(words: Sequence[str], results: Path) -> list[str]:

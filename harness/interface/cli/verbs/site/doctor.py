@@ -158,8 +158,12 @@ def engines(known: Mapping[str, Entry]) -> list[Finding]:
     """Which engines can be used from here, and what the others lack."""
     findings = []
     for name, entry in known.items():
-        here = make(entry).probe()
-        state = f"here {here.version}".strip() if here.available else f"not here: {here.reason}"
+        capabilities = make(entry).probe()
+        state = (
+            f"here {capabilities.version}".strip()
+            if capabilities.available
+            else f"not here: {capabilities.reason}"
+        )
         findings.append(Finding(check=f"engine {name}", level=Level.OK, text=state))
     return findings
 

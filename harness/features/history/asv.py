@@ -112,12 +112,12 @@ def _file(folder: Path, name: str, commit: str) -> Path:
 
 def _moved(results: Path, commits: Mapping[str, str]) -> None:
     """Result files of commits that are no longer on the ledger go to their night's new one."""
-    here = {commit[:8] for commit in (ledger.root(results / LEDGER), *commits.values())}
+    commits_here = {commit[:8] for commit in (ledger.root(results / LEDGER), *commits.values())}
     for path in (results / RESULTS).glob(f"*/????????-{ENVIRONMENT}.json"):
         if not _whole(path):  # a writer was killed: what it wrote is made again
             path.unlink()
             continue
-        if path.name[:8] in here:
+        if path.name[:8] in commits_here:
             continue
         run = ledger.run_at(results / LEDGER, path.name[:8])
         new = commits.get(run) if run else None

@@ -45,9 +45,9 @@ def ingest(
                     continue
                 fresh[night.run] = keep(night, results)
         finally:
-            every = nights(results)
-            commits = asv.write(results, every)
-    named = {night.run: night for night in every}
+            all_nights = nights(results)
+            commits = asv.write(results, all_nights)
+    named = {night.run: night for night in all_nights}
     return [added for run, new in fresh.items() for added in _added(named[run], commits[run], new)]
 
 

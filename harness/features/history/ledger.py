@@ -76,9 +76,9 @@ def _tags(nights: Sequence[Night], commits: Mapping[str, str]) -> dict[str, str]
 
 def _tag(path: Path, wanted: Mapping[str, str]) -> None:
     listed = _git(path, "for-each-ref", "--format=%(refname:short) %(objectname)", "refs/tags")
-    here = dict(line.split(" ") for line in listed.splitlines())
-    moves = [f"update refs/tags/{t} {c}\n" for t, c in wanted.items() if here.get(t) != c]
-    moves += [f"delete refs/tags/{t}\n" for t in here if t not in wanted]
+    present = dict(line.split(" ") for line in listed.splitlines())
+    moves = [f"update refs/tags/{t} {c}\n" for t, c in wanted.items() if present.get(t) != c]
+    moves += [f"delete refs/tags/{t}\n" for t in present if t not in wanted]
     if moves:
         _git(path, "update-ref", "--stdin", text="".join(moves))
 
@@ -97,8 +97,8 @@ def _known(path: Path) -> list[tuple[str, str]]:
     """(commit, run) of every night, oldest first; makes an empty repository where none is."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = ["git", "init", "--quiet", "--bare", f"--initial-branch={BRANCH}", str(path)]
-        subprocess.run(made, check=True, env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull})
+        initialise = ["git", "init", "--quiet", "--bare", f"--initial-branch={BRANCH}", str(path)]
+        subprocess.run(initialise, check=True, env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull})
         return []
     if not _git(path, "for-each-ref", f"refs/heads/{BRANCH}").strip():
         return []

@@ -140,9 +140,9 @@ def night_of(run: RunRecord, folder: Path) -> Night:
         for arm in plan.arms:
             if arm.role in (Role.ABLATION, Role.CONTROL) or not _own(arm):
                 continue
-            kept = _kept(run, plan, arm, ladder.get(arm.case.id))
-            if kept is not None:
-                cases[arm.case.id] = _merged(cases.get(arm.case.id), kept)
+            values = _kept(run, plan, arm, ladder.get(arm.case.id))
+            if values is not None:
+                cases[arm.case.id] = _merged(cases.get(arm.case.id), values)
     return Night(
         run=run.run,
         started_at=run.started_at,

@@ -169,19 +169,19 @@ def compare_hardware(
     rows = [{key_of(r.case, True): r for r in c.rows} for c in against]
     ran = [{k for k, r in of_side.items() if r.b is not None} for of_side in rows]
     common = set.intersection(*ran)
-    every = dict.fromkeys(k for of_side in rows for k in of_side)
+    all_keys = dict.fromkeys(k for of_side in rows for k in of_side)
     refused = dict.fromkeys(text for c in against for text in c.not_compared)
     measured = [_entries(s, run, r) for s, run, r in zip(sides, runs, rows, strict=True)]
     return HardwareComparison(
         metric=metric,
         sides=tuple(sides),
         entries=tuple(
-            e for k in every for of_side in measured if (e := of_side.get(k)) is not None
+            e for k in all_keys for of_side in measured if (e := of_side.get(k)) is not None
         ),
         totals=tuple(_totals(sides, runs)),
         num_common=len(common),
         means=tuple(_means(sides, rows, common, measured, metric)),
-        missing=tuple(_missing(every, rows, ran, sides)),
+        missing=tuple(_missing(all_keys, rows, ran, sides)),
         not_compared=tuple(refused),
         differs=tuple(dict.fromkeys(_differing(sides, runs))),
     )
@@ -299,7 +299,7 @@ def _totals(sides: Sequence[Side], runs: Sequence[RunRecord]) -> Iterator[Total]
 
     Machines with unlike numbers of devices meet here: each with all that it has.
     """
-    seen: dict[str, list[Total]] = {}
+    by_case: dict[str, list[Total]] = {}
     for side, run in zip(sides, runs, strict=True):
         for plan in run.plans:
             if any(run.stand_ins(a.case) for a in plan.arms):
@@ -310,9 +310,9 @@ def _totals(sides: Sequence[Side], runs: Sequence[RunRecord]) -> Iterator[Total]
             alone = largest.throughput / largest.speedup
             case = next(a.case for a in plan.arms if a.case.id == largest.case)
             ladder = case.family + case.extras
-            before = next((t for t in seen.get(ladder, ()) if t.side == "A"), None)
+            before = next((t for t in by_case.get(ladder, ()) if t.side == "A"), None)
             summed = alone * largest.world_size
-            seen.setdefault(ladder, []).append(
+            by_case.setdefault(ladder, []).append(
                 Total(
                     side=side.name,
                     ladder=ladder,
@@ -326,7 +326,7 @@ def _totals(sides: Sequence[Side], runs: Sequence[RunRecord]) -> Iterator[Total]
                     else summed / (before.alone * before.devices),
                 )
             )
-    for totals in seen.values():
+    for totals in by_case.values():
         yield from totals
 
 

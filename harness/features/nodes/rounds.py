@@ -222,15 +222,15 @@ class Board:
             partner = link[0] + link[1] - node
             if link != without and partner not in found:
                 by_partner.setdefault(partner, []).append(self._logs[i])
-        mine = [float(np.mean(times)) for times in by_partner.values()]
-        return log_evidence(mine, self._apart({node, *found, *self._always_slow}), self._least)
+        ratios = [float(np.mean(times)) for times in by_partner.values()]
+        return log_evidence(ratios, self._apart({node, *found, *self._always_slow}), self._least)
 
     def _of_link(self, link: tuple[int, int]) -> tuple[float, float]:
         """Evidence of a link: every launch over it."""
-        mine = np.zeros(len(self._logs), dtype=bool)
-        mine[self.times[link]] = True
-        others = ~mine & ~np.isin(self._ends, list(self._always_slow)).any(axis=1)
-        return log_evidence(self._logs[mine], self._logs[others], self._least)
+        of_link = np.zeros(len(self._logs), dtype=bool)
+        of_link[self.times[link]] = True
+        others = ~of_link & ~np.isin(self._ends, list(self._always_slow)).any(axis=1)
+        return log_evidence(self._logs[of_link], self._logs[others], self._least)
 
     def _apart(self, nodes: Collection[int]) -> NDArray[np.float64]:
         """What was seen of others than these."""
@@ -303,6 +303,6 @@ def _logs(seen: Sequence[TimedPair]) -> NDArray[np.float64]:
     rounds = np.array([s.round for s in seen])
     usual = float(np.median(logs)) if len(logs) else 0.0
     for number in {*rounds.tolist()}:
-        mine = rounds == number
-        logs[mine] -= float(np.median(logs[mine])) if mine.sum() >= COMMON else usual
+        of_round = rounds == number
+        logs[of_round] -= float(np.median(logs[of_round])) if of_round.sum() >= COMMON else usual
     return logs

@@ -90,8 +90,8 @@ def replayed(recorded: Suspects) -> Iterator[str]:
     for number in sorted({p.round for p in measured}):
         before = seen([p for p in measured if p.round < number], hosts)
         drawn = rounds.pairs(before, len(hosts), SEED, least(case))
-        mine = [(p.a, p.b) for p in measured if p.round == number]
-        if [(hosts[a], hosts[b]) for a, b in drawn] != mine:
+        pairs_of_round = [(p.a, p.b) for p in measured if p.round == number]
+        if [(hosts[a], hosts[b]) for a, b in drawn] != pairs_of_round:
             yield f"round {number + 1} of the pairs is not the one that those before lead to"
             return
 

@@ -67,7 +67,7 @@ def segments(played: Played) -> Iterator[tuple[int, str, int, int]]:
     usual = _usual_ns(played)
     for number, sitting in enumerate(played.sittings):
         after = played.sittings[number + 1] if number + 1 < len(played.sittings) else None
-        kept = _resumed_at(after) if after is not None else played.steps
+        resumed_at = _resumed_at(after) if after is not None else played.steps
         now = sitting.began_ns
         ready = False
         for mark, step, marked_ns in _until_struck(sitting):
@@ -77,12 +77,12 @@ def segments(played: Played) -> Iterator[tuple[int, str, int, int]]:
                 now = marked_ns
                 continue
             first = all(m is not Mark.STEP for m, s, _ in sitting.marks if s < step)
-            most = usual if first else SLOW * usual  # a first step is part of a start
-            early = max(now, marked_ns - most) if first else now
+            longest_s = usual if first else SLOW * usual  # a first step is part of a start
+            early = max(now, marked_ns - longest_s) if first else now
             yield number, "restart", now, early
-            done = marked_ns if first else min(marked_ns, now + most)
-            yield number, "train" if step <= kept else "recomputed", early, done
-            yield number, "slow" if step <= kept else "recomputed", done, marked_ns
+            done = marked_ns if first else min(marked_ns, now + longest_s)
+            yield number, "train" if step <= resumed_at else "recomputed", early, done
+            yield number, "slow" if step <= resumed_at else "recomputed", done, marked_ns
             now = marked_ns
         if after is not None:
             assert sitting.struck_ns is not None and sitting.noticed_ns is not None

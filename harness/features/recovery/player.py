@@ -30,13 +30,13 @@ class Player:
 
     def costs(self, case: CaseSpec) -> goodput.Costs:
         """What one of each costs, by two short trainings, one of which has faults."""
-        every = SHORT // SAVES
-        whole = self.play(case, SHORT, every, iter([(1e9, 0)]))
+        steps_between = SHORT // SAVES
+        whole = self.play(case, SHORT, steps_between, iter([(1e9, 0)]))
         (sitting,) = whole.sittings
         first, last = (sitting.marks[i][2] for i in (1, -1))
         apart_s = (first - sitting.began_ns + STRUCK * (last - first)) / 1e9
         strikes = [(apart_s * (i + 1), case.world_size - 1) for i in range(STRIKES)]
-        broken = self.play(case, SHORT, every, iter([*strikes, (1e9, 0)]))
+        broken = self.play(case, SHORT, steps_between, iter([*strikes, (1e9, 0)]))
         return goodput.costs([whole, broken])
 
     def play(

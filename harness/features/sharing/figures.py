@@ -23,7 +23,7 @@ class Figure:
 
 def figures(run: RunRecord) -> Iterator[Figure]:
     """Throughput and step of every case, efficiency of every rung; what is missing is left out."""
-    seen = set()
+    known_measures = set()
     for plan in run.plans:
         for arm in plan.arms:
             row = arm_row(run, plan, arm)
@@ -32,8 +32,8 @@ def figures(run: RunRecord) -> Iterator[Figure]:
                 ("throughput", "samples/s", row.throughput),
                 ("step time", "s", row.step_s),
             ):
-                if value is not None and (arm.case.id, measure) not in seen:
-                    seen.add((arm.case.id, measure))
+                if value is not None and (arm.case.id, measure) not in known_measures:
+                    known_measures.add((arm.case.id, measure))
                     yield Figure(
                         case=arm.case.id,
                         measure=measure,

@@ -30,14 +30,14 @@ def keys_of(cls: type, **others: Key | None) -> dict[str, Key]:
     """
     hints = get_type_hints(cls)
     keys = dict[str, Key]()
-    for f in dataclasses.fields(cls):
-        hint: Any = hints[f.name]
+    for field in dataclasses.fields(cls):
+        hint: Any = hints[field.name]
         repeated = get_origin(hint) is tuple
         kind = next((a for a in get_args(hint) if a is not type(None)), hint)
         choices = tuple(map(str, kind)) if isinstance(kind, EnumType) else ()
-        keys[f.name] = Key(
+        keys[field.name] = Key(
             kind=str if choices else kind,
-            required=f.default is dataclasses.MISSING,
+            required=field.default is dataclasses.MISSING,
             choices=choices,
             each=repeated,
         )
@@ -79,11 +79,11 @@ class Problems:
             return
         noun = "problem" if len(self.found) == 1 else "problems"
         lines = [f"{self.path}: {len(self.found)} {noun}"]
-        for p in sorted(self.found, key=lambda p: p.line):
-            lines.append(f"  line {p.line}: {p.source}")
-            lines.append(f"    {p.text}")
-            if p.hint:
-                lines.append(f"    hint: {p.hint}")
+        for problem in sorted(self.found, key=lambda problem: problem.line):
+            lines.append(f"  line {problem.line}: {problem.source}")
+            lines.append(f"    {problem.text}")
+            if problem.hint:
+                lines.append(f"    hint: {problem.hint}")
         raise ConfigError("\n".join(lines), fix=f"edit {self.path}, then: {self.then}")
 
 

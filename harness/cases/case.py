@@ -239,12 +239,12 @@ class CaseSpec:
         doc = to_doc(self)
         required = ("strategy", "model", "size", "mode", "world_size", "nodes", "device", "backend")
         fields_of_series = {key: _text(doc[key]) for key in required}
-        for f in fields(self)[len(required) :]:
-            if f.name in ("knobs", "environment"):
-                entries: Mapping[str, Json] = getattr(self, f.name) or {}
+        for declared in fields(self)[len(required) :]:
+            if declared.name in ("knobs", "environment"):
+                entries: Mapping[str, Json] = getattr(self, declared.name) or {}
                 fields_of_series.update({k: _text(v) for k, v in sorted(entries.items())})
-            elif getattr(self, f.name) != f.default:
-                fields_of_series[f.name] = _text(doc[f.name])
+            elif getattr(self, declared.name) != declared.default:
+                fields_of_series[declared.name] = _text(doc[declared.name])
         return fields_of_series
 
     @cached_property

@@ -68,11 +68,11 @@ class LaunchCosts:
         self._walls: dict[tuple[str, Purpose], list[float]] = {}
         self._steps: dict[str, list[float]] = {}
         starts: list[float] = []
-        for x in (x for x in launches if x.ranks):
-            self._walls.setdefault((x.case, x.purpose), []).append(x.wall_s)
-            if x.steps is not None:
-                self._steps.setdefault(x.case, []).append(x.steps.mean_s)
-                starts.append(x.wall_s - max(r.stepping_s for r in x.ranks))
+        for launch in (launch for launch in launches if launch.ranks):
+            self._walls.setdefault((launch.case, launch.purpose), []).append(launch.wall_s)
+            if launch.steps is not None:
+                self._steps.setdefault(launch.case, []).append(launch.steps.mean_s)
+                starts.append(launch.wall_s - max(r.stepping_s for r in launch.ranks))
         self._start_s = fmean(starts) if starts else None
         cases = {arm.case.hash: arm.case for plan in plans for arm in plan.arms}
         off = [fmean(s) / self._guess_s(cases[c]) for c, s in self._steps.items() if c in cases]
@@ -276,12 +276,12 @@ def _have(
     by_hash = {plan.hash: plan for plan in plans}
     slots = set[tuple[str, str]]()
     have: Counter[object] = Counter()
-    for x in launches:
-        if x.slot and (x.slot, x.case) in slots:
+    for launch in launches:
+        if launch.slot and (launch.slot, launch.case) in slots:
             continue  # a baseline at several places at once
-        slots.add((x.slot, x.case))
-        purpose = Purpose.PILOT if x.purpose is Purpose.PROBE else x.purpose
-        have[_key(by_hash.get(x.plan), x.case, purpose, described)] += 1
+        slots.add((launch.slot, launch.case))
+        purpose = Purpose.PILOT if launch.purpose is Purpose.PROBE else launch.purpose
+        have[_key(by_hash.get(launch.plan), launch.case, purpose, described)] += 1
     return have
 
 

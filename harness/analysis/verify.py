@@ -88,13 +88,17 @@ def senseless(error: Exception) -> str:
 
 
 def _verified(run: RunRecord, folder: Path) -> Verification:
-    counted = [x for x in run.launches if x.purpose not in _APART and x.status is LaunchStatus.OK]
+    counted = [
+        launch
+        for launch in run.launches
+        if launch.purpose not in _APART and launch.status is LaunchStatus.OK
+    ]
     checked = _all(run, folder, counted)
     differences = [text for replayed in checked for text in replayed.differences]
-    for x in (x for x in run.launches if x.purpose is Purpose.GATE):
-        differences += let_through(x.launch, x.ranks)
-    for x in (x for x in run.launches if x.purpose is Purpose.BITS):
-        differences += _bits(x, folder)
+    for launch in (launch for launch in run.launches if launch.purpose is Purpose.GATE):
+        differences += let_through(launch.launch, launch.ranks)
+    for launch in (launch for launch in run.launches if launch.purpose is Purpose.BITS):
+        differences += _bits(launch, folder)
     if not differences:
         differences = _windows(run, folder)
     links = chain.read(folder)

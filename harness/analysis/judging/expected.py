@@ -122,9 +122,9 @@ def load(path: Path) -> tuple[ExpectedValue, ...]:
 
 def write(path: Path, references: Sequence[ExpectedValue]) -> None:
     lines = ["# Expected values of this hardware class; `scaleproof baseline` reads and writes it."]
-    for r in references:
+    for reference in references:
         lines += ["", "[[reference]]"]
-        for name, value in vars(r).items():
+        for name, value in vars(reference).items():
             if name == "date":
                 lines.append(f"date = {value}")
             elif value is not None and value != ():

@@ -82,21 +82,26 @@ class SlowDevice:
 def slow_devices(run: RunRecord) -> list[SlowDevice]:
     """Devices that were clearly slower than the others when all of them ran the same world."""
     slots: dict[str, list[LaunchRecord]] = {}
-    for x in run.launches:
-        if x.purpose is Purpose.PROBE and x.slot and x.throughput and len(x.ranks) == 1:
-            slots.setdefault(x.slot, []).append(x)
+    for launch in run.launches:
+        if (
+            launch.purpose is Purpose.PROBE
+            and launch.slot
+            and launch.throughput
+            and len(launch.ranks) == 1
+        ):
+            slots.setdefault(launch.slot, []).append(launch)
     devices = []
     for launches in (same for same in slots.values() if len(same) >= FEWEST):
-        speeds = [math.log(x.throughput or 1.0) for x in launches]
+        speeds = [math.log(launch.throughput or 1.0) for launch in launches]
         usual = median(speeds)
         sd = median(abs(s - usual) for s in speeds) / 0.6745
-        for x, speed in zip(launches, speeds, strict=True):
+        for launch, speed in zip(launches, speeds, strict=True):
             if usual - speed > max(SLOW, ODD * sd):
                 devices.append(
                     SlowDevice(
-                        node=x.hosts[0],
-                        host=x.ranks[0].host,
-                        device=x.devices[0],
+                        node=launch.hosts[0],
+                        host=launch.ranks[0].host,
+                        device=launch.devices[0],
                         slower=-math.expm1(speed - usual),
                         among=len(launches),
                     )

@@ -97,9 +97,11 @@ def like_launches_sd(launches: Sequence[LaunchRecord]) -> float | None:
     without a pair. Two like pilots count as a block.
     """
     alike: dict[tuple[str, Purpose, int, int], list[float]] = {}
-    for x in launches:
-        if (rate := x.throughput) is not None and rate > 0:
-            alike.setdefault((x.case, x.purpose, x.attempt, x.block), []).append(math.log(rate))
+    for launch in launches:
+        if (rate := launch.throughput) is not None and rate > 0:
+            alike.setdefault(
+                (launch.case, launch.purpose, launch.attempt, launch.block), []
+            ).append(math.log(rate))
     apart = [abs(v[0] - v[1]) for v in alike.values() if len(v) > 1]
     # |N(0, 2 sd^2)| has its median at 0.6745 sqrt(2) sd
     return statistics.median(apart) / (0.6745 * math.sqrt(2)) if apart else None

@@ -260,11 +260,11 @@ def _by_step(ranks: Sequence[np.ndarray], cut: int) -> list[list[int]]:
 def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
     """Memory slope of the rank that grows fastest; None with fewer than 6 looks at it."""
     fastest = None
-    for rank, s in enumerate(samples):
-        looked = np.flatnonzero(s.rss_bytes[cut:])
+    for rank, of_rank in enumerate(samples):
+        looked = np.flatnonzero(of_rank.rss_bytes[cut:])
         if len(looked) < 6:
             return None
-        values = [float(v) for v in s.rss_bytes[cut:][looked]]
+        values = [float(v) for v in of_rank.rss_bytes[cut:][looked]]
         apart = int(looked[1] - looked[0])  # steps between two looks
         line = stats.slope(values)
         assert line.low is not None and line.high is not None
@@ -278,8 +278,8 @@ def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
 def losses(samples: Sequence[Samples]) -> str:
     """Digest of all ranks' losses: equal for two launches that trained the same to the bit."""
     digest = hashlib.sha256()
-    for s in samples:
-        digest.update(s.loss.tobytes())
+    for of_rank in samples:
+        digest.update(of_rank.loss.tobytes())
     return digest.hexdigest()[:16]
 
 

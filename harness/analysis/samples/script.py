@@ -25,9 +25,9 @@ def rows(samples: Sequence[Samples], step: int) -> int:
     one sample, rows that are alike within a rank are several.
     """
     most: dict[int, int] = {}
-    for s in samples:
-        assert s.seen is not None
-        hashes, counts = np.unique(s.seen[step][s.seen[step] != 0], return_counts=True)
+    for of_rank in samples:
+        assert of_rank.seen is not None
+        hashes, counts = np.unique(of_rank.seen[step][of_rank.seen[step] != 0], return_counts=True)
         for value, count in zip(hashes.tolist(), counts.tolist(), strict=True):
             most[value] = max(count, most.get(value, 0))
     return sum(most.values())
@@ -79,12 +79,12 @@ def declared(case: CaseSpec) -> int | None:
 def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
     """Why samples cannot be counted by their content; empty where they can."""
     watched = [r.watched for r in ranks if r.watched is not None]
-    if why := uncounted(watched, [float(np.median(_came(s))) for s in samples]):
+    if why := uncounted(watched, [float(np.median(_came(of_rank))) for of_rank in samples]):
         return why
     last = len(samples[0].marks_s) - 2
-    for s in samples:
-        assert s.seen is not None
-        here = s.seen[last][s.seen[last] != 0]
+    for of_rank in samples:
+        assert of_rank.seen is not None
+        here = of_rank.seen[last][of_rank.seen[last] != 0]
         if len(here) > 1 and len(np.unique(here)) == 1:
             return "all rows are alike"
     return ""
@@ -274,8 +274,8 @@ def shards(watched: Watched) -> Iterator[str]:
 
 def _losses(samples: Sequence[Samples]) -> Iterator[str]:
     """NaN is a loss that was not seen in no step, or one that is lost in some."""
-    for rank, s in enumerate(samples):
-        lost = ~np.isfinite(s.loss)
-        if lost.any() and not np.isnan(s.loss).all():
+    for rank, of_rank in enumerate(samples):
+        lost = ~np.isfinite(of_rank.loss)
+        if lost.any() and not np.isnan(of_rank.loss).all():
             yield f"loss: not finite on rank {rank} in {int(lost.sum())} of {len(lost)} steps"
             return

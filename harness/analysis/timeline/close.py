@@ -125,9 +125,9 @@ def _rank(
     edges = lane.edges[:num_edges]
     terms = {str(t): tuple(per_window(s, edges).tolist()) for t, s in tracks.items()}
     step_ns = tuple(np.diff(edges).tolist())
-    for k, whole in enumerate(step_ns):
-        if sum(v[k] for v in terms.values()) != whole:  # no assert: it must hold under -O, too
-            raise AssertionError(f"rank {lane.rank} step {k} is not closed")
+    for step, whole in enumerate(step_ns):
+        if sum(v[step] for v in terms.values()) != whole:  # no assert: it must hold under -O, too
+            raise AssertionError(f"rank {lane.rank} step {step} is not closed")
     free = None
     if divided and operations:
         busy = merge(lane.compute, lane.move)
@@ -167,15 +167,15 @@ def _offsets(
 def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
     """Where the two estimates of waiting differ by more than the clocks and 5 % of the step."""
     sentences = []
-    for r in ranks:
-        if r.wait_free_ns is None:
+    for rank in ranks:
+        if rank.wait_free_ns is None:
             continue
-        by_clock = r.mean_ns(Term.WAIT)
-        free = sum(r.wait_free_ns) / len(r.step_ns)
-        step_ns = sum(r.step_ns) / len(r.step_ns)
+        by_clock = rank.mean_ns(Term.WAIT)
+        free = sum(rank.wait_free_ns) / len(rank.step_ns)
+        step_ns = sum(rank.step_ns) / len(rank.step_ns)
         if abs(by_clock - free) > clock_ns + 0.05 * step_ns:
             sentences.append(
-                f"rank {r.rank}: waits {by_clock / 1e6:.2f} ms a step by the clocks,"
+                f"rank {rank.rank}: waits {by_clock / 1e6:.2f} ms a step by the clocks,"
                 f" {free / 1e6:.2f} ms by durations alone"
             )
     return sentences

@@ -469,10 +469,10 @@ def mean_wall_s(launches: Sequence[LaunchRecord]) -> Mapping[str, float]:
     by_key: dict[str, list[float]] = {}
     for purpose in (Purpose.PILOT, Purpose.PROBE, Purpose.TIMED):
         by_case: dict[str, list[float]] = {}
-        for x in launches:
-            if x.purpose is purpose:
+        for launch in launches:
+            if launch.purpose is purpose:
                 more = 1 - 1 / HORIZON if purpose is Purpose.PILOT else 0.0
-                stepping = max((r.stepping_s for r in x.ranks), default=0.0)
-                by_case.setdefault(x.case, []).append(x.wall_s - more * stepping)
+                stepping = max((r.stepping_s for r in launch.ranks), default=0.0)
+                by_case.setdefault(launch.case, []).append(launch.wall_s - more * stepping)
         by_key |= by_case
     return {case: fmean(walls) for case, walls in by_key.items()}

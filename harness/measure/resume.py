@@ -57,8 +57,8 @@ def _edited(run: RunRecord) -> Iterator[str]:
     there = {k: v for k, v in run.environment.items() if changes_speed(k)}
     for name in sorted(environment_now.keys() | there.keys()):
         if environment_now.get(name) != there.get(name):
-            now = environment_now.get(name, "not set")
-            yield f"{name} is {now}, and was {there.get(name, 'not set')}"
+            before = there.get(name, "not set")
+            yield f"{name} is {environment_now.get(name, 'not set')}, and was {before}"
     ranks = (rank for launch in run.launches for rank in launch.ranks)
     sources = {name: digest for rank in ranks for name, digest in (rank.sources or {}).items()}
     if sources.get("scaleproof", digests.of_package()) != digests.of_package():

@@ -77,10 +77,10 @@ def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> s
     if not beside:
         return ""
     by_cores: dict[int, list[float]] = {}
-    for x in (x for x in run.launches if x.purpose is Purpose.TIMED):
-        if x.foreign_load is not None:
-            num_cores = len({(r.host, core) for r in x.ranks for core in r.affinity})
-            by_cores.setdefault(num_cores, []).append(x.foreign_load * num_cores)
+    for launch in (launch for launch in run.launches if launch.purpose is Purpose.TIMED):
+        if launch.foreign_load is not None:
+            num_cores = len({(r.host, core) for r in launch.ranks for core in r.affinity})
+            by_cores.setdefault(num_cores, []).append(launch.foreign_load * num_cores)
     used = fmean(by_cores[max(by_cores)]) if by_cores else 0.0
     if used < LEAST_CORES:
         return ""
@@ -108,10 +108,14 @@ def decide(run: RunRecord) -> list[str]:
     cases = {a.case.id: a.case for p in run.plans for a in p.arms}
     rules = {t.name: t for t in run.thresholds}
     by_remedy: dict[str, list[str]] = {}
-    for v in run.verdicts:
-        open_ = v.rule in rules and v.counts is Status.INCONCLUSIVE and v.case in cases
-        if open_ and v.reason is not Reason.NOT_MEASURED:
-            by_remedy.setdefault(_decides(v), []).append(v.case)
+    for verdict in run.verdicts:
+        open_ = (
+            verdict.rule in rules
+            and verdict.counts is Status.INCONCLUSIVE
+            and verdict.case in cases
+        )
+        if open_ and verdict.reason is not Reason.NOT_MEASURED:
+            by_remedy.setdefault(_decides(verdict), []).append(verdict.case)
     lines = []
     for remedy, undecided in by_remedy.items():
         if len(undecided) > FEW:

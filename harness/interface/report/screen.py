@@ -131,22 +131,26 @@ class _Marks:
 
 def _apart(run: RunRecord, marks: _Marks) -> Mapping[bool, Sequence[ScreenRow]]:
     """All rows: those of hardware (False), and those of stand-ins."""
-    caught = [v for v in run.verdicts if v.reason is Reason.CAUGHT]
+    caught = [verdict for verdict in run.verdicts if verdict.reason is Reason.CAUGHT]
     asked = [*wrong(run), *requirements(run)]
     rungs_of = {
         (plan.hash, rung.row.case.hash): rung
         for plan in run.plans
         for rung in ladder_rows(run, plan)
     }
-    names = _names(run, [v.case_hash for v in (*asked, *caught)], list(rungs_of))
+    names = _names(run, [verdict.case_hash for verdict in (*asked, *caught)], list(rungs_of))
     apart: dict[bool, list[ScreenRow]] = {False: [], True: []}
-    for v in (*asked, *caught):
-        row = _row(v, rungs_of.get((v.plan, v.case_hash)), names, marks)
-        if v.value is None and v.status is Status.INCONCLUSIVE and (hint := _by_pilots(run, v)):
+    for verdict in (*asked, *caught):
+        row = _row(verdict, rungs_of.get((verdict.plan, verdict.case_hash)), names, marks)
+        if (
+            verdict.value is None
+            and verdict.status is Status.INCONCLUSIVE
+            and (hint := _by_pilots(run, verdict))
+        ):
             row = replace(row, value=hint)  # of a wrong training there is no figure
-        apart[of_stand_in(run, v)].append(row)
-    judged = {v.plan for v in requirements(run)}
-    ruled = {(v.plan, v.case_hash) for v in asked}
+        apart[of_stand_in(run, verdict)].append(row)
+    judged = {verdict.plan for verdict in requirements(run)}
+    ruled = {(verdict.plan, verdict.case_hash) for verdict in asked}
     for (plan, case), rung in rungs_of.items():
         if plan not in judged and (plan, case) not in ruled:
             apart[bool(run.stand_ins(rung.row.case))].append(_recorded(rung, names[case], marks))
@@ -245,23 +249,29 @@ def _laid_out(rows: Sequence[ScreenRow], header: str, width: int) -> list[str]:
 
 def _spent(run: RunRecord, width: int) -> list[str]:
     """Where the time went, for the rungs that lost most, and what to try for the first of them."""
-    known = [r for r in rungs(run) if not r.refused and r.losses.step_ns > r.losses.ideal_ns]
-    known = [r for r in known if r.losses.efficiency < KEEPS]
+    known = [
+        rung
+        for rung in rungs(run)
+        if not rung.refused and rung.losses.step_ns > rung.losses.ideal_ns
+    ]
+    known = [rung for rung in known if rung.losses.efficiency < KEEPS]
     if not known:
         return []
-    known.sort(key=lambda r: (bool(run.stand_ins(r.arm.case)), r.losses.efficiency))
+    known.sort(key=lambda rung: (bool(run.stand_ins(rung.arm.case)), rung.losses.efficiency))
     worst = known[:FEW]
-    names = [f"{r.arm.case.family}@{r.arm.case.world.removesuffix('cpu')}" for r in worst]
+    names = [f"{rung.arm.case.family}@{rung.arm.case.world.removesuffix('cpu')}" for rung in worst]
     room = min(max(map(len, names)), max(LEAST_NAME, width // 2 - 9))
     shown = [" where the time went (ms a step), for what lost most"]
-    for name, r in zip(names, worst, strict=True):
-        words = timeline.unexplained(r) if r.apart else _lost(r)
+    for name, rung in zip(names, worst, strict=True):
+        words = timeline.unexplained(rung) if rung.apart else _lost(rung)
         shown += wrap(f"  {shortened(name, room):<{room}}  {words}", width, room + 4)
     remedies = (
         remedy
-        for r in worst
-        if not r.apart
-        for remedy in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings, r.launch.fed)
+        for rung in worst
+        if not rung.apart
+        for remedy in advice(
+            rung.arm.case, rung.expected, rung.losses, rung.budget, run.settings, rung.launch.fed
+        )
     )
     if (first := next(remedies, None)) is not None:
         gain = "" if first.gain is None else f" (at most +{first.gain:.2f} of efficiency)"

@@ -120,14 +120,15 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
 
 def overhead(run: RunRecord) -> float:
     """The share of a run's time in which nothing is built, trained or checked."""
-    busy = {x.slot or x.launch: 0.0 for x in run.launches}
-    for x in run.launches:  # those of a slot ran at once
-        slot = x.slot or x.launch
-        checks = x.purpose in (Purpose.GATE, Purpose.REFERENCE)
+    busy = {launch.slot or launch.launch: 0.0 for launch in run.launches}
+    for launch in run.launches:  # those of a slot ran at once
+        slot = launch.slot or launch.launch
+        checks = launch.purpose in (Purpose.GATE, Purpose.REFERENCE)
         making_s = max(
-            (sum(r.phases_s.get(name, 0.0) for name in _TRAINING) for r in x.ranks), default=0.0
+            (sum(r.phases_s.get(name, 0.0) for name in _TRAINING) for r in launch.ranks),
+            default=0.0,
         )
-        busy[slot] = max(busy[slot], x.wall_s if checks else making_s + _stepping_s([x]))
+        busy[slot] = max(busy[slot], launch.wall_s if checks else making_s + _stepping_s([launch]))
     return 1 - sum(busy.values()) / run.elapsed_s if run.elapsed_s else 0.0
 
 

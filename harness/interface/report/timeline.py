@@ -137,16 +137,16 @@ def unexplained(r: Rung) -> str:
 
 def _both(run: RunRecord, r: Rung, width: int, name: str) -> Iterator[str]:
     """What communication costs by the trace and by ablation, and whether they agree."""
-    for v in run.verdicts:
-        plain = v.plan == r.plan.hash and v.metric == "communication_cost"
-        if not plain or v.low is None or v.high is None or v.value is None:
+    for verdict in run.verdicts:
+        plain = verdict.plan == r.plan.hash and verdict.metric == "communication_cost"
+        if not plain or verdict.low is None or verdict.high is None or verdict.value is None:
             continue
         exposed_share = r.budget.exposed_share
         slack = (r.budget.clock_ns or 0) / r.budget.step_ns
-        agree = v.low - slack <= exposed_share <= v.high + slack
+        agree = verdict.low - slack <= exposed_share <= verdict.high + slack
         yield from wrap(
             f" both     {name}exposed communication is {exposed_share:.1%} of the step by its"
-            f" trace, {v.value:.1%} [{v.low:.1%}, {v.high:.1%}] by ablation:"
+            f" trace, {verdict.value:.1%} [{verdict.low:.1%}, {verdict.high:.1%}] by ablation:"
             + (
                 " they agree"
                 if agree

@@ -27,11 +27,11 @@ def _scales(run: RunRecord) -> dict[str, tuple[float, float]]:
     """One scale for all strips of a metric: the same place means the same value."""
     rules = {t.name: t for t in run.thresholds}
     values_of: dict[str, list[float]] = {}
-    for v in run.verdicts:
-        rule = rules.get(v.rule or "")
-        ends = (v.low, v.high, *((rule.at_least, rule.at_most) if rule else ()))
-        values_of.setdefault(v.metric, []).extend(
-            [*v.pairs, *v.again, *(e for e in ends if e is not None)]
+    for verdict in run.verdicts:
+        rule = rules.get(verdict.rule or "")
+        ends = (verdict.low, verdict.high, *((rule.at_least, rule.at_most) if rule else ()))
+        values_of.setdefault(verdict.metric, []).extend(
+            [*verdict.pairs, *verdict.again, *(e for e in ends if e is not None)]
         )
     return {metric: (min(values), max(values)) for metric, values in values_of.items() if values}
 

@@ -168,8 +168,10 @@ def ranks(folder: Path, launches: Sequence[LaunchRecord]) -> list[RankRow]:
     means: dict[int, list[float]] = {}
     for launch, samples in seen:
         num_kept = launch.steps.count if launch.steps else 0
-        for rank, s in zip(launch.ranks, samples, strict=True):
-            means.setdefault(rank.rank, []).append(float(s.step_s[-num_kept:].mean()) * 1e3)
+        for rank, of_rank_samples in zip(launch.ranks, samples, strict=True):
+            means.setdefault(rank.rank, []).append(
+                float(of_rank_samples.step_s[-num_kept:].mean()) * 1e3
+            )
     all_means = [v for values in means.values() for v in values]
     shown = sorted(means, key=lambda r: -sum(means[r]) / len(means[r]))[:RANKS]
     rows = []

@@ -161,8 +161,8 @@ def ticks(low: float, high: float) -> list[float]:
     raw = (high - low) / 5 or 1.0
     scale = 10.0 ** math.floor(math.log10(raw))
     step = next(m * scale for m in (1, 2, 2.5, 5, 10) if m * scale >= raw)
-    first, last = math.ceil(low / step), math.floor(high / step)
-    return [float(f"{i * step:.10g}") for i in range(first, last + 1)]
+    first, largest = math.ceil(low / step), math.floor(high / step)
+    return [float(f"{i * step:.10g}") for i in range(first, largest + 1)]
 
 
 def strip(
@@ -173,15 +173,15 @@ def strip(
     scale: tuple[float, float],
 ) -> str:
     """Every pair's value as a dot, the interval as a bar, bounds as lines, from scale to scale."""
-    if not [*values, *(v for v in (low, high, *bounds) if v is not None)]:
+    if not [*values, *(value for value in (low, high, *bounds) if value is not None)]:
         return ""
     lo, hi = scale
     margin = (hi - lo) * 0.04 or abs(hi) * 0.01 or 1.0
     lo = lo - margin
     hi = hi + margin
 
-    def px(v: float) -> float:
-        return 4 + (v - lo) / (hi - lo) * 192
+    def px(value: float) -> float:
+        return 4 + (value - lo) / (hi - lo) * 192
 
     elements = ['<svg class="strip" viewBox="0 0 200 22" role="img" aria-label="pairs">']
     if low is not None and high is not None:
@@ -192,9 +192,9 @@ def strip(
         elements.append(
             f'<line class="bound" x1="{px(bound):.1f}" x2="{px(bound):.1f}" y1="1" y2="21"><title>bound {bound:g}</title></line>'
         )
-    for v in values:
+    for value in values:
         elements.append(
-            f'<circle class="dot" cx="{px(v):.1f}" cy="11" r="2.5"><title>{v:.4g}</title></circle>'
+            f'<circle class="dot" cx="{px(value):.1f}" cy="11" r="2.5"><title>{value:.4g}</title></circle>'
         )
     return "".join([*elements, "</svg>"])
 

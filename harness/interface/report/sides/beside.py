@@ -63,10 +63,10 @@ def of_plan(run: RunRecord, plan: Plan, rates: Sequence[float] = codecs.RATES) -
     by_name = {cost.name: cost for cost in costs}
     named = {c.name: c for c in plan.contrasts}
     by_arm: dict[str, dict[str, Verdict]] = {}
-    for v in run.verdicts:
-        if v.plan == plan.hash and v.contrast in named:
-            contrast = named[v.contrast]
-            by_arm.setdefault(contrast.subject, {})[contrast.metric] = v
+    for verdict in run.verdicts:
+        if verdict.plan == plan.hash and verdict.contrast in named:
+            contrast = named[verdict.contrast]
+            by_arm.setdefault(contrast.subject, {})[contrast.metric] = verdict
     lines = []
     for arm in plan.arms:
         expected = run.described[arm.case.hash].expected if arm.case.hash in run.described else None

@@ -194,13 +194,15 @@ def known(results: Path, job: str | None = None) -> list[Detached]:
 def status(results: Path, job: str | None) -> Answer:
     """A line for each: its state in the queue, and the last thing that it said."""
     document, lines = [], []
-    for d in known(results, job):
-        word, why = _queue(d).state_of(d.job)
+    for detached in known(results, job):
+        word, why = _queue(detached).state_of(detached.job)
         state = word.lower() or "over"
-        last_words = _said(d)
-        document.append({**to_doc(d), "state": state, "reason": why, "said": last_words[-1:]})
+        last_words = _said(detached)
+        document.append(
+            {**to_doc(detached), "state": state, "reason": why, "said": last_words[-1:]}
+        )
         reason = f" ({why})" if why not in ("", "None") else ""
-        lines.append(f" {d.job:>6}  {state}{reason}  {shlex.join(d.argv)}")
+        lines.append(f" {detached.job:>6}  {state}{reason}  {shlex.join(detached.argv)}")
         lines += [f"         {line.strip()}" for line in last_words[-1:]]
     return Answer(
         document={"jobs": document}, lines=lines or [" no detached run was submitted from here"]

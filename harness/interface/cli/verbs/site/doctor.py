@@ -110,9 +110,11 @@ def _nodes(asked: Asked, known: Catalogue, site: Site) -> Answer:
     lines = list[str]()
     findings: dict[tuple[str, str, str, str], list[str]] = {}
     for node in examined:
-        for f in node.findings:
-            if f.level is not Level.OK:
-                findings.setdefault((f.level, f.check, f.text, f.advice), []).append(node.host)
+        for finding in node.findings:
+            if finding.level is not Level.OK:
+                findings.setdefault(
+                    (finding.level, finding.check, finding.text, finding.advice), []
+                ).append(node.host)
     for (level, check, message, advice), hosts in findings.items():
         where = f"all {len(hosts)} nodes" if len(hosts) == len(examined) else ", ".join(hosts)
         lines += text.wrap(f" {level:<4}  {check}: {message} on {where}", width, 7)
@@ -122,13 +124,13 @@ def _nodes(asked: Asked, known: Catalogue, site: Site) -> Answer:
         lines += text.wrap(f" {drifted.fact}: {drifted.usual} on most", width, 4)
         for host, value in drifted.others:
             lines += text.wrap(f"    {host}: {value}", width, 8)
-    bad = [f for node in examined for f in node.findings if f.level is Level.BAD]
+    bad = [finding for node in examined for finding in node.findings if finding.level is Level.BAD]
     alike = f"{len(drifts)} facts are not" if drifts else "all facts are"
     lines.append(
         f" {len(examined)} nodes, {len(examined[0].facts)} facts each: {alike} alike;"
         f" {len(bad)} problems"
     )
-    broken = any(f.check in {c.check for c in doctor.examine()} for f in bad)
+    broken = any(finding.check in {c.check for c in doctor.examine()} for finding in bad)
     exit_ = Exit.FAILED if drifts or broken else Exit.INCONCLUSIVE if bad else Exit.PASSED
     document = {"nodes": to_doc(tuple(examined)), "drift": to_doc(tuple(drifts))}
     return Answer(document=document, lines=lines, exit=exit_)
@@ -137,15 +139,15 @@ def _nodes(asked: Asked, known: Catalogue, site: Site) -> Answer:
 def _doctor() -> Answer:
     installed, host = doctor.examine(), admission.examine(on_gpus=True)
     checks = [*installed, *host, *engines(Catalogue().entries["engines"])]
-    wide = max(len(c.check) for c in checks)
+    wide = max(len(check.check) for check in checks)
     lines = []
-    for c in checks:
-        lines.append(f" {c.level:<4}  {c.check:<{wide}}  {c.text}")
-        if c.advice:
-            lines.append(f"       {'':<{wide}}  try: {c.advice}")
-    broken = sum(c.level is Level.BAD for c in installed)
-    unfit = sum(c.level is Level.BAD for c in host)
-    warned = sum(c.level is Level.WARN for c in checks)
+    for check in checks:
+        lines.append(f" {check.level:<4}  {check.check:<{wide}}  {check.text}")
+        if check.advice:
+            lines.append(f"       {'':<{wide}}  try: {check.advice}")
+    broken = sum(check.level is Level.BAD for check in installed)
+    unfit = sum(check.level is Level.BAD for check in host)
+    warned = sum(check.level is Level.WARN for check in checks)
     lines.append(f" {len(checks)} checks, {warned} warnings, {broken + unfit} problems")
     if unfit:
         lines.append(" a run now would end INCONCLUSIVE: noisy host")

@@ -48,16 +48,21 @@ def act(asked: Asked) -> Answer:
     entries = {k: list(known.entries[k].values()) for k in ([kind] if kind else KINDS)}
     lines = []
     for name, of_kind in entries.items():
-        wide = max((len(e.name) for e in of_kind), default=0)
+        wide = max((len(entry.name) for entry in of_kind), default=0)
         lines.append(name)
-        for e in of_kind:
-            lines += text.wrap(f"  {e.name:<{wide}}  {e.doc}", text.columns(), wide + 4)
-            for more in _more(e, known) if kind else ():
+        for entry in of_kind:
+            lines += text.wrap(f"  {entry.name:<{wide}}  {entry.doc}", text.columns(), wide + 4)
+            for more in _more(entry, known) if kind else ():
                 lines += text.wrap(f"  {'':<{wide}}  {more}", text.columns(), wide + 6)
     document = {
         name: [
-            {"name": e.name, "doc": e.doc, "path": str(e.path), "head": dict(e.head)}
-            for e in of_kind
+            {
+                "name": entry.name,
+                "doc": entry.doc,
+                "path": str(entry.path),
+                "head": dict(entry.head),
+            }
+            for entry in of_kind
         ]
         for name, of_kind in entries.items()
     }

@@ -166,11 +166,11 @@ def _print(night: Night, kept: KeptFigure) -> Mapping[str, str]:
 def _judged(series: NightSeries) -> Trend:
     if series.latest.error:
         return Trend(series=series, status=TrendStatus.ERRORED, why=series.latest.error)
-    n = len(series.values)
+    num_values = len(series.values)
     x = series.scaled
-    if n < scan.ENOUGH:
+    if num_values < scan.ENOUGH:
         status = TrendStatus.INSUFFICIENT
-        why = f"{n} of {scan.ENOUGH} nights"
+        why = f"{num_values} of {scan.ENOUGH} nights"
         if series.num_unlike:
             status = TrendStatus.NOT_COMPARABLE
             why += f" since {'; '.join(series.unlike)} ({series.num_unlike} nights before)"
@@ -188,14 +188,14 @@ def _judged(series: NightSeries) -> Trend:
         sudden=not turns or scan.sudden(levels, [t.index for t in turns]),
     )
     last = trend.last
-    if last is not None and not last.back and n - last.index <= RECENT:
+    if last is not None and not last.back and num_values - last.index <= RECENT:
         status = TrendStatus.REGRESSED if last.size > 0 else TrendStatus.IMPROVED
         return replace(trend, status=status)
     if scan.leap(x, math.log1p(LEAP)):
         return replace(trend, status=TrendStatus.SUSPICIOUS, why=_leapt(series))
     if drift := scan.drift(levels, _floor(series.kind)):
         far = shown_size(series.kind, series.size(drift))
-        why = f"{far} in {n} nights, slowly: no night of its own is to blame"
+        why = f"{far} in {num_values} nights, slowly: no night of its own is to blame"
         return replace(trend, status=TrendStatus.DRIFTING, why=why)
     if last is not None:
         message = "back to its level before" if last.back else "as it has been since"

@@ -72,14 +72,14 @@ class Board:
 
     def __init__(self, seen: Sequence[TimedPair], num_nodes: int, least: float) -> None:
         self.num_nodes, self._seen, self._least = num_nodes, seen, least
-        self.round = max((s.round for s in seen), default=-1) + 1
-        self._ends = np.array([s.link for s in seen], dtype=int).reshape(-1, 2)
+        self.round = max((pair_seen.round for pair_seen in seen), default=-1) + 1
+        self._ends = np.array([pair_seen.link for pair_seen in seen], dtype=int).reshape(-1, 2)
         self._logs = _logs(seen)
         self._of: dict[int, list[int]] = {n: [] for n in range(num_nodes)}
         self.times: dict[tuple[int, int], list[int]] = {}
-        for i, s in enumerate(seen):
-            self.times.setdefault(s.link, []).append(i)
-            for node in s.link:
+        for i, pair_seen in enumerate(seen):
+            self.times.setdefault(pair_seen.link, []).append(i)
+            for node in pair_seen.link:
                 self._of[node].append(i)
 
     @cached_property

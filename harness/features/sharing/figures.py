@@ -43,13 +43,13 @@ def figures(run: RunRecord) -> Iterator[Figure]:
                     )
         stand_ins = {a.case.id: bool(run.stand_ins(a.case)) for a in plan.arms}
         for against in dict.fromkeys(c.against for c in plan.contrasts):
-            for p in points(run, plan, against):
+            for point in points(run, plan, against):
                 yield Figure(
-                    case=p.case,
+                    case=point.case,
                     measure=f"efficiency v {against}",
                     unit="1",
-                    value=p.efficiency,
-                    low=p.efficiency_low,
-                    high=p.efficiency_high,
-                    stand_in=stand_ins.get(p.case, False),
+                    value=point.efficiency,
+                    low=point.efficiency_low,
+                    high=point.efficiency_high,
+                    stand_in=stand_ins.get(point.case, False),
                 )

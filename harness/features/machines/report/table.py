@@ -265,11 +265,11 @@ def csv(found: HardwareComparison) -> list[str]:
     """The cases as comma-separated values, in SI units."""
     runs = {s.name: s for s in found.sides}
     rows = []
-    for e in found.entries:
-        row = {k: v for k, v in fields_of(e).items() if k not in ("case", "point", "lost_ns")}
-        row |= {k: getattr(e.point, k, None) for k in ("speedup", "efficiency")}
-        row |= {f"lost_{term}_ns": e.lost_ns.get(term) for term in timeline.TERMS}
-        side = runs[e.side]
-        where = {"case": e.case.id, "machine": side.machine.hardware_class, "run": side.run}
+    for entry in found.entries:
+        row = {k: v for k, v in fields_of(entry).items() if k not in ("case", "point", "lost_ns")}
+        row |= {k: getattr(entry.point, k, None) for k in ("speedup", "efficiency")}
+        row |= {f"lost_{term}_ns": entry.lost_ns.get(term) for term in timeline.TERMS}
+        side = runs[entry.side]
+        where = {"case": entry.case.id, "machine": side.machine.hardware_class, "run": side.run}
         rows.append({**where, **row})
     return written(rows)

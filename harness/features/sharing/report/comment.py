@@ -90,11 +90,11 @@ def markdown(
 def annotations(changes: Sequence[Change]) -> list[str]:
     """Workflow commands of GitHub, which show beside the file; ``::error file=...::``."""
     lines = []
-    for c in changes:
-        if c.status in _LEVELS:
-            values = {"file": c.file, "title": f"scaleproof: {c.status}"}
+    for change in changes:
+        if change.status in _LEVELS:
+            values = {"file": change.file, "title": f"scaleproof: {change.status}"}
             properties = ",".join(f"{k}={_property(v)}" for k, v in values.items() if v)
-            lines.append(f"::{_LEVELS[c.status]} {properties}::{_data(sentence([c]))}")
+            lines.append(f"::{_LEVELS[change.status]} {properties}::{_data(sentence([change]))}")
     return lines
 
 

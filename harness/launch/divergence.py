@@ -102,9 +102,11 @@ def _logs(flights: Mapping[int, Sequence[Collective]]) -> Logs:
     """The groups in which several ranks can be compared."""
     logs: Logs = {}
     for rank, entries in flights.items():
-        for c in entries:
-            if c.operation not in _PAIRED:
-                logs.setdefault(c.group, {}).setdefault(rank, {})[c.number] = c
+        for collective in entries:
+            if collective.operation not in _PAIRED:
+                logs.setdefault(collective.group, {}).setdefault(rank, {})[collective.number] = (
+                    collective
+                )
     return {group: flying for group, flying in logs.items() if len(flying) > 1}
 
 

@@ -61,8 +61,12 @@ def _launches(run: RunRecord, folder: Path, cut: frozenset[str]) -> Iterator[str
     ``cut`` off with their program count for nothing.
     """
     looks = sum(x.status is LaunchStatus.FAILED for x in run.launches)
-    here = folder / "launches"
-    present = {p.name for p in here.iterdir() if p.is_dir()} if here.is_dir() else set()
+    launches_folder = folder / "launches"
+    present = (
+        {p.name for p in launches_folder.iterdir() if p.is_dir()}
+        if launches_folder.is_dir()
+        else set()
+    )
     recorded = {x.launch for x in run.launches}
     extra = sorted(
         n for n in present - recorded - cut if not n.startswith(("fabric-", "recovery-"))
@@ -93,23 +97,23 @@ def _copies(launches: Sequence[LaunchRecord]) -> Iterator[str]:
 def _times(run: RunRecord) -> Iterator[str]:
     """Launches follow each other, last as long as they step, and lie within the run."""
     began = datetime.datetime.fromisoformat(run.started_at)
-    last = began - datetime.timedelta(seconds=1)
+    previous_end = began - datetime.timedelta(seconds=1)
     slot = ""
-    for x in run.launches:
-        at = datetime.datetime.fromisoformat(x.started_at)
-        beside = bool(x.slot) and x.slot == slot
-        if not beside and at < last - datetime.timedelta(seconds=CLOCK_S):
-            yield f"{x.launch} began before the launch before it had ended"
+    for launch in run.launches:
+        at = datetime.datetime.fromisoformat(launch.started_at)
+        beside = bool(launch.slot) and launch.slot == slot
+        if not beside and at < previous_end - datetime.timedelta(seconds=CLOCK_S):
+            yield f"{launch.launch} began before the launch before it had ended"
             return
-        ended = at + datetime.timedelta(seconds=x.wall_s)
-        slot = x.slot
-        last = max(last, ended) if beside else ended
-        stepping = max((r.stepping_s for r in x.ranks), default=0.0)
-        if x.status is LaunchStatus.OK and x.wall_s + CLOCK_S < stepping:
-            yield f"{x.launch}: stepped for {stepping:.3f} s in {x.wall_s:.3f} s"
+        ended = at + datetime.timedelta(seconds=launch.wall_s)
+        slot = launch.slot
+        previous_end = max(previous_end, ended) if beside else ended
+        stepping = max((r.stepping_s for r in launch.ranks), default=0.0)
+        if launch.status is LaunchStatus.OK and launch.wall_s + CLOCK_S < stepping:
+            yield f"{launch.launch}: stepped for {stepping:.3f} s in {launch.wall_s:.3f} s"
             return
     hosts = {n.host for n in (run.machine, *run.nodes)}
-    if strange := {r.host for x in run.launches for r in x.ranks} - hosts:
+    if strange := {r.host for launch in run.launches for r in launch.ranks} - hosts:
         yield f"ranks ran on {', '.join(sorted(strange))}, which is no machine of this run"
 
 
@@ -122,34 +126,37 @@ def _turns(run: RunRecord) -> Iterator[str]:
         if plan is None or block != block.drawn(plan.protocol.seed):
             yield f"{where} has another order of arms than its seed draws"
             continue
-        mine = [
-            x
-            for x in run.by_plan.get(block.plan, ())
-            if x.purpose is Purpose.TIMED and (x.attempt, x.block) == (block.attempt, block.number)
+        of_block = [
+            launch
+            for launch in run.by_plan.get(block.plan, ())
+            if launch.purpose is Purpose.TIMED
+            and (launch.attempt, launch.block) == (block.attempt, block.number)
         ]
         wanted = [(turn, arm) for turn, slot in block.passes for arm in slot]
-        seen = [(x.turn, x.arm) for x in mine]
-        ended = not run.complete or any(not x.usable for x in mine)
-        if seen != wanted[: len(seen)] or (len(seen) < len(wanted) and not ended):
-            yield f"{where} has {len(seen)} of {len(wanted)} launches, or not in its order"
+        happened = [(launch.turn, launch.arm) for launch in of_block]
+        ended = not run.complete or any(not launch.usable for launch in of_block)
+        if happened != wanted[: len(happened)] or (len(happened) < len(wanted) and not ended):
+            yield f"{where} has {len(happened)} of {len(wanted)} launches, or not in its order"
     if run.blocks:
         known = {(b.plan, b.attempt, b.number) for b in run.blocks}
-        for x in run.launches:
-            place = (x.plan, x.attempt, x.block)
-            if x.purpose is Purpose.TIMED and place not in known:
-                yield f"{x.launch} belongs to no block"
+        for launch in run.launches:
+            place = (launch.plan, launch.attempt, launch.block)
+            if launch.purpose is Purpose.TIMED and place not in known:
+                yield f"{launch.launch} belongs to no block"
                 return
 
 
 def _stalled(run: RunRecord) -> Iterator[str]:
     """What was timed again was a scheduled stand-in that nothing but the host kept from it."""
     slots: dict[str, list[LaunchRecord]] = {}
-    for x in (x for x in run.launches if x.purpose is Purpose.STALLED):
-        slots.setdefault(x.slot or x.launch, []).append(x)
+    for launch in (launch for launch in run.launches if launch.purpose is Purpose.STALLED):
+        slots.setdefault(launch.slot or launch.launch, []).append(launch)
     for launches in slots.values():
-        still = [x for x in launches if x.stood_still]
-        scheduled = all(r.planted_s is not None for x in still for r in x.ranks)
-        if not (still and scheduled and all(x.usable or x in still for x in launches)):
+        still = [launch for launch in launches if launch.stood_still]
+        scheduled = all(r.planted_s is not None for launch in still for r in launch.ranks)
+        if not (
+            still and scheduled and all(launch.usable or launch in still for launch in launches)
+        ):
             yield f"{launches[0].launch} was timed again, but the host did not stand still"
             return
     for plan, of_plan in sorted(run.by_plan.items()):
@@ -165,12 +172,12 @@ def _flaked(run: RunRecord) -> Iterator[str]:
     """
     for plan, of_plan in sorted(run.by_plan.items()):
         slots: dict[str, list[LaunchRecord]] = {}
-        for x in (x for x in of_plan if x.purpose is Purpose.FLAKED):
-            slots.setdefault(x.slot or x.launch, []).append(x)
+        for launch in (launch for launch in of_plan if launch.purpose is Purpose.FLAKED):
+            slots.setdefault(launch.slot or launch.launch, []).append(launch)
         for launches in slots.values():
-            if not any(x.passing for x in launches):
+            if not any(launch.passing for launch in launches):
                 yield f"{launches[0].launch} was launched once more, but nothing had ended it"
-        times = sum(not any(x.lost for x in launches) for launches in slots.values())
+        times = sum(not any(launch.lost for launch in launches) for launches in slots.values())
         if times > FLAKES:
             yield f"launches of plan {plan} were launched once more {times} times"
 
@@ -180,17 +187,17 @@ def _seats(run: RunRecord) -> Iterator[str]:
     plans = {p.hash: p for p in run.plans}
     slots: dict[str, list[LaunchRecord]] = {}
     apart = (Purpose.REFERENCE, Purpose.ROUND)
-    for x in (x for x in run.launches if x.hosts and x.asked not in apart):
-        slots.setdefault(x.slot or x.launch, []).append(x)
+    for launch in (launch for launch in run.launches if launch.hosts and launch.asked not in apart):
+        slots.setdefault(launch.slot or launch.launch, []).append(launch)
     for launches in slots.values():
         first = launches[0]
         plan = plans[first.plan]
-        names = tuple(x.arm for x in launches)
+        names = tuple(launch.arm for launch in launches)
         draw = packing.lot(plan.protocol.seed, first.asked, first.attempt, first.turn, names)
         worlds = [plan.arm(name).case for name in names]
         seats = packing.seats(worlds, run.settings.nodes, draw) or []
         drawn = [(s.hosts, s.devices if first.slot else ()) for s in seats]
-        if drawn != [(x.hosts, x.devices) for x in launches]:
+        if drawn != [(launch.hosts, launch.devices) for launch in launches]:
             yield f"{first.launch} did not run on the nodes or devices that its seed draws"
             return
 

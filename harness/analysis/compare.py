@@ -254,15 +254,15 @@ def _unlike_digests(a: str | None, b: str | None) -> bool:
 
 def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[CaseSpec, list[float]]]:
     """Key -> the case and its launches' values, over all plans that ran it."""
-    out: dict[str, tuple[CaseSpec, list[float]]] = {}
+    by_case: dict[str, tuple[CaseSpec, list[float]]] = {}
     for plan in run.plans:
         for arm in plan.arms:
             usable = (x for x in timed(run, plan) if x.arm == arm.name and x.usable)
             read = (x.value(METRICS[metric]) for x in usable)
             values = [value for value in read if value is not None and value > 0]
             if values:
-                out.setdefault(key_of(arm.case, hardware), (arm.case, []))[1].extend(values)
-    return out
+                by_case.setdefault(key_of(arm.case, hardware), (arm.case, []))[1].extend(values)
+    return by_case
 
 
 def _efficiency(run: RunRecord, hardware: bool) -> dict[str, float]:

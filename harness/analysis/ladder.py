@@ -108,7 +108,7 @@ def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
 def ladder_rows(run: RunRecord, plan: Plan) -> list[LadderRow]:
     """The rungs of a plan that were measured, in its order."""
     wrapped = {p.case: p.efficiency for p in points(run, plan, "wrapped")}
-    out = []
+    rows = []
     for point in points(run, plan):
         arm = next(a for a in plan.arms if a.case.id == point.case)
         verdicts = [
@@ -120,7 +120,7 @@ def ladder_rows(run: RunRecord, plan: Plan) -> list[LadderRow]:
             sorted((v for v in verdicts if v.rule), key=lambda v: SEVERITY.index(v.status))
             or verdicts
         )
-        out.append(
+        rows.append(
             LadderRow(
                 row=arm_row(run, plan, arm),
                 point=point,
@@ -128,7 +128,7 @@ def ladder_rows(run: RunRecord, plan: Plan) -> list[LadderRow]:
                 wrapped=wrapped.get(point.case),
             )
         )
-    return out
+    return rows
 
 
 def in_table(v: Verdict, against: str) -> bool:

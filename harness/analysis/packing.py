@@ -31,15 +31,15 @@ def slots(worlds: Sequence[CaseSpec], room: Sequence[int]) -> list[list[int]]:
 
     ``room``: ranks of one device each that fit on every node. A world that fits nowhere is alone.
     """
-    out: list[list[int]] = []
+    filled: list[list[int]] = []
     for number in sorted(range(len(worlds)), key=lambda i: _largest_first(worlds[i])):
-        for slot in out:
+        for slot in filled:
             if seats([worlds[i] for i in (*slot, number)], room) is not None:
                 slot.append(number)
                 break
         else:
-            out.append([number])
-    return out
+            filled.append([number])
+    return filled
 
 
 def seats(
@@ -54,13 +54,13 @@ def seats(
         draw.shuffle(order)
     order.sort(key=lambda node: -room[node])  # a large world finds the large nodes
     taken = [0] * len(room)
-    out: dict[int, Seat] = {}
+    seated: dict[int, Seat] = {}
     for number in sorted(range(len(worlds)), key=lambda i: _largest_first(worlds[i])):
         seat = _seat(worlds[number], order, room, taken)
         if seat is None:
             return None
-        out[number] = seat
-    placed = [out[i] for i in range(len(worlds))]
+        seated[number] = seat
+    placed = [seated[i] for i in range(len(worlds))]
     if draw is None:
         return placed
     blocks = [_blocks(world, seat) for world, seat in zip(worlds, placed, strict=True)]

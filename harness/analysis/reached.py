@@ -20,11 +20,11 @@ def reached(run: RunRecord) -> list[tuple[Threshold, Reach, str]]:
     largest = sum(run.settings.nodes)
     nodes = max((len(c.nodes) for c in cases), default=len(run.settings.nodes))
     device = max((c.device for c in cases), key=str, default=run.settings.device)
-    out = []
+    reaches = []
     for rule in run.thresholds:
         met, why = reach(rule, judged, hardware, device, largest, nodes)
         if any(other.matched_by(rule, run) for other in others):
             met = Reach.MATCHED
             why = ""
-        out.append((rule, met, why))
-    return out
+        reaches.append((rule, met, why))
+    return reaches

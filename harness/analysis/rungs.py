@@ -128,7 +128,7 @@ def _rung(run: RunRecord, plan: Plan, contrast: Contrast) -> Rung | None:
         work = Fraction(1) if arm.case.mode is Mode.WEAK else 1 / ranks
     else:
         work = Fraction(expected.global_batch, alone.global_batch) / ranks
-    seen = [*budgets(run, arm.case), *budgets(run, base.case)]
+    profiled = [*budgets(run, arm.case), *budgets(run, base.case)]
     timed_s = steps_s(run, arm.case)
     base_s = steps_s(run, base.case)
     return Rung(
@@ -139,8 +139,8 @@ def _rung(run: RunRecord, plan: Plan, contrast: Contrast) -> Rung | None:
         launch=of_arm,
         budget=of_arm.budget,
         losses=losses(other.budget, of_arm.budget, ranks=int(ranks), work=work),
-        perturbation=_typical([x.perturbation or 1.0 for x in seen]),
-        changed=_typical([x.changed for x in seen]),
+        perturbation=_typical([x.perturbation or 1.0 for x in profiled]),
+        changed=_typical([x.changed for x in profiled]),
         timed_ns=1e9 * geometric_mean(timed_s) if timed_s else None,
         timed_ideal_ns=1e9 * float(work) * geometric_mean(base_s) if base_s else None,
         apart=apart(of_arm, timed_s) or apart(other, base_s),

@@ -120,9 +120,9 @@ def closed(schema: Json) -> Json:
         return sorted(map(closed, schema), key=str)
     if not isinstance(schema, dict):
         return schema
-    out = {k: v if k == "default" else closed(v) for k, v in sorted(schema.items())}
+    inner = {k: v if k == "default" else closed(v) for k, v in sorted(schema.items())}
     if "prefixItems" in schema:  # the places of a tuple
-        out["prefixItems"] = [closed(place) for place in schema["prefixItems"]]
-    if isinstance(description := out.get("description"), str):
-        out["description"] = inspect.cleandoc(description)
-    return {**out, "additionalProperties": False} if "properties" in out else out
+        inner["prefixItems"] = [closed(place) for place in schema["prefixItems"]]
+    if isinstance(description := inner.get("description"), str):
+        inner["description"] = inspect.cleandoc(description)
+    return {**inner, "additionalProperties": False} if "properties" in inner else inner

@@ -21,12 +21,12 @@ class Lock:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        held = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600)
-        self.release = weakref.finalize(self, os.close, held)
+        descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        self.release = weakref.finalize(self, os.close, descriptor)
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(held, 64, 0).decode(errors="replace") or "another process"
+            holder = os.pread(descriptor, 64, 0).decode(errors="replace") or "another process"
             self.release()
             raise RecordError(
                 f"this run is being measured by {holder}",
@@ -37,5 +37,5 @@ class Lock:
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
-        os.ftruncate(held, 0)
-        os.pwrite(held, f"process {os.getpid()}".encode(), 0)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)

@@ -89,10 +89,10 @@ def evenly(costs: Sequence[float], parts: int) -> list[int]:
                 for start in range(part - 1, end)
                 if (part - 1, start) in best
             )
-    out = []
+    counts = []
     end = len(costs)
     for part in range(parts, 0, -1):
         start = best[part, end][1]
-        out.append(end - start)
+        counts.append(end - start)
         end = start
-    return out[::-1]
+    return counts[::-1]

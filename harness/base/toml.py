@@ -29,19 +29,19 @@ def keys_of(cls: type, **others: Key | None) -> dict[str, Key]:
     A tuple admits one value as well; a field with a default may be missing.
     """
     hints = get_type_hints(cls)
-    out = dict[str, Key]()
-    for f in dataclasses.fields(cls):
-        hint: Any = hints[f.name]
+    keys = dict[str, Key]()
+    for field in dataclasses.fields(cls):
+        hint: Any = hints[field.name]
         repeated = get_origin(hint) is tuple
         kind = next((a for a in get_args(hint) if a is not type(None)), hint)
         choices = tuple(map(str, kind)) if isinstance(kind, EnumType) else ()
-        out[f.name] = Key(
+        keys[field.name] = Key(
             kind=str if choices else kind,
-            required=f.default is dataclasses.MISSING,
+            required=field.default is dataclasses.MISSING,
             choices=choices,
             each=repeated,
         )
-    return {name: key for name, key in {**out, **others}.items() if key is not None}
+    return {name: key for name, key in {**keys, **others}.items() if key is not None}
 
 
 @dataclass
@@ -78,13 +78,13 @@ class Problems:
         if not self.found:
             return
         noun = "problem" if len(self.found) == 1 else "problems"
-        out = [f"{self.path}: {len(self.found)} {noun}"]
-        for p in sorted(self.found, key=lambda p: p.line):
-            out.append(f"  line {p.line}: {p.source}")
-            out.append(f"    {p.text}")
-            if p.hint:
-                out.append(f"    hint: {p.hint}")
-        raise ConfigError("\n".join(out), fix=f"edit {self.path}, then: {self.then}")
+        lines = [f"{self.path}: {len(self.found)} {noun}"]
+        for problem in sorted(self.found, key=lambda problem: problem.line):
+            lines.append(f"  line {problem.line}: {problem.source}")
+            lines.append(f"    {problem.text}")
+            if problem.hint:
+                lines.append(f"    hint: {problem.hint}")
+        raise ConfigError("\n".join(lines), fix=f"edit {self.path}, then: {self.then}")
 
 
 @dataclass(frozen=True, kw_only=True)

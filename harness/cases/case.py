@@ -240,14 +240,14 @@ class CaseSpec:
         """Ordered, string-valued identity: required fields, then those that differ from default."""
         doc = to_doc(self)
         required = ("strategy", "model", "size", "mode", "world_size", "nodes", "device", "backend")
-        out = {key: _text(doc[key]) for key in required}
-        for f in fields(self)[len(required) :]:
-            if f.name in ("knobs", "environment"):
-                entries: Mapping[str, Json] = getattr(self, f.name) or {}
-                out.update({k: _text(v) for k, v in sorted(entries.items())})
-            elif getattr(self, f.name) != f.default:
-                out[f.name] = _text(doc[f.name])
-        return out
+        fields_of_series = {key: _text(doc[key]) for key in required}
+        for declared in fields(self)[len(required) :]:
+            if declared.name in ("knobs", "environment"):
+                entries: Mapping[str, Json] = getattr(self, declared.name) or {}
+                fields_of_series.update({k: _text(v) for k, v in sorted(entries.items())})
+            elif getattr(self, declared.name) != declared.default:
+                fields_of_series[declared.name] = _text(doc[declared.name])
+        return fields_of_series
 
     @cached_property
     def hash(self) -> str:
@@ -275,9 +275,9 @@ class CaseSpec:
         """``+precision=bf16+ddp.bucket_cap_mb=5``: what differs from default, in order."""
         named = {"strategy", "model", "size", "mode", "world_size", "nodes", "device"}
         named |= {"compressor", "stand_in", "backend"}
-        out = [f"+{k}={v}" for k, v in self.series.items() if k not in named]
+        suffixes = [f"+{k}={v}" for k, v in self.series.items() if k not in named]
         usual = self.backend == self.usual_backend
-        return ("" if usual else f"+backend={self.backend}") + "".join(out)
+        return ("" if usual else f"+backend={self.backend}") + "".join(suffixes)
 
     @property
     def usual_backend(self) -> str:
@@ -297,14 +297,14 @@ class CaseSpec:
     @cached_property
     def _slowed(self) -> Mapping[tuple[bool, int], float]:
         """(Whether it is a node, its number) of what is slow on purpose."""
-        out: dict[tuple[bool, int], float] = {}
+        factors: dict[tuple[bool, int], float] = {}
         for part in filter(None, self.stragglers.split(",")):
             match = re.fullmatch(r"(n?)(\d+):(0?\.\d+)", part)
             rank = match is not None and not match[1]
             if match is None or float(match[3]) == 0 or (rank and int(match[2]) >= self.world_size):
                 raise ValueError(f"stragglers: {part!r} is not RANK:SHARE with a share below 1")
-            out[bool(match[1]), int(match[2])] = float(match[3])
-        return out
+            factors[bool(match[1]), int(match[2])] = float(match[3])
+        return factors
 
     @property
     def plain(self) -> bool:

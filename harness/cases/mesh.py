@@ -97,10 +97,10 @@ class Mesh:
         others leave; these shrink, outermost first, where there are too few ranks.
         """
         free = next((d for d in self.sizes if d in DATA), next(iter(self.sizes), Dim.DP))
-        left = world_size
+        unplaced = world_size
         sizes = dict(self.sizes)
         for dim in reversed([d for d in self.sizes if d is not free]):
-            sizes[dim] = math.gcd(sizes[dim], left)
-            left //= sizes[dim]
-        sizes[free] = left
+            sizes[dim] = math.gcd(sizes[dim], unplaced)
+            unplaced //= sizes[dim]
+        sizes[free] = unplaced
         return Mesh({dim: size for dim, size in sizes.items() if size > 1})

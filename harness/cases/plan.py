@@ -108,8 +108,8 @@ class Protocol:
         ``step_s`` is what a step takes, in s.
         """
         cut = max(window.cut, math.ceil(self.cut_s / step_s))
-        kept = max(window.steps - window.cut, math.ceil(self.kept_s / step_s))
-        return replace(window, steps=cut + kept, cut=cut)
+        num_kept = max(window.steps - window.cut, math.ceil(self.kept_s / step_s))
+        return replace(window, steps=cut + num_kept, cut=cut)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +160,10 @@ class Plan:
     def only(self, wanted: Collection[Contrast]) -> Plan:
         """The same plan with these contrasts, and only the arms that they need."""
         names = {c.subject for c in wanted} | {b for c in wanted for b in c.baseline}
-        kept = tuple(c for c in self.contrasts if c in wanted)
-        return replace(self, contrasts=kept, arms=tuple(a for a in self.arms if a.name in names))
+        contrasts = tuple(c for c in self.contrasts if c in wanted)
+        return replace(
+            self, contrasts=contrasts, arms=tuple(a for a in self.arms if a.name in names)
+        )
 
     @cached_property
     def hash(self) -> str:

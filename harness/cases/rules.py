@@ -150,14 +150,16 @@ def load_thresholds(path: Path, known: Catalogue | None = None) -> tuple[Thresho
         rule_of(table, problems) if check_table(table, KEYS, problems, "rule") else None
         for table in tables
     ]
-    seen: dict[str, int] = {}
+    lines_of_names: dict[str, int] = {}
     for table in tables:
         name = table.values.get("name")
         if isinstance(name, str):
-            if name in seen:
+            if name in lines_of_names:
                 line = table.lines.get("name", table.line)
-                problems.add(line, f"the rule at line {seen[name]} already has the name {name!r}")
-            seen.setdefault(name, table.line)
+                problems.add(
+                    line, f"the rule at line {lines_of_names[name]} already has the name {name!r}"
+                )
+            lines_of_names.setdefault(name, table.line)
     good = [t for t, rule in zip(tables, rules, strict=False) if rule is not None]
     for table in good if known is not None else ():
         if known is not None and (what := vacuous.unknown(table.values, known)) is not None:

@@ -44,14 +44,14 @@ class Site:
 
     def shape(self, world_size: int) -> tuple[int, ...]:
         """Ranks per node of a smaller world: nodes are filled in order."""
-        left = world_size
-        out = []
+        unplaced = world_size
+        layout = []
         for ranks in self.nodes:
-            if left <= 0:
+            if unplaced <= 0:
                 break
-            out.append(min(ranks, left))
-            left -= out[-1]
-        return tuple(out) if left <= 0 else (world_size,)
+            layout.append(min(ranks, unplaced))
+            unplaced -= layout[-1]
+        return tuple(layout) if unplaced <= 0 else (world_size,)
 
     def case(self, name: str, mode: Mode | str = Mode.WEAK, **fields: Any) -> CaseSpec:
         """The case ``ddp/decoder-tiny`` (or ``compressed:topk/mlp-small``) on the full world."""
@@ -116,10 +116,10 @@ def parse_name(name: str) -> tuple[str, str | None, str, str]:
 
 def rungs(largest: int, smallest: int = 1) -> tuple[int, ...]:
     """``smallest``, twice as many .. up to ``largest``, which is always there (6 -> 1, 2, 4, 6)."""
-    out = [smallest]
-    while out[-1] * 2 <= largest:
-        out.append(out[-1] * 2)
-    return (*out, largest) if out[-1] != largest else tuple(out)
+    sizes = [smallest]
+    while sizes[-1] * 2 <= largest:
+        sizes.append(sizes[-1] * 2)
+    return (*sizes, largest) if sizes[-1] != largest else tuple(sizes)
 
 
 def resolve(

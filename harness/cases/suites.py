@@ -41,13 +41,13 @@ class Bounds:
         """
         subjects = [arm.case for arm in plan.arms if arm.role is Role.SUBJECT]
         kinds = {(case.family + case.extras, case.mode): case for case in subjects}
-        out = []
+        thresholds = []
         for metric_name, bound in self.least.items():
             by_world = bound if isinstance(bound, Mapping) else {0: bound}
             for world, least in by_world.items():
                 _check_bound(test, metric_name, world, least)
                 for family, mode in kinds:
-                    out.append(
+                    thresholds.append(
                         Threshold(
                             name=f"{test} {metric_name}{f' of {world}' if world else ''}",
                             case=re.sub(r"([*?[])", r"[\1]", family),
@@ -60,7 +60,7 @@ class Bounds:
                             at_least=float(least),
                         )
                     )
-        return out
+        return thresholds
 
 
 def _check_bound(test: str, of: str, world: object, least: object) -> None:

@@ -104,7 +104,7 @@ class Workers:
 
     def _ticks(self) -> dict[int, int]:
         """CPU ticks of each training process, but for this one and the agents of its run."""
-        out = {}
+        ticks = {}
         run = _joined(Path("/proc/self/cmdline").read_bytes())
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -118,10 +118,10 @@ class Workers:
                     continue
                 if f"--parent={os.getpid()}".encode() in command:
                     continue  # our own
-                out[pid] = int(fields[11]) + int(fields[12])
+                ticks[pid] = int(fields[11]) + int(fields[12])
                 owner = re.search(rb"--parent=(\d+)", command)  # an agent's, and its ranks' too
                 self._owners[pid] = int(owner[1]) if owner else pid
-        return out
+        return ticks
 
     def left(self) -> list[int]:
         """Those whose run is gone: nobody will end them."""
@@ -129,8 +129,8 @@ class Workers:
 
     def runs(self) -> list[int]:
         """The programs in progress that others belong to."""
-        left = set(self.left())
-        return sorted({self._owners[p] for p in self._before if p not in left})
+        leftover = set(self.left())
+        return sorted({self._owners[p] for p in self._before if p not in leftover})
 
     def computing(self) -> list[int]:
         """Those that used the CPU since: more than 3 ticks of 10 ms."""
@@ -155,27 +155,29 @@ def gpus(devices: Sequence[nvml.Gpu]) -> list[Finding]:
     """Foreign processes, power caps, throttling and unequal clocks of the visible devices."""
     if not devices:
         return []
-    out = [finding for g in devices for finding in _gpu(g)]
+    findings = [finding for g in devices for finding in _gpu(g)]
     for window in nvml.summarise([nvml.poll()]):
         if slowed := [r for r in window.throttle if r != "sw_power_cap"]:
             advice = "nvidia-smi -q -d PERFORMANCE; check cooling and power"
-            out.append(_bad("gpus", f"GPU {window.index} is slowed: {', '.join(slowed)}", advice))
+            findings.append(
+                _bad("gpus", f"GPU {window.index} is slowed: {', '.join(slowed)}", advice)
+            )
     names = sorted({g.name for g in devices})
     clocks = [g.max_clock_mhz for g in devices if g.max_clock_mhz]
     if len(names) == 1 and clocks and min(clocks) < (1 - CLOCK_SPREAD) * max(clocks):
         text = f"equal GPUs have unequal clocks: {min(clocks)} to {max(clocks)} MHz"
-        out.append(_bad("gpus", text, "nvidia-smi --reset-applications-clocks"))
+        findings.append(_bad("gpus", text, "nvidia-smi --reset-applications-clocks"))
     if len(names) > 1:
         text = f"unequal: {' + '.join(names)}"
         advice = "use baseline sum_of_devices"
-        out.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
+        findings.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
     num_cpus = len(os.sched_getaffinity(0))
     if num_cpus < CPUS_PER_GPU * len(devices):
         text = f"{num_cpus} CPUs for {len(devices)} GPUs"
         advice = f"have {CPUS_PER_GPU * len(devices)} CPUs at least; Slurm: --exclusive, or cpus"
-        out.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
+        findings.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
     usual = f"{len(devices)}x {names[0]}, driver {nvml.driver()}"
-    return out or [Finding(check="gpus", level=Level.OK, text=usual)]
+    return findings or [Finding(check="gpus", level=Level.OK, text=usual)]
 
 
 #: What holds a GPU for others, by parts of its name: how to make it let go.

@@ -45,14 +45,14 @@ def slices(near_each: Sequence[frozenset[int]], allowed: Collection[int]) -> lis
     homes = [frozenset(near & everywhere) or everywhere for near in near_each]
     if any(a != b and a & b for a in homes for b in homes):
         homes = [everywhere] * len(homes)
-    out = []
+    parts = []
     for number, home in enumerate(homes):
         cores = _whole(home)
         share = len(cores) // homes.count(home)
         first = homes[:number].count(home) * share
         chosen = sorted(cpu for core in cores[first : first + share] for cpu in core)
-        out.append(tuple(chosen) if len(chosen) >= LEAST else tuple(sorted(home)))
-    return out
+        parts.append(tuple(chosen) if len(chosen) >= LEAST else tuple(sorted(home)))
+    return parts
 
 
 def beside(first: int, count: int, *, tasks: int = 1) -> tuple[int, ...]:
@@ -74,8 +74,8 @@ def beside(first: int, count: int, *, tasks: int = 1) -> tuple[int, ...]:
 
 def in_turn(first: int, count: int, allowed: Collection[int]) -> tuple[int, ...]:
     """So many of the allowed CPUs from number ``first`` on, around if need be."""
-    every = sorted(allowed)
-    return tuple(sorted({every[i % len(every)] for i in range(first, first + count)}))
+    cores = sorted(allowed)
+    return tuple(sorted({cores[i % len(cores)] for i in range(first, first + count)}))
 
 
 def _whole(cpus: Collection[int]) -> list[list[int]]:
@@ -93,8 +93,8 @@ def _whole(cpus: Collection[int]) -> list[list[int]]:
 
 def _cpus(text: str) -> list[int]:
     """``0-2,8`` -> 0, 1, 2, 8"""
-    out: list[int] = []
+    cores: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        out += range(int(first), int(last or first) + 1)
-    return out
+        cores += range(int(first), int(last or first) + 1)
+    return cores

@@ -110,9 +110,11 @@ def _leftovers() -> Finding:
     gone_by = time.monotonic() + _LEAVING_S
     while (pids := admission.Workers().left()) and time.monotonic() < gone_by:
         time.sleep(0.2)
-    left = " ".join(map(str, pids))
-    advice = f"their run is gone, nobody else will end them: kill {left}"
-    return _found("leftover ranks", not left, f"pids {left}" if left else "none", advice)
+    processes = " ".join(map(str, pids))
+    advice = f"their run is gone, nobody else will end them: kill {processes}"
+    return _found(
+        "leftover ranks", not processes, f"pids {processes}" if processes else "none", advice
+    )
 
 
 def _locked_memory() -> Finding:
@@ -135,9 +137,9 @@ def _clock() -> Finding:
 
 def _ways() -> Finding:
     """Ways between devices that the environment forbids although the hardware has them."""
-    here = machine.detect()
+    machine_here = machine.detect()
     off = environment.switched_off(
-        environment.recorded(), infiniband=here.infiniband, num_gpus=here.num_gpus
+        environment.recorded(), infiniband=machine_here.infiniband, num_gpus=machine_here.num_gpus
     )
     advice = "unset it, unless the way is broken here"
     return _found("backends", not off, "; ".join(off) or "nothing is switched off", advice)

@@ -23,8 +23,8 @@ def facts() -> dict[str, str]:
 
 
 def _facts() -> Iterator[tuple[str, str]]:
-    here = machine.detect()
-    for name, value in fields_of(here).items():
+    machine_here = machine.detect()
+    for name, value in fields_of(machine_here).items():
         yield f"hardware: {name}", "" if value is None else str(value)
     yield from topology.facts()
     links = nvml.topology()

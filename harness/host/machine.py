@@ -78,7 +78,7 @@ def busy_s(cpus: Collection[int]) -> float | None:
     Interrupts are left out: the network's belong to whoever sends. None where /proc does not say.
     """
     names = {f"cpu{i}" for i in cpus}
-    total, seen = 0, 0
+    total, num_seen = 0, 0
     try:
         lines = Path("/proc/stat").read_text().splitlines()
     except OSError:
@@ -88,8 +88,8 @@ def busy_s(cpus: Collection[int]) -> float | None:
         if name in names and len(fields) >= 8:
             user, nice, system, _idle, _iowait, _irq, _softirq, steal = map(int, fields[:8])
             total = total + user + nice + system + steal
-            seen = seen + 1
-    return total / os.sysconf("SC_CLK_TCK") if seen == len(names) else None
+            num_seen = num_seen + 1
+    return total / os.sysconf("SC_CLK_TCK") if num_seen == len(names) else None
 
 
 def detect() -> Machine:

@@ -127,8 +127,8 @@ def _text(value: Any) -> str:
 def _visible(nvml: Any) -> list[_Device]:
     """Every device that CUDA_VISIBLE_DEVICES leaves, by index or UUID."""
     count = _ask(nvml, "DeviceGetCount") or 0
-    every = (_Device(nvml, i, _ask(nvml, "DeviceGetHandleByIndex", i)) for i in range(count))
-    known = [d for d in every if d.handle is not None]
+    devices = (_Device(nvml, i, _ask(nvml, "DeviceGetHandleByIndex", i)) for i in range(count))
+    known = [d for d in devices if d.handle is not None]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return known
@@ -287,7 +287,7 @@ def _reading(device: _Device, *, links: bool) -> dict[str, Json]:
     ``time_ns`` is on the clock of the ranks' traces.
     """
     power, name, used = (device(f"Get{x}") for x in ("PowerUsage", "Name", "UtilizationRates"))
-    out: dict[str, Json] = {
+    reading: dict[str, Json] = {
         "time_ns": time.time_ns(),
         "index": device.index,
         "name": None if name is None else _text(name),
@@ -299,13 +299,13 @@ def _reading(device: _Device, *, links: bool) -> dict[str, Json]:
         "energy_mj": device("GetTotalEnergyConsumption"),
     }
     if links:
-        out |= {
+        reading |= {
             "pcie_tx_kb_s": device("GetPcieThroughput", 0),
             "pcie_rx_kb_s": device("GetPcieThroughput", 1),
             "nvlink_tx_kb": _field(device, _NVLINK_TX),
             "nvlink_rx_kb": _field(device, _NVLINK_RX),
         }
-    return out
+    return reading
 
 
 def _field(device: _Device, field: int) -> int | None:
@@ -325,15 +325,15 @@ def summarise(
 
     Readings outside of ``window_ns`` say nothing of it: set-up idles, and clocks rise with work.
     """
-    out = []
+    windows = []
     for index in sorted({r["index"] for poll_ in polls for r in poll_}):
-        every = [r for poll_ in polls for r in poll_ if r["index"] == index]
-        low, high = window_ns or (every[0]["time_ns"], every[-1]["time_ns"])
-        rows = [r for r in every if low <= r["time_ns"] <= high] or every
-        named = [r["name"] for r in every if r["name"] is not None]
+        readings = [r for poll_ in polls for r in poll_ if r["index"] == index]
+        low, high = window_ns or (readings[0]["time_ns"], readings[-1]["time_ns"])
+        rows = [r for r in readings if low <= r["time_ns"] <= high] or readings
+        named = [r["name"] for r in readings if r["name"] is not None]
         masks = [r["throttle"] for r in rows if r["throttle"] is not None]
         reasons = {name for mask in masks for bit, name in THROTTLE.items() if mask & bit}
-        out.append(
+        windows.append(
             GpuWindow(
                 index=index,
                 name=named[0] if named else "unknown",
@@ -342,12 +342,12 @@ def summarise(
                 temp_c=_spread(rows, "temp_c"),
                 throttle=tuple(sorted(reasons)),
                 utilization_pct=_spread(rows, "utilization_pct"),
-                lost=every[-1]["name"] is None or all(r["index"] != index for r in polls[-1]),
-                energy_j=_energy_j(every, low, high),
+                lost=readings[-1]["name"] is None or all(r["index"] != index for r in polls[-1]),
+                energy_j=_energy_j(readings, low, high),
                 node=node,
             )
         )
-    return tuple(out)
+    return tuple(windows)
 
 
 def _energy_j(rows: Sequence[dict[str, Json]], low: int, high: int) -> float | None:

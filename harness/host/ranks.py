@@ -34,10 +34,10 @@ def of_job(pid: int) -> list[RankProcess]:
     ranks = dict[int, RankProcess]()
     for member in family:
         family += _children(member)
-        here = variables(member)
-        if here.get("RANK", "").isdigit():
-            rank = int(here["RANK"])
-            world = int(here.get("WORLD_SIZE") or 0)
+        environment = variables(member)
+        if environment.get("RANK", "").isdigit():
+            rank = int(environment["RANK"])
+            world = int(environment.get("WORLD_SIZE") or 0)
             ranks.setdefault(rank, RankProcess(pid=member, rank=rank, world_size=world))
     if not ranks:
         raise ScaleproofError(

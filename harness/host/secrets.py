@@ -89,13 +89,14 @@ def refuse(words: Sequence[str], run: str) -> None:
 
     ``run`` is the command that runs it, up to the script's own words.
     """
-    every = list(_secrets_of(words))
-    if not every:
+    secrets = list(_secrets_of(words))
+    if not secrets:
         return
     better = shlex.join(_replaced(words, lambda secret: f"{{env:{_variable(secret)}}}"))
-    variables = list(dict.fromkeys(map(_variable, every)))
+    variables = list(dict.fromkeys(map(_variable, secrets)))
     raise SpecError(
-        f"{every[0].name or 'a word of the command'} is a secret, and the record keeps the command",
+        f"{secrets[0].name or 'a word of the command'} is a secret, and the record keeps the"
+        " command",
         expected="its name: every rank puts in what its environment says",
         fix=f"read -rs {' '.join(variables)}; export {' '.join(variables)}; {run} {better}",
     )
@@ -122,11 +123,11 @@ def _variable(secret: Secret) -> str:
 
 def _replaced(words: Sequence[str], by: Callable[[Secret], str]) -> list[str]:
     """The words with every secret replaced, the last one of a word first."""
-    out = list(words)
+    replaced = list(words)
     for secret in sorted(_secrets_of(words), reverse=True):
-        word = out[secret.word]
-        out[secret.word] = word[: secret.start] + by(secret) + word[secret.end :]
-    return out
+        word = replaced[secret.word]
+        replaced[secret.word] = word[: secret.start] + by(secret) + word[secret.end :]
+    return replaced
 
 
 def _words_of(value: str) -> list[str]:
@@ -139,10 +140,10 @@ def _words_of(value: str) -> list[str]:
 
 def _secrets_of(words: Sequence[str]) -> Iterator[Secret]:
     """Every secret of a command; of those that overlap the first."""
-    every = sorted(itertools.chain(_of_options(words), _of_looks(words)))
+    ordered = sorted(itertools.chain(_of_options(words), _of_looks(words)))
     word = -1
     end = 0
-    for secret in every:
+    for secret in ordered:
         if secret.word != word or secret.start >= end:
             word, end = secret.word, secret.end
             if not _NAMED.fullmatch(words[secret.word][secret.start : secret.end]):

@@ -37,26 +37,26 @@ Stamps: TypeAlias = dict[str, Stamp]
 
 def stamps(folder: Path, data: Sequence[str]) -> Stamps:
     """The stamps of the files that ``data`` names, folders included."""
-    out: Stamps = {}
+    by_path: Stamps = {}
     for path in _files(folder, data):
         with contextlib.suppress(OSError):  # gone meanwhile: then it has no stamp
             facts = path.stat()
             stamp = Stamp(facts.st_ino, facts.st_mtime_ns, facts.st_size)
-            out[os.path.relpath(path, folder)] = stamp
-        if len(out) == MOST:
+            by_path[os.path.relpath(path, folder)] = stamp
+        if len(by_path) == MOST:
             break
-    return out
+    return by_path
 
 
 def changed(before: Stamps, after: Stamps) -> list[str]:
     """Sentences on files that were changed, removed or put there."""
-    out = [
+    sentences = [
         f"{path} was {'removed' if path not in after else 'changed'}"
         for path, stamp in before.items()
         if after.get(path) != stamp
     ]
     full = len(before) == MOST or len(after) == MOST
-    return out + [f"{path} was written" for path in after if path not in before and not full]
+    return sentences + [f"{path} was written" for path in after if path not in before and not full]
 
 
 def _files(folder: Path, data: Sequence[str]) -> Iterator[Path]:
@@ -97,6 +97,6 @@ def _mounted(libc: ctypes.CDLL, path: bytes) -> bool:
     if libc.mount(path, path, None, _BIND | _RECURSIVE, None) != 0:
         return False
     flags = os.statvfs(path).f_flag
-    kept = flags & _SAME_FLAGS  # an unprivileged namespace may not take these away
-    kept |= _RELATIVE_ATIME[1] if flags & _RELATIVE_ATIME[0] else 0
-    return bool(libc.mount(None, path, None, _REMOUNT | _BIND | _READ_ONLY | kept, None) == 0)
+    same_flags = flags & _SAME_FLAGS  # an unprivileged namespace may not take these away
+    same_flags |= _RELATIVE_ATIME[1] if flags & _RELATIVE_ATIME[0] else 0
+    return bool(libc.mount(None, path, None, _REMOUNT | _BIND | _READ_ONLY | same_flags, None) == 0)

@@ -48,8 +48,8 @@ def table(frame: pd.DataFrame, form: str) -> bytes:
     for column in mixed:  # lists, and columns of several kinds
         if not whole[column].map(lambda v: v is None or isinstance(v, str | bool)).all():
             whole[column] = whole[column].map(lambda v: None if v is None else str(v))
-    out: bytes = whole.to_parquet(None, engine="pyarrow", index=False)
-    return out
+    content: bytes = whole.to_parquet(None, engine="pyarrow", index=False)
+    return content
 
 
 def _named(row: Mapping[object, object]) -> dict[str, object]:
@@ -78,7 +78,7 @@ def openmetrics(runs: Sequence[RunRecord]) -> str:
 
     def add(name: str, labels: Mapping[str, str], value: float | None) -> None:
         if value is not None and math.isfinite(value):
-            listed = ",".join(f'{k}="{_escaped(v)}"' for k, v in labels.items())
+            listed = ",".join(f'{k}="{_escaped(verdict)}"' for k, verdict in labels.items())
             samples[name].append(f"scaleproof_{name}{{{listed}}} {value!r}")
 
     for run in runs:
@@ -91,19 +91,19 @@ def openmetrics(runs: Sequence[RunRecord]) -> str:
                 add("step_seconds", labels, row.step_s)
                 add("peak_memory_bytes", labels, row.peak_bytes)
                 add("sent_bytes", labels, row.sent_bytes)
-            for p in points(run, plan):
-                labels = {**where, "case": p.case, "against": p.against}
-                add("efficiency_ratio", labels, p.efficiency)
-                add("efficiency_low_ratio", labels, p.efficiency_low)
-                add("efficiency_high_ratio", labels, p.efficiency_high)
-        for v in run.verdicts:
+            for point in points(run, plan):
+                labels = {**where, "case": point.case, "against": point.against}
+                add("efficiency_ratio", labels, point.efficiency)
+                add("efficiency_low_ratio", labels, point.efficiency_low)
+                add("efficiency_high_ratio", labels, point.efficiency_high)
+        for verdict in run.verdicts:
             labels = {
-                "metric": v.metric,
-                "against": v.against,
-                "rule": v.rule or "",
-                "status": str(v.status),
+                "metric": verdict.metric,
+                "against": verdict.against,
+                "rule": verdict.rule or "",
+                "status": str(verdict.status),
             }
-            add("verdict_info", {**where, "case": v.case, **labels}, 1.0)
+            add("verdict_info", {**where, "case": verdict.case, **labels}, 1.0)
     lines = []
     for name, unit, what in _GAUGES:
         kind, family = (

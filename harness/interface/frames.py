@@ -112,36 +112,42 @@ def _of(case: CaseSpec | None, purpose: Purpose) -> dict[str, Any]:
 
 def _launch_rows(run: RunRecord) -> Iterator[dict[str, Any]]:
     cases = _cases(run)
-    for x in run.launches:
-        case = cases[x.case]
+    for launch in run.launches:
+        case = cases[launch.case]
         yield {
-            **dict(run=run.run, launch=x.launch, purpose=str(x.purpose), arm=x.arm, case=case.id),
+            **dict(
+                run=run.run,
+                launch=launch.launch,
+                purpose=str(launch.purpose),
+                arm=launch.arm,
+                case=case.id,
+            ),
             **case.series,
-            "status": str(x.status),
-            **{name: getattr(x, name) for name in _READ},
-            **{f"step_{name}": getattr(x.steps, name, None) for name in _STEPS},
-            "setup_s": max((r.setup_s for r in x.ranks), default=None),
-            "cpu_s": sum(r.cpu_s for r in x.ranks),
-            "planted_s": x.ranks[0].planted_s if x.ranks else None,
-            "drift": x.steadiness.drift if x.steadiness else None,
+            "status": str(launch.status),
+            **{name: getattr(launch, name) for name in _READ},
+            **{f"step_{name}": getattr(launch.steps, name, None) for name in _STEPS},
+            "setup_s": max((r.setup_s for r in launch.ranks), default=None),
+            "cpu_s": sum(r.cpu_s for r in launch.ranks),
+            "planted_s": launch.ranks[0].planted_s if launch.ranks else None,
+            "drift": launch.steadiness.drift if launch.steadiness else None,
         }
 
 
 def _step_rows(run: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
     plans = {p.hash: p for p in run.plans}
     cases = _cases(run)
-    for x in run.launches:
-        if x.steps is None:
+    for launch in run.launches:
+        if launch.steps is None:
             continue
-        cut = run.window(plans[x.plan], x).cut
-        for rank in x.ranks:
-            samples = load_samples(folder, x.launch, rank)
+        cut = run.window(plans[launch.plan], launch).cut
+        for rank in launch.ranks:
+            samples = load_samples(folder, launch.launch, rank)
             for i, (step_s, loss) in enumerate(zip(samples.step_s, samples.loss, strict=True)):
                 yield dict(
                     run=run.run,
-                    launch=x.launch,
-                    arm=x.arm,
-                    **_of(cases[x.case], x.purpose),
+                    launch=launch.launch,
+                    arm=launch.arm,
+                    **_of(cases[launch.case], launch.purpose),
                     rank=rank.rank,
                     step=i,
                     kept=i >= cut,

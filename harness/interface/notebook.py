@@ -142,10 +142,10 @@ class Run:
         """What is asked of a rung: ranks, and the least efficiency."""
         rules = {t.name: t.at_least for t in self.record.thresholds}
         worlds = {a.case.hash: a.case.world_size for p in self.record.plans for a in p.arms}
-        for v in self.record.verdicts:
-            bound = rules.get(v.rule or "")
-            if v.metric == "efficiency" and bound is not None:
-                yield worlds[v.case_hash], bound
+        for verdict in self.record.verdicts:
+            bound = rules.get(verdict.rule or "")
+            if verdict.metric == "efficiency" and bound is not None:
+                yield worlds[verdict.case_hash], bound
 
     def _steps(self, figure: Figure) -> None:
         axes = figure.add_subplot(xlabel="ms", title="steps of timed launches, slowest rank")
@@ -193,9 +193,9 @@ class Plot:
         self.figure.savefig(path)
 
     def _repr_png_(self) -> bytes:
-        out = io.BytesIO()
-        self.figure.savefig(out, format="png", dpi=110)
-        return out.getvalue()
+        image = io.BytesIO()
+        self.figure.savefig(image, format="png", dpi=110)
+        return image.getvalue()
 
 
 @dataclass(frozen=True)

@@ -123,23 +123,23 @@ def _in_words(error: RankError) -> str:
 
 def _signalled(failed: Sequence[RankEnd]) -> Suspect | None:
     """A rank that gloo aborts only got what it did not expect: that is no cause."""
-    for e in failed:
-        if e.signal is None or e.killed or e.signal == signal.SIGABRT:
+    for end in failed:
+        if end.signal is None or end.killed or end.signal == signal.SIGABRT:
             continue
-        name = f"signal {e.signal} ({signal.Signals(e.signal).name})"
-        if e.out_of_memory:
+        name = f"signal {end.signal} ({signal.Signals(end.signal).name})"
+        if end.out_of_memory:
             text = f"{name}: the kernel killed a process because memory ran out"
-            return Suspect(rank=e.rank, kind="memory", message=text, sure=True)
+            return Suspect(rank=end.rank, kind="memory", message=text, sure=True)
         text = f"{name}, no Python error written"
-        return Suspect(rank=e.rank, kind="signal", message=text, sure=True)
+        return Suspect(rank=end.rank, kind="signal", message=text, sure=True)
     return None
 
 
 def _left(failed: Sequence[RankEnd]) -> Suspect | None:
-    for e in failed:
-        if not e.killed and e.signal is None and e.error is None:
-            text = f"exited with status {e.exit_code} and left no result"
-            return Suspect(rank=e.rank, kind="exit", message=text, sure=True)
+    for end in failed:
+        if not end.killed and end.signal is None and end.error is None:
+            text = f"exited with status {end.exit_code} and left no result"
+            return Suspect(rank=end.rank, kind="exit", message=text, sure=True)
     return None
 
 
@@ -152,12 +152,12 @@ def _cut_off(failed: Sequence[RankEnd], unreachable: Sequence[int]) -> Suspect |
 
 
 def _stopped(failed: Sequence[RankEnd]) -> Suspect | None:
-    for e in failed:
+    for end in failed:
         # What could still write its stack was in the kernel for a moment only.
-        if e.state == "T" or (e.state == "D" and not e.stack):
-            what = "stopped" if e.state == "T" else "stuck inside the kernel"
-            text = f"{what} for {e.silent_s:.0f} s"
-            return Suspect(rank=e.rank, kind="hang", message=text, sure=True)
+        if end.state == "T" or (end.state == "D" and not end.stack):
+            what = "stopped" if end.state == "T" else "stuck inside the kernel"
+            text = f"{what} for {end.silent_s:.0f} s"
+            return Suspect(rank=end.rank, kind="hang", message=text, sure=True)
     return None
 
 
@@ -169,13 +169,13 @@ def _short(failed: Sequence[RankEnd]) -> Suspect | None:
     behind = [e for e in failed if e.killed and e.phase != _THROUGH and waits_in_torch(e.stack)]
     if not through or not behind or any(_aborts(e) for e in failed):
         return None
-    most = max(e.step for e in through)
+    furthest = max(e.step for e in through)
     fewest = min(behind, key=lambda e: (e.step, e.rank))
-    if fewest.step >= most:
+    if fewest.step >= furthest:
         return None
     text = (
-        f"has made {fewest.step} updates where rank {through[0].rank} made {most}: it leaves out"
-        " steps of an optimizer that the others take"
+        f"has made {fewest.step} updates where rank {through[0].rank} made {furthest}: it leaves"
+        " out steps of an optimizer that the others take"
     )
     return Suspect(rank=fewest.rank, kind="collective", message=text, sure=len(behind) == 1)
 
@@ -226,8 +226,8 @@ def _told_by_torch(failed: Sequence[RankEnd]) -> Suspect | None:
     """What torch's detailed debugging found: the rank that most reports differ from."""
     absent: Counter[int] = Counter()
     running: dict[int, str] = {}
-    for e in failed:
-        message = e.error.message if e.error is not None else ""
+    for end in failed:
+        message = end.error.message if end.error is not None else ""
         absent.update(int(rank) for rank in _ABSENT.findall(message))
         running |= {int(rank): what.strip() for rank, what in _MISMATCH.findall(message)}
     if absent:

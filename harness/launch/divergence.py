@@ -100,12 +100,14 @@ def latest(flights: Mapping[int, Sequence[Collective]]) -> LateRank | None:
 
 def _logs(flights: Mapping[int, Sequence[Collective]]) -> Logs:
     """The groups in which several ranks can be compared."""
-    out: Logs = {}
+    logs: Logs = {}
     for rank, entries in flights.items():
-        for c in entries:
-            if c.operation not in _PAIRED:
-                out.setdefault(c.group, {}).setdefault(rank, {})[c.number] = c
-    return {group: flying for group, flying in out.items() if len(flying) > 1}
+        for collective in entries:
+            if collective.operation not in _PAIRED:
+                logs.setdefault(collective.group, {}).setdefault(rank, {})[collective.number] = (
+                    collective
+                )
+    return {group: flying for group, flying in logs.items() if len(flying) > 1}
 
 
 def _first(flying: Mapping[int, Mapping[int, Collective]]) -> int:

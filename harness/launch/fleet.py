@@ -180,9 +180,9 @@ class Fleet:
     def examine(self) -> list[tuple[Node, Json]]:
         """(node, its facts and findings) of every agent, in their order."""
         self.ready()
-        here = [link for link in self._links if not link.left_out]
-        answers = self._ask(here, {"examine": True}, EXAMINE_S)
-        abouts = [link.about for link in here if link.about is not None]
+        present = [link for link in self._links if not link.left_out]
+        answers = self._ask(present, {"examine": True}, EXAMINE_S)
+        abouts = [link.about for link in present if link.about is not None]
         return [(node, answer["examined"]) for node, answer in zip(abouts, answers, strict=True)]
 
     def _ask(self, links: Sequence[AgentLink], asked: Json, within_s: float) -> list[Json]:
@@ -306,16 +306,16 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number, number])
     spans = [f"{a}-{b}" if b > a else str(a) for a, b in runs[:SHOWN]]
-    left = sum(b - a + 1 for a, b in runs[SHOWN:])
-    return ", ".join(spans) + (f" and {left} more" if left else "")
+    unshown = sum(b - a + 1 for a, b in runs[SHOWN:])
+    return ", ".join(spans) + (f" and {unshown} more" if unshown else "")
 
 
 def _allow(descriptors: int) -> None:
     """Raise the limit of open files to what so many agents need, as far as this machine allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < descriptors:
-        most = descriptors if hard == resource.RLIM_INFINITY else min(descriptors, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        allowed = descriptors if hard == resource.RLIM_INFINITY else min(descriptors, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
 
 
 def seats(specs: Sequence[LaunchSpec], links: Sequence[AgentLink]) -> list[tuple[int, ...]]:
@@ -355,7 +355,7 @@ def shares(
     devices = spec.devices or (0,) * len(sizes)
     by_node = len(links) == len(where.nodes)
     starts = [sum(where.nodes[:n]) for n in range(len(where.nodes))]
-    out = []
+    shared = []
     first = 0
     for node, device, count in zip(chosen, devices, sizes, strict=True):
         place = Share(
@@ -369,10 +369,10 @@ def shares(
             agents=1 if by_node else where.nodes[node],
         )
         if by_node:
-            out.append((links[node], place))
+            shared.append((links[node], place))
         else:
             for i in range(count):
                 share = dataclasses.replace(place, first=first + i, count=1)
-                out.append((links[starts[node] + device + i], share))
+                shared.append((links[starts[node] + device + i], share))
         first += count
-    return out
+    return shared

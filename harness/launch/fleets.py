@@ -54,11 +54,11 @@ class Fleets:
 
     def mended(self) -> list[str]:
         """What has been told of lost agents since this was asked for last."""
-        out = []
+        sentences = []
         for fleet in (self.own, *self._others.values()):
-            out += fleet.notes
+            sentences += fleet.notes
             fleet.notes.clear()
-        return out
+        return sentences
 
     def close(self) -> None:
         """Stop all agents."""
@@ -69,13 +69,13 @@ class Fleets:
     def notes(self) -> list[str]:
         """What the engine has to say of itself, for the record."""
         queued_s = self.own.queued_s
-        here = environment.of_backends()
-        out = [f"engine: {queued_s:.0f} s in the queue"] if queued_s >= 1 else []
+        variables = environment.of_backends()
+        sentences = [f"engine: {queued_s:.0f} s in the queue"] if queued_s >= 1 else []
         for number, node in enumerate(self.own.nodes):
             for name, value in node.environment.items():
-                if name not in here and not environment.names_interface(name):
-                    out.append(
+                if name not in variables and not environment.names_interface(name):
+                    sentences.append(
                         f"node {number} ({node.machine.host}) also sets {name}={value}:"
                         " the value affects the results but is no part of the case"
                     )
-        return out
+        return sentences

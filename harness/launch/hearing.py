@@ -67,7 +67,7 @@ def unreachable(ear: Ear, links: Sequence[AgentLink], within_s: float) -> tuple[
                 answers[link.node] = message["reached"]
     unreached = []
     for i, link in enumerate(alive):
-        seen = [a[i] for node, a in answers.items() if node != link.node]
-        if seen and 2 * sum(seen) < len(seen) + (len(seen) == 1):
+        heard = [a[i] for node, a in answers.items() if node != link.node]
+        if heard and 2 * sum(heard) < len(heard) + (len(heard) == 1):
             unreached.append(link.node)
     return tuple(unreached)

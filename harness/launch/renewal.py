@@ -39,9 +39,11 @@ def mend(
     for place, link in enumerate(links):
         if not link.lost or link.left_out:
             continue
-        here = sum(not other.lost for other in links)
+        num_present = sum(not other.lost for other in links)
         try:
-            fresh = _dialed(link, job, again, ear, within_s, partial(watch, here, len(links)))
+            fresh = _dialed(
+                link, job, again, ear, within_s, partial(watch, num_present, len(links))
+            )
             if not job.channels():  # who inherits a channel was started here, as the others were
                 _fits(fresh, place, links, where)
         except LaunchError as error:

@@ -30,10 +30,10 @@ def agree(links: list[AgentLink], where: Where, num_agents: int) -> None:
     links.sort(key=_place)
     for number, link in enumerate(links):
         link.node = number
-    seen: dict[Machine, AgentLink] = {}
+    by_machine: dict[Machine, AgentLink] = {}
     for link in links:
         assert link.about is not None
-        examine(link, links[0], seen.setdefault(link.about.machine, link), where, by_node)
+        examine(link, links[0], by_machine.setdefault(link.about.machine, link), where, by_node)
 
 
 def examine(

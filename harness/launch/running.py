@@ -124,10 +124,10 @@ class Running:
         """The ends of ranks that nothing more is heard of."""
         share = self._shares[link.node]
         beats = self._beats.get(link.node, [])
-        out = []
+        lost = []
         for i in range(share.count):
             step = int(beats[i][1]) if i < len(beats) else 0
-            out.append(
+            lost.append(
                 RankEnd(
                     rank=share.first + i,
                     pid=0,
@@ -144,7 +144,7 @@ class Running:
                     lost=f"{link.name}: {link.lost}" if link.lost else "",
                 )
             )
-        return out
+        return lost
 
     def ends(self) -> tuple[RankEnd, ...]:
         """Every rank's end, by rank; ``order`` over all nodes."""

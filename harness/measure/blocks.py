@@ -50,10 +50,10 @@ def extra(
     ranked: list[tuple[float, float, Plan, list[Arm], bool]] = []
     bare = run.bare()
     for plan in plans:
-        left = plan.protocol.max_blocks - len(run.blocks_of(plan))
-        if not arms[plan.hash] or left <= 0 or not run.blocks_of(plan):
+        blocks_left = plan.protocol.max_blocks - len(run.blocks_of(plan))
+        if not arms[plan.hash] or blocks_left <= 0 or not run.blocks_of(plan):
             continue
-        still_open = [v for v in undecided(bare, plan) if _blocks(v) <= OPTIMISM * left]
+        still_open = [v for v in undecided(bare, plan) if _blocks(v) <= OPTIMISM * blocks_left]
         more = needed(run, plan, still_open, arms[plan.hash])
         block_s = run.block_s([[arm] for arm in more])
         if more and run.in_time(block_s, limit_s):

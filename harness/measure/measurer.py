@@ -325,10 +325,10 @@ def left_s(session: Session, plans: Sequence[Plan], arms: Mapping[str, Sequence[
 def _described(session: Session, plan: Plan) -> list[Arm]:
     """The arms of a plan that can be launched, as far as is known."""
     known, on = session.run.described, session.run.machine
-    here = [(arm, known[arm.case.hash]) for arm in plan.arms if arm.case.hash in known]
+    arms_described = [(arm, known[arm.case.hash]) for arm in plan.arms if arm.case.hash in known]
     return [
         arm
-        for arm, description in here
+        for arm, description in arms_described
         if not description.error and obstacles.fits(description, arm.case, on)
     ]
 
@@ -340,8 +340,8 @@ def moment(
     run = session.run
     timed = run.timed(order.plan)
     plans = [p.hash for p in run.plans]
-    seen = timed[-1].throughput if timed else None
-    most = 2 * order.plan.protocol.min_blocks * len(arms.get(order.plan.hash, ()))
+    last_rate = timed[-1].throughput if timed else None
+    num_wanted = 2 * order.plan.protocol.min_blocks * len(arms.get(order.plan.hash, ()))
     return Moment(
         plan=order.plan.name,
         number=plans.index(order.plan.hash) + 1,
@@ -349,10 +349,10 @@ def moment(
         arm=order.arm.case.id,
         purpose=order.purpose,
         launch=len(timed) + 1,
-        num_launches=max(most, len(timed) + 1),
+        num_launches=max(num_wanted, len(timed) + 1),
         step=0,
         num_steps=order.window.steps,
         elapsed_s=run.elapsed_s,
         left_s=left_s(session, waiting, arms) if any(x.steps for x in run.launches) else None,
-        last="" if seen is None else f"{rate(seen)} samples/s",
+        last="" if last_rate is None else f"{rate(last_rate)} samples/s",
     )

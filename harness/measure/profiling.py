@@ -32,7 +32,7 @@ def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
     contrasts = pairs.judged_of(plan, run.thresholds, run.machine.hardware_class)
     shares = (c for c in contrasts if metrics.metric(c.metric).profiled)
     subjects = {c.subject for c in shares if c.name in looked_at}
-    out = []
+    turns = []
     shown = rungs.profiled(plan, len(run.plans))
     for arm in (a for a in plan.arms if a in shown or a.name in subjects):
         profiled = [
@@ -49,8 +49,8 @@ def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
             profiled = [x for x in profiled if x.plan == plan.hash and x.attempt == attempt]
         timed = [x for x in pairs.timed(run, plan) if x.arm == arm.name]
         if timed and all(x.usable for x in timed):
-            out += [(arm, turn) for turn in range(len(profiled), wanted)]
-    return out
+            turns += [(arm, turn) for turn in range(len(profiled), wanted)]
+    return turns
 
 
 def _strange(run: RunRecord, case: CaseSpec) -> bool:

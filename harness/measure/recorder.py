@@ -45,30 +45,32 @@ METRICS = ("throughput", "peak_bytes")
 
 def write(folder: Path) -> tuple[Path, RunRecord]:
     """The record of what lies there, and where it was written."""
-    left = from_doc(Recorded, json.loads((folder / recorded.FILE).read_text()))
-    case = left.case
+    recorded_run = from_doc(Recorded, json.loads((folder / recorded.FILE).read_text()))
+    case = recorded_run.case
     settings = Settings(
         fabric=False,
         timeline=False,
         nodes=case.nodes,
         device=case.device,
-        argv=left.argv,
+        argv=recorded_run.argv,
         folder=str(Path.cwd()),
     )
-    run = Run(Catalogue(), settings, Path(left.results), (), lambda: 0.0)
-    run.started(left.started_at, left.lasted_s)
+    run = Run(Catalogue(), settings, Path(recorded_run.results), (), lambda: 0.0)
+    run.started(recorded_run.started_at, recorded_run.lasted_s)
     run.notes.append(NOTE)
     arm = Arm(name=f"@{case.world_size}", case=case, role=Role.SUBJECT)
     plan = Plan(
         name=case.id,
         arms=(arm,),
         contrasts=tuple(absolute(metric, arm.name) for metric in METRICS),
-        protocol=Protocol(steps=left.steps, cut=left.cut, min_blocks=0, max_blocks=0, fixed=True),
+        protocol=Protocol(
+            steps=recorded_run.steps, cut=recorded_run.cut, min_blocks=0, max_blocks=0, fixed=True
+        ),
     )
     run.announce([plan])
     run.described[case.hash] = Described()
     run.seal()
-    launch = _launch(left, plan, folder, run.folder)
+    launch = _launch(recorded_run, plan, folder, run.folder)
     run.enter([launch])
     record = run.save(complete=True)
     run.release()

@@ -46,7 +46,7 @@ def missing(
 
 def _wanted(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[Wanted]:
     """Every reference that is not there; cases that train alike share one."""
-    out: dict[str, Wanted] = {}
+    by_key: dict[str, Wanted] = {}
     for arm in arms:
         wanted = run.described[arm.case.hash].reference
         if wanted is None or arm.role is Role.ABLATION:
@@ -66,9 +66,9 @@ def _wanted(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[Wanted]:
         if streamed:
             what = f"the losses of the first {steps} steps are compared"
             _note(run, arm, f"the plain model does not fit in one device: {what}")
-        known = out.get(wanted.key, Wanted(arm, 0, streamed, replicates))
-        out[wanted.key] = replace(known, steps=max(steps, known.steps))
-    return list(out.values())
+        known = by_key.get(wanted.key, Wanted(arm, 0, streamed, replicates))
+        by_key[wanted.key] = replace(known, steps=max(steps, known.steps))
+    return list(by_key.values())
 
 
 def _world(run: Run, wanted: Wanted) -> CaseSpec:

@@ -53,11 +53,12 @@ def _edited(run: RunRecord) -> Iterator[str]:
         before = run.software.get(name, "")
         if before and before != now.get(name, ""):
             yield f"{name} is {now.get(name, 'gone')}, and was {before}"
-    here = {k: v for k, v in recorded().items() if changes_speed(k)}
+    environment_now = {k: v for k, v in recorded().items() if changes_speed(k)}
     there = {k: v for k, v in run.environment.items() if changes_speed(k)}
-    for name in sorted(here.keys() | there.keys()):
-        if here.get(name) != there.get(name):
-            yield f"{name} is {here.get(name, 'not set')}, and was {there.get(name, 'not set')}"
+    for name in sorted(environment_now.keys() | there.keys()):
+        if environment_now.get(name) != there.get(name):
+            before = there.get(name, "not set")
+            yield f"{name} is {environment_now.get(name, 'not set')}, and was {before}"
     ranks = (rank for launch in run.launches for rank in launch.ranks)
     sources = {name: digest for rank in ranks for name, digest in (rank.sources or {}).items()}
     if sources.get("scaleproof", digests.of_package()) != digests.of_package():

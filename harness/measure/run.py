@@ -166,21 +166,24 @@ class Run:
         launched once more where one ended by what passes, as a rank that was killed: one flake ends
         no plan of a night. A lost node says nothing of a case, however often one is lost.
         """
-        before = [x for x in self.launches if x.plan in {y.plan for y in launches}]
-        timed = all(x.purpose is Purpose.TIMED for x in launches)
-        if timed and any(x.stood_still for x in launches):
+        before = [launch for launch in self.launches if launch.plan in {y.plan for y in launches}]
+        timed = all(launch.purpose is Purpose.TIMED for launch in launches)
+        if timed and any(launch.stood_still for launch in launches):
             stalls = num_again(before, Purpose.STALLED)
-            if stalls < STALLS and all(x.usable or x.stood_still for x in launches):
-                launches = [replace(x, purpose=Purpose.STALLED) for x in launches]
+            if stalls < STALLS and all(launch.usable or launch.stood_still for launch in launches):
+                launches = [replace(launch, purpose=Purpose.STALLED) for launch in launches]
         again = num_again(before, Purpose.FLAKED) < FLAKES
-        passing = [x for x in launches if x.passing and x.cause is not None]
-        repeated = all(x.purpose in REPEATED for x in launches)
-        if passing and repeated and (again or all(x.lost for x in passing)):
-            launches = [replace(x, purpose=Purpose.FLAKED, intended=x.purpose) for x in launches]
-            for x in passing:
-                assert x.cause is not None
+        passing = [launch for launch in launches if launch.passing and launch.cause is not None]
+        repeated = all(launch.purpose in REPEATED for launch in launches)
+        if passing and repeated and (again or all(launch.lost for launch in passing)):
+            launches = [
+                replace(launch, purpose=Purpose.FLAKED, intended=launch.purpose)
+                for launch in launches
+            ]
+            for launch in passing:
+                assert launch.cause is not None
                 what_next = "launched once more" if again else "its plan ends, --resume goes on"
-                self.notes.append(f"{x.launch}: {x.cause.message}; {what_next}")
+                self.notes.append(f"{launch.launch}: {launch.cause.message}; {what_next}")
         self._link(Kind.LAUNCH, *launches)
         self.launches += launches
         return list(launches)

@@ -137,12 +137,12 @@ def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Sc
         )
     folder = settings.placed(settings.folder or str(Path.cwd()), case.setup)
     known = {a.case.hash: a.case.model for p in session.run.plans for a in p.arms}
-    seen = {
+    scripts = {
         known.get(x.case)
         for x in session.run.launches
         if any(r.watched is not None and r.watched.way == "fresh" for r in x.ranks)
     }
-    fresh = settings.fresh or (again and case.model not in seen)
+    fresh = settings.fresh or (again and case.model not in scripts)
     if not settings.clean:
         copies.refuse_large(Path(folder), session.run.folder, settings.data)
     return Script(

@@ -73,12 +73,12 @@ def of_run(run: RunRecord) -> str:
 
 def files_of(folder: Path, *, traces: bool) -> dict[str, bytes]:
     """The files of a run by their path in it; page and logs are none, ``traces`` if wanted."""
-    out = {name: (folder / name).read_bytes() for name in _KEPT if (folder / name).is_file()}
+    contents = {name: (folder / name).read_bytes() for name in _KEPT if (folder / name).is_file()}
     for path in sorted((folder / "launches").glob("*/*")):
         trace = path.name.endswith(".trace.json.gz") or path.name == TRACES
         if path.is_file() and (path.suffix == ".npz" or path.name == SAMPLES or (traces and trace)):
-            out[path.relative_to(folder).as_posix()] = path.read_bytes()
-    return out
+            contents[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return contents
 
 
 def write(runs: Sequence[tuple[Packed, Mapping[str, bytes]]]) -> tuple[bytes, Manifest]:
@@ -104,13 +104,13 @@ def unpack(path: Path, results: Path) -> tuple[Manifest, list[Path]]:
     stranger's: no more is held at a time than a piece of a file, and no more written than an
     archive of that size may hold.
     """
-    made = not results.exists()
+    is_new = not results.exists()
     results.mkdir(parents=True, exist_ok=True)
     try:
         with told(results), tempfile.TemporaryDirectory(prefix=".unpack-", dir=results) as name:
             return _placed(path, Path(name), results)
     except BaseException:
-        if made:
+        if is_new:
             with suppress(OSError):
                 results.rmdir()
         raise
@@ -135,13 +135,13 @@ def _placed(path: Path, scratch: Path, results: Path) -> tuple[Manifest, list[Pa
 
 def _extracted(path: Path, scratch: Path) -> dict[str, str]:
     """The sha256 of each file by its name; they lie in ``scratch`` now."""
-    left = max(LEAST_ROOM, MOST_RATIO * path.stat().st_size if path.is_file() else 0)
+    room_left = max(LEAST_ROOM, MOST_RATIO * path.stat().st_size if path.is_file() else 0)
     digests: dict[str, str] = {}
     try:
         with tarfile.open(path, mode="r|gz") as tar:
             for member in tar:
-                left -= member.size
-                _refuse_strange(path, member, left, len(digests))
+                room_left -= member.size
+                _refuse_strange(path, member, room_left, len(digests))
                 digests[member.name] = _written(tar, member, scratch)
     except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         if getattr(error, "errno", None) in NO_ROOM:

@@ -121,8 +121,8 @@ class Budget:
 
     @property
     def comm_share(self) -> float:
-        every = sum(sum(r.comm_ns) for r in self.ranks) / len(self.ranks) / self.steps
-        return every / self.step_ns
+        mean_comm_ns = sum(sum(r.comm_ns) for r in self.ranks) / len(self.ranks) / self.steps
+        return mean_comm_ns / self.step_ns
 
     @property
     def wait_share(self) -> float | None:

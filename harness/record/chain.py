@@ -122,9 +122,9 @@ class Chain:
     def _append(self, lines: bytes) -> None:
         # Without a buffer, which would be written once more as the file is closed.
         with self._path.open("ab", buffering=0) as file:
-            left = memoryview(lines)
-            while left:
-                left = left[file.write(left) :]
+            unwritten = memoryview(lines)
+            while unwritten:
+                unwritten = unwritten[file.write(unwritten) :]
             os.fsync(file.fileno())
 
     def _cut_torn_line(self) -> None:

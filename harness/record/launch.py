@@ -251,14 +251,14 @@ class LaunchRecord:
 
         None where neither is known.
         """
-        held = [
+        shares = [
             r.throttled_s / r.window_s
             for r in self.ranks
             if r.throttled_s is not None and r.window_s
         ]
-        if self.foreign_load is None and not held:
+        if self.foreign_load is None and not shares:
             return None
-        return (self.foreign_load or 0.0) + max(held, default=0.0)
+        return (self.foreign_load or 0.0) + max(shares, default=0.0)
 
     @property
     def late(self) -> float | None:
@@ -373,12 +373,12 @@ class LaunchRecord:
 
 def loads(ranks: Iterable[RankRecord]) -> Mapping[str, tuple[int, ...]]:
     """Choices of each expert by layer, over all ranks; layers that nobody asked are left out."""
-    out: dict[str, tuple[int, ...]] = {}
+    by_layer: dict[str, tuple[int, ...]] = {}
     for rank in ranks:
         for layer, routed in (rank.routed or {}).items():
-            before = out.get(layer, (0,) * len(routed.asked))
-            out[layer] = tuple(a + b for a, b in zip(before, routed.asked, strict=True))
-    return out
+            before = by_layer.get(layer, (0,) * len(routed.asked))
+            by_layer[layer] = tuple(a + b for a, b in zip(before, routed.asked, strict=True))
+    return by_layer
 
 
 def num_again(launches: Iterable[LaunchRecord], purpose: Purpose) -> int:

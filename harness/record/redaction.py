@@ -98,10 +98,12 @@ def files(
     run: RunRecord, links: tuple[Link, ...], samples: Mapping[str, bytes]
 ) -> dict[str, bytes]:
     """The files of a redacted run: its record, its chain, and the samples as they are."""
-    out = {"record.json": written(run).encode()}
+    contents = {"record.json": written(run).encode()}
     if links:
-        out["chain.jsonl"] = "".join(link.line + "\n" for link in links).encode()
-    return out | {name: body for name, body in samples.items() if name.endswith((".npz", ".zip"))}
+        contents["chain.jsonl"] = "".join(link.line + "\n" for link in links).encode()
+    return contents | {
+        name: body for name, body in samples.items() if name.endswith((".npz", ".zip"))
+    }
 
 
 def _names(run: RunRecord, doc: Json, more: tuple[str, ...]) -> dict[str, str]:
@@ -115,14 +117,16 @@ def _names(run: RunRecord, doc: Json, more: tuple[str, ...]) -> dict[str, str]:
         )
         if h
     )
-    out = {host: f"host-{i}" for i, host in enumerate(hosts)}
-    out |= {h.partition(".")[0]: name for h, name in list(out.items()) if "." in h}
+    replaced = {host: f"host-{i}" for i, host in enumerate(hosts)}
+    replaced |= {h.partition(".")[0]: name for h, name in list(replaced.items()) if "." in h}
     for path in map(PurePosixPath, _blank_paths(doc["settings"])):
-        out[str(path)] = f"PATH/{path.name}" if path.suffix and " " not in path.name else "PATH"
+        replaced[str(path)] = (
+            f"PATH/{path.name}" if path.suffix and " " not in path.name else "PATH"
+        )
     users = dict.fromkeys(_HOME.findall(json.dumps(doc)))
-    out |= {user: f"user-{i}" for i, user in enumerate(users) if user not in out}
-    out |= {text: "redacted" for text in more if text}
-    return dict(sorted(out.items(), key=lambda pair: -len(pair[0])))
+    replaced |= {user: f"user-{i}" for i, user in enumerate(users) if user not in replaced}
+    replaced |= {text: "redacted" for text in more if text}
+    return dict(sorted(replaced.items(), key=lambda pair: -len(pair[0])))
 
 
 def _blank_paths(value: Json) -> Iterator[str]:
@@ -178,9 +182,9 @@ def _mapped(value: Json, change: Callable[[str], str]) -> Json:
 
 def _hashes(old: RunRecord, new: RunRecord) -> dict[str, str]:
     """Hashes of cases and plans, where names in them have changed."""
-    out = {}
+    replaced = {}
     for before, after in zip(old.plans, new.plans, strict=True):
-        out[before.hash] = after.hash
+        replaced[before.hash] = after.hash
         for a, b in zip(before.arms, after.arms, strict=True):
-            out[a.case.hash] = b.case.hash
-    return {a: b for a, b in out.items() if a != b}
+            replaced[a.case.hash] = b.case.hash
+    return {a: b for a, b in replaced.items() if a != b}

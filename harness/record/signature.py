@@ -42,8 +42,8 @@ def sign(folder: Path, key: Path, passphrase: str | None = None) -> Signature:
     form = _library("serialization")
     encoded = private.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
     public = encoded.decode()
-    made = base64.b64encode(private.sign(_DOMAIN + head.encode())).decode()
-    signature = Signature(head=head, key=public, signature=made)
+    signed = base64.b64encode(private.sign(_DOMAIN + head.encode())).decode()
+    signature = Signature(head=head, key=public, signature=signed)
     write({folder / FILE: json.dumps(to_doc(signature), indent=1) + "\n"})
     return signature
 

@@ -138,12 +138,12 @@ def _record(path: Path) -> RunRecord:
         raise RecordError(f"cannot be read: {error}", where=str(path), fix=TAKE) from None
     beside = path.with_name("record.sha256")
     wanted = beside.read_bytes().strip().decode(errors="replace") if beside.is_file() else ""
-    seen = hashlib.sha256()
+    digest = hashlib.sha256()
     if stamp := _STAMPED.match(text):
         wanted = stamp[1].decode()
-        seen.update(b"{\n")
-    seen.update(memoryview(text)[stamp.end() if stamp else 0 :])
-    if wanted and wanted != seen.hexdigest():
+        digest.update(b"{\n")
+    digest.update(memoryview(text)[stamp.end() if stamp else 0 :])
+    if wanted and wanted != digest.hexdigest():
         raise RecordError(
             "record.json was changed after it was written",
             where=str(path),

@@ -35,17 +35,17 @@ def driver_started() -> bool:
 
 def survey(build: str) -> Accelerators:
     """The NVIDIA devices that this torch, of that build, sees and has kernels for."""
-    seen = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    uuids = [f"GPU-{device.uuid}" for device in seen]
+    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    uuids = [f"GPU-{device.uuid}" for device in properties]
     gpus = nvml.gpus()
     built = [arch.partition("_") for arch in torch.cuda.get_arch_list()]
     return Accelerators(
         build=build,
-        names=tuple(device.name for device in seen),
+        names=tuple(device.name for device in properties),
         as_nvml=any(g.mig for g in gpus) or uuids == [g.uuid for g in gpus],
         foreign=tuple(
             f"{device.name} (sm_{device.major}{device.minor})"
-            for device in seen
+            for device in properties
             if not any(_runs(kind, arch, device.major, device.minor) for kind, _, arch in built)
         ),
     )

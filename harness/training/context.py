@@ -111,9 +111,9 @@ class RankContext:
         """Every rank's value, in rank order."""
         if self.world_size == 1:
             return [value]
-        out: list[Any] = [None] * self.world_size
-        dist.all_gather_object(out, value)
-        return out
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, value)
+        return gathered
 
     @property
     def update(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -198,8 +198,8 @@ class Loaded:
         case, make = source.ctx.case, self.input.feed
         knobs = case.knobs_of(case.data, getattr(self.input, "KNOBS", {}))
         make = getattr(self.input, "plain", make) if plain else make
-        made: Callable[[int], Batch] = make(source, knobs)
-        return made
+        batch_of: Callable[[int], Batch] = make(source, knobs)
+        return batch_of
 
     def at_once(self, case: CaseSpec) -> CaseSpec:
         """The case with a model that does not wait, if it is one that does."""

@@ -104,9 +104,9 @@ def accepted_twin(loaded: Loaded, case: CaseSpec) -> int:
     if (compressor := loaded.compressor(case)) is not None:
         most = getattr(compressor.module, "TWIN", {})
         less |= twins.fewer(compressor.name, compressor.knobs, most)
-    every = list(twins.candidates(case, loaded.model.SIZES, less))
-    accepted = (number for number, twin in enumerate(every) if _accepts(loaded, twin))
-    return next(accepted, len(every) - 1)
+    candidates = list(twins.candidates(case, loaded.model.SIZES, less))
+    accepted = (number for number, twin in enumerate(candidates) if _accepts(loaded, twin))
+    return next(accepted, len(candidates) - 1)
 
 
 def _accepts(loaded: Loaded, twin: CaseSpec) -> bool:
@@ -166,13 +166,13 @@ def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Seque
             _KNOWN[key] = facts, model
             return _KNOWN[key]
         with contextlib.suppress(Exception):  # what needs data to run: the outputs of its blocks
-            held = kept_bytes(loaded, case)
+            bytes_kept = kept_bytes(loaded, case)
             facts = replace(
                 facts,
-                activation_bytes_per_sample=held.per_sample,
-                cast_bytes=held.constant,
-                block_bytes=held.blocks,
-                again_bytes=held.again,
+                activation_bytes_per_sample=bytes_kept.per_sample,
+                cast_bytes=bytes_kept.constant,
+                block_bytes=bytes_kept.blocks,
+                again_bytes=bytes_kept.again,
             )
         try:
             again: float | None = flops(loaded, case, partial(again_flops, case=case))

@@ -55,8 +55,8 @@ class Source:
 
     def batch(self, step: int, ids: Tensor, inputs: Tensor, targets: Tensor) -> Batch:
         """A batch of content that came from elsewhere, on the device."""
-        made = Batch(ids=ids, inputs=inputs, targets=targets, of=self.sampler.of(step))
-        return placed(self.loaded, self.ctx, made)
+        batch_made = Batch(ids=ids, inputs=inputs, targets=targets, of=self.sampler.of(step))
+        return placed(self.loaded, self.ctx, batch_made)
 
 
 def whole_epochs(ctx: RankContext, data_seed: int = 0) -> Sampler:

@@ -73,20 +73,20 @@ def all_gather(message: Tensor, world: int) -> Tensor:
 
 def state_of(hook: object, names: Mapping[Tensor, str]) -> dict[str, Any]:
     """What a hook keeps from step to step: tensors by parameter, generators, its ``step``."""
-    out: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for name, value in vars(hook).items():
         if isinstance(value, ErrorFeedback):
-            out[name] = state_of(value, names)
+            state[name] = state_of(value, names)
         elif isinstance(value, torch.Generator):
-            out[name] = value.get_state()
+            state[name] = value.get_state()
         elif isinstance(value, dict):
             kept = {names.get(key, key): entry for key, entry in value.items()}
-            out[name] = {key: entry for key, entry in kept.items() if isinstance(entry, Tensor)}
+            state[name] = {key: entry for key, entry in kept.items() if isinstance(entry, Tensor)}
         elif name == "step":
-            out[name] = value
+            state[name] = value
         elif name == "inner" or hasattr(value, "generator"):
-            out[name] = state_of(value, names)
-    return out
+            state[name] = state_of(value, names)
+    return state
 
 
 def restore(hook: object, state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:

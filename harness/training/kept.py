@@ -110,22 +110,22 @@ class _Products(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func in PRODUCTS:
-            self.num_bytes += out.numel() * out.element_size()
-        return out
+            self.num_bytes += result.numel() * result.element_size()
+        return result
 
 
 def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
     count = _Count()
-    seen = dict[int, Tensor]()
+    by_storage = dict[int, Tensor]()
 
     def keep(tensor: Tensor) -> Tensor:
-        seen.setdefault(tensor.untyped_storage()._cdata, tensor)
+        by_storage.setdefault(tensor.untyped_storage()._cdata, tensor)
         return tensor
 
     def held() -> int:
-        return sum(t.untyped_storage().nbytes() for k, t in seen.items() if k not in weights)
+        return sum(t.untyped_storage().nbytes() for k, t in by_storage.items() if k not in weights)
 
     batch = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
     sample = (batch.inputs, batch.targets)

@@ -145,8 +145,8 @@ class Muon(Optimizer):
         matrices = as_matrices(ahead)
         rows, columns = matrices.shape[-2:]
         longer = max(1.0, rows / columns) ** 0.5
-        made = orthogonalised(matrices, group["dtype"]).view(ahead.shape).to(weights.dtype)
-        weights.sub_(own_part(parameter, made), alpha=group["lr"] * longer)
+        update = orthogonalised(matrices, group["dtype"]).view(ahead.shape).to(weights.dtype)
+        weights.sub_(own_part(parameter, update), alpha=group["lr"] * longer)
 
 
 def orthogonalised(matrices: Tensor, dtype: torch.dtype, steps: int = 5) -> Tensor:
@@ -200,11 +200,11 @@ class Shampoo(Optimizer):
     ) -> Tensor:
         """The direction of a matrix, block by block, each as long as that of Adam's."""
         first, second = group["betas"]
-        out = torch.empty_like(adams)
+        updates = torch.empty_like(adams)
         whole = as_matrices(gradient)
         mean = as_matrices(state["mean"]) / (1 - first ** state["step"])
         graft = as_matrices(adams)
-        target = as_matrices(out)
+        target = as_matrices(updates)
         for number, place in enumerate(blocks(whole.shape)):
             block = whole[place]
             if f"block{number}" not in state:
@@ -220,16 +220,16 @@ class Shampoo(Optimizer):
             length = graft[place].norm(dim=(-2, -1), keepdim=True)
             norm = way.norm(dim=(-2, -1), keepdim=True)
             target[place] = way * torch.where(norm > 0, length / norm, torch.zeros_like(norm))
-        return out
+        return updates
 
 
 def covariances(block: Tensor) -> dict[str, Any]:
     """Room for a block's two covariances, and for their roots."""
     rows, columns = block.shape[-2:]
     stack = block.shape[:-2]
-    left = block.new_zeros(*stack, rows, rows)
+    of_rows = block.new_zeros(*stack, rows, rows)
     right = block.new_zeros(*stack, columns, columns)
-    return {"left": left, "right": right, "roots": []}
+    return {"left": of_rows, "right": right, "roots": []}
 
 
 def blocks(shape: Size) -> list[tuple[Any, ...]]:
@@ -247,8 +247,8 @@ def root(matrix: Tensor, eps: float) -> Tensor:
     values, vectors = torch.linalg.eigh(matrix.double())
     largest = values[..., -1:].clamp(min=1e-300)
     inverse = values.clamp(min=0).add(eps * largest).pow(-0.25)
-    made: Tensor = ((vectors * inverse[..., None, :]) @ vectors.mT).to(matrix.dtype)
-    return made
+    roots: Tensor = ((vectors * inverse[..., None, :]) @ vectors.mT).to(matrix.dtype)
+    return roots
 
 
 def adam(state: dict[str, Any], gradient: Tensor, betas: tuple[float, float], eps: float) -> Tensor:

@@ -83,10 +83,10 @@ class Sparse:
                 used = used + k - spare
             message = torch.cat((*indices, *values))
         self.used = used / room
-        every = all_gather(message, self.world).view(self.world, 2, -1)
+        messages = all_gather(message, self.world).view(self.world, 2, -1)
         with lap("decode"):
             flat.zero_()
-            for part in every:
+            for part in messages:
                 # Rank by rank, so that all have the same bits; what is spare adds nothing.
                 flat.index_add_(0, part[0].long(), part[1].view(torch.float32).to(flat.dtype))
             return done(flat.div_(self.world))

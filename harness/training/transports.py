@@ -45,8 +45,8 @@ Built: TypeAlias = tuple[Callable[..., Promise], Callable[..., Hook]]
 
 def generator(ctx: RankContext) -> torch.Generator:
     """Random numbers of this rank; torch's global ones, of which dropout draws, stay alone."""
-    made = torch.Generator(device=ctx.device)
-    return made.manual_seed(ctx.case.seed * 1_000_003 + ctx.rank + 1)
+    drawing = torch.Generator(device=ctx.device)
+    return drawing.manual_seed(ctx.case.seed * 1_000_003 + ctx.rank + 1)
 
 
 def padded(elements: int, unit: int) -> int:
@@ -60,10 +60,10 @@ def total(shapes: Sequence[torch.Size]) -> int:
 
 def mean(parts: Tensor) -> Tensor:
     """The mean of rows, added in order: the same bits on every rank."""
-    out = parts[0].clone()
+    total = parts[0].clone()
     for part in parts[1:]:
-        out += part
-    return out / len(parts)
+        total += part
+    return total / len(parts)
 
 
 def gathered(make: Make, formula: str, finish: Callable[[Tensor], Tensor] = lambda x: x) -> Built:
@@ -136,11 +136,11 @@ class Gathered(Coded):
             self.keep(bucket, wanted, decoded)
         every = all_gather(message[0], world).view(world, 1, -1)
         with lap("decode"):
-            out = torch.zeros_like(wanted)
+            summed = torch.zeros_like(wanted)
             for rank, part in enumerate(every):  # one at a time: all of them need N times n
                 mine = decoded if rank == self.ctx.rank else None
-                out += codec.decode(part, n)[0] if mine is None else mine
-            return done(flat.copy_(self.finish(out.div_(world))[: flat.numel()]))
+                summed += codec.decode(part, n)[0] if mine is None else mine
+            return done(flat.copy_(self.finish(summed.div_(world))[: flat.numel()]))
 
 
 def two_phase(make: Make, formula: str, rows: Callable[[Tensor], Tensor] = mean) -> Built:

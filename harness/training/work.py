@@ -57,17 +57,17 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given, made = _tensors((args, kwargs)), _tensors(out)
+        result = func(*args, **(kwargs or {}))
+        given, made = _tensors((args, kwargs)), _tensors(result)
         self._held += made
         reads, writes = _bytes(given), _bytes(made)
         if not writes or (not func._schema.is_mutable and writes.keys() <= reads.keys()):
-            return out  # a view
-        flops = flops_of(func, args, kwargs or {}, out)
+            return result  # a view
+        flops = flops_of(func, args, kwargs or {}, result)
         kind = "" if not flops else "attention" if "attention" in func.name() else "product"
         dtype = str(made[0].dtype).removeprefix("torch.")
         self.operators.append(_Operator(kind, flops, dtype, reads, writes, self.fused))
-        return out
+        return result
 
 
 def work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:

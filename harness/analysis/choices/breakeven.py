@@ -92,7 +92,7 @@ def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
     known = {arm.name: _by_turn(run, plan, arm.name) for arm in plan.arms}
     apart = [_step_s(known[arm.name]) for arm in plan.arms if not arm.case.communicate]
     apart_s = next((step for step in apart if step is not None), None)
-    out = []
+    measured = []
     for arm in plan.arms:
         launches = list(known[arm.name].values())
         step_s = _step_s(known[arm.name])
@@ -103,7 +103,7 @@ def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
         sent = _sent(launches)
         coded = [x.codec_s for x in launches if x.codec_s is not None]
         losses = [x.final_loss for x in launches if x.final_loss is not None]
-        out.append(
+        measured.append(
             EncodingCost(
                 name=arm.name,
                 case=arm.case.hash,
@@ -122,7 +122,7 @@ def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
                 exchange_s=_exchange_s(known[arm.name], apart_s),
             )
         )
-    return out
+    return measured
 
 
 def _is_choice(arm: Arm) -> bool:

@@ -34,7 +34,7 @@ class CriticalBatch:
 
 def samples_to_loss(run: RunRecord, plan: Plan) -> dict[int, list[float]]:
     """Samples to the plan's loss, by global batch, of every launch that came there."""
-    out: dict[int, list[float]] = {}
+    by_batch: dict[int, list[float]] = {}
     for arm in plan.arms:
         described = run.described.get(arm.case.hash)
         if described is None or described.expected is None:
@@ -46,8 +46,8 @@ def samples_to_loss(run: RunRecord, plan: Plan) -> dict[int, list[float]]:
             if x.purpose is Purpose.TIMED and x.usable and x.reached is not None
         ]
         if reached:
-            out[described.expected.global_batch] = reached
-    return out
+            by_batch[described.expected.global_batch] = reached
+    return by_batch
 
 
 def critical_batch(samples: Mapping[int, Sequence[float]]) -> CriticalBatch | None:

@@ -96,11 +96,11 @@ def trial(rung: Rung, changes: Sequence[Remedy]) -> Plan:
 def tried(record: RunRecord, plan: Plan, changes: Sequence[Remedy]) -> list[Tried]:
     """What each change came to, the best first; what made it slower is among them."""
     verdicts = {v.contrast: v for v in record.verdicts if v.plan == plan.hash}
-    out = []
+    attempts = []
     for contrast, remedy in zip(plan.contrasts, changes, strict=True):
         verdict = verdicts.get(contrast.name)
         value = None if verdict is None else verdict.value
-        out.append(
+        attempts.append(
             Tried(
                 case=plan.arm(NOW).case.id,
                 remedy=remedy.name,
@@ -113,4 +113,4 @@ def tried(record: RunRecord, plan: Plan, changes: Sequence[Remedy]) -> list[Trie
                 why="not measured" if verdict is None else verdict.detail if value is None else "",
             )
         )
-    return sorted(out, key=lambda t: -(t.ratio or 0.0))
+    return sorted(attempts, key=lambda t: -(t.ratio or 0.0))

@@ -44,28 +44,28 @@ class TunedLoss:
 def best(run: RunRecord, plan: Plan) -> list[TunedLoss]:
     """One for each codec of the plan whose losses are there, in the plan's order."""
     pairs = dict.fromkeys((a.case.compressor, a.case.optimizer) for a in plan.arms)
-    out = []
+    lowest = []
     for codec, optimizer in pairs:
-        seen = _losses(run, plan, codec, optimizer)
-        if codec is None or not any(loss is not None for loss in seen.values()):
+        losses = _losses(run, plan, codec, optimizer)
+        if codec is None or not any(loss is not None for loss in losses.values()):
             continue
         beside = Optimizer.ADAMW if optimizer is Optimizer.FROZEN_ADAM else optimizer
         dense = _losses(run, plan, None, beside)
-        lr, loss = _least(seen) or (0.0, 0.0)
+        lr, loss = _least(losses) or (0.0, 0.0)
         dense_lr, dense_loss = _least(dense) or (None, None)
-        out.append(
+        lowest.append(
             TunedLoss(
                 name=codec,
                 optimizer=optimizer,
                 lr=lr,
                 loss=loss,
-                at_edge=lr in (min(seen), max(seen)),
-                diverged=tuple(rate for rate, left in seen.items() if left is None),
+                at_edge=lr in (min(losses), max(losses)),
+                diverged=tuple(rate for rate, left in losses.items() if left is None),
                 dense_lr=dense_lr,
                 dense_loss=dense_loss,
             )
         )
-    return out
+    return lowest
 
 
 def _least(losses: dict[float, float | None]) -> tuple[float, float] | None:
@@ -81,11 +81,11 @@ def _losses(
     run: RunRecord, plan: Plan, codec: str | None, optimizer: str
 ) -> dict[float, float | None]:
     """The loss at each rate; None where none was left."""
-    out: dict[float, float | None] = {}
+    by_rate: dict[float, float | None] = {}
     for arm in plan.arms:
         if (arm.case.compressor, arm.case.optimizer) == (codec, optimizer):
-            out[arm.case.lr] = _loss([x for x in run.launches if _trained(x, plan, arm.name)])
-    return out
+            by_rate[arm.case.lr] = _loss([x for x in run.launches if _trained(x, plan, arm.name)])
+    return by_rate
 
 
 def _trained(launch: LaunchRecord, plan: Plan, arm: str) -> bool:

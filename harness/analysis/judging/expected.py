@@ -122,9 +122,9 @@ def load(path: Path) -> tuple[ExpectedValue, ...]:
 
 def write(path: Path, references: Sequence[ExpectedValue]) -> None:
     lines = ["# Expected values of this hardware class; `scaleproof baseline` reads and writes it."]
-    for r in references:
+    for reference in references:
         lines += ["", "[[reference]]"]
-        for name, value in vars(r).items():
+        for name, value in vars(reference).items():
             if name == "date":
                 lines.append(f"date = {value}")
             elif value is not None and value != ():
@@ -139,7 +139,7 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
     Beside the values stand those that no verdict could rest on, by case, and why: a wrong training,
     a noisy host, launches that were not steady.
     """
-    out: dict[tuple[str, str, str | None], ExpectedValue] = {}
+    by_key: dict[tuple[str, str, str | None], ExpectedValue] = {}
     doubted: dict[tuple[str, str], None] = {}
     items = as_items(fingerprint(run))
     for plan in run.plans:
@@ -172,8 +172,8 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
                 n=e.n,
                 fingerprint=items,
             )
-            out.setdefault(reference.key, reference)
-    return list(out.values()), list(doubted)
+            by_key.setdefault(reference.key, reference)
+    return list(by_key.values()), list(doubted)
 
 
 def rules(place: Path, hardware: str) -> tuple[Threshold, ...]:

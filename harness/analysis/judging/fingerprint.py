@@ -15,11 +15,11 @@ _RETIRED = ("tune_loop_thread",)
 
 def fingerprint(run: RunRecord) -> Mapping[str, str]:
     """Hardware class, power cap, engine, and the environment that can change speed."""
-    out = {"hardware": run.machine.hardware_class, "engine": run.settings.engine}
+    facts = {"hardware": run.machine.hardware_class, "engine": run.settings.engine}
     if run.machine.power_limit_w is not None:
-        out["power_limit_w"] = str(run.machine.power_limit_w)
-    out |= {k: v for k, v in run.environment.items() if changes_speed(k)}
-    return out
+        facts["power_limit_w"] = str(run.machine.power_limit_w)
+    facts |= {k: v for k, v in run.environment.items() if changes_speed(k)}
+    return facts
 
 
 def as_items(fields: Mapping[str, str]) -> tuple[str, ...]:
@@ -32,9 +32,9 @@ def differing(wanted: Sequence[str], run: RunRecord) -> list[str]:
     if not wanted:
         return []
     asked = dict(item.partition("=")[::2] for item in wanted)
-    kept = {k: v for k, v in asked.items() if k not in _RETIRED}
-    kept = {k: v for k, v in kept.items() if not k.isupper() or changes_speed(k)}
-    return between(kept, fingerprint(run))
+    recorded = {k: v for k, v in asked.items() if k not in _RETIRED}
+    recorded = {k: v for k, v in recorded.items() if not k.isupper() or changes_speed(k)}
+    return between(recorded, fingerprint(run))
 
 
 def between(a: Mapping[str, Json], b: Mapping[str, Json]) -> list[str]:

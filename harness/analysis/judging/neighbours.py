@@ -49,7 +49,7 @@ def lost(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
     """The share of its speed that a contrast's baseline may have lost to neighbours: the upper end
     of a one-sided 70 % interval, for as many of its launches as had any.
     """
-    out = [0.0]
+    shares = [0.0]
     for name in contrast.baseline:
         launches = [x for x in timed(run, plan, None) if x.arm == name]
         beside = sum(bool(x.slot) for x in launches)
@@ -59,8 +59,8 @@ def lost(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
         if slowdown is None:  # nobody looked: nothing stands on it
             return UNKNOWN
         slower, error = slowdown
-        out.append(beside / len(launches) * -math.expm1(-max(0.0, slower + UPPER * error)))
-    return max(out)
+        shares.append(beside / len(launches) * -math.expm1(-max(0.0, slower + UPPER * error)))
+    return max(shares)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,26 +82,31 @@ class SlowDevice:
 def slow_devices(run: RunRecord) -> list[SlowDevice]:
     """Devices that were clearly slower than the others when all of them ran the same world."""
     slots: dict[str, list[LaunchRecord]] = {}
-    for x in run.launches:
-        if x.purpose is Purpose.PROBE and x.slot and x.throughput and len(x.ranks) == 1:
-            slots.setdefault(x.slot, []).append(x)
-    out = []
+    for launch in run.launches:
+        if (
+            launch.purpose is Purpose.PROBE
+            and launch.slot
+            and launch.throughput
+            and len(launch.ranks) == 1
+        ):
+            slots.setdefault(launch.slot, []).append(launch)
+    devices = []
     for launches in (same for same in slots.values() if len(same) >= FEWEST):
-        speeds = [math.log(x.throughput or 1.0) for x in launches]
+        speeds = [math.log(launch.throughput or 1.0) for launch in launches]
         usual = median(speeds)
         sd = median(abs(s - usual) for s in speeds) / 0.6745
-        for x, speed in zip(launches, speeds, strict=True):
+        for launch, speed in zip(launches, speeds, strict=True):
             if usual - speed > max(SLOW, ODD * sd):
-                out.append(
+                devices.append(
                     SlowDevice(
-                        node=x.hosts[0],
-                        host=x.ranks[0].host,
-                        device=x.devices[0],
+                        node=launch.hosts[0],
+                        host=launch.ranks[0].host,
+                        device=launch.devices[0],
                         slower=-math.expm1(speed - usual),
                         among=len(launches),
                     )
                 )
-    return out
+    return devices
 
 
 def _baselines(plan: Plan, contrasts: Collection[Contrast]) -> set[str]:

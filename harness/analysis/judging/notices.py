@@ -24,12 +24,14 @@ PAYLOAD_SHARE, SHAPED_OFF = 0.956, 0.06
 
 def overloaded(launches: Sequence[LaunchRecord]) -> Iterator[str]:
     """The layer whose busiest expert is asked far more than its even share, and what to change."""
-    every = [(x, loads(x.ranks)) for x in launches]
+    loaded = [(x, loads(x.ranks)) for x in launches]
     worst = [
-        (max(load) * len(load) / sum(load), name, x) for x, of in every for name, load in of.items()
+        (max(load) * len(load) / sum(load), name, x)
+        for x, of in loaded
+        for name, load in of.items()
     ]
-    if worst and (most := max(worst, key=lambda w: w[0]))[0] >= OVERLOADED:
-        times, name, launch = most
+    if worst and (busiest := max(worst, key=lambda w: w[0]))[0] >= OVERLOADED:
+        times, name, launch = busiest
         yield (
             f"the busiest expert of {name} is asked {times:.1f} times its even share, and"
             f" {launch.dropped_share:.0%} of all choices find no room: weigh the balance of its"
@@ -39,7 +41,7 @@ def overloaded(launches: Sequence[LaunchRecord]) -> Iterator[str]:
 
 def findings(run: RunRecord, *, load: bool = True) -> list[str]:
     """Each once; the load before the run not where what others used is told elsewhere."""
-    every = [
+    sentences = [
         *_unfit(run, load=load),
         *_memory(run),
         *_losses(run),
@@ -51,7 +53,7 @@ def findings(run: RunRecord, *, load: bool = True) -> list[str]:
         *(device.told for device in neighbours.slow_devices(run)),
         *_unchained(run),
     ]
-    return list(dict.fromkeys(every))
+    return list(dict.fromkeys(sentences))
 
 
 def _unfit(run: RunRecord, *, load: bool) -> Iterator[str]:
@@ -113,7 +115,7 @@ def _unchained(run: RunRecord) -> Iterator[str]:
 
 def shaped(run: RunRecord) -> list[str]:
     """Whether shaped links carry what they were set to: else nothing over them means much."""
-    out = []
+    sentences = []
     for sweep in swept(run.fabric):
         if sweep.operation != "all_reduce" or set(sweep.nodes) != {1} or len(sweep.nodes) < 2:
             continue
@@ -126,8 +128,8 @@ def shaped(run: RunRecord) -> list[str]:
             f"emulated links of {stated:g} Mbit/s carry {carried:.4g} ({off:+.1%} of their payload)"
         )
         bad = abs(off) > SHAPED_OFF and stated <= 1000
-        out.append(text + ("; results do not hold for the stated rate" if bad else ""))
-    return out
+        sentences.append(text + ("; results do not hold for the stated rate" if bad else ""))
+    return sentences
 
 
 def alike(run: RunRecord) -> dict[tuple[str, str], bool]:

@@ -149,11 +149,11 @@ def _unlike(evidence: Evidence) -> str | None:
         return None
     launches = [x for x in evidence.all_launches if x.usable and x.ranks]
     subject, baseline = evidence.contrast.subject, evidence.contrast.baseline
-    mine = [x for x in launches if x.arm == subject]
-    base = [x for x in launches if x.arm in baseline]
+    of_subject = [x for x in launches if x.arm == subject]
+    of_baseline = [x for x in launches if x.arm in baseline]
     versions = dict(evidence.run.settings.checkouts)
     edited = evidence.subject.setup in versions  # on purpose: it is what is compared
-    return same_training.unlike(evidence.subject, mine, base, edited=edited)
+    return same_training.unlike(evidence.subject, of_subject, of_baseline, edited=edited)
 
 
 def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion | None:
@@ -252,8 +252,8 @@ def unmeasured(run: RunRecord, plan: Plan, what: str) -> Conclusion:
         return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
     if not run.complete:
         return Conclusion(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
-    ours = (_of_launch(run, plan, x) for x in run.by_plan.get(plan.hash, ()))
-    for why in (obstacle for obstacle in ours if obstacle is not None):
+    conclusions = (_of_launch(run, plan, x) for x in run.by_plan.get(plan.hash, ()))
+    for why in (obstacle for obstacle in conclusions if obstacle is not None):
         return why._replace(detail=f"{what}, since {why.detail}")
     return Conclusion(Status.ERROR, Reason.NOT_MEASURED, what)
 

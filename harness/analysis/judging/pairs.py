@@ -97,9 +97,11 @@ def like_launches_sd(launches: Sequence[LaunchRecord]) -> float | None:
     without a pair. Two like pilots count as a block.
     """
     alike: dict[tuple[str, Purpose, int, int], list[float]] = {}
-    for x in launches:
-        if (rate := x.throughput) is not None and rate > 0:
-            alike.setdefault((x.case, x.purpose, x.attempt, x.block), []).append(math.log(rate))
+    for launch in launches:
+        if (rate := launch.throughput) is not None and rate > 0:
+            alike.setdefault(
+                (launch.case, launch.purpose, launch.attempt, launch.block), []
+            ).append(math.log(rate))
     apart = [abs(v[0] - v[1]) for v in alike.values() if len(v) > 1]
     # |N(0, 2 sd^2)| has its median at 0.6745 sqrt(2) sd
     return statistics.median(apart) / (0.6745 * math.sqrt(2)) if apart else None
@@ -125,7 +127,7 @@ def judged_of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tup
 
     A rule on memory, bytes or a rate needs no baseline, so a recipe need not foresee it.
     """
-    out = list(plan.contrasts)
+    contrasts = list(plan.contrasts)
     for rule in thresholds:
         metric = metrics.metric(rule.metric)
         if metric.form is not Form.ABSOLUTE or metric.measured_by:
@@ -134,9 +136,9 @@ def judged_of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tup
             contrast = absolute(rule.metric, arm.name)
             alone = arm.case.world_size == 1 and metric.between_ranks
             wanted = arm.role is Role.SUBJECT and rule.matches(arm.case, contrast, hardware)
-            if wanted and not alone and contrast not in out:
-                out.append(contrast)
-    return tuple(out)
+            if wanted and not alone and contrast not in contrasts:
+                contrasts.append(contrast)
+    return tuple(contrasts)
 
 
 def values_of(launches: Sequence[LaunchRecord], metric: str) -> list[float]:

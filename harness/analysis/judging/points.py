@@ -54,10 +54,10 @@ def shown_against(plan: Plan) -> str:
 def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[ScalingPoint]:
     """Every rung of a plan's ladder against one kind of baseline (default: ``shown_against``)."""
     against = against or shown_against(plan)
-    out: dict[str, ScalingPoint] = {}
+    by_name: dict[str, ScalingPoint] = {}
     for contrast in tabled(plan):
         case = plan.arm(contrast.subject).case
-        if contrast.against != against or case.id in out:
+        if contrast.against != against or case.id in by_name:
             continue
         values = pairs(run, plan, contrast).values
         rate = throughput(run, plan, contrast.subject)
@@ -69,7 +69,7 @@ def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[Scali
         estimated = estimate([v * scale for v in values], Form.RATIO)
         tails = pairs(run, plan, contrast, Statistic.P95).values
         strong = case.mode is Mode.STRONG  # the formula is about fixed work
-        out[case.id] = ScalingPoint(
+        by_name[case.id] = ScalingPoint(
             case=case.id,
             world_size=case.world_size,
             against=against,
@@ -85,15 +85,15 @@ def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[Scali
             worst=min(values) * scale,
             karp_flatt=stats.karp_flatt(estimated.value * base, base) if strong else None,
         )
-    return list(out.values())
+    return list(by_name.values())
 
 
 def flops(run: RunRecord, plan: Plan, arm: str) -> float | None:
     """FLOP/s per rank: throughput x closed-form FLOPs of a sample / ranks; None if unknown."""
     case = plan.arm(arm).case
     of_sample = factor(run, case, Factor.MODEL_FLOPS)
-    seen = throughput(run, plan, arm)
-    return seen * of_sample / case.world_size if seen is not None and of_sample else None
+    rate = throughput(run, plan, arm)
+    return rate * of_sample / case.world_size if rate is not None and of_sample else None
 
 
 def roofline_mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:

@@ -80,7 +80,7 @@ def discoveries(evidence: Sequence[float], rate: float) -> frozenset[int]:
     """
     order = sorted(range(len(evidence)), key=lambda i: -evidence[i])
     kept = 0
-    for k, i in enumerate(order, 1):
-        if evidence[i] * k * rate >= len(evidence):
-            kept = k
+    for count, i in enumerate(order, 1):
+        if evidence[i] * count * rate >= len(evidence):
+            kept = count
     return frozenset(order[:kept])

@@ -78,20 +78,23 @@ def series(run: RunRecord) -> list[Series]:
 
 def _fabric(run: RunRecord) -> Iterator[Series]:
     """What rules on ``fabric/OPERATION`` are held against."""
-    fresh = {(s.nodes, s.network, s.operation): s for s in swept(run.fabric, attempt=1)}
-    for s in swept(run.fabric, attempt=0):
-        again = fresh.get((s.nodes, s.network, s.operation))
-        right = s.right and (again is None or again.right)
+    fresh = {
+        (sweep.nodes, sweep.network, sweep.operation): sweep
+        for sweep in swept(run.fabric, attempt=1)
+    }
+    for sweep in swept(run.fabric, attempt=0):
+        again = fresh.get((sweep.nodes, sweep.network, sweep.operation))
+        right = sweep.right and (again is None or again.right)
         yield Series(
-            name=f"fabric/{s.operation}@{s.world}{s.network}",
-            family=f"fabric/{s.operation}",
-            world_size=sum(s.nodes),
-            num_nodes=len(s.nodes),
-            first={"bus_bandwidth": s.bus_bps(), "collective_latency": s.latency_s},
+            name=f"fabric/{sweep.operation}@{sweep.world}{sweep.network}",
+            family=f"fabric/{sweep.operation}",
+            world_size=sum(sweep.nodes),
+            num_nodes=len(sweep.nodes),
+            first={"bus_bandwidth": sweep.bus_bps(), "collective_latency": sweep.latency_s},
             again={
                 "bus_bandwidth": again.bus_bps() if again else (),
                 "collective_latency": again.latency_s if again else (),
             },
             wrong="" if right else "a rank got a wrong result: this network cannot be trusted",
-            refused=s.refused,
+            refused=sweep.refused,
         )

@@ -60,14 +60,14 @@ def tilts(evidence: Evidence) -> tuple[Tilt, ...]:
 def _uneven(subject: _Arm, below: _Arm | None, *, more_is_better: bool) -> Iterator[Tilt]:
     """Clocks and stalls that hit one arm more than the other."""
     highest = max(_clocks(subject) + (_clocks(below) if below else []), default=0.0)
-    for what, lost, seen in _SOURCES:
-        mine = lost(subject, highest)
+    for what, lost, compared in _SOURCES:
+        of_subject = lost(subject, highest)
         theirs = lost(below, highest) if below else 0.0
-        if mine is None or theirs is None or abs(mine - theirs) <= load.LEAST:
+        if of_subject is None or theirs is None or abs(of_subject - theirs) <= load.LEAST:
             continue
-        faster = (1 - theirs) / (1 - mine)  # the subject, if neither had lost anything
-        factor = faster if seen else 1 / faster
-        sides = f"{mine:.0%} of the subject's time"
+        faster = (1 - theirs) / (1 - of_subject)  # the subject, if neither had lost anything
+        factor = faster if compared else 1 / faster
+        sides = f"{of_subject:.0%} of the subject's time"
         if below:
             sides += f" and {theirs:.0%} of the baseline's"
         yield Tilt(factor=factor if more_is_better else 1 / factor, why=f"{what} {sides}")

@@ -40,13 +40,13 @@ def of_series(run: RunRecord) -> tuple[Verdict, ...]:
 
 def of_plan(run: RunRecord, plan: Plan) -> list[Verdict]:
     hardware = run.machine.hardware_class
-    out = list[Verdict]()
+    judged = list[Verdict]()
     for contrast in judged_of(plan, run.thresholds, hardware):
         case = plan.arm(contrast.subject).case
         rules = rules_for(run.thresholds, case, contrast, hardware)
-        every: list[Threshold | None] = [*rules] or [None]
-        out += [conclude(question(run, plan, contrast, rule), rule, run) for rule in every]
-    return out
+        matching: list[Threshold | None] = [*rules] or [None]
+        judged += [conclude(question(run, plan, contrast, rule), rule, run) for rule in matching]
+    return judged
 
 
 def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None) -> Question:
@@ -163,10 +163,10 @@ def _claimed(evidence: Evidence) -> str:
         return why
     if evidence.subject.script:
         launches = evidence.timed_of(arm.name for arm in evidence.plan.arms)
-        seen = [x.ranks[0].watched for x in launches if x.usable and x.ranks]
-        if any(w is not None and not w.even for w in seen):
+        watched = [x.ranks[0].watched for x in launches if x.usable and x.ranks]
+        if any(w is not None and not w.even for w in watched):
             return "steps do not exchange equally many bytes: what a step is, has one witness"
-        if any(w is not None and len(w.roots) != 1 for w in seen):
+        if any(w is not None and len(w.roots) != 1 for w in watched):
             return "its samples are as declared, not counted"
     described = evidence.run.described[evidence.subject.hash]
     if metrics.metric(evidence.contrast.metric).of_schedule and described.own_ideal:
@@ -197,8 +197,8 @@ def together(all_verdicts: Sequence[Verdict]) -> tuple[int, int]:
     judged = [
         v for v in all_verdicts if v.rule and v.value is not None and v.status is not Status.ERROR
     ]
-    out = []
+    counts = []
     for status in (Status.PASS, Status.FAIL):
         evidence = [(v.evidence or 0.0) if v.status is status else 0.0 for v in judged]
-        out.append(len(sequential.discoveries(evidence, ALPHA / 2)))
-    return out[0], out[1]
+        counts.append(len(sequential.discoveries(evidence, ALPHA / 2)))
+    return counts[0], counts[1]

@@ -34,18 +34,18 @@ def excess(evidence: Evidence) -> str:
         return ""
     if case.script or StandIn.PACED in case.stand_in or _cut(expected):
         return ""
-    mine = _cpu_s(evidence.timed_of([evidence.contrast.subject]))
+    subject_s = _cpu_s(evidence.timed_of([evidence.contrast.subject]))
     theirs = _cpu_s(evidence.timed_of(evidence.contrast.baseline))
-    if mine is None or theirs is None:
+    if subject_s is None or theirs is None:
         return ""
     below = evidence.timed_of(evidence.contrast.baseline)
     samples = min(x.consumed / x.steps.count for x in below if x.steps and x.consumed)
     update_s = ADAMW_BYTES * facts.num_params / MEMORY_BYTES[case.device] / samples
-    if theirs - min(update_s, theirs / 2) <= MOST * mine:  # ranks may share out the optimizer
+    if theirs - min(update_s, theirs / 2) <= MOST * subject_s:  # ranks may share out the optimizer
         return ""
     return (
-        f"the baseline takes {theirs / mine:.2f} times the subject's CPU time for a sample: it does"
-        " more than the same training"
+        f"the baseline takes {theirs / subject_s:.2f} times the subject's CPU time for a sample: it"
+        " does more than the same training"
     )
 
 
@@ -56,9 +56,9 @@ def _cut(expected: Expected) -> bool:
 
 def _cpu_s(launches: list[LaunchRecord]) -> float | None:
     """CPU seconds of all ranks for a sample, in the launch that took least."""
-    every = [
+    per_sample = [
         sum(rank.cpu_s for rank in x.ranks) / x.consumed
         for x in launches
         if x.usable and x.consumed and x.ranks
     ]
-    return min(every) if len(every) >= LEAST_LAUNCHES and min(every) > 0 else None
+    return min(per_sample) if len(per_sample) >= LEAST_LAUNCHES and min(per_sample) > 0 else None

@@ -60,9 +60,9 @@ def _computed(step: int, who: Sequence[int], rows: Sequence[bytes]) -> Iterator[
     twice = [
         r for r, n in Counter(r for ranks in ranks_of.values() for r in ranks).items() if n > 1
     ]
-    most = max(ranks_of.values(), key=len)
-    outside = [r for ranks in ranks_of.values() if ranks is not most for r in ranks]
-    if twice or len(most) > 1:
+    majority = max(ranks_of.values(), key=len)
+    outside = [r for ranks in ranks_of.values() if ranks is not majority for r in ranks]
+    if twice or len(majority) > 1:
         yield from (Odd(ranks=(r,), step=step, what="computed") for r in twice or outside)
     else:
         yield Odd(ranks=tuple(sorted({*who})), step=step, what="computed")
@@ -100,12 +100,14 @@ def told(compared: ComparedBits, ranks: Sequence[RankRecord]) -> tuple[str, ...]
     for odd in compared.odd:
         groups[odd.ranks, odd.what].append(odd.step)
     hosts = {r.rank: r.host for r in ranks}
-    out = []
+    sentences = []
     for (who, what), steps in sorted(groups.items(), key=lambda g: (-len(g[1]), g[0])):
         when = f" in {len({*steps})} steps, first in step {min(steps)}" if what != "stored" else ""
         names = " and ".join(f"rank {r} ({hosts[r]})" for r in who)
         if len(who) == 1:
-            out.append(f"{names} {_TOLD[what]}{when}")
+            sentences.append(f"{names} {_TOLD[what]}{when}")
         else:
-            out.append(f"{names} computed different bits{when}; which is right needs a third rank")
-    return tuple(out)
+            sentences.append(
+                f"{names} computed different bits{when}; which is right needs a third rank"
+            )
+    return tuple(sentences)

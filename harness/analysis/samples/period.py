@@ -8,11 +8,11 @@ REPEATS, SHARE = 3, 0.75
 
 def period(words: Sequence[Hashable]) -> int | None:
     """The smallest p of which ``words`` end in repetitions; None where there is none."""
-    for p in range(1, len(words) // REPEATS + 1):
+    for length in range(1, len(words) // REPEATS + 1):
         begun = len(words)  # the repetitions begin here
-        while begun > p and words[begun - 1] == words[begun - 1 - p]:
+        while begun > length and words[begun - 1] == words[begun - 1 - length]:
             begun -= 1
-        alike = len(words) - max(0, begun - p)
-        if alike >= REPEATS * p and alike >= SHARE * len(words):
-            return p
+        alike = len(words) - max(0, begun - length)
+        if alike >= REPEATS * length and alike >= SHARE * len(words):
+            return length
     return None

@@ -74,14 +74,14 @@ def windows(
     Ranks that talk every so many steps are timed for whole periods of it.
     """
     sd = launch_sd(pilots)
-    out = {}
+    by_arm = {}
     for arm in plan.arms:
         window = _window(plan, arm, pilots, sd)
         description = described.get(arm.case.hash)
         period = description.expected.period if description and description.expected else 1
-        kept = -(-(window.steps - window.cut) // period) * period
-        out[arm.name] = replace(window, steps=window.cut + kept)
-    return out
+        num_kept = -(-(window.steps - window.cut) // period) * period
+        by_arm[arm.name] = replace(window, steps=window.cut + num_kept)
+    return by_arm
 
 
 def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:
@@ -94,11 +94,11 @@ def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:
     matching = _matching(plan, arm, pilots)
     if len(matching) != 1 or plan.protocol.fixed:
         return False
-    kept = plan.window.steps - plan.window.cut
+    num_kept = plan.window.steps - plan.window.cut
     steps = matching[0].steps
     usual = median(steps)
     stood_s = sum(s - usual for s in steps if s > figures.STALL * usual)
-    return 2 * steadiness.warm_up(steps) > kept or stood_s > STOOD * sum(steps)
+    return 2 * steadiness.warm_up(steps) > num_kept or stood_s > STOOD * sum(steps)
 
 
 def _matching(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> list[Pilot]:
@@ -114,6 +114,6 @@ def _window(plan: Plan, arm: Arm, pilots: Sequence[Pilot], sd: float | None) -> 
         ((steadiness.warm_up(p.steps), p) for p in matching), key=lambda two: two[0]
     )
     cut = plan.pilot.cut + warm_up
-    kept = pilot.steps[cut - plan.pilot.cut :]
-    worth = steadiness.best_steps(kept, pilot.launch_s, sd or 0.0, least)
-    return plan.protocol.lasting(Window(steps=cut + worth, cut=cut), median(kept))
+    after_cut = pilot.steps[cut - plan.pilot.cut :]
+    worth = steadiness.best_steps(after_cut, pilot.launch_s, sd or 0.0, least)
+    return plan.protocol.lasting(Window(steps=cut + worth, cut=cut), median(after_cut))

@@ -134,19 +134,19 @@ class Curves:
 
 def mean_losses(samples: Sequence[Samples]) -> np.ndarray:
     """The loss of each step: the mean over the ranks that computed one, NaN where none did."""
-    every = np.stack([s.loss for s in samples])
-    known = ~np.isnan(every)
-    total = np.where(known, every, 0.0).sum(0)
+    by_rank = np.stack([s.loss for s in samples])
+    known = ~np.isnan(by_rank)
+    total = np.where(known, by_rank, 0.0).sum(0)
     count = known.sum(0)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def astray(samples: Sequence[Samples], curve: LossCurve) -> str:
     """From which step on the losses are not the reference's; empty if they are."""
-    mine = mean_losses(samples)
-    steps = min(len(mine), len(curve.losses))
+    losses = mean_losses(samples)
+    steps = min(len(losses), len(curve.losses))
     wanted = curve.losses[:steps]
-    off = relative(mine[:steps], wanted)
+    off = relative(losses[:steps], wanted)
     limits = curve.limits(steps)
     wrong = np.flatnonzero(~(np.abs(off) <= limits))
     if not len(wrong):
@@ -154,7 +154,7 @@ def astray(samples: Sequence[Samples], curve: LossCurve) -> str:
     step = int(wrong[0])
     far = float(np.nanmax(np.abs(off)))
     return (
-        f"loss: step {step} gives {mine[step]:.7g}, the reference {wanted[step]:.7g}"
+        f"loss: step {step} gives {losses[step]:.7g}, the reference {wanted[step]:.7g}"
         f" ({len(wrong)} of {steps} steps differ, by up to {far:.1e}; limit {limits[step]:.2g})"
     )
 

@@ -120,15 +120,16 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
 
     Batches may be ragged: only what is less in every launch than in any of the baseline is told.
     """
-    here = max(map(_per_sample, mine))
+    of_subject = max(map(_per_sample, mine))
     there = min(map(_per_sample, base))
-    if min(map(_per_sample, mine)) > 0 and here < LESS * there:
+    if min(map(_per_sample, mine)) > 0 and of_subject < LESS * there:
         yield (
-            f"work: a sample takes {here / there:.3g} of the FLOPs that it takes on {_of(base[0])}:"
-            " is a part of the model or of the batch left out here, or is there more to do there?"
+            f"work: a sample takes {of_subject / there:.3g} of the FLOPs that it takes on"
+            f" {_of(base[0])}: is a part of the model or of the batch left out here, or is there"
+            " more to do there?"
         )
     beside = max(map(_aside, mine)), min(map(_aside, base))
-    if here and beside[0] < LESS * beside[1]:
+    if of_subject and beside[0] < LESS * beside[1]:
         yield (
             f"work: of {_of(base[0])} one computes {si(beside[1], 'FLOP')} beside its training in a"
             f" step, none more than {si(beside[0], 'FLOP')} here: is there an evaluation there?"

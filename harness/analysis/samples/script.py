@@ -25,9 +25,9 @@ def rows(samples: Sequence[Samples], step: int) -> int:
     one sample, rows that are alike within a rank are several.
     """
     most: dict[int, int] = {}
-    for s in samples:
-        assert s.seen is not None
-        hashes, counts = np.unique(s.seen[step][s.seen[step] != 0], return_counts=True)
+    for of_rank in samples:
+        assert of_rank.seen is not None
+        hashes, counts = np.unique(of_rank.seen[step][of_rank.seen[step] != 0], return_counts=True)
         for value, count in zip(hashes.tolist(), counts.tolist(), strict=True):
             most[value] = max(count, most.get(value, 0))
     return sum(most.values())
@@ -43,9 +43,9 @@ def by_step(samples: Sequence[Samples], first: int = 0) -> list[int]:
     looked = np.array(_looked(samples))[first:]
     distinct = [rows(samples, first + step) for step in np.flatnonzero(looked).tolist()]
     share = sum(distinct) / max(1, came[looked].sum()) if looked.any() else 1.0
-    out = np.rint(came * share).astype(int)
-    out[looked] = distinct
-    return [int(n) for n in out]
+    counts = np.rint(came * share).astype(int)
+    counts[looked] = distinct
+    return [int(n) for n in counts]
 
 
 def _came(samples: Samples) -> np.ndarray:
@@ -79,12 +79,12 @@ def declared(case: CaseSpec) -> int | None:
 def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
     """Why samples cannot be counted by their content; empty where they can."""
     watched = [r.watched for r in ranks if r.watched is not None]
-    if why := uncounted(watched, [float(np.median(_came(s))) for s in samples]):
+    if why := uncounted(watched, [float(np.median(_came(of_rank))) for of_rank in samples]):
         return why
     last = len(samples[0].marks_s) - 2
-    for s in samples:
-        assert s.seen is not None
-        here = s.seen[last][s.seen[last] != 0]
+    for of_rank in samples:
+        assert of_rank.seen is not None
+        here = of_rank.seen[last][of_rank.seen[last] != 0]
         if len(here) > 1 and len(np.unique(here)) == 1:
             return "all rows are alike"
     return ""
@@ -185,11 +185,11 @@ def _samples(
             yield f"samples: {why}: say how many a step has on one rank, --samples-per-step N"
         return
     last = len(samples[0].marks_s) - 2
-    seen = rows(samples, last)
-    if stated is None and seen and not any(_changes(s) for s in samples):
+    num_rows = rows(samples, last)
+    if stated is None and num_rows and not any(_changes(s) for s in samples):
         yield (
-            f"samples: every step trains on the same {seen} samples: is a batch kept, or made up?"
-            f" --samples-per-step N accepts that"
+            f"samples: every step trains on the same {num_rows} samples: is a batch kept, or made"
+            f" up? --samples-per-step N accepts that"
         )
     if any(r.watched.repeated for r in ranks if r.watched is not None):
         yield (
@@ -197,16 +197,16 @@ def _samples(
             " is sampler.set_epoch(epoch) missing?"
         )
     arrived = [int((s.seen[last] != 0).sum()) for s in samples if s.seen is not None]
-    if stated is not None and seen != stated:
-        yield f"samples: {seen} reached the model in a step, {stated} were declared"
+    if stated is not None and num_rows != stated:
+        yield f"samples: {num_rows} reached the model in a step, {stated} were declared"
     if 0 in arrived and max(arrived):
         yield f"idle: rank {arrived.index(0)} got no samples while others got {max(arrived)}"
     alone = any(
         r.watched.sharded and not r.watched.parallel for r in ranks if r.watched is not None
     )
-    if case.world_size > 1 and seen == max(arrived) and min(arrived) == seen and not alone:
+    if case.world_size > 1 and num_rows == max(arrived) and min(arrived) == num_rows and not alone:
         yield (
-            f"samples: all {case.world_size} ranks train on the same {seen} samples:"
+            f"samples: all {case.world_size} ranks train on the same {num_rows} samples:"
             " is a DistributedSampler missing?"
         )
 
@@ -274,8 +274,8 @@ def shards(watched: Watched) -> Iterator[str]:
 
 def _losses(samples: Sequence[Samples]) -> Iterator[str]:
     """NaN is a loss that was not seen in no step, or one that is lost in some."""
-    for rank, s in enumerate(samples):
-        lost = ~np.isfinite(s.loss)
-        if lost.any() and not np.isnan(s.loss).all():
+    for rank, of_rank in enumerate(samples):
+        lost = ~np.isfinite(of_rank.loss)
+        if lost.any() and not np.isnan(of_rank.loss).all():
             yield f"loss: not finite on rank {rank} in {int(lost.sum())} of {len(lost)} steps"
             return

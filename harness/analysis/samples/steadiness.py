@@ -40,8 +40,8 @@ def mser5(steps: Sequence[float]) -> int:
     at most half of the batches are cut.
     """
     means = batch_means(steps)
-    n = len(means)
-    if n < 4:
+    num_means = len(means)
+    if num_means < 4:
         return 0
 
     def error(cut: int) -> float:
@@ -49,7 +49,7 @@ def mser5(steps: Sequence[float]) -> int:
         center = math.fsum(rest) / len(rest)
         return math.fsum((m - center) ** 2 for m in rest) / len(rest) ** 2
 
-    best = min(range(n // 2 + 1), key=error)
+    best = min(range(num_means // 2 + 1), key=error)
     return best * BATCH + len(steps) % BATCH if best else 0
 
 
@@ -66,8 +66,8 @@ def warm_up(steps: Sequence[float]) -> int:
     limit = max(DRIFT * settled.mean, 2 * (settled.sd or 0.0))
     boundaries: list[int] = [0, *range(len(steps) % BATCH, cut, BATCH)]
     for shorter in boundaries:
-        left = steps[shorter:cut]
-        if math.fsum(left) / len(left) - settled.mean <= limit:
+        remaining = steps[shorter:cut]
+        if math.fsum(remaining) / len(remaining) - settled.mean <= limit:
             return shorter
     return cut
 
@@ -96,9 +96,9 @@ def outlier(windows: Sequence[Steadiness]) -> int | None:
     On a noisy host every launch drifts one way or the other: that is scatter, and in the interval.
     A launch that is not steady stands out from its arm: by more than 5 of its deviations.
     """
-    usual = median([abs(s.drift) for s in windows]) / 0.6745 if windows else 0.0
-    for i, s in enumerate(windows):
-        if not s.steady and abs(s.drift) > OUTLYING * usual:
+    usual = median([abs(window.drift) for window in windows]) / 0.6745 if windows else 0.0
+    for i, window in enumerate(windows):
+        if not window.steady and abs(window.drift) > OUTLYING * usual:
             return i
     return None
 
@@ -119,13 +119,13 @@ def drifts(windows: Sequence[Steadiness]) -> bool:
 def long_run_variance(steps: Sequence[float]) -> float:
     """Variance of log step times that a mean over steps feels: inflated by lag-1 correlation."""
     logs = [math.log(s) for s in steps]
-    n = len(logs)
-    mean = math.fsum(logs) / n
+    num_logs = len(logs)
+    mean = math.fsum(logs) / num_logs
     off = [v - mean for v in logs]
-    variance = math.fsum(v * v for v in off) / (n - 1)
+    variance = math.fsum(v * v for v in off) / (num_logs - 1)
     if variance == 0:
         return 0.0
-    rho = math.fsum(a * b for a, b in itertools.pairwise(off)) / (variance * (n - 1))
+    rho = math.fsum(a * b for a, b in itertools.pairwise(off)) / (variance * (num_logs - 1))
     rho = min(0.9, max(0.0, rho))
     return variance * (1 + rho) / (1 - rho)
 

@@ -93,7 +93,7 @@ def _tracks(
     lane: Lanes, num_edges: int, operations: Sequence[_Seen], divided: bool
 ) -> dict[Term, Intervals]:
     """When each term has the step: each takes what those before it left."""
-    left = np.array([[lane.edges[0], lane.edges[num_edges - 1]]], dtype=np.int64)
+    remaining = np.array([[lane.edges[0], lane.edges[num_edges - 1]]], dtype=np.int64)
     exposed = subtract(lane.awaited, merge(lane.compute, lane.move))
     late = intervals.of((o.start, min(o.end, last)) for o, last, _ in operations if not o.p2p)
     alone = intervals.of((o.start, min(o.end, last)) for o, last, _ in operations if o.p2p)
@@ -109,9 +109,9 @@ def _tracks(
     claims |= {Term.DATA: lane.data, Term.LAUNCH: lane.launch, Term.OTHER: lane.queued}
     taken = {}
     for term, claim in claims.items():
-        taken[term] = intersect(left, claim)
-        left = subtract(left, taken[term])
-    return {**taken, Term.IDLE: left}
+        taken[term] = intersect(remaining, claim)
+        remaining = subtract(remaining, taken[term])
+    return {**taken, Term.IDLE: remaining}
 
 
 def _rank(
@@ -125,9 +125,9 @@ def _rank(
     edges = lane.edges[:num_edges]
     terms = {str(t): tuple(per_window(s, edges).tolist()) for t, s in tracks.items()}
     step_ns = tuple(np.diff(edges).tolist())
-    for k, whole in enumerate(step_ns):
-        if sum(v[k] for v in terms.values()) != whole:  # no assert: it must hold under -O, too
-            raise AssertionError(f"rank {lane.rank} step {k} is not closed")
+    for step, whole in enumerate(step_ns):
+        if sum(v[step] for v in terms.values()) != whole:  # no assert: it must hold under -O, too
+            raise AssertionError(f"rank {lane.rank} step {step} is not closed")
     free = None
     if divided and operations:
         busy = merge(lane.compute, lane.move)
@@ -166,19 +166,19 @@ def _offsets(
 
 def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
     """Where the two estimates of waiting differ by more than the clocks and 5 % of the step."""
-    out = []
-    for r in ranks:
-        if r.wait_free_ns is None:
+    sentences = []
+    for rank in ranks:
+        if rank.wait_free_ns is None:
             continue
-        by_clock = r.mean_ns(Term.WAIT)
-        free = sum(r.wait_free_ns) / len(r.step_ns)
-        step_ns = sum(r.step_ns) / len(r.step_ns)
+        by_clock = rank.mean_ns(Term.WAIT)
+        free = sum(rank.wait_free_ns) / len(rank.step_ns)
+        step_ns = sum(rank.step_ns) / len(rank.step_ns)
         if abs(by_clock - free) > clock_ns + 0.05 * step_ns:
-            out.append(
-                f"rank {r.rank}: waits {by_clock / 1e6:.2f} ms a step by the clocks,"
+            sentences.append(
+                f"rank {rank.rank}: waits {by_clock / 1e6:.2f} ms a step by the clocks,"
                 f" {free / 1e6:.2f} ms by durations alone"
             )
-    return out
+    return sentences
 
 
 def _blame(

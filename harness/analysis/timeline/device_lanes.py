@@ -66,16 +66,16 @@ def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes
 def _launches(trace: Trace, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """For each of the device's rows when the host's call that launched it began and returned."""
     calls = trace.of_cat("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime")
-    made = np.flatnonzero(calls & (trace.correlation >= 0))
-    made = made[np.argsort(trace.correlation[made], kind="stable")]
-    ids, wanted = trace.correlation[made], trace.correlation[rows]
+    launching = np.flatnonzero(calls & (trace.correlation >= 0))
+    launching = launching[np.argsort(trace.correlation[launching], kind="stable")]
+    ids, wanted = trace.correlation[launching], trace.correlation[rows]
     began = np.full(len(rows), _NONE, dtype=np.int64)
     returned = began.copy()
     if len(ids):
         at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
         hit = ids[at] == wanted
-        began[hit] = trace.start[made[at[hit]]]
-        returned[hit] = trace.end[made[at[hit]]]
+        began[hit] = trace.start[launching[at[hit]]]
+        returned[hit] = trace.end[launching[at[hit]]]
     return began, returned
 
 

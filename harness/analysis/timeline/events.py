@@ -192,15 +192,15 @@ def arguments(texts: Sequence[msgspec.Raw], of: type[_T]) -> list[_T]:
 
 def _salvage(block: bytes) -> list[Any]:
     """The events of a block, one by one; None for those that could not be read."""
-    out: list[Any] = []
+    events: list[Any] = []
     begin = 1
     borders = [m.start() + 1 for m in BORDER.finditer(block)]
     for end in [*borders, len(block) - 1]:
         text = block[begin:end].decode("utf-8", "replace").strip().lstrip(",").strip()
         begin = end
         if text:
-            out.append(_event(text))
-    return out
+            events.append(_event(text))
+    return events
 
 
 def _event(text: str) -> Any:

@@ -90,8 +90,8 @@ def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
         if thread != main and (thread in loops or thread not in engines):
             beside += thread not in loops  # gloo's own threads are known
             continue
-        here = (trace.thread == thread) & ~gloo & ~trace.named(marks.STEP)
-        mine, calls = _innermost(trace, here, operators, issue)
+        of_thread = (trace.thread == thread) & ~gloo & ~trace.named(marks.STEP)
+        mine, calls = _innermost(trace, of_thread, operators, issue)
         compute, issued = merge(compute, mine), merge(issued, calls)
     loading = marks.rows_of(trace, data)
     ops = list(host_ops(trace, gloo, spans))

@@ -32,13 +32,13 @@ def union(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Intervals:
 
 def of(pairs: Iterable[tuple[int, int]]) -> Intervals:
     """The union of (start, end) pairs; those that end before they start are empty."""
-    every = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
-    return union(every[:, 0], every[:, 1])
+    edges = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
+    return union(edges[:, 0], edges[:, 1])
 
 
 def merge(*sets: Intervals) -> Intervals:
-    every = np.concatenate([EMPTY, *sets])
-    return union(every[:, 0], every[:, 1])
+    edges = np.concatenate([EMPTY, *sets])
+    return union(edges[:, 0], edges[:, 1])
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
@@ -47,11 +47,11 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     low = np.searchsorted(b[:, 1], a[:, 0], side="right")  # the first of b that ends after a starts
     high = np.searchsorted(b[:, 0], a[:, 1], side="left")  # the first of b that starts after a ends
     count = np.maximum(high - low, 0)
-    mine = np.repeat(np.arange(len(a)), count)
+    indices = np.repeat(np.arange(len(a)), count)
     offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     theirs = np.repeat(low, count) + offset
     return np.stack(
-        [np.maximum(a[mine, 0], b[theirs, 0]), np.minimum(a[mine, 1], b[theirs, 1])], axis=1
+        [np.maximum(a[indices, 0], b[theirs, 0]), np.minimum(a[indices, 1], b[theirs, 1])], axis=1
     )
 
 

@@ -60,8 +60,8 @@ class Losses:
 
     def gain(self, term: Term) -> float:
         """The efficiency that removing a term's excess would give back: the budget is a bound."""
-        left = self.step_ns - max(self.excess_ns[term], Fraction(0))
-        return float(self.ideal_ns / left - self.efficiency) if left else 0.0
+        step_without_ns = self.step_ns - max(self.excess_ns[term], Fraction(0))
+        return float(self.ideal_ns / step_without_ns - self.efficiency) if step_without_ns else 0.0
 
 
 def losses(base: Budget, rung: Budget, *, ranks: int, work: Fraction) -> Losses:

@@ -46,11 +46,11 @@ def host_steps(
     if len(rows):
         spent = np.bincount(trace.thread[rows], weights=trace.end[rows] - trace.start[rows])
         main = int(spent.argmax())
-        mine = rows[trace.thread[rows] == main]
+        of_main = rows[trace.thread[rows] == main]
         more = len(set(trace.thread[rows].tolist())) - 1
-        edges = np.unique(np.append(trace.start[mine], trace.end[mine[-1]]))
+        edges = np.unique(np.append(trace.start[of_main], trace.end[of_main[-1]]))
         notes = [f"{more} more threads make steps: left out"] if more else []
-        if step_name is None and (gone := _missing(trace, mine)):
+        if step_name is None and (gone := _missing(trace, of_main)):
             notes.append(f"{gone} steps are missing between others: these are longer by that")
         return edges, main, tuple(notes)
     repeated = ", ".join(f"{name} ({times}x)" for name, times in _repeated(trace))

@@ -10,16 +10,16 @@ from harness.analysis.timeline.reader import Trace
 
 def self_ns(trace: Trace, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Duration less that of the direct children, for rows of nesting ranges."""
-    left = trace.end - trace.start
+    remaining_ns = trace.end - trace.start
     for thread in np.unique(trace.thread[mask]):
         above = np.empty(0, dtype=np.int64)
         for here in levels(trace, np.flatnonzero(mask & (trace.thread == thread))):
             if len(above):
                 at = np.searchsorted(trace.start[above], trace.start[here], side="right") - 1
                 spent = trace.end[here] - trace.start[here]
-                np.subtract.at(left, above[np.maximum(at, 0)], spent)
+                np.subtract.at(remaining_ns, above[np.maximum(at, 0)], spent)
             above = here
-    return left
+    return remaining_ns
 
 
 def innermost(

@@ -66,10 +66,12 @@ def budget_of(
             fix="end nsys and DCGM profiling, or use --no-timeline",
         )
     for trace, rank in zip(traces, budget.ranks, strict=True):
-        seen = len(rank.step_ns) + (budget.device == "cuda")  # a device's first step is the anchor
+        num_steps = len(rank.step_ns) + (
+            budget.device == "cuda"
+        )  # a device's first step is the anchor
         problem = trace.partial
-        if seen != steps:
-            problem = problem or f"has {seen} steps, expected {steps}"
+        if num_steps != steps:
+            problem = problem or f"has {num_steps} steps, expected {steps}"
         if talks and not sum(rank.comm_ns):
             problem = problem or "has no communication"
         if problem:

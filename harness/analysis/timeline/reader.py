@@ -281,10 +281,10 @@ def _unknown(path: Path, columns: _Growing) -> list[str]:
     """What is said of kinds that nobody knows; ScaleproofError where they are a device's."""
     unknown = {c: _RENAMED.get(c, c) for c, _, _ in columns.places}
     unknown = {c: kind for c, kind in unknown.items() if kind not in KNOWN}
-    out = []
+    sentences = []
     for name, kind in unknown.items():
-        here = [number for (cat, _, _), number in columns.places.items() if cat == name]
-        rows = np.isin(np.frombuffer(columns.grown["place"], dtype=np.int32), here)
+        categories = [number for (cat, _, _), number in columns.places.items() if cat == name]
+        rows = np.isin(np.frombuffer(columns.grown["place"], dtype=np.int32), categories)
         streams = np.frombuffer(columns.grown["stream"], dtype=np.int64)[rows]
         if _OTHER_DEVICES.search(kind) or (streams >= 0).any():
             raise ScaleproofError(
@@ -293,8 +293,8 @@ def _unknown(path: Path, columns: _Growing) -> list[str]:
                 expected="a trace of CPU, CUDA, ROCm or XPU",
                 fix="report the kind as an issue, with a trace of a few steps",
             )
-        out.append(f"events of kind {kind!r} are left out")
-    return out
+        sentences.append(f"events of kind {kind!r} are left out")
+    return sentences
 
 
 def _whole(told: object) -> int:

@@ -84,12 +84,12 @@ def _benchmarks(folder: Path) -> dict[str, Json]:
 
 def _cases(nights: Sequence[Night]) -> dict[str, list[str]]:
     """Quantity -> every case that ever had it, in the order of the nights."""
-    out: dict[str, dict[str, None]] = {quantity: {} for quantity in QUANTITIES}
+    by_quantity: dict[str, dict[str, None]] = {quantity: {} for quantity in QUANTITIES}
     for night in nights:
         for case, kept in night.cases.items():
             for quantity in kept.values:
-                out[quantity][case] = None
-    return {quantity: list(cases) for quantity, cases in out.items() if cases}
+                by_quantity[quantity][case] = None
+    return {quantity: list(cases) for quantity, cases in by_quantity.items() if cases}
 
 
 def _entry(quantity: str, cases: Sequence[str]) -> dict[str, Json]:
@@ -112,12 +112,12 @@ def _file(folder: Path, name: str, commit: str) -> Path:
 
 def _moved(results: Path, commits: Mapping[str, str]) -> None:
     """Result files of commits that are no longer on the ledger go to their night's new one."""
-    here = {commit[:8] for commit in (ledger.root(results / LEDGER), *commits.values())}
+    commits_here = {commit[:8] for commit in (ledger.root(results / LEDGER), *commits.values())}
     for path in (results / RESULTS).glob(f"*/????????-{ENVIRONMENT}.json"):
         if not _whole(path):  # a writer was killed: what it wrote is made again
             path.unlink()
             continue
-        if path.name[:8] in here:
+        if path.name[:8] in commits_here:
             continue
         run = ledger.run_at(results / LEDGER, path.name[:8])
         new = commits.get(run) if run else None

@@ -45,9 +45,9 @@ def ingest(
                     continue
                 fresh[night.run] = keep(night, results)
         finally:
-            every = nights(results)
-            commits = asv.write(results, every)
-    named = {night.run: night for night in every}
+            all_nights = nights(results)
+            commits = asv.write(results, all_nights)
+    named = {night.run: night for night in all_nights}
     return [added for run, new in fresh.items() for added in _added(named[run], commits[run], new)]
 
 
@@ -58,15 +58,15 @@ def _from(results: Path, folder: Path) -> Path:
 
 
 def _added(night: Night, commit: str, new: bool) -> list[Ingested]:
-    out = []
+    ingested = []
     for stand_in in (False, True):
         values = [k.values for k in night.cases.values() if k.stand_in is stand_in]
         if count := sum(map(len, values)):
             name = asv.machine(night, stand_in)
-            out.append(
+            ingested.append(
                 Ingested(run=night.run, commit=commit[:8], num_values=count, machine=name, new=new)
             )
-    return out
+    return ingested
 
 
 def summary(added: Ingested) -> str:

@@ -64,21 +64,21 @@ def write(path: Path, nights: Sequence[Night]) -> dict[str, str]:
 
 def _tags(nights: Sequence[Night], commits: Mapping[str, str]) -> dict[str, str]:
     """``torch-2.14.0`` and its like: the first night of each version, which asv's page marks."""
-    out: dict[str, str] = {}
+    known: dict[str, str] = {}
     for night in nights:
         for name, version in sorted(night.subject.items()):
             shown = name.removeprefix("nvidia-").partition("-cu")[0]
             if shown in ("torch", "nccl", "driver", "suite") and version != "none":
                 tag = re.sub(r"[^\w.-]+", "-", f"{shown}-{version}")
-                out.setdefault(tag, commits[night.run])
-    return out
+                known.setdefault(tag, commits[night.run])
+    return known
 
 
 def _tag(path: Path, wanted: Mapping[str, str]) -> None:
     listed = _git(path, "for-each-ref", "--format=%(refname:short) %(objectname)", "refs/tags")
-    here = dict(line.split(" ") for line in listed.splitlines())
-    moves = [f"update refs/tags/{t} {c}\n" for t, c in wanted.items() if here.get(t) != c]
-    moves += [f"delete refs/tags/{t}\n" for t in here if t not in wanted]
+    present = dict(line.split(" ") for line in listed.splitlines())
+    moves = [f"update refs/tags/{t} {c}\n" for t, c in wanted.items() if present.get(t) != c]
+    moves += [f"delete refs/tags/{t}\n" for t in present if t not in wanted]
     if moves:
         _git(path, "update-ref", "--stdin", text="".join(moves))
 
@@ -97,8 +97,8 @@ def _known(path: Path) -> list[tuple[str, str]]:
     """(commit, run) of every night, oldest first; makes an empty repository where none is."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = ["git", "init", "--quiet", "--bare", f"--initial-branch={BRANCH}", str(path)]
-        subprocess.run(made, check=True, env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull})
+        initialise = ["git", "init", "--quiet", "--bare", f"--initial-branch={BRANCH}", str(path)]
+        subprocess.run(initialise, check=True, env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull})
         return []
     if not _git(path, "for-each-ref", f"refs/heads/{BRANCH}").strip():
         return []
@@ -153,9 +153,9 @@ def _commit(
 def title(subject: Mapping[str, str]) -> str:
     """What was measured, in a line."""
     nccl = next((v for k, v in subject.items() if k.startswith("nvidia-nccl")), None)
-    out = f"torch {subject.get('torch', 'n/a')}" + (f" nccl {nccl}" if nccl else "")
+    sentence = f"torch {subject.get('torch', 'n/a')}" + (f" nccl {nccl}" if nccl else "")
     driver = subject.get("driver", "none")
-    return out if driver == "none" else f"{out} driver {driver}"
+    return sentence if driver == "none" else f"{sentence} driver {driver}"
 
 
 def run_at(path: Path, commit: str) -> str | None:

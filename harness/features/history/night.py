@@ -116,10 +116,10 @@ def keep(night: Night, results: Path) -> bool:
 
 def nights(results: Path) -> list[Night]:
     """All that is kept, oldest first. RecordError for a file that cannot be read."""
-    out = []
+    known = []
     for path in (results / "nights").glob("*.json"):
         try:
-            out.append(from_doc(Night, json.loads(path.read_text())))
+            known.append(from_doc(Night, json.loads(path.read_text())))
         except ValueError as error:
             raise RecordError(
                 f"not a night: {error}",
@@ -127,7 +127,7 @@ def nights(results: Path) -> list[Night]:
                 expected="a file that ingest wrote",
                 fix=f"rm {path} && scaleproof ingest RUN",
             ) from None
-    return sorted(out, key=lambda night: (night.when, night.run))
+    return sorted(known, key=lambda night: (night.when, night.run))
 
 
 def night_of(run: RunRecord, folder: Path) -> Night:
@@ -140,9 +140,9 @@ def night_of(run: RunRecord, folder: Path) -> Night:
         for arm in plan.arms:
             if arm.role in (Role.ABLATION, Role.CONTROL) or not _own(arm):
                 continue
-            kept = _kept(run, plan, arm, ladder.get(arm.case.id))
-            if kept is not None:
-                cases[arm.case.id] = _merged(cases.get(arm.case.id), kept)
+            values = _kept(run, plan, arm, ladder.get(arm.case.id))
+            if values is not None:
+                cases[arm.case.id] = _merged(cases.get(arm.case.id), values)
     return Night(
         run=run.run,
         started_at=run.started_at,

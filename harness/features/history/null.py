@@ -50,12 +50,12 @@ def main() -> None:
     random = np.random.default_rng(20)
     rows = {}
     for n in NIGHTS:
-        left = min(NUMBERS // n, 1_000_000)
+        remaining = min(NUMBERS // n, 1_000_000)
         drawn = []
-        while left > 0:
-            count = min(left, 2_000_000 // n)
+        while remaining > 0:
+            count = min(remaining, 2_000_000 // n)
             drawn.append(highest(n, count, random))
-            left -= count
+            remaining -= count
         rows[n] = [round(float(q), 4) for q in np.quantile(np.concatenate(drawn), 1 - np.array(P))]
     lines = ",\n  ".join(f'"{n}": {json.dumps(row)}' for n, row in rows.items())
     briefs = {n: highest_brief(n, BRIEF_SERIES, random) for n in NIGHTS if n >= ENOUGH}

@@ -157,8 +157,8 @@ def drift(
     if not scores.any():
         return None
     r = float(np.corrcoef(night, scores)[0, 1])
-    left = scores - np.polyval(np.polyfit(night, scores, 1), night)
-    together = max(0.0, float(left[1:] @ left[:-1] / max(left @ left, 1e-12)))
+    residuals = scores - np.polyval(np.polyfit(night, scores, 1), night)
+    together = max(0.0, float(residuals[1:] @ residuals[:-1] / max(residuals @ residuals, 1e-12)))
     t = r * math.sqrt((len(x) - 2) / max(1e-12, 1 - r**2) * (1 - together) / (1 + together))
     by = float(theilslopes(x, night)[0]) * (len(x) - 1)
     return by if abs(t) >= DRIFTS and abs(by) >= floor else None
@@ -206,11 +206,11 @@ def _dependence_beside(x: np.ndarray, steps: Sequence[Change]) -> float:
 
 
 def _correlation(x: np.ndarray, cuts: Sequence[int]) -> float:
-    left = _within(tied_scores(x), cuts)
-    square = float(left @ left)
+    scores_left = _within(tied_scores(x), cuts)
+    square = float(scores_left @ scores_left)
     if not square:
         return 0.0
-    lags = [float(left[k:] @ left[:-k]) / square for k in range(1, LAGS + 1)]
+    lags = [float(scores_left[k:] @ scores_left[:-k]) / square for k in range(1, LAGS + 1)]
     # What is left beside means that were taken off is a little too unlike.
     bias = (1 + len(cuts)) / len(x)
     if sum(lags) + LAGS * bias <= DEPENDENT:

@@ -40,14 +40,14 @@ def log_evidence(times: ArrayLike, others: ArrayLike, least: float) -> tuple[flo
     scale = math.sqrt((len(rest) * spread**2 + WORTH * USUAL**2) / (len(rest) + WORTH))
     scale = max(scale, LEAST)
     width = np.maximum(scale / 2, np.abs(rest) / 3)  # an odd launch may be more or less odd
-    seen = _density(x[:, None] - rest, width).sum(axis=1)
+    density = _density(x[:, None] - rest, width).sum(axis=1)
     shape = (1 - ODD) * _density(x, scale) + ODD * _density(x, max(scale, WIDE))
-    like = (seen + SHAPE * shape) / (len(rest) + SHAPE)
+    like = (density + SHAPE * shape) / (len(rest) + SHAPE)
     slower = SLOWER[math.log1p(least) <= SLOWER]
     slow = _density(x[:, None] - slower, np.sqrt(scale**2 + (slower / 4) ** 2))
     ratios = (np.log(slow) - np.log(like)[:, None]).sum(axis=0)
-    most = float(ratios.max())
-    return most + math.log(float(np.exp(ratios - most).mean())), float(np.median(x))
+    slowest = float(ratios.max())
+    return slowest + math.log(float(np.exp(ratios - slowest).mean())), float(np.median(x))
 
 
 def _density(x: NDArray[np.float64], scale: float | NDArray[np.float64]) -> NDArray[np.float64]:

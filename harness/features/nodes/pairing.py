@@ -79,7 +79,7 @@ class Pairer:
         """One training of each pair: the time of a mean step."""
         (arm,) = plan.arms
         slots = _slots(pairs, at_once)
-        out = list[Paired]()
+        paired = list[Paired]()
         for slot in slots:
             orders = [
                 Order(
@@ -102,15 +102,15 @@ class Pairer:
                     why = launch.wrong[0] if launch.wrong else ""
                     why = launch.cause.message if launch.cause is not None else why
                     self._note(pair, why)
-                out.append(self._paired(pair, number, took_s))
-        return out
+                paired.append(self._paired(pair, number, took_s))
+        return paired
 
     def _reduced(
         self, knobs: Mapping[str, Json], number: int, pairs: Sequence[tuple[int, int]]
     ) -> list[Paired]:
         """One all-reduce of each pair."""
         session = self._session
-        out = list[Paired]()
+        paired = list[Paired]()
         session.run.seal()
         for slot in _slots(pairs, not self._site.emulated):
             cases = [
@@ -138,14 +138,14 @@ class Pairer:
             for pair, rows in zip(slot, done, strict=True):
                 if isinstance(rows, LaunchError):
                     self._note(pair, rows.what)
-                    out.append(self._paired(pair, number, None))
+                    paired.append(self._paired(pair, number, None))
                 elif not rows[0].right:
                     self._note(pair, rows[0].refused or "a rank got a wrong result")
-                    out.append(self._paired(pair, number, None))
+                    paired.append(self._paired(pair, number, None))
                 else:
                     (row,) = rows
-                    out.append(replace(self._paired(pair, number, row.time_s), bps=row.bus_bps))
-        return out
+                    paired.append(replace(self._paired(pair, number, row.time_s), bps=row.bus_bps))
+        return paired
 
     def _paired(self, pair: tuple[int, int], number: int, took_s: float | None) -> Paired:
         a, b = (self._hosts[node] for node in pair)
@@ -159,12 +159,12 @@ class Pairer:
 
 def _slots(pairs: Sequence[tuple[int, int]], at_once: bool) -> list[list[tuple[int, int]]]:
     """Pairs that run at once: those that share no node, or one by one."""
-    out: list[list[tuple[int, int]]] = []
+    slots: list[list[tuple[int, int]]] = []
     for pair in pairs:
-        fits = (s for s in out if at_once and not {n for other in s for n in other} & {*pair})
+        fits = (s for s in slots if at_once and not {n for other in s for n in other} & {*pair})
         slot = next(fits, None)
         if slot is None:
-            out.append([pair])
+            slots.append([pair])
         else:
             slot.append(pair)
-    return out
+    return slots

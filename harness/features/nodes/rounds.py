@@ -75,16 +75,16 @@ class Board:
 
     def __init__(self, seen: Sequence[TimedPair], num_nodes: int, least: float) -> None:
         self.num_nodes, self._seen, self._least = num_nodes, seen, least
-        self.round = max((s.round for s in seen), default=-1) + 1
-        self._ends = np.array([s.link for s in seen], dtype=int).reshape(-1, 2)
+        self.round = max((pair_seen.round for pair_seen in seen), default=-1) + 1
+        self._ends = np.array([pair_seen.link for pair_seen in seen], dtype=int).reshape(-1, 2)
         self._logs = _logs(seen)
         #: Rounds in which all nodes were measured, or most of them.
         self.full = sum(2 * n >= num_nodes // 2 for n in Counter(s.round for s in seen).values())
         self._of: dict[int, list[int]] = {n: [] for n in range(num_nodes)}
         self.times: dict[tuple[int, int], list[int]] = {}
-        for i, s in enumerate(seen):
-            self.times.setdefault(s.link, []).append(i)
-            for node in s.link:
+        for i, pair_seen in enumerate(seen):
+            self.times.setdefault(pair_seen.link, []).append(i)
+            for node in pair_seen.link:
                 self._of[node].append(i)
 
     @cached_property
@@ -123,15 +123,15 @@ class Board:
     @cached_property
     def slow_links(self) -> list[NamedSlow]:
         """Links that were slow more than once, between nodes that are well with others."""
-        out = []
+        named = []
         limit = math.log(max(1, len(self.times)) / ALPHA)
         for link in self._doubted:
             log, slower = self._of_link(link)
             others = min(self._num_others(node, link) for node in link)
             again = len(self.times[link]) > 1 and others >= min(2, self.num_nodes - 2)
             if again and self._sure(log, slower, limit):
-                out.append(NamedSlow(link, math.expm1(slower), log))
-        return sorted(out, key=lambda one: -one.log_evidence)
+                named.append(NamedSlow(link, math.expm1(slower), log))
+        return sorted(named, key=lambda one: -one.log_evidence)
 
     @cached_property
     def _doubted(self) -> dict[tuple[int, int], float]:
@@ -163,13 +163,13 @@ class Board:
         In between, their nodes meet others: else a node that was lucky once is taken for a link.
         """
         known = {slow.nodes for slow in self.slow_links}
-        out, apart = list[tuple[int, int]](), set[int]()
+        links, apart = list[tuple[int, int]](), set[int]()
         for link in sorted(self._doubted, key=lambda k: -self._doubted[k]):
             others = min(self._num_others(node, link) for node in link)
             if link not in known and not {*link} & apart and len(self.times[link]) <= others:
-                out.append(link)
+                links.append(link)
                 apart |= {*link}
-        return out[: max(1, self.num_nodes // 4)]
+        return links[: max(1, self.num_nodes // 4)]
 
     def suspects(self) -> list[int]:
         """Nodes that may be slow, or have a link that may be, and are not named yet."""
@@ -232,15 +232,15 @@ class Board:
             partner = link[0] + link[1] - node
             if link != without and partner not in found:
                 by_partner.setdefault(partner, []).append(self._logs[i])
-        mine = [float(np.mean(times)) for times in by_partner.values()]
-        return log_evidence(mine, self._apart({node, *found, *self._always_slow}), self._least)
+        ratios = [float(np.mean(times)) for times in by_partner.values()]
+        return log_evidence(ratios, self._apart({node, *found, *self._always_slow}), self._least)
 
     def _of_link(self, link: tuple[int, int]) -> tuple[float, float]:
         """Evidence of a link: every launch over it."""
-        mine = np.zeros(len(self._logs), dtype=bool)
-        mine[self.times[link]] = True
-        others = ~mine & ~np.isin(self._ends, list(self._always_slow)).any(axis=1)
-        return log_evidence(self._logs[mine], self._logs[others], self._least)
+        of_link = np.zeros(len(self._logs), dtype=bool)
+        of_link[self.times[link]] = True
+        others = ~of_link & ~np.isin(self._ends, list(self._always_slow)).any(axis=1)
+        return log_evidence(self._logs[of_link], self._logs[others], self._least)
 
     def _apart(self, nodes: Collection[int]) -> NDArray[np.float64]:
         """What was seen of others than these."""
@@ -298,7 +298,7 @@ def _matched(
 ) -> list[tuple[int, int]]:
     """Pairs in this order, each with a partner (any node if none are named) that is new to it."""
     free = dict.fromkeys(nodes)
-    out = list[tuple[int, int]]()
+    matched = list[tuple[int, int]]()
     for node in nodes:
         if node not in free:
             continue
@@ -310,8 +310,8 @@ def _matched(
         other = next(fresh, first) if met else first
         if other is not None:
             del free[other]
-            out.append((node, other))
-    return out
+            matched.append((node, other))
+    return matched
 
 
 def _logs(seen: Sequence[TimedPair]) -> NDArray[np.float64]:
@@ -320,6 +320,6 @@ def _logs(seen: Sequence[TimedPair]) -> NDArray[np.float64]:
     rounds = np.array([s.round for s in seen])
     usual = float(np.median(logs)) if len(logs) else 0.0
     for number in {*rounds.tolist()}:
-        mine = rounds == number
-        logs[mine] -= float(np.median(logs[mine])) if mine.sum() >= COMMON else usual
+        of_round = rounds == number
+        logs[of_round] -= float(np.median(logs[of_round])) if of_round.sum() >= COMMON else usual
     return logs

@@ -56,10 +56,10 @@ class Costs:
 
 def terms_ns(played: Played) -> dict[str, int]:
     """Where each ns of the wall clock went."""
-    out = dict.fromkeys(TERMS, 0)
+    terms = dict.fromkeys(TERMS, 0)
     for _, term, began, ended in segments(played):
-        out[term] += ended - began
-    return out
+        terms[term] += ended - began
+    return terms
 
 
 def segments(played: Played) -> Iterator[tuple[int, str, int, int]]:
@@ -67,7 +67,7 @@ def segments(played: Played) -> Iterator[tuple[int, str, int, int]]:
     usual = _usual_ns(played)
     for number, sitting in enumerate(played.sittings):
         after = played.sittings[number + 1] if number + 1 < len(played.sittings) else None
-        kept = _resumed_at(after) if after is not None else played.steps
+        resumed_at = _resumed_at(after) if after is not None else played.steps
         now = sitting.began_ns
         ready = False
         for mark, step, marked_ns in _until_struck(sitting):
@@ -77,12 +77,12 @@ def segments(played: Played) -> Iterator[tuple[int, str, int, int]]:
                 now = marked_ns
                 continue
             first = all(m is not Mark.STEP for m, s, _ in sitting.marks if s < step)
-            most = usual if first else SLOW * usual  # a first step is part of a start
-            early = max(now, marked_ns - most) if first else now
+            longest_s = usual if first else SLOW * usual  # a first step is part of a start
+            early = max(now, marked_ns - longest_s) if first else now
             yield number, "restart", now, early
-            done = marked_ns if first else min(marked_ns, now + most)
-            yield number, "train" if step <= kept else "recomputed", early, done
-            yield number, "slow" if step <= kept else "recomputed", done, marked_ns
+            done = marked_ns if first else min(marked_ns, now + longest_s)
+            yield number, "train" if step <= resumed_at else "recomputed", early, done
+            yield number, "slow" if step <= resumed_at else "recomputed", done, marked_ns
             now = marked_ns
         if after is not None:
             assert sitting.struck_ns is not None and sitting.noticed_ns is not None
@@ -153,7 +153,7 @@ def play(
     before the first step that begins after its fault's time, as ranks of a Player do. A training
     that ``FRUITLESS`` faults in a row keep from its next checkpoint is given up.
     """
-    out = dict.fromkeys(TERMS, 0.0)
+    terms = dict.fromkeys(TERMS, 0.0)
     now = 0.0
     saved = 0
     fruitless = 0
@@ -169,19 +169,19 @@ def play(
             if term == "train":
                 unsaved_s += took_s
             else:
-                out[term] += took_s
+                terms[term] += took_s
             if struck:
                 break
             if kept > saved:
-                _keep(out, costs, kept - saved)
+                _keep(terms, costs, kept - saved)
                 saved, fruitless, unsaved_s = kept, 0, 0.0
-        out["recomputed"] += unsaved_s
+        terms["recomputed"] += unsaved_s
         if struck:
-            out["detect"] += costs.detect_s
-            out["stop"] += costs.stop_s
+            terms["detect"] += costs.detect_s
+            terms["stop"] += costs.stop_s
             now += costs.detect_s + costs.stop_s
             due = next(at for at, _ in faults if at > now)
-    return out
+    return terms
 
 
 def _sitting(

@@ -30,13 +30,13 @@ class Player:
 
     def costs(self, case: CaseSpec) -> goodput.Costs:
         """What one of each costs, by two short trainings, one of which has faults."""
-        every = SHORT // SAVES
-        whole = self.play(case, SHORT, every, iter([(1e9, 0)]))
+        steps_between = SHORT // SAVES
+        whole = self.play(case, SHORT, steps_between, iter([(1e9, 0)]))
         (sitting,) = whole.sittings
         first, last = (sitting.marks[i][2] for i in (1, -1))
         apart_s = (first - sitting.began_ns + STRUCK * (last - first)) / 1e9
         strikes = [(apart_s * (i + 1), case.world_size - 1) for i in range(STRIKES)]
-        broken = self.play(case, SHORT, every, iter([*strikes, (1e9, 0)]))
+        broken = self.play(case, SHORT, steps_between, iter([*strikes, (1e9, 0)]))
         return goodput.costs([whole, broken])
 
     def play(
@@ -88,18 +88,18 @@ class Player:
     def _sit(self, case: CaseSpec, task: Play, limits: Deadlines) -> Sitting:
         """One start, until the end or the fault; LaunchError where something else ends it."""
         began_ns = time.time_ns()
-        ended, out = self._session.bench.train(case, self._run.folder, task, limits)
-        sitting = Sitting(began_ns=began_ns, marks=_marks(out / "rank0.marks"))
+        ended, folder = self._session.bench.train(case, self._run.folder, task, limits)
+        sitting = Sitting(began_ns=began_ns, marks=_marks(folder / "rank0.marks"))
         cause = causes.attribute(ended.ranks, ended.unreachable)
         if cause is None:
             return sitting
-        struck = out / f"rank{task.rank}.struck"
+        struck = folder / f"rank{task.rank}.struck"
         if not struck.is_file():
             raise LaunchError(
                 f"rank {cause.rank}: {cause.message}",
                 where=case.id,
                 expected="no fault but those that are planted",
-                fix=f"less {out}/rank{cause.rank}.log",
+                fix=f"less {folder}/rank{cause.rank}.log",
             )
         struck_ns, noticed_ns = (
             int(seconds * 1e9) for seconds in (float(struck.read_text()), ended.noticed_at)

@@ -97,8 +97,8 @@ class Recoverer:
             fault_step=BREAK_BEFORE,
         )
         limits = self._limits(case, whole.stall_s)
-        ended, out = self._bench.train(case, self._run.folder, task, limits)
-        blamed, struck_at = self._broken(ended, out, case, task)
+        ended, folder = self._bench.train(case, self._run.folder, task, limits)
+        blamed, struck_at = self._broken(ended, folder, case, task)
         resumed = msgspec.structs.replace(task, resume=True, save_after=0, fault=Fault.NONE)
         began_at = time.time()
         self._bench.worlds.ready()
@@ -143,8 +143,8 @@ class Recoverer:
         if key not in self._whole:
             place = self._empty_place()
             task = Train(steps=STEPS, folder=str(place), save_after=SAVE_AFTER, asynchronous=later)
-            ended, out = self._bench.train(case, self._run.folder, task, self._limits(case))
-            self._whole[key] = self._read(ended, out, case)[0]
+            ended, folder = self._bench.train(case, self._run.folder, task, self._limits(case))
+            self._whole[key] = self._read(ended, folder, case)[0]
         return self._whole[key]
 
     def _limits(self, case: CaseSpec, stall_s: float | None = None) -> Deadlines:
@@ -160,10 +160,10 @@ class Recoverer:
         """Every rank of the world that went on; LaunchError with every attempt's cause."""
         tried: list[str] = []
         while True:
-            ended, out = self._bench.train(case, self._run.folder, task, self._limits(case))
+            ended, folder = self._bench.train(case, self._run.folder, task, self._limits(case))
             cause = causes.attribute(ended.ranks, ended.unreachable)
             if cause is None:
-                return self._read(ended, out, case)
+                return self._read(ended, folder, case)
             tried.append(f"{len(tried) + 1}: rank {cause.rank}: {cause.message}")
             self._progress.note(f"{case.id}: restart {tried[-1]}")
             if len(tried) == RESTARTS:
@@ -171,7 +171,7 @@ class Recoverer:
                     f"all {RESTARTS} restarts are used up: {'; '.join(tried)}",
                     where=case.id,
                     expected="a training that resumes",
-                    fix=f"less {out}/rank{cause.rank}.log",
+                    fix=f"less {folder}/rank{cause.rank}.log",
                 )
 
     @staticmethod

@@ -52,16 +52,16 @@ class ScriptRecoverer(Recoverer):
         limits = _limits(whole)
         strike = {"fault": course.fault, "rank": rank, "fault_step": self._after}
         task = msgspec.structs.replace(self._task(case), **strike)
-        ended, out = self._bench.train(case, self._run.folder, task, limits)
-        blamed, struck_at = self._broken(ended, out, case, task)
-        broken = journals(out, case)
+        ended, folder = self._bench.train(case, self._run.folder, task, limits)
+        blamed, struck_at = self._broken(ended, folder, case, task)
+        broken = journals(folder, case)
         began_at = time.time()
         self._bench.worlds.ready()
         import_s = time.time() - began_at
         again = msgspec.structs.replace(task, words=self._words, fault=Fault.NONE)
-        done, out = self._bench.train(case, self._run.folder, again, SCRIPTS)
-        self._well(done, out, case)
-        resumed = journals(out, case)
+        done, folder = self._bench.train(case, self._run.folder, again, SCRIPTS)
+        self._well(done, folder, case)
+        resumed = journals(folder, case)
         slowest = max((j[1] for j in resumed), key=lambda u: u.at)
         group_s, load_s = slowest.spent_s["group"], slowest.spent_s["load"]
         from_script_s = slowest.at - slowest.began_at
@@ -106,9 +106,9 @@ class ScriptRecoverer(Recoverer):
         """The journals of the same training, never broken."""
         if case.hash not in self._never_broken:
             task = self._task(case)
-            ended, out = self._bench.train(case, self._run.folder, task, SCRIPTS)
-            self._well(ended, out, case)
-            self._never_broken[case.hash] = whole = journals(out, case)
+            ended, folder = self._bench.train(case, self._run.folder, task, SCRIPTS)
+            self._well(ended, folder, case)
+            self._never_broken[case.hash] = whole = journals(folder, case)
             if len(whole[0]) <= self._after:
                 raise LaunchError(
                     f"the training ends after {len(whole[0]) - 1} updates",

@@ -23,7 +23,7 @@ class Figure:
 
 def figures(run: RunRecord) -> Iterator[Figure]:
     """Throughput and step of every case, efficiency of every rung; what is missing is left out."""
-    seen = set()
+    known_measures = set()
     for plan in run.plans:
         for arm in plan.arms:
             row = arm_row(run, plan, arm)
@@ -32,8 +32,8 @@ def figures(run: RunRecord) -> Iterator[Figure]:
                 ("throughput", "samples/s", row.throughput),
                 ("step time", "s", row.step_s),
             ):
-                if value is not None and (arm.case.id, measure) not in seen:
-                    seen.add((arm.case.id, measure))
+                if value is not None and (arm.case.id, measure) not in known_measures:
+                    known_measures.add((arm.case.id, measure))
                     yield Figure(
                         case=arm.case.id,
                         measure=measure,
@@ -43,13 +43,13 @@ def figures(run: RunRecord) -> Iterator[Figure]:
                     )
         stand_ins = {a.case.id: bool(run.stand_ins(a.case)) for a in plan.arms}
         for against in dict.fromkeys(c.against for c in plan.contrasts):
-            for p in points(run, plan, against):
+            for point in points(run, plan, against):
                 yield Figure(
-                    case=p.case,
+                    case=point.case,
                     measure=f"efficiency v {against}",
                     unit="1",
-                    value=p.efficiency,
-                    low=p.efficiency_low,
-                    high=p.efficiency_high,
-                    stand_in=stand_ins.get(p.case, False),
+                    value=point.efficiency,
+                    low=point.efficiency_low,
+                    high=point.efficiency_high,
+                    stand_in=stand_ins.get(point.case, False),
                 )

@@ -44,8 +44,8 @@ def interleavers(
 
 
 def _largest(target: str, plans: Sequence[Plan]) -> tuple[CaseSpec, Protocol]:
-    every = ((arm, plan.protocol) for plan in plans for arm in plan.arms)
-    subjects = [(arm.case, protocol) for arm, protocol in every if arm.role is Role.SUBJECT]
+    arms_of_plans = ((arm, plan.protocol) for plan in plans for arm in plan.arms)
+    subjects = [(arm.case, protocol) for arm, protocol in arms_of_plans if arm.role is Role.SUBJECT]
     if not subjects:
         raise SpecError(
             f"{target} has no case to measure",

@@ -53,23 +53,23 @@ def verb_of(words: Sequence[str], known: Mapping[str, Path]) -> Sequence[str]:
 
 def overview(helps: Mapping[str, str], folders: Mapping[str, str], width: int) -> list[str]:
     """What ``--help`` prints: eight verbs with their sentence, the others by task."""
-    out = [*_says(width), " usage: scaleproof VERB ... (scaleproof VERB --help: its options)", ""]
-    out += [line for verb in FIRST if verb in helps for line in _sentence(verb, helps, width)]
-    out += ["", " more verbs, by task (scaleproof --help all has a sentence for each):"]
+    lines = [*_says(width), " usage: scaleproof VERB ... (scaleproof VERB --help: its options)", ""]
+    lines += [line for verb in FIRST if verb in helps for line in _sentence(verb, helps, width)]
+    lines += ["", " more verbs, by task (scaleproof --help all has a sentence for each):"]
     for task, about, verbs in _tasks(helps, folders):
-        out += wrap(f"  {task:<9} {', '.join(verbs)}: {about}", width, 12)
-    return out
+        lines += wrap(f"  {task:<9} {', '.join(verbs)}: {about}", width, 12)
+    return lines
 
 
 def whole(helps: Mapping[str, str], folders: Mapping[str, str], width: int) -> list[str]:
     """What ``--help all`` prints: every verb with its sentence, by task."""
     first = [line for verb in FIRST if verb in helps for line in _sentence(verb, helps, width)]
-    out = [*_says(width), *first, *([""] if first else [])]
+    lines = [*_says(width), *first, *([""] if first else [])]
     for task, about, verbs in _tasks(helps, folders):
-        out.append(f" {task}: {about}")
-        out += [line for verb in verbs for line in _sentence(verb, helps, width)]
-        out.append("")
-    return out[:-1]
+        lines.append(f" {task}: {about}")
+        lines += [line for verb in verbs for line in _sentence(verb, helps, width)]
+        lines.append("")
+    return lines[:-1]
 
 
 def _says(width: int) -> list[str]:
@@ -80,16 +80,16 @@ def _tasks(
     helps: Mapping[str, str], folders: Mapping[str, str]
 ) -> list[tuple[str, str, list[str]]]:
     """(task, what it is about, its verbs that there are); what no task has, by its folder."""
-    out = [
+    grouped = [
         (task, about, [v for v in verbs if v in helps]) for task, (about, verbs) in TASKS.items()
     ]
-    placed = {*FIRST, *(verb for _, _, verbs in out for verb in verbs)}
-    left: dict[str, list[str]] = {}
+    placed = {*FIRST, *(verb for _, _, verbs in grouped for verb in verbs)}
+    ungrouped: dict[str, list[str]] = {}
     for verb in helps:
         if verb not in placed:
-            left.setdefault(folders[verb], []).append(verb)
-    out += [(folder, "more", verbs) for folder, verbs in left.items()]
-    return [task for task in out if task[2]]
+            ungrouped.setdefault(folders[verb], []).append(verb)
+    grouped += [(folder, "more", verbs) for folder, verbs in ungrouped.items()]
+    return [task for task in grouped if task[2]]
 
 
 def _sentence(verb: str, helps: Mapping[str, str], width: int) -> list[str]:

@@ -222,9 +222,9 @@ def _help(path: Path) -> Mapping[str, str]:
 
 def parser(module: ModuleType | None) -> Parser:
     """All verbs with their help; the options only of those that ``module`` has."""
-    out = Parser(prog="scaleproof", description=index.SAYS, allow_abbrev=False)
-    out.add_argument("--version", action="version", version=f"scaleproof {version('scaleproof')}")
-    subparsers = out.add_subparsers(dest="verb", required=True, metavar="VERB")
+    whole = Parser(prog="scaleproof", description=index.SAYS, allow_abbrev=False)
+    whole.add_argument("--version", action="version", version=f"scaleproof {version('scaleproof')}")
+    subparsers = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
     for path in files():
         for verb, help_text in _help(path).items():
             sub = subparsers.add_parser(
@@ -236,7 +236,7 @@ def parser(module: ModuleType | None) -> Parser:
                 formatter_class=_Formatter,
             )
             sub.add_argument("--json", action="store_true", help="print one JSON document")
-            out.verbs[verb] = sub
+            whole.verbs[verb] = sub
             if module is not None and verb in module.HELP:
                 module.add_to(sub, verb)
-    return out
+    return whole

@@ -52,8 +52,8 @@ def lines(
     if not by_reason:
         return []
     total = sum(map(len, by_reason.values()))
-    out = [f"scaling: {total} published claims are not tested here:"]
+    shown = [f"scaling: {total} published claims are not tested here:"]
     for reason, names in by_reason.items():
-        out.append(f"  {reason}:")
-        out += [f"    {name}" for name in names]
-    return out
+        shown.append(f"  {reason}:")
+        shown += [f"    {name}" for name in names]
+    return shown

@@ -74,11 +74,13 @@ def pytest_load_initial_conftests(
 
 def _tests(config: pytest.Config) -> Iterator[Path]:
     """Python files where this run of pytest may look for tests."""
-    here = config.invocation_params.dir
+    start_folder = config.invocation_params.dir
     named = [a.split("::")[0] for a in config.known_args_namespace.file_or_dir]
-    paths = [here / n for n in named if (here / n).exists()]  # or values of options not yet known
+    paths = [
+        start_folder / n for n in named if (start_folder / n).exists()
+    ]  # or values of options not yet known
     usual = [config.rootpath / p for p in config.getini("testpaths")]
-    for place in (*paths, *(usual or [here])):
+    for place in (*paths, *(usual or [start_folder])):
         if place.is_file():
             yield place
             continue

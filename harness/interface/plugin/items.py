@@ -85,8 +85,8 @@ def generate(metafunc: pytest.Metafunc) -> None:
                 for contrast in pairs.judged_of(plan, rules, hardware):
                     case = plan.arm(contrast.subject).case
                     matched = verdicts.rules_for(rules, case, contrast, hardware)
-                    every: list[Threshold | None] = [*matched] or [None]
-                    expectations += [Expectation(plan, contrast, r, required) for r in every]
+                    matching: list[Threshold | None] = [*matched] or [None]
+                    expectations += [Expectation(plan, contrast, r, required) for r in matching]
     ids = [e.id for e in expectations]
     several = {i for i in ids if ids.count(i) > 1}
     names = [f"{e.id}-{e.rule.name}" if e.id in several and e.rule else e.id for e in expectations]

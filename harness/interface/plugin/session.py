@@ -134,12 +134,14 @@ class Scaling:
         """
         self.start()
         measurer = self.measurer
-        mine = self.selected[expectation.plan.hash]
+        selected = self.selected[expectation.plan.hash]
         assert measurer is not None
         stops = bool(self.config.option.maxfail)
-        measurer.measure([mine] if stops else list(self.selected.values()))
+        measurer.measure([selected] if stops else list(self.selected.values()))
         rule = expectation.rule.name if expectation.rule else None
-        verdicts = [v for v in measurer.verdicts(mine) if v.contrast == expectation.contrast.name]
+        verdicts = [
+            v for v in measurer.verdicts(selected) if v.contrast == expectation.contrast.name
+        ]
         # Another folder's rule may judge a contrast that has none in its own.
         return next((v for v in verdicts if v.rule == rule), verdicts[0])
 

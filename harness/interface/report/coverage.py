@@ -19,17 +19,19 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     profiled = {x.case for x in run.launches if x.purpose is Purpose.PROFILE and x.budget}
     controls = sum(a.role is Role.CONTROL for p in run.plans for a in p.arms)
     apart = f" ({controls} controls are only checked)" if controls else ""
-    out = [f" covered    timed {len(cases)} of {len(asked)} cases{apart}, profiled {len(profiled)}"]
-    out += wrap(f" worlds     {_worlds(run, cases)}", width, 12)
+    lines = [
+        f" covered    timed {len(cases)} of {len(asked)} cases{apart}, profiled {len(profiled)}"
+    ]
+    lines += wrap(f" worlds     {_worlds(run, cases)}", width, 12)
     for kind, text in _names(run, cases):
-        out += wrap(f" {kind:<10} {text}", width, 12)
-    out += wrap(f" losses     {notices.reproducible(run)}", width, 12)
+        lines += wrap(f" {kind:<10} {text}", width, 12)
+    lines += wrap(f" losses     {notices.reproducible(run)}", width, 12)
     for why in dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP):
-        out += wrap(f" skipped    {why}", width, 12)
+        lines += wrap(f" skipped    {why}", width, 12)
     cut = [p.name for p in run.plans if p.hash in run.out_of_time]
     if cut:
-        out += wrap(f" cut        by the time budget: {', '.join(cut)}", width, 12)
-    return [*out, *unmet(run, width)]
+        lines += wrap(f" cut        by the time budget: {', '.join(cut)}", width, 12)
+    return [*lines, *unmet(run, width)]
 
 
 def _worlds(run: RunRecord, cases: Collection[CaseSpec]) -> str:
@@ -39,9 +41,9 @@ def _worlds(run: RunRecord, cases: Collection[CaseSpec]) -> str:
     stand_in = {c.world_size for c in cases if run.stand_ins(c)}
     for label, worlds in (("", real), ("stand-ins ", stand_in)):
         if worlds:
-            left = [str(n) for n in range(1, max(worlds)) if n not in worlds]
-            gap = f" (not {', '.join(left)})" if 0 < len(left) <= 8 else ""
-            gap = gap or (f" (not {len(left)} sizes in between)" if left else "")
+            skipped = [str(n) for n in range(1, max(worlds)) if n not in worlds]
+            gap = f" (not {', '.join(skipped)})" if 0 < len(skipped) <= 8 else ""
+            gap = gap or (f" (not {len(skipped)} sizes in between)" if skipped else "")
             ranks = f"ranks 0..{max(worlds) - 1}" if max(worlds) > 1 else "rank 0"
             parts.append(f"{label}{_list(map(str, sorted(worlds)))}{gap}, {ranks}")
     shapes = sorted({"x".join(map(str, c.nodes)) for c in cases if len(c.nodes) > 1})
@@ -58,15 +60,15 @@ def _names(run: RunRecord, cases: Collection[CaseSpec]) -> list[tuple[str, str]]
         "models": {c.model for c in cases},
         "compressors": {c.compressor for c in cases if c.compressor},
     }
-    out = []
+    rows = []
     for kind, offered in run.offered.items():
         names = used.get(kind, set())
-        left = [n for n in offered if n not in names]
-        without = f" (not {', '.join(left)})" if left else ""
+        unnamed = [n for n in offered if n not in names]
+        without = f" (not {', '.join(unnamed)})" if unnamed else ""
         word = {"strategies": "strategy", "models": "model", "compressors": "compressor"}[kind]
         named = f"{_list(sorted(names))}: " if names else ""  # "none" is a compressor, too
-        out.append((word, f"{named}{len(names)} of {len(offered)}{without}"))
-    return out
+        rows.append((word, f"{named}{len(names)} of {len(offered)}{without}"))
+    return rows
 
 
 def _list(names: Iterable[str]) -> str:
@@ -84,13 +86,13 @@ def unmet(run: RunRecord, width: int = 100) -> list[str]:
             beyond.setdefault(why, []).append(rule.name)
         elif met is Reach.UNMATCHED:
             unused.append(rule.name)
-    out: list[str] = []
+    lines: list[str] = []
     number = sum(map(len, beyond.values()))
     if unused:
         names = ", ".join(unused)
         match = "rules match" if len(unused) > 1 else "rule matches"
-        out += wrap(f" unused     {len(unused)} {match} no case: {names}", width, 12)
+        lines += wrap(f" unused     {len(unused)} {match} no case: {names}", width, 12)
     if beyond:
         why = "; ".join(f"{reason} ({len(names)})" for reason, names in beyond.items())
-        out += wrap(f" untested   {number} rules are not tested here: {why}", width, 12)
-    return out
+        lines += wrap(f" untested   {number} rules are not tested here: {why}", width, 12)
+    return lines

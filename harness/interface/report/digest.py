@@ -69,9 +69,9 @@ def markdown(run: RunRecord) -> list[str]:
     """A heading, why, and a table, as CI systems render them; figures of stand-ins say so."""
     heading, _, quoted = headline(run).partition(". ")
     shown = ("status", "case", "metric", "value", "interval", "bound")
-    out = [f"### {heading}", "", *([quoted, ""] if quoted else [])]
-    out += [f"- {harmless(cause)}" for cause in why_open(run)]
-    out += ["", f"| {' | '.join(shown)} |", "|" + "---|" * len(shown)]
+    lines = [f"### {heading}", "", *([quoted, ""] if quoted else [])]
+    lines += [f"- {harmless(cause)}" for cause in why_open(run)]
+    lines += ["", f"| {' | '.join(shown)} |", "|" + "---|" * len(shown)]
     for row in rows(run):
         low, high = row["low"], row["high"]
         span = "" if low is None else f"[{low:.4g}, {high:.4g}]"
@@ -81,18 +81,18 @@ def markdown(run: RunRecord) -> list[str]:
         if metrics.metric(metric).form is not Form.ABSOLUTE:
             metric += f" v {row['against']}"
         cells = (row["status"], case, metric, value, span, row["bound"])
-        out.append("| " + " | ".join(harmless(str(c)) for c in cells) + " |")
-    return [*out, "", *(f"- undecided: {line}" for line in decide(run))]
+        lines.append("| " + " | ".join(harmless(str(c)) for c in cells) + " |")
+    return [*lines, "", *(f"- undecided: {line}" for line in decide(run))]
 
 
 def proposal(run: RunRecord, plot: str) -> list[str]:
     """A plot, a table and a paragraph on method, for an application for computing time."""
-    out = ["# Scaling", "", *_caveat(run), f"![speedup]({plot})", ""]
+    lines = ["# Scaling", "", *_caveat(run), f"![speedup]({plot})", ""]
     for plan in run.plans:
         if len(rows_ := ladder_rows(run, plan)) < 1 or run.stand_ins(plan.arms[0].case):
             continue
         mode = plan.arms[0].case.mode
-        out += [
+        lines += [
             f"**{plan.name}**, {mode} scaling",
             "",
             "| ranks | samples/s | step | speedup | parallel efficiency [95 %] |",
@@ -108,12 +108,12 @@ def proposal(run: RunRecord, plot: str) -> list[str]:
                 else (f" [{point.efficiency_low:.3f}, {point.efficiency_high:.3f}]")
             )
             step = "" if rung.row.step_s is None else si(rung.row.step_s, "s")
-            out.append(
+            lines.append(
                 f"| {rung.row.case.world} | {rate(rung.row.throughput)} | {step} |"
                 f" {point.speedup:.2f} | {point.efficiency:.3f}{span} |"
             )
-        out.append("")
-    return [*out, *_method(run)]
+        lines.append("")
+    return [*lines, *_method(run)]
 
 
 def _caveat(run: RunRecord) -> list[str]:

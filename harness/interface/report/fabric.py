@@ -73,13 +73,13 @@ def note(run: RunRecord) -> str:
     """Over what was measured, how often, and what the figures are."""
     transports = ", ".join(dict.fromkeys(r.transport for r in run.fabric))
     sweeps = max((len({r.launch for r in s.rows}) for s in swept(run.fabric)), default=0)
-    out = (
+    sentence = (
         f"over {transports}; every result checked; medians of {sweeps} "
         f"sweep{'s' if sweeps > 1 else ''}; bus = what the busiest link carries"
     )
     if sweeps == 1:
-        out += "; one sweep has no spread: --sweeps 4 shows whether a low figure stays low"
-    return out
+        sentence += "; one sweep has no spread: --sweeps 4 shows whether a low figure stays low"
+    return sentence
 
 
 def _binary(size: int) -> str:

@@ -38,8 +38,8 @@ def headline(run: RunRecord) -> str:
     if not judged:
         return ". ".join(filter(None, [_unruled(run), largest]))
     # Of equally bad ones that of hardware: a stand-in says nothing of it.
-    every = [*judged, *wrong(run)]
-    worst = min(every, key=lambda v: (SEVERITY.index(v.counts), of_stand_in(run, v)))
+    all_judged = [*judged, *wrong(run)]
+    worst = min(all_judged, key=lambda v: (SEVERITY.index(v.counts), of_stand_in(run, v)))
     parts = [f"{worst.counts}: {tally(run)}"]
     if worst.counts is not Status.PASS:
         parts[0] += f"; {_why(run, worst)}"
@@ -50,9 +50,9 @@ def why_open(run: RunRecord) -> list[str]:
     """The causes of what does not hold, each told once, and how much of it rests on them."""
     judged = requirements(run)
     still_open = [v for v in judged if v.counts is Status.INCONCLUSIVE]
-    out = []
+    causes = []
     if beside := _neighbour(run, judged, bool(still_open)):
-        out.append(beside)
+        causes.append(beside)
     others = [v for v in still_open if not (beside and v.reason is Reason.NOISY_HOST)]
     by_detail: dict[str, list[str]] = {}
     broken = [v for v in [*judged, *wrong(run)] if v.counts in (Status.ERROR, Status.FAIL)]
@@ -65,10 +65,10 @@ def why_open(run: RunRecord) -> list[str]:
         by_detail.setdefault(detail, []).append(verdict.case)
     for detail, cases in list(by_detail.items())[:FEW]:
         more = f" (and {len(cases) - 1} more)" if len(cases) > 1 else ""
-        out.append(f"{cases[0]}{more}: {detail}")
+        causes.append(f"{cases[0]}{more}: {detail}")
     if len(by_detail) > FEW:
-        out.append(f"and {len(by_detail) - FEW} other causes (--every)")
-    return out
+        causes.append(f"and {len(by_detail) - FEW} other causes (--every)")
+    return causes
 
 
 def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> str:
@@ -77,10 +77,10 @@ def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> s
     if not beside:
         return ""
     by_cores: dict[int, list[float]] = {}
-    for x in (x for x in run.launches if x.purpose is Purpose.TIMED):
-        if x.foreign_load is not None:
-            num_cores = len({(r.host, core) for r in x.ranks for core in r.affinity})
-            by_cores.setdefault(num_cores, []).append(x.foreign_load * num_cores)
+    for launch in (launch for launch in run.launches if launch.purpose is Purpose.TIMED):
+        if launch.foreign_load is not None:
+            num_cores = len({(r.host, core) for r in launch.ranks for core in r.affinity})
+            by_cores.setdefault(num_cores, []).append(launch.foreign_load * num_cores)
     used = fmean(by_cores[max(by_cores)]) if by_cores else 0.0
     if used < LEAST_CORES:
         return ""
@@ -108,10 +108,14 @@ def decide(run: RunRecord) -> list[str]:
     cases = {a.case.id: a.case for p in run.plans for a in p.arms}
     rules = {t.name: t for t in run.thresholds}
     by_remedy: dict[str, list[str]] = {}
-    for v in run.verdicts:
-        open_ = v.rule in rules and v.counts is Status.INCONCLUSIVE and v.case in cases
-        if open_ and v.reason is not Reason.NOT_MEASURED:
-            by_remedy.setdefault(_decides(v), []).append(v.case)
+    for verdict in run.verdicts:
+        open_ = (
+            verdict.rule in rules
+            and verdict.counts is Status.INCONCLUSIVE
+            and verdict.case in cases
+        )
+        if open_ and verdict.reason is not Reason.NOT_MEASURED:
+            by_remedy.setdefault(_decides(verdict), []).append(verdict.case)
     lines = []
     for remedy, undecided in by_remedy.items():
         if len(undecided) > FEW:

@@ -147,13 +147,14 @@ def _totals(outlooks: Sequence[PlanOutlook], place: PlanPlace) -> str:
     """How long it takes, what that costs, and what the figures are from."""
     on = place.on
     launches, took = sum(f.num_launches for f in outlooks), sum(f.seconds for f in outlooks)
-    out = f" {len(outlooks)} plans, at least {launches} timed launches, about {duration(took)}"
+    sentence = f" {len(outlooks)} plans, at least {launches} timed launches, about {duration(took)}"
     if on is None:
-        return f"{out}; memory and bytes are per rank, computed from closed forms"
+        return f"{sentence}; memory and bytes are per rank, computed from closed forms"
     hours = took / 3600 * sum(on.nodes)
     idle = 1 - sum(f.device_s for f in outlooks) / 3600 / hours if hours else 0.0
     return (
-        f"{out}: {hours:.1f} GPU-hours on {on.name} ({place.machine.gpu}), {idle:.0%} of them idle"
+        f"{sentence}: {hours:.1f} GPU-hours on {on.name} ({place.machine.gpu}),"
+        f" {idle:.0%} of them idle"
         f" beside small worlds. Memory is a rank's and"
         f" of its card, bytes are the busiest rank's and as long as its link needs for them:"
         f" {on.link_bytes / 1e9:.0f} GB/s within a node, {on.network_bytes / 1e9:.0f} GB/s between"

@@ -46,18 +46,18 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
         if (against := shown_against(plan)) != "plain":
             names.append(f"  v {against}")
         ladders[bool(plan.arms[0].case.stand_in)].append((names, rungs))
-    every = [*ladders[False], *ladders[True]]
-    if not every:
+    all_ladders = [*ladders[False], *ladders[True]]
+    if not all_ladders:
         return []
-    rows = [r for _, rungs in every for r in rungs]
+    rows = [r for _, rungs in all_ladders for r in rungs]
     columns = [_NAMES, *map(_lifted, _measured(RUNGS, rows))]
-    header, lines = _laid_out(columns, every, width)
+    header, lines = _laid_out(columns, all_ladders, width)
     num_real = len(ladders[False])
-    out = [header, *(line for of_one in lines[:num_real] for line in of_one)]
+    shown = [header, *(line for of_one in lines[:num_real] for line in of_one)]
     if ladders[True]:
         kinds = sorted({s for p in run.plans for a in p.arms for s in a.case.stand_in})
-        out.append(f" -- stand-ins ({', '.join(kinds)}): never compared with hardware --")
-        out += [line for of_one in lines[num_real:] for line in of_one]
+        shown.append(f" -- stand-ins ({', '.join(kinds)}): never compared with hardware --")
+        shown += [line for of_one in lines[num_real:] for line in of_one]
     if crowded := sorted(
         {
             a.case.world
@@ -66,11 +66,11 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
             if StandIn.OVERSUBSCRIBED in run.stand_ins(a.case)
         }
     ):
-        out.append(
+        shown.append(
             f" -- oversubscribed ({', '.join(crowded)}): more ranks than cores, a stand-in that is"
             " never compared with hardware --"
         )
-    return out
+    return shown
 
 
 def _laid_out(

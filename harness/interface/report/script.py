@@ -45,12 +45,18 @@ class ScriptSection:
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
     """A table for each script; nothing where none was run."""
-    out: list[str] = []
+    shown: list[str] = []
     for rows in _scripts(run):
         name = wrap(f" {text.named(rows[0].arm.case)}", width, 3)
         table = Table(columns=_COLUMNS, rows=rows)
-        out += [*name, *table.lines(width), *wrap(f" {NOTE}", width, 1), *_checks(rows, width), ""]
-    return [rule("your script", width), *out] if out else []
+        shown += [
+            *name,
+            *table.lines(width),
+            *wrap(f" {NOTE}", width, 1),
+            *_checks(rows, width),
+            "",
+        ]
+    return [rule("your script", width), *shown] if shown else []
 
 
 def told(run: RunRecord) -> list[ScriptSection]:
@@ -98,19 +104,19 @@ NOTE = "step = the window over its steps: evaluations and logs in it are include
 
 def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
     """What held on every launch, what could not be checked and why, and what is worth a look."""
-    held = []
+    checked = []
     missing = []
     for what, why_not in (*_of_all(rows), *_of_several(rows)):
         if why_not is None:
-            held.append(what)
+            checked.append(what)
         else:
             missing.append(f"{what} ({why_not})" if why_not else what)
-    out = wrap(f" checked    {', '.join(held)}", width, 12)
-    out += wrap(f" not        {', '.join(missing)}", width, 12) if missing else []
+    shown = wrap(f" checked    {', '.join(checked)}", width, 12)
+    shown += wrap(f" not        {', '.join(missing)}", width, 12) if missing else []
     for row in rows:
         remarks = _remarks(row, rows[0].launches[0])
-        out += [line for text in remarks for line in wrap(f" noticed    {text}", width, 12)]
-    return out
+        shown += [line for text in remarks for line in wrap(f" noticed    {text}", width, 12)]
+    return shown
 
 
 def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
@@ -149,8 +155,8 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
             yield "shards exchanged as often as needed", None
     else:
         yield "replicas equal at both ends", None
-        seen = all(row.seen.collectives for row in several)
-        why = None if seen else "torch's flight recorder was off"
+        counted = all(row.seen.collectives for row in several)
+        why = None if counted else "torch's flight recorder was off"
         yield "gradients exchanged once", why
     first = rows[0]
     lowest = "one rank" if first.arm.case.world_size == 1 else first.arm.case.world
@@ -175,43 +181,43 @@ def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
 
 
 def _remarks(row: ScriptRow, base: LaunchRecord) -> list[str]:
-    seen = row.seen
+    watched = row.seen
     world = row.arm.case.world
-    out = []
-    if seen.small:
-        out.append(
-            f"{world}: {seen.small} collectives of single values in every step: a loss that is"
+    remarks = []
+    if watched.small:
+        remarks.append(
+            f"{world}: {watched.small} collectives of single values in every step: a loss that is"
             " logged, or a norm? Each makes all ranks wait for each other"
         )
-    if seen.reads >= 1:
-        out.append(
-            f"{world}: every step reads {seen.reads:.3g} single values (.item()): on a GPU each"
+    if watched.reads >= 1:
+        remarks.append(
+            f"{world}: every step reads {watched.reads:.3g} single values (.item()): on a GPU each"
             " waits for the device"
         )
-    if seen.sharded and row.arm.case.world_size > 1:
-        out += [f"{world}: {remark}" for remark in script.shards(seen)]
-    if not seen.stored and same_training.draws_whole(row.launches[0], base):
-        out.append(
-            f"{world}: each rank draws from all {seen.whole:,} samples of a data set that stores"
+    if watched.sharded and row.arm.case.world_size > 1:
+        remarks += [f"{world}: {remark}" for remark in script.shards(watched)]
+    if not watched.stored and same_training.draws_whole(row.launches[0], base):
+        remarks.append(
+            f"{world}: each rank draws from all {watched.whole:,} samples of a data set that stores"
             " none: right if each rank makes others, else a DistributedSampler is missing"
         )
-    if seen.searched:
-        out.append(
+    if watched.searched:
+        remarks.append(
             f"{world}: find_unused_parameters=True searches the graph in every step, and every"
             " parameter had a gradient: is it needed?"
         )
     passes = [r.watched.evaluations for r in row.launches[0].ranks if r.watched is not None]
     if len(set(passes)) > 1:
-        most = passes.index(max(passes))
-        out.append(
-            f"{world}: rank {most} evaluates within the window ({max(passes)} forward passes), the"
-            f" least busy one makes {min(passes)}: the others wait for it"
+        largest = passes.index(max(passes))
+        remarks.append(
+            f"{world}: rank {largest} evaluates within the window ({max(passes)} forward passes),"
+            f" the least busy one makes {min(passes)}: the others wait for it"
         )
     elif any(passes):
-        out.append(f"{world}: the window has {passes[0]} forward passes that train nothing")
-    if not seen.even:
-        out.append(
+        remarks.append(f"{world}: the window has {passes[0]} forward passes that train nothing")
+    if not watched.even:
+        remarks.append(
             f"{world}: steps do not exchange equally many bytes: is a step of the training more"
             " than one update?"
         )
-    return out
+    return remarks

@@ -78,13 +78,13 @@ def plain(column: Column[Row], row: Row) -> Json:
 
 def written(rows: Sequence[Mapping[str, Json]]) -> list[str]:
     """Rows as comma-separated values with a header; texts that are formulas are kept from it."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer.writerow(names)
     for row in rows:
         writer.writerow([_quoted(row.get(name)) for name in names])
-    return out.getvalue().splitlines()
+    return stream.getvalue().splitlines()
 
 
 def _quoted(value: Json) -> Json:

@@ -63,10 +63,10 @@ def counts(run: RunRecord) -> list[str]:
     parts = [f"{by_status[s]} {s}" for s in SEVERITY if by_status[s]]
     parts += [f"{caught} control{'s' if caught > 1 else ''} caught"] if caught else []
     waived = sum(v.waived for v in run.verdicts)
-    out = "  ".join(parts) or "nothing was judged"
+    sentence = "  ".join(parts) or "nothing was judged"
     if waived:
-        out += f"  ({waived} waived)"
-    lines = [f" {out}"]
+        sentence += f"  ({waived} waived)"
+    lines = [f" {sentence}"]
     if by_status[Status.PASS] or by_status[Status.FAIL]:
         passes, fails = verdicts.together(run.verdicts)
         lines += [
@@ -107,27 +107,28 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
         probes = sum(x.purpose is Purpose.PROBE for x in run.launches)
         message += f"; {len(slots)} launches ran side by side, {at_once:.1f} at a time"
         message += f", after {probes} probes of what neighbours take" if probes else ""
-    out = wrap(message, width, 12)
+    lines = wrap(message, width, 12)
     if run.device_s:
         used = sum(x.wall_s * len(x.ranks) for x in run.launches)
         decided = sum(v.status in (Status.PASS, Status.FAIL) for v in run.verdicts)
         share = used / run.device_s
         message = f" devices    {_hours(run.device_s)} held, {share:.0%} of that in launches"
         message += f"; {_hours(run.device_s / decided)} a decided verdict" if decided else ""
-        out += wrap(message, width, 12)
-    return out
+        lines += wrap(message, width, 12)
+    return lines
 
 
 def overhead(run: RunRecord) -> float:
     """The share of a run's time in which nothing is built, trained or checked."""
-    busy = {x.slot or x.launch: 0.0 for x in run.launches}
-    for x in run.launches:  # those of a slot ran at once
-        slot = x.slot or x.launch
-        checks = x.purpose in (Purpose.GATE, Purpose.REFERENCE)
+    busy = {launch.slot or launch.launch: 0.0 for launch in run.launches}
+    for launch in run.launches:  # those of a slot ran at once
+        slot = launch.slot or launch.launch
+        checks = launch.purpose in (Purpose.GATE, Purpose.REFERENCE)
         making_s = max(
-            (sum(r.phases_s.get(name, 0.0) for name in _TRAINING) for r in x.ranks), default=0.0
+            (sum(r.phases_s.get(name, 0.0) for name in _TRAINING) for r in launch.ranks),
+            default=0.0,
         )
-        busy[slot] = max(busy[slot], x.wall_s if checks else making_s + _stepping_s([x]))
+        busy[slot] = max(busy[slot], launch.wall_s if checks else making_s + _stepping_s([launch]))
     return 1 - sum(busy.values()) / run.elapsed_s if run.elapsed_s else 0.0
 
 
@@ -148,7 +149,7 @@ def summary(
     run: RunRecord, folder: Path, rerun: str, width: int = 100, *, page: Path | None = None
 ) -> list[str]:
     """Every table of a run, and a line for every verdict."""
-    out = [rule("scaling", width, "="), *wrap(f" {header(run)}", width, 10)]
+    lines = [rule("scaling", width, "="), *wrap(f" {header(run)}", width, 10)]
     if table_ := scaling_table(run, width):
         note = (
             " efficiency = throughput per rank against plain (one device, no wrapper) unless marked"
@@ -158,13 +159,13 @@ def summary(
             note += "; worst = worst pair of launches"
         if "  p95" in table_[0]:
             note += "; p95 = efficiency by 95th percentiles of steps"
-        out += ["", *table_, *wrap(note, width, 14)]
+        lines += ["", *table_, *wrap(note, width, 14)]
         if any(line.endswith(" ~") for line in table_):
             doubts = dict.fromkeys(v.doubt for v in run.verdicts if v.doubt)
-            out += wrap(f" ~ treat as unreliable: {next(iter(doubts))}", width, 3)
+            lines += wrap(f" ~ treat as unreliable: {next(iter(doubts))}", width, 3)
         if any(" *  " in line for line in table_):
-            out.append(" * the verdict is on another figure, shown below")
-    out += [
+            lines.append(" * the verdict is on another figure, shown below")
+    lines += [
         "",
         *every.lines(run, width),
         *script.lines(run, width),
@@ -172,17 +173,19 @@ def summary(
         *topology.lines(run, width),
         *sections.lines(run, width),
     ]
-    out += timeline.lines(run, width)
-    out += [rule("verdicts", width), *verdict_lines(run, width)]
-    out += [line for remark in sections.remarks(run) for line in wrap(f" {remark}", width, 12)]
-    out += [*counts(run), ""]
+    lines += timeline.lines(run, width)
+    lines += [rule("verdicts", width), *verdict_lines(run, width)]
+    lines += [line for remark in sections.remarks(run) for line in wrap(f" {remark}", width, 12)]
+    lines += [*counts(run), ""]
     for finding in [*notices.findings(run), *run.notes]:
-        out += wrap(f" noticed    {finding}", width, 12)
-    out += [*coverage(run, width), *cost(run, width)]
-    out += [f" rerun      {rerun}"]
-    out += [f" report     scaleproof report {folder}"] if page is None else [f" page       {page}"]
+        lines += wrap(f" noticed    {finding}", width, 12)
+    lines += [*coverage(run, width), *cost(run, width)]
+    lines += [f" rerun      {rerun}"]
+    lines += (
+        [f" report     scaleproof report {folder}"] if page is None else [f" page       {page}"]
+    )
     if not run.complete:
-        out += [f" resume     this run is incomplete: scaleproof run --resume {folder}"]
+        lines += [f" resume     this run is incomplete: scaleproof run --resume {folder}"]
     for line in decide(run):
-        out += wrap(f" decide     {line}", width, 12)
-    return [*out, "", *wrap(f" {headline(run)}", width, 1)]
+        lines += wrap(f" decide     {line}", width, 12)
+    return [*lines, "", *wrap(f" {headline(run)}", width, 1)]

@@ -65,16 +65,19 @@ def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> li
     for row in rows:
         wrapped = [c.cell(row).split("\n") for c in columns]
         cells += map(list, zip_longest(*wrapped, fillvalue=""))
-    kept = list(range(len(columns)))
+    columns_kept = list(range(len(columns)))
     while True:
-        widths = {i: max(len(line[i]) for line in cells) for i in kept}
-        if sum(widths.values()) + 2 * len(kept) <= width or len(kept) <= 2:
+        widths = {i: max(len(line[i]) for line in cells) for i in columns_kept}
+        if sum(widths.values()) + 2 * len(columns_kept) <= width or len(columns_kept) <= 2:
             break
-        kept.remove(min(kept, key=lambda i: columns[i].keep))
-    left = {i for i in kept if columns[i].left}
+        columns_kept.remove(min(columns_kept, key=lambda i: columns[i].keep))
+    left_aligned = {i for i in columns_kept if columns[i].left}
     lines = []
     for line in cells:
-        parts = (line[i].ljust(widths[i]) if i in left else line[i].rjust(widths[i]) for i in kept)
+        parts = (
+            line[i].ljust(widths[i]) if i in left_aligned else line[i].rjust(widths[i])
+            for i in columns_kept
+        )
         lines.append((" " + "  ".join(parts)).rstrip())
     return lines
 

@@ -35,27 +35,27 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     if not all_rungs:
         return []
     trusted = [r for r in all_rungs if not r.refused]
-    out = [rule("where the efficiency went, ms per step", width)]
+    shown = [rule("where the efficiency went, ms per step", width)]
     if trusted:
-        out += _table(trusted, width)
+        shown += _table(trusted, width)
         note = (
             " lost = step - ideal = the sum of the columns to its right; each of these columns is a"
             " term's growth against the baseline (* not hidden behind compute)"
         )
-        if "ranks lost" in out[1]:
+        if "ranks lost" in shown[1]:
             note += "; ranks lost = ranks less the speedup of these profiled steps"
-        out += wrap(note, width, 1)
-        out += _captured(trusted, width)
-    return [*out, *remarks(run, width), ""]
+        shown += wrap(note, width, 1)
+        shown += _captured(trusted, width)
+    return [*shown, *remarks(run, width), ""]
 
 
 def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
     """How these profiles were made, and which of them may have changed what they show."""
-    out = []
+    shown = []
     outlines = [r for r in trusted if r.budget.capture == OUTLINE]
     if outlines:
         some = "" if len(outlines) == len(trusted) else f" of {len(outlines)} rungs"
-        out += wrap(
+        shown += wrap(
             f" outline  profiles{some} without operators: what a rank neither waits for nor loads"
             " counts as compute, Python included (--operators follows each of them)",
             width,
@@ -63,18 +63,18 @@ def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
         )
     if doubtful := [r for r in trusted if r.doubtful]:
         names = ", ".join(f"{r.arm.case.id} {r.perturbation:.2f}x" for r in doubtful)
-        out += wrap(
+        shown += wrap(
             f" caution  profiled steps may take over {PERTURBED}x as long as others: {names}",
             width,
             10,
         )
-    return out
+    return shown
 
 
 def remarks(run: RunRecord, width: int) -> list[str]:
     """What is worth a sentence: bubbles, both estimates of communication, advice, refusals."""
     all_rungs = rungs(run)
-    out = [line for r in all_rungs if not r.refused for line in of_rung(run, r, width)]
+    shown = [line for r in all_rungs if not r.refused for line in of_rung(run, r, width)]
     refused = [r for r in all_rungs if r.refused]
     if refused:
         worst = max(refused, key=lambda r: r.perturbation)
@@ -85,14 +85,14 @@ def remarks(run: RunRecord, width: int) -> list[str]:
             if any(r.arm.case.script for r in refused)
             else " (--set micro_batch=..., a larger size)"
         )
-        out += wrap(
+        shown += wrap(
             f" refused  {names}: profiled steps take up to {worst.perturbation:.2f}x as long"
             f" as unprofiled ones (limit {PERTURBED}), so the profile is not trusted; use longer"
             f" steps{longer}" + ("" if stages else ", or --ablate communication"),
             width,
             10,
         )
-    return out
+    return shown
 
 
 def of_rung(run: RunRecord, r: Rung, width: int, *, named: bool = True) -> Iterator[str]:
@@ -137,16 +137,16 @@ def unexplained(r: Rung) -> str:
 
 def _both(run: RunRecord, r: Rung, width: int, name: str) -> Iterator[str]:
     """What communication costs by the trace and by ablation, and whether they agree."""
-    for v in run.verdicts:
-        plain = v.plan == r.plan.hash and v.metric == "communication_cost"
-        if not plain or v.low is None or v.high is None or v.value is None:
+    for verdict in run.verdicts:
+        plain = verdict.plan == r.plan.hash and verdict.metric == "communication_cost"
+        if not plain or verdict.low is None or verdict.high is None or verdict.value is None:
             continue
-        seen = r.budget.exposed_share
+        exposed_share = r.budget.exposed_share
         slack = (r.budget.clock_ns or 0) / r.budget.step_ns
-        agree = v.low - slack <= seen <= v.high + slack
+        agree = verdict.low - slack <= exposed_share <= verdict.high + slack
         yield from wrap(
-            f" both     {name}exposed communication is {seen:.1%} of the step by its"
-            f" trace, {v.value:.1%} [{v.low:.1%}, {v.high:.1%}] by ablation:"
+            f" both     {name}exposed communication is {exposed_share:.1%} of the step by its"
+            f" trace, {verdict.value:.1%} [{verdict.low:.1%}, {verdict.high:.1%}] by ablation:"
             + (
                 " they agree"
                 if agree
@@ -179,10 +179,10 @@ def _fitting(
     """The table from its ``first`` column on, and the terms that have no column of their own."""
     ranked = sorted(shown, key=lambda t: -max(abs(_ms(r, t)) for r in trusted))
     for count in range(len(shown), -1, -1):
-        kept = [t for t in shown if t in ranked[:count]]
+        fitting = [t for t in shown if t in ranked[:count]]
         rest = ranked[count:]
-        lines = table(_columns(kept, rest)[first:], trusted, width)
-        if {*map(head, kept), *(["rest"] if rest else [])} <= set(lines[0].split()):
+        lines = table(_columns(fitting, rest)[first:], trusted, width)
+        if {*map(head, fitting), *(["rest"] if rest else [])} <= set(lines[0].split()):
             break
     return lines, rest
 

@@ -21,8 +21,8 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     num = len(budget.ranks)
     ranks = f"{num} rank{'s' if num > 1 else ''}"
     mean = f"{steps} of {budget.step_ns / 1e6:.2f} ms"
-    out = wrap(f" {title}: {ranks}, {mean}, {budget.device}{clocks}", width, 1)
-    every = {"all comm": budget.comm_share} | {
+    lines = wrap(f" {title}: {ranks}, {mean}, {budget.device}{clocks}", width, 1)
+    shares = {"all comm": budget.comm_share} | {
         head(t): budget.mean_ns(t) / budget.step_ns for t in shown
     }
 
@@ -31,7 +31,7 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
         return Column(
             name,
             70 if name == "all comm" else 80,
-            lambda r: f"{every[name]:.1%}" if r is None else f"{rank(r) / 1e6:.2f}",
+            lambda r: f"{shares[name]:.1%}" if r is None else f"{rank(r) / 1e6:.2f}",
         )
 
     steps_ns = budget.steps
@@ -41,9 +41,9 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
         *(share(head(t), partial(_mean_ns, term=t)) for t in shown),
         share("all comm", lambda r: sum(r.comm_ns) / steps_ns),
     ]
-    out += table(columns, [*budget.ranks, None], width)
+    lines += table(columns, [*budget.ranks, None], width)
     if num > 1:
-        out += wrap(
+        lines += wrap(
             f" pop      load balance {budget.load_balance:.3f} x communication efficiency"
             f" {budget.communication_efficiency:.3f} = parallel efficiency"
             f" {budget.load_balance * budget.communication_efficiency:.3f}",
@@ -53,7 +53,7 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     if (b := budget.blame) is not None:
         more = f"{b.excess_ns / 1e6:.2f} ms longer than the others'"
         busy = f": its {b.term} is {more}" if b.term else ""
-        out += wrap(
+        lines += wrap(
             f" waited   {b.share:.0%} of all waiting, {b.waited_ns / 1e6:.2f} ms a step, is for"
             f" rank {b.rank}{busy}",
             width,
@@ -61,10 +61,10 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
         )
     if budget.operators:
         top = ", ".join(f"{o.name} {o.self_ns / 1e6:.2f} ms" for o in budget.operators[:4])
-        out += wrap(f" longest  {top}", width, 10)
+        lines += wrap(f" longest  {top}", width, 10)
     for why in budget.unsure:
-        out += wrap(f" unsure   {why}", width, 10)
-    return out
+        lines += wrap(f" unsure   {why}", width, 10)
+    return lines
 
 
 def _mean_ns(r: RankBudget, term: Term) -> float:
@@ -134,13 +134,13 @@ def difference_lines(
         Column[TermChange]("B - A", 99, lambda c: f"{c.more_ns / 1e6:+.2f}"),
     ]
     term = Column[TermChange]("term", 100, lambda c: TERMS.get(c.name, c.name), left=True)  # type: ignore[call-overload]
-    out = [rule(title, width), *table([term, *numbers], [*terms, step], width)]
+    shown = [rule(title, width), *table([term, *numbers], [*terms, step], width)]
     if names:
         name = Column[TermChange](
             "kernel or operator", 100, lambda c: _short(c.name, width - 36), left=True
         )
-        out += ["", *table([name, *numbers], names, width)]
-    return out
+        shown += ["", *table([name, *numbers], names, width)]
+    return shown
 
 
 def _short(name: str, most: int) -> str:

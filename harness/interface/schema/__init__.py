@@ -33,20 +33,20 @@ def by_folder() -> dict[Path, dict[str, tuple[Any, ...]]]:
     """The folder that keeps the schema -> the documents of its verbs."""
     from harness.interface.cli.main import VERBS, files
 
-    out: dict[Path, list[Path]] = {HERE: []}
+    folders: dict[Path, list[Path]] = {HERE: []}
     for path in files():
         feature = None if path.is_relative_to(VERBS) else path.relative_to(FEATURES).parts[0]
-        out.setdefault(FEATURES / feature if feature else HERE, []).append(path)
+        folders.setdefault(FEATURES / feature if feature else HERE, []).append(path)
     return {
         folder: {**documents(verbs), **({"error": (Error,)} if folder == HERE else {})}
-        for folder, verbs in out.items()
+        for folder, verbs in folders.items()
     }
 
 
 def answers_schema(documents: Mapping[str, tuple[Any, ...]]) -> dict[str, Json]:
     """One document with the schema of every verb's answer."""
-    every = [kind for kinds in documents.values() for kind in kinds]
-    schemas, components = msgspec.json.schema_components(every, ref_template="#/$defs/{name}")
+    all_kinds = [kind for kinds in documents.values() for kind in kinds]
+    schemas, components = msgspec.json.schema_components(all_kinds, ref_template="#/$defs/{name}")
     schemas_left = iter(schemas)
     properties: dict[str, Any] = {}
     for verb, kinds in documents.items():

@@ -70,26 +70,26 @@ class Emulated:
         """A bridge, a namespace for each node, the links, and an agent in each."""
         hold = ("setpriv", "--pdeathsig=KILL", "sleep", "infinity")
         nodes = range(len(deployment.nodes))
-        out = [Command(nodes=(), argv=("unshare", *_user(), "--net", *hold))]
+        commands = [Command(nodes=(), argv=("unshare", *_user(), "--net", *hold))]
         inside = enter("{bridge}", net=False)
         prefix = inside if len(inside) > 2 else ()
-        out += [Command(nodes=(), argv=(*prefix, "unshare", "--net", *hold)) for _ in nodes]
+        commands += [Command(nodes=(), argv=(*prefix, "unshare", "--net", *hold)) for _ in nodes]
         lines = ["link add br0 type bridge stp_state 0", "link set br0 up", "link set lo up"]
         for i in nodes:
             lines += [
                 f"link add v{i} type veth peer name eth0 netns {{node{i}}}",
                 f"link set v{i} master br0 up",
             ]
-        out.append(_batch("{bridge}", "ip", lines))
+        commands.append(_batch("{bridge}", "ip", lines))
         for i in nodes:
             mine = [f"addr add {address(i)}/24 dev eth0", "link set lo up", "link set eth0 up"]
-            out.append(_batch(f"{{node{i}}}", "ip", mine))
+            commands.append(_batch(f"{{node{i}}}", "ip", mine))
         env = {"GLOO_SOCKET_IFNAME": "eth0"}
         for i in nodes:
             where = enter(f"{{node{i}}}")
             command = agent_command(deployment.python, i, env, where, f"--address={address(i)}")
-            out.append(command)
-        return tuple(out)
+            commands.append(command)
+        return tuple(commands)
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> EmulatedJob:
         """Make the network, then start the agents."""
@@ -126,12 +126,12 @@ class EmulatedJob(Job):
             raise
 
     def _filled(self, argv: Sequence[str]) -> tuple[str, ...]:
-        out = []
+        words = []
         for word in argv:
             for name, holder in self._holders.items():
                 word = word.replace(f"{{{name}}}", str(holder.pid))
-            out.append(word)
-        return tuple(out)
+            words.append(word)
+        return tuple(words)
 
     def _hold(self, command: Command) -> None:
         """Start a holder, and wait until it is in its own namespace."""

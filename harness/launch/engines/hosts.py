@@ -53,7 +53,7 @@ class Hosts:
                 expected="an entry for each node",
                 fix=f"--nodes {len(hosts)}" if hosts else 'nodes = ["a", "b"] in --cluster FILE',
             )
-        out = []
+        commands = []
         for i, (host, devices) in enumerate(hosts[: len(deployment.nodes)]):
             env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}
             argv: tuple[str, ...]
@@ -72,8 +72,8 @@ class Hosts:
                     *("scaleproof", "join", deployment.join),
                     *("--token-file", str(deployment.token_file), f"--order={i}"),
                 )
-            out.append(Command(nodes=(i,), argv=argv, by_hand=not deployment.settings["ssh"]))
-        return tuple(out)
+            commands.append(Command(nodes=(i,), argv=argv, by_hand=not deployment.settings["ssh"]))
+        return tuple(commands)
 
     def again(self, deployment: Deployment, node: int, host: str) -> Command:
         """The command of one node."""

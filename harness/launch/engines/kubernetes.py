@@ -124,7 +124,7 @@ def _run_of(deployment: Deployment) -> str:
 
 def _pairs(asked: Mapping[str, Json], name: str) -> dict[str, str]:
     """``["pool=a100"]`` as a mapping; SpecError for what has no value."""
-    out = {}
+    pairs = {}
     for text in asked[name]:
         key, equals, value = text.partition("=")
         if not (key and equals and value):
@@ -134,8 +134,8 @@ def _pairs(asked: Mapping[str, Json], name: str) -> dict[str, str]:
                 expected=f'{name} = ["KEY=VALUE"]',
                 fix="edit the cluster file",
             )
-        out[key] = value
-    return out
+        pairs[key] = value
+    return pairs
 
 
 def _toleration(text: str) -> dict[str, str]:
@@ -172,12 +172,12 @@ def _container(asked: Mapping[str, Json]) -> dict[str, Json]:
 
 def _groups(nodes: Sequence[int]) -> list[dict[str, int]]:
     """Neighbours of one size: how many, the ranks on each, the number of the first."""
-    out = []
+    groups = []
     first = 0
     for ranks, same in itertools.groupby(nodes):
-        out.append(dict(num_nodes=len(list(same)), ranks=ranks, first=first))
-        first += out[-1]["num_nodes"]
-    return out
+        groups.append(dict(num_nodes=len(list(same)), ranks=ranks, first=first))
+        first += groups[-1]["num_nodes"]
+    return groups
 
 
 class Kubernetes:
@@ -358,19 +358,19 @@ class Pods(Job):
 
         What the Secret owns goes with it, even where only this one request arrives.
         """
-        root, made = self._root, self._made
+        root, created = self._root, self._made
         self._root = None
         self._made = []
         if root is None:
             return
         deadline = time.monotonic() + STOP_S
-        for kind, name in reversed(made):
+        for kind, name in reversed(created):
             with contextlib.suppress(*self._unanswered):
                 behind = {"propagationPolicy": "Background"}
                 kind.delete(name=name, namespace=self._namespace, body=behind)
         while not self._root_gone(root) and time.monotonic() < deadline:
             time.sleep(0.5)
-        while made and time.monotonic() < deadline:
+        while created and time.monotonic() < deadline:
             with contextlib.suppress(*self._unanswered):
                 if not self._listed():
                     return

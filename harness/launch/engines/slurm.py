@@ -63,19 +63,19 @@ def component(num_nodes: int, ranks: int, deployment: Deployment) -> list[str]:
             fix="edit the cluster file",
         )
     tasks = _tasks(ranks, asked)
-    out = [f"--nodes={num_nodes}", f"--ntasks-per-node={tasks}"]
+    options = [f"--nodes={num_nodes}", f"--ntasks-per-node={tasks}"]
     if asked["gres"]:
-        out.append(f"--gres={asked['gres']}")
+        options.append(f"--gres={asked['gres']}")
     elif deployment.device is Device.CUDA:
-        out.append(f"--gpus-per-node={ranks}")
+        options.append(f"--gpus-per-node={ranks}")
     if asked["cpus"] or deployment.device is Device.CPU:
-        out.append(f"--cpus-per-task={max(1, asked['cpus']) * ranks // tasks}")
+        options.append(f"--cpus-per-task={max(1, asked['cpus']) * ranks // tasks}")
     elif not any(line.startswith(("--exclusive", "--cpus-per-")) for line in asked["lines"]):
-        out.append("--exclusive")  # else a task gets one CPU, whatever its GPUs need
+        options.append("--exclusive")  # else a task gets one CPU, whatever its GPUs need
     for key in ("partition", "account", "mem", "time"):
         if asked[key]:
-            out.append(f"--{key}={asked[key]}")
-    return [*out, *asked["lines"]]
+            options.append(f"--{key}={asked[key]}")
+    return [*options, *asked["lines"]]
 
 
 def _tasks(ranks: int, asked: Mapping[str, Json]) -> int:

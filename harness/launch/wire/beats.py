@@ -46,11 +46,11 @@ class Beats:
 
     def read(self, rank: int) -> tuple[Phase, int, float]:
         """Phase, step and seconds since the rank's last beat."""
-        seen, again = self._slot(rank), self._slot(rank)
-        while seen != again:  # a slot read while it was being written is torn
-            seen = again
+        stamp, again = self._slot(rank), self._slot(rank)
+        while stamp != again:  # a slot read while it was being written is torn
+            stamp = again
             again = self._slot(rank)
-        phase, step, at = _SLOT.unpack(seen)
+        phase, step, at = _SLOT.unpack(stamp)
         return Phase(phase), step, max(0.0, time.monotonic() - at)
 
     def _slot(self, rank: int) -> bytes:

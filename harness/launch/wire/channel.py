@@ -234,13 +234,13 @@ def _prove(sock: socket.socket, token: bytes, address: str) -> bytes:
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
     """``size`` bytes; ConnectionError when the other end leaves before."""
-    out = b""
-    while len(out) < size:
-        data = sock.recv(size - len(out))
+    received = b""
+    while len(received) < size:
+        data = sock.recv(size - len(received))
         if not data:
             raise ConnectionError("closed")
-        out += data
-    return out
+        received += data
+    return received
 
 
 def _notice_loss(sock: socket.socket) -> None:
@@ -331,8 +331,8 @@ class Listener:
 
     def _greet(self, sock: socket.socket, address: str) -> None:
         if len(self._pending) >= PENDING:
-            most, _ = Counter(p.address for p in self._pending.values()).most_common(1)[0]
-            self._refuse(next(s for s, p in self._pending.items() if p.address == most))
+            busiest, _ = Counter(p.address for p in self._pending.values()).most_common(1)[0]
+            self._refuse(next(s for s, p in self._pending.items() if p.address == busiest))
         sock.setblocking(False)
         peer = Pending(address)
         self._pending[sock] = peer

@@ -163,9 +163,9 @@ class Loading:
     def _check(self) -> None:
         """RuntimeError if others than the workers that were asked for have made the batches."""
         asked = int(self.knobs["workers"])
-        made = {pid for pid, *_ in self.work}
-        at_work = made - {os.getpid()}
-        if len(at_work) < min(asked, len(self.work)) or (asked and os.getpid() in made):
+        pids = {pid for pid, *_ in self.work}
+        at_work = pids - {os.getpid()}
+        if len(at_work) < min(asked, len(self.work)) or (asked and os.getpid() in pids):
             raise RuntimeError(f"{len(at_work)} of {asked} workers made batches")
         if self.knobs["cold"] and not sum(disk for *_, disk in self.work):
             where = self.stored.folder

@@ -38,10 +38,10 @@ TABLES = "looked.tables"
 
 def _layers(first: int, widths: Sequence[int]) -> list[nn.Module]:
     """Linear layers with ReLU between them."""
-    out: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for before, width in zip([first, *widths], widths, strict=False):
-        out += [nn.Linear(before, width), nn.ReLU()]
-    return out
+        layers += [nn.Linear(before, width), nn.ReLU()]
+    return layers
 
 
 class Tables(nn.Module):
@@ -116,11 +116,11 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     A click follows from the first rows, but for one in ten.
     """
     tables = len(size["rows"])
-    most = torch.tensor(size["rows"], device=ids.device)
+    num_rows = torch.tensor(size["rows"], device=ids.device)
     drawn = hashed(ids, tables + 1)
     # The square of a uniform number: rows at the front are asked for more often.
     share = (drawn[:, :tables] % (1 << 24)).double() / (1 << 24)
-    rows = (share * share * most).long().clamp(max=most - 1)
+    rows = (share * share * num_rows).long().clamp(max=num_rows - 1)
     noisy = drawn[:, tables] % 10 == 0
     clicked = (rows[:, 0] + rows[:, -1]) % 2 == 0
     features = uniform(ids, size["dense"])

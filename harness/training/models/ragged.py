@@ -57,11 +57,11 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
     """The mean over samples of each one's mean over its tokens: samples count alike, wherever
     they are.
     """
-    every = functional.cross_entropy(
+    losses = functional.cross_entropy(
         output.float().flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="none"
     ).view_as(targets)
     real = (targets != PADDING).sum(1).clamp(min=1)
-    return (every.sum(1) / real).mean()
+    return (losses.sum(1) / real).mean()
 
 
 def floor(size: Mapping[str, Json]) -> float:

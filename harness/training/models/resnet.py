@@ -47,7 +47,7 @@ class Head(nn.Module):
 
 def _plan(size: Mapping[str, Json]) -> list[tuple[int, int, int, int]]:
     """(in, out, stride, output edge) of every residual block."""
-    out = []
+    planned = []
     before = size["width"]
     edge = size["image"]
     for stage, count in enumerate(size["blocks"]):
@@ -55,9 +55,9 @@ def _plan(size: Mapping[str, Json]) -> list[tuple[int, int, int, int]]:
         for i in range(count):
             stride = 2 if stage and i == 0 else 1
             edge //= stride
-            out.append((before, channels, stride, edge))
+            planned.append((before, channels, stride, edge))
             before = channels
-    return out
+    return planned
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:

@@ -57,8 +57,8 @@ class EncoderBlock(nn.Module):
         b, s, d = x.shape
         parts = self.qkv(x).view(b, s, 3, self.heads, d // self.heads)
         q, k, v = (part.transpose(1, 2) for part in parts.unbind(2))
-        seen = functional.scaled_dot_product_attention(q, k, v)
-        mixed: Tensor = self.out(seen.transpose(1, 2).reshape(b, s, d))
+        output = functional.scaled_dot_product_attention(q, k, v)
+        mixed: Tensor = self.out(output.transpose(1, 2).reshape(b, s, d))
         return mixed
 
     def fed_forward(self, x: Tensor) -> Tensor:

@@ -31,15 +31,15 @@ def written_bytes() -> int | None:
 
 def printed() -> Mapping[tuple[int, int], tuple[int, int]]:
     """Files that this process prints to: device and inode -> descriptor and size."""
-    out = {}
+    sizes = {}
     for descriptor in OUTPUT:
         try:
             status = os.fstat(descriptor)
         except OSError:
             continue
         if stat.S_ISREG(status.st_mode):
-            out[status.st_dev, status.st_ino] = descriptor, status.st_size
-    return out
+            sizes[status.st_dev, status.st_ino] = descriptor, status.st_size
+    return sizes
 
 
 def repeated_bytes(before: Mapping[tuple[int, int], tuple[int, int]]) -> int:

@@ -73,10 +73,10 @@ class Intake:
 
 def padded(steps: list[np.ndarray]) -> np.ndarray:
     """Rows of unequal length as one int64 array, filled up with 0."""
-    out = np.zeros((len(steps), max((len(s) for s in steps), default=0)), np.int64)
-    for row, values in zip(out, steps, strict=True):
+    filled = np.zeros((len(steps), max((len(s) for s in steps), default=0)), np.int64)
+    for row, values in zip(filled, steps, strict=True):
         row[: len(values)] = values
-    return out
+    return filled
 
 
 def every_row_hashed(tensors: Sequence[Tensor]) -> list[Tensor]:

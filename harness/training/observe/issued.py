@@ -78,10 +78,10 @@ def exchanged(backend: str, edges_ns: Sequence[int]) -> list[int]:
     ``edges_ns`` are the times at which steps begin, and the end. Steps of which the recorder has
     not kept the beginning are left out.
     """
-    kept = entries(backend)
-    oldest = kept[0]["time_created_ns"] if kept else 0
+    records = entries(backend)
+    oldest = records[0]["time_created_ns"] if records else 0
     whole = [pair for pair in itertools.pairwise(edges_ns) if pair[0] >= oldest]
-    large = [(e["time_created_ns"], size) for e in kept if (size := _payload(e)) > LARGE]
+    large = [(e["time_created_ns"], size) for e in records if (size := _payload(e)) > LARGE]
     return [sum(size for at, size in large if a <= at < b) for a, b in whole]
 
 

@@ -25,13 +25,13 @@ def follow() -> None:
     @functools.wraps(make)
     def seen(size: int, rank: int, ranks: list[int], *args: Any, **more: Any) -> Any:
         before = threads.running()
-        made = make(size, rank, ranks, *args, **more)
+        operation = make(size, rank, ranks, *args, **more)
         if dist.is_initialized() and 0 < len(ranks) < dist.get_world_size():
             name = ",".join(map(str, ranks))
             twins = len({n for n in _served.values() if n.partition("#")[0] == name})
             for thread in threads.running() - before:
                 _served[thread] = f"{name}#{twins}" if twins else name
-        return made
+        return operation
 
     owner: Any = distributed_c10d
     owner._new_process_group_helper = seen

@@ -93,13 +93,13 @@ class Outline:
     @contextlib.contextmanager
     def _silenced(self) -> Iterator[None]:
         """Kineto tells each start, and torch warns of GPUs at each switch: none takes part."""
-        kept = os.dup(2)
+        standard_error = os.dup(2)
         os.dup2(self._quiet, 2)
         try:
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(standard_error, 2)
+            os.close(standard_error)
 
 
 def _follow(on: Callable[[], bool]) -> None:

@@ -88,9 +88,9 @@ def span(name: str, category: Category = Category.STEP, payload: int = 0) -> Spa
 
     Made once for each name, so keep names few and put what counts up into the payload.
     """
-    made = _made(name, category)
-    made.payload = payload
-    return made
+    new_span = _made(name, category)
+    new_span.payload = payload
+    return new_span
 
 
 def profile(on: bool) -> None:

@@ -30,14 +30,14 @@ class Stamps:
         On a busy host others run between the two readings: the closest of some tries is taken.
         """
         closest = float("inf")
-        out = (0.0, 0.0)
+        nearest = (0.0, 0.0)
         for _ in range(TRIES):
             before = clock()
             stamp = self.now_s()
             apart = clock() - before
             if apart < closest:
                 closest = apart
-                out = (stamp, before + apart / 2)
+                nearest = (stamp, before + apart / 2)
             if apart < CLOSE_S:
                 break
-        return out
+        return nearest

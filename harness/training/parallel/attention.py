@@ -25,9 +25,9 @@ def visible(queries: Tensor, keys: Tensor) -> Tensor:
 def gathered(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
     """Gathers all keys and values once, and attends to those that its queries see."""
     positions = places[group.rank()]
-    every = torch.cat(list(places))
-    needed = torch.nonzero(every <= positions.max()).flatten()
-    mask = visible(positions, every[needed])
+    whole = torch.cat(list(places))
+    needed = torch.nonzero(whole <= positions.max()).flatten()
+    mask = visible(positions, whole[needed])
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         both = _through(_Gather, torch.stack((k, v)), group)[:, :, :, needed]
@@ -43,10 +43,10 @@ def ulysses(group: dist.ProcessGroup) -> Attend:
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (_through(_Swap, x, 1, 2, group) for x in (q, k, v))
-        out = functional.scaled_dot_product_attention(
+        output = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1]
         )
-        return _through(_Swap, out, 2, 1, group)
+        return _through(_Swap, output, 2, 1, group)
 
     return attend
 
@@ -62,8 +62,8 @@ def ring(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
 
 def _through(function: type[torch.autograd.Function], *given: Any) -> Tensor:
     """What an autograd function makes of these."""
-    out: Tensor = function.apply(*given)
-    return out
+    output: Tensor = function.apply(*given)
+    return output
 
 
 class _Gather(torch.autograd.Function):
@@ -72,9 +72,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group, n = group, group.size()
-        every = x.new_empty((n, *x.shape))
-        dist.all_gather_into_tensor(every.flatten(0, 1), x.contiguous(), group=group)
-        return every.movedim(0, 3).flatten(3, 4)
+        received = x.new_empty((n, *x.shape))
+        dist.all_gather_into_tensor(received.flatten(0, 1), x.contiguous(), group=group)
+        return received.movedim(0, 3).flatten(3, 4)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
@@ -121,28 +121,28 @@ class _Ring(torch.autograd.Function):
         places: Sequence[Tensor],
     ) -> Tensor:
         n, rank = group.size(), group.rank()
-        out = torch.zeros_like(q, dtype=torch.float32)
+        output = torch.zeros_like(q, dtype=torch.float32)
         logs = None
         travelling = torch.stack((k, v))
         for hop in range(n):
             of = (rank - hop) % n
-            seen = visible(places[rank], places[of])
-            if bool(seen.any()):
-                scores = _scores(q, travelling[0], seen)
+            visible_part = visible(places[rank], places[of])
+            if bool(visible_part.any()):
+                scores = _scores(q, travelling[0], visible_part)
                 log = scores.logsumexp(-1, keepdim=True)
                 part = (scores - log).nan_to_num(-torch.inf, neginf=-torch.inf).exp()
                 mixed = part @ _each_head(travelling[1], q).float()
                 if logs is None:
-                    out, logs = mixed, log
+                    output, logs = mixed, log
                 else:
                     joined = torch.logaddexp(logs, log)
-                    out = out * (logs - joined).exp() + mixed * (log - joined).exp()
+                    output = output * (logs - joined).exp() + mixed * (log - joined).exp()
                     logs = joined
             if hop < n - 1:
                 travelling = _passed_on(travelling, group)
-        ctx.save_for_backward(q, k, v, out, logs)
+        ctx.save_for_backward(q, k, v, output, logs)
         ctx.group, ctx.places = group, places
-        return out.to(q.dtype)
+        return output.to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, Tensor, None, None]:
@@ -158,10 +158,10 @@ class _Ring(torch.autograd.Function):
         owed = torch.zeros_like(travelling)
         for hop in range(n):
             of = (rank - hop) % n
-            seen = visible(places[rank], places[of])
-            if bool(seen.any()):
+            visible_part = visible(places[rank], places[of])
+            if bool(visible_part.any()):
                 keys, values = (_each_head(x, q).float() for x in travelling)
-                share = (_scores(q, travelling[0], seen) - logs).exp()
+                share = (_scores(q, travelling[0], visible_part) - logs).exp()
                 of_scores = share * (wanted @ values.transpose(-1, -2) - lost) * scale
                 of_q += of_scores @ keys
                 owed[0] += _each_group(of_scores.transpose(-1, -2) @ q.float(), k)

@@ -68,16 +68,16 @@ def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
         """(experts, room, d): all of one rank's tokens, sorted by expert."""
         num, room, d = rooms.shape
         sent = _exchanged(rooms.view(n, num // n, room, d), group)
-        mine = sent.transpose(0, 1).reshape(num // n, n * room, d)
-        answers = plain(mine).view(num // n, n, room, d).transpose(0, 1)
+        rows_here = sent.transpose(0, 1).reshape(num // n, n * room, d)
+        answers = plain(rows_here).view(num // n, n, room, d).transpose(0, 1)
         return _exchanged(answers.contiguous(), group).view(num, room, d)
 
     experts.forward = forward
 
 
 def _exchanged(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    out: Tensor = _AllToAll.apply(x, group)  # type: ignore[no-untyped-call]
-    return out
+    output: Tensor = _AllToAll.apply(x, group)  # type: ignore[no-untyped-call]
+    return output
 
 
 class _AllToAll(torch.autograd.Function):

@@ -62,9 +62,9 @@ class OverAllToAll(DefaultReduceScatter):
     def _exchanged(self, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
         """What every rank has for this one: (ranks, m)."""
         if self.codec is None:
-            out = torch.empty_like(parts)
-            dist.all_to_all_single(out, parts, group=group)
-            return out
+            received = torch.empty_like(parts)
+            dist.all_to_all_single(received, parts, group=group)
+            return received
         m = padded(parts.shape[1], self.codec.unit)
         outgoing = self.codec.encode(functional.pad(parts.float(), (0, m - parts.shape[1])))
         incoming = torch.empty_like(outgoing)

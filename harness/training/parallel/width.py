@@ -45,12 +45,12 @@ class Cut(StrEnum):
 def cuts(model: nn.Module) -> dict[str, Cut]:
     """Layer -> how it is cut; a model that does not say is not cut."""
     stated = getattr(model, "tensor", None) or {"cut": {}}
-    out = {}
+    by_module = {}
     for name, _ in model.named_modules():
         for pattern, how in stated["cut"].items():
             if fnmatch.fnmatchcase(name, pattern):
-                out[name] = Cut(how)
-    return out
+                by_module[name] = Cut(how)
+    return by_module
 
 
 def check(model: nn.Module, case: CaseSpec, ranks: int, *, sequence: bool, loss: bool) -> None:
@@ -97,7 +97,7 @@ def _style(how: Cut, sequence: bool, loss: bool) -> ParallelStyle:
 def blocks(model: nn.Module, ranks: int) -> list[list[Size]]:
     """Shapes of one rank's parameters, block by block."""
     layers = cuts(model) if ranks > 1 else {}
-    out: dict[str, list[Size]] = {}
+    by_block: dict[str, list[Size]] = {}
     for name, parameter in model.named_parameters():
         layer, _, kind = name.rpartition(".")
         shape = list(parameter.shape)
@@ -106,24 +106,24 @@ def blocks(model: nn.Module, ranks: int) -> list[list[Size]]:
             shape[0] //= ranks
         elif how is Cut.ROW and kind == "weight":
             shape[1] //= ranks
-        out.setdefault(name.partition(".")[0], []).append(Size(shape))
-    return list(out.values())
+        by_block.setdefault(name.partition(".")[0], []).append(Size(shape))
+    return list(by_block.values())
 
 
 def placed(model: nn.Module, *, sequence: bool) -> tuple[str, ...]:
     """How parameters are placed along ``tp`` alone, as ``samples.placements`` will see them."""
     layers = cuts(model)
-    out = set()
+    placements = set()
     for name, _ in model.named_parameters():
         layer, _, kind = name.rpartition(".")
         how = layers.get(layer)
         if how is None or (how is Cut.NORM and not sequence):
-            out.add("plain")
+            placements.add("plain")
         elif how is Cut.NORM or (how is Cut.ROW and kind == "bias"):
-            out.add(repr(Replicate()))
+            placements.add(repr(Replicate()))
         else:
-            out.add(repr(Shard(1 if how is Cut.ROW else 0)))
-    return tuple(sorted(out))
+            placements.add(repr(Shard(1 if how is Cut.ROW else 0)))
+    return tuple(sorted(placements))
 
 
 def sent(

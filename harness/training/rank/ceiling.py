@@ -35,12 +35,12 @@ def ceiling(accelerator: Accelerator, case: CaseSpec) -> Ceiling:
     copied = COPIED[accelerator.present]
     a = torch.randn(rows, rows, device=accelerator.device).to(dtype)
     narrow = dtype is float8.FORWARD
-    out = torch.empty_like(a, dtype=torch.bfloat16 if narrow else dtype)
+    product = torch.empty_like(a, dtype=torch.bfloat16 if narrow else dtype)
     source = torch.randint(255, (copied,), dtype=torch.uint8, device=accelerator.device)
     target = torch.empty_like(source)
 
     def multiply() -> object:
-        return float8.product(a, a.t(), out.dtype) if narrow else torch.mm(a, a, out=out)
+        return float8.product(a, a.t(), product.dtype) if narrow else torch.mm(a, a, out=product)
 
     product_s = _steady_s(multiply, accelerator)
     copy_s = _steady_s(lambda: target.copy_(source), accelerator)

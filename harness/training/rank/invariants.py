@@ -88,8 +88,8 @@ class CodecTrial:
 
     def sent(self, gradient: Tensor) -> Tensor:
         """What all ranks are given of it; a collective."""
-        out: Tensor = self.hook(self.bucket.fill(gradient)).wait()
-        return out.clone()
+        handed_on: Tensor = self.hook(self.bucket.fill(gradient)).wait()
+        return handed_on.clone()
 
     def owed(self) -> Tensor:
         """What the mean over ranks is still to be given."""
@@ -180,8 +180,8 @@ def _heard(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
         for step in range(calls):
             trial.sent(trial.drawn(step, ctx.rank))
         sign = -1.0 if ctx.rank == negated else 1.0
-        made = trial.sent(sign * trial.drawn(calls, ctx.rank)) + 0.0  # no zero is negative
-        return bytes(made.cpu().numpy().tobytes())
+        result = trial.sent(sign * trial.drawn(calls, ctx.rank)) + 0.0  # no zero is negative
+        return bytes(result.cpu().numpy().tobytes())
 
     last = ctx.world_size - 1
     usual = handed_on(None)
@@ -197,10 +197,10 @@ def _exact(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Check:
     worst = 0.0
     for step in range(calls + STEPS):
         gradient = trial.drawn(step, ctx.rank)
-        made = trial.sent(gradient)
+        result = trial.sent(gradient)
         if step >= calls:
             wanted = trial.mean(gradient)
-            worst = max(worst, float((made - wanted).norm() / wanted.norm()))
+            worst = max(worst, float((result - wanted).norm() / wanted.norm()))
     limit = max(compressor.error_bound, ROUNDING)
     detail = f"of the mean over ranks, after {calls} calls" if calls else "of the mean over ranks"
     return Check(name="codec.exact", ok=worst <= limit, value=worst, limit=limit, detail=detail)
@@ -218,9 +218,9 @@ def _enough(ctx: RankContext, compressor: Compressor) -> Check:
     secret = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "big"))
     size = len(trial.bucket.buffer())
     drawn = torch.randn(size, generator=secret).to(ctx.device)
-    made = trial.sent(drawn).double()
+    result = trial.sent(drawn).double()
     others = trial.mean(drawn) - drawn.double() / ctx.world_size
-    known = torch.stack([made, drawn.double()], dim=1).cpu()
+    known = torch.stack([result, drawn.double()], dim=1).cpu()
     fit = torch.linalg.lstsq(known, others.cpu().unsqueeze(1), driver="gelsd").solution
     wrong = float((others.cpu() - (known @ fit).squeeze(1)).square().sum() / others.square().sum())
     needed = max(ctx.gather(size / 16 * math.log2(1 / min(max(wrong, 1e-300), 1.0))))
@@ -291,9 +291,9 @@ def _unbiased(ctx: RankContext, compressor: Compressor) -> Check:
     total = torch.zeros_like(gradient, dtype=torch.float64)
     squares = 0.0
     for _ in range(DRAWS):
-        made = trial.sent(gradient).double()
-        total += made
-        squares += float((made - gradient).square().sum())
+        result = trial.sent(gradient).double()
+        total += result
+        squares += float((result - gradient).square().sum())
     bias = float((total / DRAWS - gradient).norm())
     limit = SURE * (squares / DRAWS / DRAWS) ** 0.5
     message = f"of the mean of {DRAWS} draws"

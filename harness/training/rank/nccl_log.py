@@ -30,14 +30,14 @@ Ran = Counter[tuple[str, str, str, int]]
 
 def ran(log: str) -> Ran:
     """What NCCL says that it took, collective by collective."""
-    out: Ran = Counter()
+    counts: Ran = Counter()
     for line in _CHOSEN.finditer(log):
         high, low = line["high"], line["low"]
         channels = 0 if high is None else int(high) - int(low) + 1
         algorithm = _named(line["algo"], ALGORITHMS)
         protocol = _named(line["proto"], PROTOCOLS)
-        out[line["operation"] or ANY, algorithm, protocol, channels] += 1
-    return out
+        counts[line["operation"] or ANY, algorithm, protocol, channels] += 1
+    return counts
 
 
 def _named(word: str, names: tuple[str, ...]) -> str:
@@ -54,16 +54,16 @@ def allowed(asked: str, operation: str, names: tuple[str, ...]) -> set[str]:
     ``ring``, ``^tree``, ``ring,tree``, and since 2.24 ``ring;allreduce:tree``: what stands behind
     an operation's name holds for it alone.
     """
-    every = set(names)
-    chosen = every
+    all_names = set(names)
+    chosen = all_names
     for part in filter(None, asked.split(";")):
         function, colon, listed = part.rpartition(":")
         if colon and function.strip().lower() != operation.lower():
             continue
         excluded = listed.strip().startswith("^")
         words = {_alike(word) for word in listed.strip().lstrip("^").split(",")}
-        named = {name for name in every if _alike(name) in words}
-        chosen = every - named if excluded else named
+        named = {name for name in all_names if _alike(name) in words}
+        chosen = all_names - named if excluded else named
     return chosen
 
 
@@ -73,13 +73,13 @@ def _alike(name: str) -> str:
 
 def checks(log: str, environment: Mapping[str, str]) -> Iterator[Check]:
     """What ran, and whether it is what the case's environment asks for."""
-    seen = ran(log)
-    yield Check(name="nccl.ran", ok=True, detail=listed(seen) or "not told by NCCL's log")
+    counts = ran(log)
+    yield Check(name="nccl.ran", ok=True, detail=listed(counts) or "not told by NCCL's log")
     for variable, place, names in (("NCCL_ALGO", 1, ALGORITHMS), ("NCCL_PROTO", 2, PROTOCOLS)):
         asked = environment.get(variable, "")
-        if not asked or not seen:
+        if not asked or not counts:
             continue
-        with_names = (key for key in seen if key[0] != ANY)
+        with_names = (key for key in counts if key[0] != ANY)
         wrong = sorted(key for key in with_names if key[place] not in allowed(asked, key[0], names))
         detail = f"{variable}={asked}, but {_one(wrong[0])}" if wrong else f"{variable}={asked}"
         yield Check(name=f"nccl.{variable.lower()}", ok=not wrong, detail=detail)

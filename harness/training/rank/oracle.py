@@ -89,9 +89,9 @@ class Oracle:
         loss, gradients = self.backward(own)
         shards = self.ctx.batching.shards
         self.update(added(gradients, shards))
-        every = [torch.zeros_like(loss) for _ in range(self.ctx.world_size)]
-        dist.all_gather(every, loss)
-        return sum(map(float, every[:shards])) / shards
+        losses = [torch.zeros_like(loss) for _ in range(self.ctx.world_size)]
+        dist.all_gather(losses, loss)
+        return sum(map(float, losses[:shards])) / shards
 
     def backward(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """A shard's loss, as its rank would state it, and its gradients."""
@@ -208,9 +208,9 @@ def added(own: Sequence[Tensor], shards: int) -> list[Tensor]:
         return list(own)
     flat = torch.cat([(g / shards).flatten() for g in own])
     padded = nn.functional.pad(flat, (0, -len(flat) % shards))
-    every = torch.empty_like(padded)
-    dist.all_to_all_single(every, padded)
-    mine, *others = every.view(shards, -1)
+    gathered = torch.empty_like(padded)
+    dist.all_to_all_single(gathered, padded)
+    mine, *others = gathered.view(shards, -1)
     for other in others:
         mine.add_(other)
     dist.all_gather_into_tensor(padded, mine.contiguous())

@@ -66,23 +66,23 @@ SPARE_FILES = 8
 
 def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
     """Do the launch; the exit code: 0 with a result file left behind, 1 with an error file."""
-    out = Path(spec.out)
+    folder = Path(spec.out)
     if place.parent:
         threads.die_with_parent(place.parent)
-    log = os.open(out / f"rank{place.rank}.log", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    log = os.open(folder / f"rank{place.rank}.log", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     spares = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE_FILES)]
     faulthandler.enable()
-    stack_file = out / f"rank{place.rank}.stack"
-    flight_file = out / f"rank{place.rank}.flight.json"
+    stack_file = folder / f"rank{place.rank}.stack"
+    flight_file = folder / f"rank{place.rank}.flight.json"
     backend = spec.case.backend
     with stack_file.open("w") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         flight.dump_when_asked(flight_file, backend)
         try:
             if isinstance(spec.task, Script | Break):
-                script.work(spec, place, beats, lambda: leave(_tidy(out, place.rank)))
+                script.work(spec, place, beats, lambda: leave(_tidy(folder, place.rank)))
             else:
                 _work(spec, place, beats)
         except BaseException as error:
@@ -93,7 +93,7 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
             failure = replace(failure, peer=any(t.lower() in short for t in PEER_ERRORS))
             for spare in spares:
                 os.close(spare)
-            write_text(out / f"rank{place.rank}.error.json", json.dumps(to_doc(failure)))
+            write_text(folder / f"rank{place.rank}.error.json", json.dumps(to_doc(failure)))
             flight.dump(flight_file, backend)
             sys.stderr.write(failure.traceback)
             return 1
@@ -101,7 +101,7 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
             sys.stdout.flush()
             sys.stderr.flush()
             _cap(log)
-    return _tidy(out, place.rank)
+    return _tidy(folder, place.rank)
 
 
 def _cap(log: int) -> None:

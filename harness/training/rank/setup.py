@@ -211,7 +211,7 @@ def set_up(
     """
     lap = Laps()
     case = spec.case
-    out = Path(spec.out)
+    folder = Path(spec.out)
     known = frozenset(sys.modules)
     set_backend(case.environment or {})
     os.sched_setaffinity(0, place.cpus)  # before any thread exists
@@ -220,7 +220,7 @@ def set_up(
     accelerator = Accelerator(device_of(case, place))
     accelerator.select()
     device = accelerator.device
-    prepare(out / f"rank{place.rank}.nccl")
+    prepare(folder / f"rank{place.rank}.nccl")
     kernels.choose(case)
     lap("files")
     beats.write(place.rank, Phase.GROUP)
@@ -240,7 +240,7 @@ def set_up(
     return Rank(
         spec=spec,
         place=place,
-        out=out,
+        out=folder,
         accelerator=accelerator,
         meet=meet,
         lap=lap,

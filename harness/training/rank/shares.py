@@ -88,16 +88,16 @@ class Shares:
 
     def _fitted(self, sums: Sums) -> Fit:
         ranks = self._ctx.world_size
-        every = [torch.zeros_like(sums.own) for _ in range(ranks)]
-        dist.all_gather(every, sums.own)
-        gradients = torch.stack(every).double().cpu()
-        made = sums.made.double().cpu()
-        finite = gradients.isfinite().all() and made.isfinite().all()
-        if not finite or not made.any():  # told elsewhere: by the losses, by the silence
+        sums_of_ranks = [torch.zeros_like(sums.own) for _ in range(ranks)]
+        dist.all_gather(sums_of_ranks, sums.own)
+        gradients = torch.stack(sums_of_ranks).double().cpu()
+        handed_on = sums.made.double().cpu()
+        finite = gradients.isfinite().all() and handed_on.isfinite().all()
+        if not finite or not handed_on.any():  # told elsewhere: by the losses, by the silence
             return Fit([1.0] * ranks, [math.inf] * ranks)
         inverse = torch.linalg.pinv(gradients @ gradients.T)
-        shares = inverse @ (gradients @ made)
-        rest = made - shares @ gradients
+        shares = inverse @ (gradients @ handed_on)
+        rest = handed_on - shares @ gradients
         # The length of what a gradient has and no other rank's; none without samples.
         alone = inverse.diagonal().clamp(min=1e-300).rsqrt()
         alone[gradients.norm(dim=1) == 0] = 0.0

@@ -22,16 +22,16 @@ class Streamed(Oracle):
             made = type(self.model).__name__
             raise TypeError(f"{made} is too large for its device, and no nn.Sequential to stream")
         given = []
-        out = x
+        output = x
         for block in self.model.children():
-            given.append(out.cpu())
+            given.append(output.cpu())
             with self._there(block), torch.no_grad(), self.ctx.forward():
-                out = block(out)
-        out = out.detach().requires_grad_()
+                output = block(output)
+        output = output.detach().requires_grad_()
         with self.ctx.forward():
-            loss = self.ctx.loss(out, y) * scale
+            loss = self.ctx.loss(output, y) * scale
         (loss * self.ctx.loss_scale).backward()
-        gradient = out.grad
+        gradient = output.grad
         for block, kept in zip(reversed(list(self.model.children())), reversed(given), strict=True):
             inputs = kept.to(self.ctx.device).detach()
             inputs.requires_grad_(inputs.is_floating_point())

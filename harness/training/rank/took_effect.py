@@ -49,8 +49,10 @@ def checks(model: Any, trainer: Trainer, batch: Batch, ctx: RankContext) -> Iter
     ran = kernels.operators(accelerator, lambda: trainer.step(batch))
     total: Counter[str] = sum(ctx.gather(ran), Counter())
     if case.attention is not Attention.ANY:
-        seen = kernels.attention_of(total)
-        yield _check("attention", seen == case.attention, f"{seen or 'no attention'} ran", case)
+        attention = kernels.attention_of(total)
+        yield _check(
+            "attention", attention == case.attention, f"{attention or 'no attention'} ran", case
+        )
     if case.compiled is not Compiled.NO:
         regions = kernels.regions_of(total)
         wanted = max(ctx.gather(tuned.num_compiled))

@@ -36,9 +36,9 @@ def name(backend: str, log: Path) -> str:
         ways = {os.environ.get("GLOO_SOCKET_IFNAME", "(any interface)")}
     elif log.is_file():
         ways = of_log(log.read_text(errors="replace"))
-    every: list[set[str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, ways)
-    return _named(backend, set().union(*(theirs or set() for theirs in every)))
+    of_ranks: list[set[str] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, ways)
+    return _named(backend, set().union(*(theirs or set() for theirs in of_ranks)))
 
 
 def _named(backend: str, ways: Iterable[str]) -> str:

@@ -93,10 +93,10 @@ class StepLog:
             self.intake.end_step()
         if self.period_s is not None:
             due = self.marks_s[self.first] + (i + 1 - self.first) * self.period_s
-            left = due - perf_counter()
-            if left > 0:
+            until_due_s = due - perf_counter()
+            if until_due_s > 0:
                 with span("slot", Category.COMPUTE):  # stands in for it
-                    sleep(left)
+                    sleep(until_due_s)
             else:
                 self.misses += 1
         if i % self.memory.every == 0:

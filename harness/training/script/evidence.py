@@ -212,8 +212,8 @@ def watched_by(watch: Watch) -> Watched:
     """What the hooks saw; the collectives are those of the last step."""
     edges = watch.edges()
     last = edges[-2], edges[-1]
-    kept = watch.sentences.words[watch.first : edges[-1]]
-    step = kept[: watch.period]
+    words_kept = watch.sentences.words[watch.first : edges[-1]]
+    step = words_kept[: watch.period]
     num_kept = watch.task.steps - watch.task.cut
     classes = [type(o).__name__ for o in watch.hooks.optimizers.values()]
     roots = list(watch.hooks.roots.values())
@@ -232,7 +232,7 @@ def watched_by(watch: Watch) -> Watched:
         backend=dist.get_backend() if grouped else "",
         optimizers=tuple("+".join(sorted(classes[i] for i in w.optimizers)) for w in step),
         backwards=sum(w.backwards for w in step),
-        regular=period(kept) == watch.period,
+        regular=period(words_kept) == watch.period,
         even=len(set(exchanged)) <= 1,
         roots={f"{i}:{_name(roots[i])}": len(rows.of(*last)) for i, rows in watch.rows.items()},
         start=watch.start,

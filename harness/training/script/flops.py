@@ -35,15 +35,15 @@ class Counted(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        flops = flops_of(func, args, kwargs or {}, out)
+        result = func(*args, **(kwargs or {}))
+        flops = flops_of(func, args, kwargs or {}, result)
         if not flops:
-            return out
+            return result
         if torch.is_grad_enabled() or self._trains():
             self.flops += flops
         else:
             self.aside += flops
-        return out
+        return result
 
 
 def countable() -> bool:

@@ -69,8 +69,8 @@ class Journal(Observed):
         self._file.write(json.dumps(to_doc(line)) + "\n")
         self._file.flush()
         self.rank.beat(Phase.STEADY if done else Phase.WARMUP, done)
-        mine = (self.rank.place.rank, done) == (self.task.rank, self.task.fault_step)
-        if mine and self.task.fault is not Fault.NONE:
+        is_struck = (self.rank.place.rank, done) == (self.task.rank, self.task.fault_step)
+        if is_struck and self.task.fault is not Fault.NONE:
             strike(self.task.fault, self.rank)
         if done == self.task.steps:
             self._over(self)

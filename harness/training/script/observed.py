@@ -121,12 +121,16 @@ class Observed:
         """
         for root in self.hooks.roots.values():
             if getattr(root, "find_unused_parameters", False):
-                wanted = [p for p in root.parameters() if p.requires_grad]
-                self.searched = all(p.grad is not None for p in wanted)
+                wanted = [parameter for parameter in root.parameters() if parameter.requires_grad]
+                self.searched = all(parameter.grad is not None for parameter in wanted)
         for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    grad = p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    grad = (
+                        parameter.grad.to_local()
+                        if hasattr(parameter.grad, "to_local")
+                        else parameter.grad
+                    )
                     self.norm2 += float(grad.detach().double().square().sum())
 
     def _note(self, loss: Tensor) -> None:

@@ -15,17 +15,17 @@ class Profile:
     """Made as the kept window begins, when all ranks are between two steps."""
 
     def __init__(self, task: Script, rank: Rank) -> None:
-        kept = task.steps - task.cut
+        num_kept = task.steps - task.cut
         place = rank.place
         self._rank = rank
         self._clock = Clock()
         self._profiler: Profiler | Outline
         if task.pairs:
-            window = Window(steps=kept, cut=0, profiled=task.profiled, pairs=task.pairs)
+            window = Window(steps=num_kept, cut=0, profiled=task.profiled, pairs=task.pairs)
             self._profiler = Outline(window, place.rank, place.world_size)
         else:
             memory = rank.file("memory.pickle")
-            self._profiler = Profiler(kept, task.profiled, rank.accelerator, memory)
+            self._profiler = Profiler(num_kept, task.profiled, rank.accelerator, memory)
         self._clock.handshake()
 
     def step(self) -> None:

@@ -179,9 +179,9 @@ class Rows:
     def _hashes(self, parts: Sequence[Tensor]) -> Tensor:
         """int64 hash of each row of these tensors, never 0, on the first one's device."""
         rows = [thinned(part) for part in parts]
-        most = max(x.numel() for x in rows)
-        if self._room is None or len(self._room) < most:
-            self._room = torch.zeros(most, dtype=torch.int64, device=parts[0].device)
+        longest = max(x.numel() for x in rows)
+        if self._room is None or len(self._room) < longest:
+            self._room = torch.zeros(longest, dtype=torch.int64, device=parts[0].device)
         total = row_hashes(rows[0], self._room)
         for number, part in enumerate(rows[1:], start=1):
             total += row_hashes(part, self._room).to(total.device) * (2 * number + 1)

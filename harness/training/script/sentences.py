@@ -55,5 +55,5 @@ class Sentences:
 
         None while there is no period yet, or one of the ``known`` optimizers has not stepped.
         """
-        seen = {number for word in self.words for number in word.optimizers}
-        return period(self.words) if len(seen) == known else None
+        numbers = {number for word in self.words for number in word.optimizers}
+        return period(self.words) if len(numbers) == known else None

@@ -38,7 +38,7 @@ def lead(
 
     LaunchError where it ends without a record.
     """
-    out = Path(spec.out)
+    folder = Path(spec.out)
     way = "launcher" if command.launcher else "fresh"
     badges.write(
         badges.Badge(
@@ -57,21 +57,21 @@ def lead(
     )
     store.set(f"badge{place.rank}", "here")
     store.wait([f"badge{r}" for r in range(place.world_size)])
-    signal.signal(signal.SIGUSR1, _pass_on(out / f"rank{place.rank}.pid"))
+    signal.signal(signal.SIGUSR1, _pass_on(folder / f"rank{place.rank}.pid"))
     started = None
     if not command.launcher or place.local_rank == 0:
         started = _start(command, spec, place, store)
-    _wait(started, out, place.rank, f"launcher{place.node}", store)
+    _wait(started, folder, place.rank, f"launcher{place.node}", store)
 
 
 def _start(
     command: ScriptCommand, spec: LaunchSpec, place: RankPlace, store: dist.TCPStore
 ) -> subprocess.Popen[bytes]:
     """The process that is this rank, or that starts those of this node."""
-    out = Path(spec.out)
+    folder = Path(spec.out)
     path = os.pathsep.join(p for p in (str(STARTUP), os.environ.get("PYTHONPATH", "")) if p)
     env = {**os.environ, "PATH": programs.path(), "PYTHONPATH": path}
-    env |= {BADGES: str(out), HOME: str(programs.ROOT)}
+    env |= {BADGES: str(folder), HOME: str(programs.ROOT)}
     words = secrets.filled(command.launcher)
     if not words:
         env |= process.variables(spec, place, store.host, store.port)

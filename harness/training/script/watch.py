@@ -71,16 +71,16 @@ class Watch(Observed):
             event.record(torch.accelerator.current_stream(self.rank.accelerator.device))
             self.events.append(event)
         self.marks_s.append(perf_counter())
-        kept = done - self.first if self.first else 0
-        if not self.first or kept % self.period == 0:
+        num_kept = done - self.first if self.first else 0
+        if not self.first or num_kept % self.period == 0:
             self.rank.beat(Phase.STEADY if self.first else Phase.WARMUP, done)
         if not self.first:
             self._settle(done)
             return
-        if self.profile is not None and kept % self.period == 0:
+        if self.profile is not None and num_kept % self.period == 0:
             self.profile.step()
         window = (self.task.steps - self.task.cut) * self.period
-        if kept == window:
+        if num_kept == window:
             self.end()
             self.measured = True
             if self.profile is not None or not countable():
@@ -88,7 +88,7 @@ class Watch(Observed):
                 return
             self.work = Counted(self.hooks.trains)
             self.work.begin()
-        elif self.measured and kept == window + self.period:
+        elif self.measured and num_kept == window + self.period:
             self.finish(whole=True)
 
     def finish(self, *, whole: bool = False) -> None:

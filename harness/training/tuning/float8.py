@@ -50,9 +50,9 @@ class Narrow(torch.autograd.Function):
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """What the layer returns for x (..., in)."""
     rows = x.reshape(-1, x.shape[-1])
-    out: Tensor = Narrow.apply(rows, layer.weight)  # type: ignore[no-untyped-call]
-    out = out.reshape(*x.shape[:-1], -1)
-    return out if layer.bias is None else out + layer.bias
+    output: Tensor = Narrow.apply(rows, layer.weight)  # type: ignore[no-untyped-call]
+    output = output.reshape(*x.shape[:-1], -1)
+    return output if layer.bias is None else output + layer.bias
 
 
 def layers(model: nn.Module) -> list[nn.Linear]:

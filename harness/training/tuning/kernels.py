@@ -58,11 +58,11 @@ def compiled(model: nn.Module, how: Compiled) -> int:
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The largest modules below the model that are not torch's own."""
-    out = []
+    outermost = []
     for child in model.children():
         custom = not type(child).__module__.startswith("torch.")
-        out += [child] if custom else blocks(child)
-    return out
+        outermost += [child] if custom else blocks(child)
+    return outermost
 
 
 def compiled_blocks(module: nn.Module) -> list[nn.Module]:

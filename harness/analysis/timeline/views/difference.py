@@ -33,10 +33,10 @@ def names(
     Unless both lists are ``whole``, a name that one of them lacks is left out: it may be short.
     """
     was, now = ({o.name: o.self_ns for o in operators} for operators in (before, after))
-    every = {**was, **now} if whole else was.keys() & now.keys()
+    operations = {**was, **now} if whole else was.keys() & now.keys()
     changes = [
         TermChange(name=name, before_ns=was.get(name, 0), after_ns=now.get(name, 0))
-        for name in every
+        for name in operations
     ]
     changes.sort(key=lambda c: (-abs(c.more_ns), c.name))
     return tuple(c for c in changes[:most] if c.more_ns)

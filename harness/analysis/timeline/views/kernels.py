@@ -73,6 +73,6 @@ def launched_by(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     call = np.where(trace.correlation[calls[at]] == wanted, calls[at], -1)
     operators = np.flatnonzero(trace.of_cat("cpu_op"))
     for thread in np.unique(trace.thread[call[call >= 0]]).tolist():
-        here = np.flatnonzero((call >= 0) & (trace.thread[call] == thread))
-        launcher[here] = innermost(trace, operators, thread, trace.start[call[here]])
+        launched = np.flatnonzero((call >= 0) & (trace.thread[call] == thread))
+        launcher[launched] = innermost(trace, operators, thread, trace.start[call[launched]])
     return launcher

@@ -70,11 +70,11 @@ def ranges(traces: Sequence[Trace]) -> list[Range]:
             by_name.setdefault(_plain(trace.names[name]), []).append(
                 (trace.end - trace.start)[rows]
             )
-    out = []
+    tallied = []
     for name, parts in by_name.items():
         spans = np.concatenate(parts)
         kind = category_of(name)
-        out.append(
+        tallied.append(
             Range(
                 name=name if kind is None else name.split(".", 2)[2],
                 category="" if kind is None else str(kind),
@@ -84,7 +84,7 @@ def ranges(traces: Sequence[Trace]) -> list[Range]:
                 longest_ns=int(spans.max()),
             )
         )
-    return sorted(out, key=lambda r: (-r.total_ns, r.name))
+    return sorted(tallied, key=lambda r: (-r.total_ns, r.name))
 
 
 def _plain(name: str) -> str:

@@ -43,7 +43,7 @@ class News:
 def news(trends: Sequence[Trend], results: Path) -> list[News]:
     """What is new among these; a change whose date moved by a night or two is the same one."""
     before = _told(results)
-    out = []
+    items = []
     for trend in trends:
         if trend.status not in TOLD:
             continue
@@ -62,8 +62,8 @@ def news(trends: Sequence[Trend], results: Path) -> list[News]:
             near = {n.started_at[:10] for n in trend.series.nights[max(0, last.index - 2) :][:5]}
         keys = {item.key, *(item.key.replace(item.since, day) for day in near if item.since)}
         if not keys & before:
-            out.append(item)
-    return out
+            items.append(item)
+    return items
 
 
 def _told(results: Path) -> set[str]:

@@ -243,10 +243,10 @@ class Rounds:
 
     def _prune(self, tonight: Tonight) -> Tonight:
         """Remove runs of nights that are old; their nights, a few kB each, are kept for ever."""
-        kept = {night.run for night in nights_of.nights(self.results)}
+        kept_runs = {night.run for night in nights_of.nights(self.results)}
         before = time.time() - seconds(self.config.keep)
         for path in (self.results / "runs").glob("*/*/record.json"):
-            if path.parent.name in kept and path.stat().st_mtime < before:
+            if path.parent.name in kept_runs and path.stat().st_mtime < before:
                 if state.of_a_night(path):
                     shutil.rmtree(path.parent)
         return self._over(tonight, Exit(tonight.exit))

@@ -39,9 +39,9 @@ def chart(trend: Trend) -> str:
     plane = _NightPlane(trend)
     series = trend.series
     label = f"{told.name(trend)} of {series.case} over {len(series.values)} nights"
-    out = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
-    out += [*_axes(plane, trend), *_nights(plane, trend), *_levels(plane, trend)]
-    return "".join([*out, "</svg>"])
+    elements = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
+    elements += [*_axes(plane, trend), *_nights(plane, trend), *_levels(plane, trend)]
+    return "".join([*elements, "</svg>"])
 
 
 def _axes(plane: _NightPlane, trend: Trend) -> Iterator[str]:

@@ -26,25 +26,25 @@ def lines(
     noun = "night" if len(nights) == 1 else "nights"
     days = f"{nights[0].started_at[:10]} to {nights[-1].started_at[:10]}"
     machines = sorted({t.series.machine for t in trends})
-    out = [f" {told.headline(trends)}"]
-    out += wrap(
+    page_lines = [f" {told.headline(trends)}"]
+    page_lines += wrap(
         f" {len(trends)} figures of {len({t.series.case for t in trends})} cases on"
         f" {', '.join(machines)}; {len(nights)} {noun}, {days}",
         width,
         1,
     )
-    out.append(f" {told.counts(trends)}")
+    page_lines.append(f" {told.counts(trends)}")
     place = {case: i for i, case in enumerate(dict.fromkeys(_case(t) for t in shown))}
     shown.sort(key=lambda t: place[_case(t)])
     for (machine, case), of_case in groupby(shown, key=_case):
         where = f"  ({machine})" if len(machines) > 1 else ""
-        out += ["", *wrap(f" {case}{where}", width, 3)]
+        page_lines += ["", *wrap(f" {case}{where}", width, 3)]
         for trend in of_case:
-            out += _rows(trend, width, every, asv)
+            page_lines += _rows(trend, width, every, asv)
     hidden = len(trends) - len(shown)
     if hidden and not every:
-        out += ["", f" {hidden} more: scaleproof history CASE shows them"]
-    return out
+        page_lines += ["", f" {hidden} more: scaleproof history CASE shows them"]
+    return page_lines
 
 
 def _case(trend: Trend) -> tuple[str, str]:
@@ -59,15 +59,15 @@ def _rows(
     since = (
         f"since {last.date}" if last is not None and trend.status is not TrendStatus.STABLE else ""
     )
-    out = [f"{head}  {told.spark(trend)}".rstrip()]
+    shown = [f"{head}  {told.spark(trend)}".rstrip()]
     if trend.status in (TrendStatus.REGRESSED, TrendStatus.IMPROVED):
-        out += wrap(f"{'':18}{told.change(trend)} {since}: {trend.why}", width, 18)
+        shown += wrap(f"{'':18}{told.change(trend)} {since}: {trend.why}", width, 18)
         if asv is not None and trend.status is TrendStatus.REGRESSED:
             seen = "agrees" if told.key(trend) in asv else "does not see it"
-            out.append(f"{'':18}asv's own detector {seen}")
+            shown.append(f"{'':18}asv's own detector {seen}")
     elif trend.why:
-        out += wrap(f"{'':18}{trend.why}", width, 18)
+        shown += wrap(f"{'':18}{trend.why}", width, 18)
     if every:
         for line in told.past(trend):
-            out += wrap(f"{'':18}{line}", width, 20)
-    return out
+            shown += wrap(f"{'':18}{line}", width, 20)
+    return shown

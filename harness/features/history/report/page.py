@@ -79,11 +79,11 @@ def render(
 def _newest_first(nights: Sequence[Night]) -> list[tuple[Night, Night | None]]:
     """Each night with the one before it on the same machine."""
     last: dict[str, Night] = {}
-    out = []
+    paired = []
     for night in nights:
-        out.append((night, last.get(night.hardware)))
+        paired.append((night, last.get(night.hardware)))
         last[night.hardware] = night
-    return out[::-1]
+    return paired[::-1]
 
 
 def _looks(trend: Trend) -> str:

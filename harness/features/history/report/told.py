@@ -89,10 +89,10 @@ def spark(trend: Trend) -> str:
 def past(trend: Trend) -> list[str]:
     """Every change of level, the newest first."""
     kind = trend.series.kind
-    out = []
+    sentences = []
     for turn in reversed(trend.turns):
         what = ", ".join(turn.subject) or "nothing recorded changed that night"
         near = f"; within 2 nights: {', '.join(turn.near)}" if turn.near else ""
         back = ", back to the level before" if turn.back else ""
-        out.append(f"{turn.date}  {size(kind, turn)}{back}: {what}{near}")
-    return out
+        sentences.append(f"{turn.date}  {size(kind, turn)}{back}: {what}{near}")
+    return sentences

@@ -205,11 +205,11 @@ def _document(found: Sequence[object]) -> dict[str, object]:
     """Every series with its values, its changes and its status."""
     from harness.features.history.trends import Trend
 
-    out = []
+    entries = []
     for trend in found:
         assert isinstance(trend, Trend)
         series = trend.series
-        out.append(
+        entries.append(
             {
                 "machine": series.machine,
                 "case": series.case,
@@ -224,4 +224,4 @@ def _document(found: Sequence[object]) -> dict[str, object]:
                 ],
             }
         )
-    return {"series": out}
+    return {"series": entries}

@@ -44,23 +44,23 @@ def _charts(found: HardwareComparison) -> list[tuple[str, Markup]]:
     """What each machine gives over the first one, with its interval, over ranks: by ladder."""
     names = {side.name: hardware.named(side, found.sides) for side in found.sides}
     ladders: dict[str, dict[str, list[MachineEntry]]] = {}
-    for e in found.entries:
-        if e.point is not None and e.ratio is not None:
-            ladder = ladders.setdefault(e.case.family + e.case.extras, {})
-            ladder.setdefault(e.side, []).append(e)
-    out = []
+    for entry in found.entries:
+        if entry.point is not None and entry.ratio is not None:
+            ladder = ladders.setdefault(entry.case.family + entry.case.extras, {})
+            ladder.setdefault(entry.side, []).append(entry)
+    charts = []
     for name, of_sides in ladders.items():
         curves = []
         for side, entries in of_sides.items():
-            ranked = sorted(entries, key=lambda e: e.case.world_size)
+            ranked = sorted(entries, key=lambda entry: entry.case.world_size)
             curves.append(
                 Curve(
                     name=names[side],
-                    x=[float(e.case.world_size) for e in ranked],
-                    y=[e.ratio or 0.0 for e in ranked],
-                    low=[e.low for e in ranked],
-                    high=[e.high for e in ranked],
-                    told=[e.case.world for e in ranked],
+                    x=[float(entry.case.world_size) for entry in ranked],
+                    y=[entry.ratio or 0.0 for entry in ranked],
+                    low=[entry.low for entry in ranked],
+                    high=[entry.high for entry in ranked],
+                    told=[entry.case.world for entry in ranked],
                 )
             )
         ranks = sorted({x for c in curves for x in c.x})
@@ -69,15 +69,15 @@ def _charts(found: HardwareComparison) -> list[tuple[str, Markup]]:
             alike = Curve(name=names["A"], x=ranks, y=[1.0] * len(ranks), low=none, high=none)
             label = f"{found.metric} over that of {names['A']}"
             chart = svg.chart(curves, y_label=label, x_label="ranks", ideal=alike)
-            out.append((name, Markup(chart)))
-    return out
+            charts.append((name, Markup(chart)))
+    return charts
 
 
 def _spent(found: HardwareComparison) -> list[tuple[str, Markup]]:
     """What each machine lost of a step, case by case: bars on one scale."""
     cases: dict[str, list[svg.Bar]] = {}
-    for e in found.entries:
-        if e.lost_ns:
-            parts = [(timeline.TERMS[t], max(ns, 0.0) / 1e6) for t, ns in e.lost_ns.items()]
-            cases.setdefault(e.case.id, []).append(svg.Bar(name=e.side, parts=parts))
+    for entry in found.entries:
+        if entry.lost_ns:
+            parts = [(timeline.TERMS[t], max(ns, 0.0) / 1e6) for t, ns in entry.lost_ns.items()]
+            cases.setdefault(entry.case.id, []).append(svg.Bar(name=entry.side, parts=parts))
     return [(case, Markup(svg.stacked(bars, COLORS, unit="ms"))) for case, bars in cases.items()]

@@ -23,34 +23,34 @@ _READS = {
 
 def lines(found: HardwareComparison, width: int) -> list[str]:
     """For a terminal."""
-    out = [rule("machines", width, "=")]
+    shown = [rule("machines", width, "=")]
     for side in found.sides:
         message = f" {side.name}  {side.machine.key}  {side.machine.title}  torch {side.torch}"
-        out += wrap(message, width, 4)
+        shown += wrap(message, width, 4)
     for text in found.differs:
-        out += wrap(f" differs: {text}", width, 10)
+        shown += wrap(f" differs: {text}", width, 10)
     if found.means:
-        out += ["", *(f" {line}" for line in purchase(found))]
+        shown += ["", *(f" {line}" for line in purchase(found))]
     ceilings = sides(found)
     if len(ceilings.told) > 2:
-        out += ["", *ceilings.lines(width)]
-    out += ["", rule("cases", width), *entries(found, named=False).lines(width)]
+        shown += ["", *ceilings.lines(width)]
+    shown += ["", rule("cases", width), *entries(found, named=False).lines(width)]
     if found.totals:
-        out += ["", rule("all devices of each machine", width), *totals(found).lines(width)]
+        shown += ["", rule("all devices of each machine", width), *totals(found).lines(width)]
     if (spent := lost(found)).rows:
-        out += ["", rule("where the time went: ms lost a step", width), *spent.lines(width)]
-    out.append("")
+        shown += ["", rule("where the time went: ms lost a step", width), *spent.lines(width)]
+    shown.append("")
     for text in notes(found):
-        out += wrap(f" {text}", width, 1)
-    return out
+        shown += wrap(f" {text}", width, 1)
+    return shown
 
 
 def markdown(found: HardwareComparison) -> list[str]:
     """For a CI system's summary or an issue."""
-    out = [f"### {headline(found)}", "", *sides(found).markdown(), "", *entries(found).markdown()]
+    shown = [f"### {headline(found)}", "", *sides(found).markdown(), "", *entries(found).markdown()]
     for table in (totals(found), lost(found)):
-        out += ["", *table.markdown()] if table.rows else []
-    return [*out, "", *(f"- {text}" for text in [*found.differs, *notes(found)])]
+        shown += ["", *table.markdown()] if table.rows else []
+    return [*shown, "", *(f"- {text}" for text in [*found.differs, *notes(found)])]
 
 
 def headline(found: HardwareComparison) -> str:
@@ -80,7 +80,7 @@ def _word(mean: Mean) -> str:
 def purchase(found: HardwareComparison) -> list[str]:
     """What who buys asks: for the same devices, energy and money, what does the other one give?"""
     names = {side.name: named(side, found.sides) for side in found.sides}
-    out = []
+    shown = []
     for mean in found.means:
         joules = "n/a: the devices do not say"
         if mean.joule is not None:
@@ -89,13 +89,13 @@ def purchase(found: HardwareComparison) -> list[str]:
         if mean.price_factor is not None:
             paid = _scaled(mean, mean.price_factor)
             money = f"{_times(paid)}: {_word(paid)}"
-        out += [
+        shown += [
             f"{names[mean.side]} against {names['A']}, {found.metric}:",
             f"  for the same devices  {_times(mean)}: {_word(mean)}",
             f"  for the same energy   {joules}",
             f"  for the same money    {money}",
         ]
-    return out
+    return shown
 
 
 def _scaled(mean: Mean, factor: float) -> Mean:
@@ -110,20 +110,22 @@ def _scaled(mean: Mean, factor: float) -> Mean:
 
 def notes(found: HardwareComparison) -> list[str]:
     """What the figures are, and what was not compared."""
-    out = [headline(found) + "."] if found.means else [headline(found)]
-    out.append(
+    sentences = [headline(found) + "."] if found.means else [headline(found)]
+    sentences.append(
         f"better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift;"
         f" no difference: all of it within {DRIFT:.0%}; else undecided"
     )
     attained = [e for e in found.entries if e.attained is not None]
     if attained:
-        out.append(
+        sentences.append(
             "of ceiling = FLOP/s over those of a matrix product on the same device in the same run"
         )
     if any(s.price is not None for s in found.sides):
-        out.append("prices: of a million samples or tokens, at the price of the devices in use")
-    out += [f"not in the mean: {text}" for text in found.missing]
-    return out + [f"not compared: {text}" for text in found.not_compared]
+        sentences.append(
+            "prices: of a million samples or tokens, at the price of the devices in use"
+        )
+    sentences += [f"not in the mean: {text}" for text in found.missing]
+    return sentences + [f"not compared: {text}" for text in found.not_compared]
 
 
 def _times(one: Mean) -> str:
@@ -263,11 +265,11 @@ def csv(found: HardwareComparison) -> list[str]:
     """The cases as comma-separated values, in SI units."""
     runs = {s.name: s for s in found.sides}
     rows = []
-    for e in found.entries:
-        row = {k: v for k, v in fields_of(e).items() if k not in ("case", "point", "lost_ns")}
-        row |= {k: getattr(e.point, k, None) for k in ("speedup", "efficiency")}
-        row |= {f"lost_{term}_ns": e.lost_ns.get(term) for term in timeline.TERMS}
-        side = runs[e.side]
-        where = {"case": e.case.id, "machine": side.machine.hardware_class, "run": side.run}
+    for entry in found.entries:
+        row = {k: v for k, v in fields_of(entry).items() if k not in ("case", "point", "lost_ns")}
+        row |= {k: getattr(entry.point, k, None) for k in ("speedup", "efficiency")}
+        row |= {f"lost_{term}_ns": entry.lost_ns.get(term) for term in timeline.TERMS}
+        side = runs[entry.side]
+        where = {"case": entry.case.id, "machine": side.machine.hardware_class, "run": side.run}
         rows.append({**where, **row})
     return written(rows)

@@ -85,7 +85,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _prices(given: Sequence[str], known: Sequence[str]) -> list[float | None]:
-    out: list[float | None] = [None] * len(known)
+    prices: list[float | None] = [None] * len(known)
     for word in given:
         match = re.fullmatch(r"([A-Z])=(\d+(?:\.\d+)?)", word)
         if match is None or match[1] not in known or float(match[2]) == 0:
@@ -94,5 +94,5 @@ def _prices(given: Sequence[str], known: Sequence[str]) -> list[float | None]:
                 expected=f"one of {', '.join(known)}, =, and what an hour costs",
                 fix="--price A=98.32",
             )
-        out[known.index(match[1])] = float(match[2])
-    return out
+        prices[known.index(match[1])] = float(match[2])
+    return prices

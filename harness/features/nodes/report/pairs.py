@@ -33,22 +33,22 @@ def lines(suspects: Suspects, width: int) -> list[str]:
         columns.append(Column("bus", 8, lambda p: "n/a" if p.bps is None else si(p.bps, "B/s")))
     rows = sorted(timed, key=lambda p: -over(p))[:SHOWN]
     what = suspects.case or "all-reduce"
-    out = [rule(f"pairs: {what}", width), *Table(columns=columns, rows=rows).lines(width)]
+    shown = [rule(f"pairs: {what}", width), *Table(columns=columns, rows=rows).lines(width)]
     if len(timed) > SHOWN:
-        out.append(f" ... and {len(timed) - SHOWN} pairs that were faster")
+        shown.append(f" ... and {len(timed) - SHOWN} pairs that were faster")
     for slow in suspects.slow:
         kind = "NODE" if len(slow.hosts) == 1 else "LINK"
-        out += wrap(f" {kind}  {told.words(slow)}; odds {_odds(slow.log_evidence)}", width, 7)
+        shown += wrap(f" {kind}  {told.words(slow)}; odds {_odds(slow.log_evidence)}", width, 7)
     if not suspects.slow:
         nothing = f" no node and no link is {told.least(suspects.case):.0%} slower than the others"
-        out += wrap(f"{nothing}; {told.hidden(suspects)}", width, 1)
+        shown += wrap(f"{nothing}; {told.hidden(suspects)}", width, 1)
     failed = len(suspects.pairs) - len(timed)
     broke = f", {failed} of them broke" if failed else ""
-    out.append(
+    shown.append(
         f" {len(suspects.pairs)} pairs{broke} in {len(_rounds(suspects.pairs))} rounds,"
         f" {2 * len(suspects.pairs)} node-launches"
     )
-    return out
+    return shown
 
 
 def _rounds(pairs: Sequence[Paired]) -> list[int]:

@@ -37,11 +37,11 @@ COLORS = {
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
     """A table for each training of a schedule of faults; nothing where there is none."""
-    out = []
+    shown = []
     for played in run.played:
         if played.mtbf_s is not None:
-            out += [*told(played, None, width), ""]
-    return out
+            shown += [*told(played, None, width), ""]
+    return shown
 
 
 def html(run: RunRecord) -> Markup:

@@ -26,11 +26,11 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     """A table for each case, a line for each kind of trial; nothing where nothing was broken."""
     if not run.recoveries:
         return []
-    out = [rule("recovery", width)]
+    shown = [rule("recovery", width)]
     for case, table in tabled(run).items():
-        out += [*wrap(f" {case}", width, 3), *table.lines(width)]
-        out += [x for kind in table.rows for x in wrap(f" {continued(kind)}", width, 3) if x]
-    return [*out, *wrap(f" {NOTE}", width, 1), ""]
+        shown += [*wrap(f" {case}", width, 3), *table.lines(width)]
+        shown += [x for kind in table.rows for x in wrap(f" {continued(kind)}", width, 3) if x]
+    return [*shown, *wrap(f" {NOTE}", width, 1), ""]
 
 
 def html(run: RunRecord) -> Markup:

@@ -102,13 +102,13 @@ def act(asked: Asked) -> Answer:
         player = Player(session)
         costs = player.costs(case)
         best = goodput.best_every(costs, mtbf_s)
-        every = args.every or min(best, args.steps)
-        lines = _costs(costs, every, best, mtbf_s)
+        steps_between = args.every or min(best, args.steps)
+        lines = _costs(costs, steps_between, best, mtbf_s)
         document = {
             "costs": to_doc(costs),
             "best_every": best,
-            "every": every,
-            "expected": goodput.expected(costs, every, mtbf_s),
+            "every": steps_between,
+            "expected": goodput.expected(costs, steps_between, mtbf_s),
             "foretold": None,
             "measured": None,
             "terms_ns": None,
@@ -117,8 +117,8 @@ def act(asked: Asked) -> Answer:
         told_of_each = []
         for seed in range(args.seed, args.seed + (0 if args.short else args.plays)):
             faults = functools.partial(goodput.schedule, mtbf_s, seed, case.world_size)
-            played = player.play(case, args.steps, every, faults(), mtbf_s, seed)
-            foretold = goodput.play(costs, args.steps, every, faults(), at_steps=True)
+            played = player.play(case, args.steps, steps_between, faults(), mtbf_s, seed)
+            foretold = goodput.play(costs, args.steps, steps_between, faults(), at_steps=True)
             plays.append((played, goodput.share(foretold)))
             told_of_each += report.told(played, foretold, width)
         if plays:

@@ -71,8 +71,8 @@ def act(asked: Asked) -> Answer:
     known, site = measuring.site(asked)
     needs_two(site)
     cases = [] if asked.options.script else _cases(known, site, asked)
-    kept = [c for c in cases if known.get("strategies", c.strategy).supports.recovers]
-    courses = [course for case in kept for course in _courses(case, site, asked)]
+    recoverable = [c for c in cases if known.get("strategies", c.strategy).supports.recovers]
+    courses = [course for case in recoverable for course in _courses(case, site, asked)]
     if asked.options.script:
         courses = _of_script(site, asked)
     broken = False
@@ -81,7 +81,7 @@ def act(asked: Asked) -> Answer:
             f"SKIP {c.id}: {c.strategy} keeps state where no checkpoint looks for it, nothing was"
             " launched"
             for c in cases
-            if c not in kept
+            if c not in recoverable
         ]
         recoverer = Recoverer(session)
         if asked.options.script:

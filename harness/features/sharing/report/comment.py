@@ -71,10 +71,10 @@ def markdown(
     """A comment: one sentence, the table, and what it rests on behind a fold."""
     base, head = versions
     edited = " with what is not committed" if head.edited else ""
-    out = [MARK, f"### {harmless(sentence(changes))}", "", *table(changes).markdown(), ""]
-    out += [f"- {harmless(f'{c.case}: {c.why}')}" for c in changes if c.why]
+    lines = [MARK, f"### {harmless(sentence(changes))}", "", *table(changes).markdown(), ""]
+    lines += [f"- {harmless(f'{c.case}: {c.why}')}" for c in changes if c.why]
     return [
-        *out,
+        *lines,
         "<details><summary>How this was measured</summary>",
         "",
         f"- base is `{base.short}`, where this change left {harmless(base.asked)};"
@@ -89,13 +89,13 @@ def markdown(
 
 def annotations(changes: Sequence[Change]) -> list[str]:
     """Workflow commands of GitHub, which show beside the file; ``::error file=...::``."""
-    out = []
-    for c in changes:
-        if c.status in _LEVELS:
-            values = {"file": c.file, "title": f"scaleproof: {c.status}"}
+    lines = []
+    for change in changes:
+        if change.status in _LEVELS:
+            values = {"file": change.file, "title": f"scaleproof: {change.status}"}
             properties = ",".join(f"{k}={_property(v)}" for k, v in values.items() if v)
-            out.append(f"::{_LEVELS[c.status]} {properties}::{_data(sentence([c]))}")
-    return out
+            lines.append(f"::{_LEVELS[change.status]} {properties}::{_data(sentence([change]))}")
+    return lines
 
 
 def _data(text: str) -> str:

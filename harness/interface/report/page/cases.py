@@ -62,12 +62,12 @@ class Case:
 
 def anchors(run: RunRecord) -> dict[str, str]:
     """Case hash -> what links of the page call it; unlike cases never share one."""
-    out: dict[str, str] = {}
+    by_hash: dict[str, str] = {}
     for arm in (a for p in run.plans for a in p.arms):
         name = "case-" + re.sub(r"[^\w-]+", "-", arm.case.id)
-        taken = {v for k, v in out.items() if k != arm.case.hash}
-        out[arm.case.hash] = f"{name}-{arm.case.hash[:4]}" if name in taken else name
-    return out
+        taken = {v for k, v in by_hash.items() if k != arm.case.hash}
+        by_hash[arm.case.hash] = f"{name}-{arm.case.hash[:4]}" if name in taken else name
+    return by_hash
 
 
 def cases(run: RunRecord, folder: Path | None) -> list[Case]:
@@ -78,15 +78,15 @@ def cases(run: RunRecord, folder: Path | None) -> list[Case]:
     gates = run.gates
     worst = {h: _worst([v for v in run.verdicts if v.case_hash == h]) for h in order}
     drawn = set(sorted(order, key=lambda h: worst[h])[:DRAWN])
-    out = []
+    shown = []
     for case_hash in order:
         plan, arm = of_plans[case_hash]
         row = arm_row(run, plan, arm)
         gate = gates.get(case_hash)
         launches = run.by_case.get(case_hash, ())
         here = folder if case_hash in drawn else None
-        out.append(_case(run, plan, row, gate, launches, names[case_hash], here))
-    return out
+        shown.append(_case(run, plan, row, gate, launches, names[case_hash], here))
+    return shown
 
 
 def _worst(verdicts: Sequence[Verdict]) -> int:
@@ -150,20 +150,22 @@ def _figures(row: ArmRow) -> dict[str, Json]:
 
 def _spec(row: ArmRow) -> list[tuple[str, str]]:
     """What is run: identity, and what follows from it."""
-    out = [(name, value) for name, value in row.case.series.items()]
+    fields = [(name, value) for name, value in row.case.series.items()]
     facts = row.described.facts if row.described else None
     expected = row.described.expected if row.described else None
     if facts is not None:
-        out.append(("parameters", f"{facts.num_params:,}"))
-        out.append(("FLOP a sample", si(facts.flops_per_sample)))
+        fields.append(("parameters", f"{facts.num_params:,}"))
+        fields.append(("FLOP a sample", si(facts.flops_per_sample)))
     if expected is not None:
-        out.append(("samples a step", f"{expected.global_batch:,}"))
-        out.append(("memory of a rank, by its closed form", si(float(expected.memory_bytes), "B")))
+        fields.append(("samples a step", f"{expected.global_batch:,}"))
+        fields.append(
+            ("memory of a rank, by its closed form", si(float(expected.memory_bytes), "B"))
+        )
     ran = row.launches[0].ranks[0].ran if row.launches else None
     if ran is not None:
         observed = (ran.module, ran.schedule, ran.compressor, ran.compute_dtype)
-        out.append(("what ran", " ".join(filter(None, observed))))
-    return [(name, value) for name, value in out if value]
+        fields.append(("what ran", " ".join(filter(None, observed))))
+    return [(name, value) for name, value in fields if value]
 
 
 def _ms(header: str, name: str) -> Column[LaunchRecord]:
@@ -257,14 +259,14 @@ def _bytes(row: ArmRow, gate: LaunchRecord | None) -> Table[tuple[str, str, str]
     ]
     issued: Mapping[str, Issued] = gate.ranks[0].issued if gate and gate.ranks else {}
     for name in dict.fromkeys([*issued, *expected.payload_bytes]):
-        seen = issued.get(name)
+        issued_here = issued.get(name)
         payload = expected.payload_bytes.get(name)
         rows.append(
             (
                 f"{name}, rank 0",
                 "not recorded"
-                if seen is None
-                else f"{si(float(seen.payload_bytes), 'B')} in {seen.count}",
+                if issued_here is None
+                else f"{si(float(issued_here.payload_bytes), 'B')} in {issued_here.count}",
                 "not said" if payload is None else si(payload[0], "B"),
             )
         )

@@ -18,15 +18,15 @@ def facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
     software = sorted(run.software.items())
     for name, versions in sorted(run.setups.items()):
         software += [(f"{name}: {k}", v) for k, v in sorted(versions.items())]
-    every = [
+    groups = [
         ("Machine", _machine(run.machine)),
         ("The host before the run", [(f.check, f.text) for f in run.admission]),
         ("Software", software),
         ("Settings", sorted((k, _told(v)) for k, v in fields_of(run.settings).items())),
         ("Environment", _environment(run)),
     ]
-    every[1:1] = [("Topology, network, limits and clocks", _shared(run))]
-    return [(title, rows) for title, rows in every if rows]
+    groups[1:1] = [("Topology, network, limits and clocks", _shared(run))]
+    return [(title, rows) for title, rows in groups if rows]
 
 
 def _environment(run: RunRecord) -> list[tuple[str, str]]:
@@ -89,19 +89,21 @@ def busy(launches: Sequence[LaunchRecord]) -> str:
     ranks = [r for x in launches for r in x.ranks if r.window_s]
     if not ranks:
         return "n/a"
-    out = [f"{sum(r.cpu_s / r.window_s for r in ranks) / len(ranks):.2f} CPU"]
+    words = [f"{sum(r.cpu_s / r.window_s for r in ranks) / len(ranks):.2f} CPU"]
     used = [u for x in launches for g in x.gpus if g.utilization_pct for u in g.utilization_pct]
     if used:
-        out.append(f"device {min(used)} to {max(used)}%")
+        words.append(f"device {min(used)} to {max(used)}%")
     clocks = [c for x in launches for g in x.gpus for c in g.sm_clock_mhz or ()]
     watts = [w for x in launches for g in x.gpus for w in g.power_w or ()]
-    out += [f"{min(clocks)} to {max(clocks)} MHz"] if clocks else []
-    out += [f"{min(watts):.0f} to {max(watts):.0f} W"] if watts else []
+    words += [f"{min(clocks)} to {max(clocks)} MHz"] if clocks else []
+    words += [f"{min(watts):.0f} to {max(watts):.0f} W"] if watts else []
     if kept := [r.allocator for r in ranks if r.allocator]:
-        held = max(a.reserved_bytes - a.allocated_bytes for a in kept)
+        reserved_bytes = max(a.reserved_bytes - a.allocated_bytes for a in kept)
         retries = sum(a.num_retries for a in kept)
-        out.append(f"{si(float(held), 'B')} reserved but free, {retries} allocation retries")
-    return ", ".join(out)
+        words.append(
+            f"{si(float(reserved_bytes), 'B')} reserved but free, {retries} allocation retries"
+        )
+    return ", ".join(words)
 
 
 def _told(setting: object) -> str:

@@ -26,14 +26,14 @@ def judged(run: RunRecord, anchors: Mapping[str, str]) -> list[dict[str, Any]]:
 def _scales(run: RunRecord) -> dict[str, tuple[float, float]]:
     """One scale for all strips of a metric: the same place means the same value."""
     rules = {t.name: t for t in run.thresholds}
-    seen: dict[str, list[float]] = {}
-    for v in run.verdicts:
-        rule = rules.get(v.rule or "")
-        ends = (v.low, v.high, *((rule.at_least, rule.at_most) if rule else ()))
-        seen.setdefault(v.metric, []).extend(
-            [*v.pairs, *v.again, *(e for e in ends if e is not None)]
+    values_of: dict[str, list[float]] = {}
+    for verdict in run.verdicts:
+        rule = rules.get(verdict.rule or "")
+        ends = (verdict.low, verdict.high, *((rule.at_least, rule.at_most) if rule else ()))
+        values_of.setdefault(verdict.metric, []).extend(
+            [*verdict.pairs, *verdict.again, *(e for e in ends if e is not None)]
         )
-    return {metric: (min(values), max(values)) for metric, values in seen.items() if values}
+    return {metric: (min(values), max(values)) for metric, values in values_of.items() if values}
 
 
 def _verdict(run: RunRecord, v: Verdict, scale: tuple[float, float]) -> dict[str, Any]:

@@ -66,10 +66,10 @@ def _over_steps(
         count = min(len(s.step_s) for s in ranks)
         slowest = np.max([s.step_s[:count] for s in ranks], axis=0)
         steps.append(Trail(name=name, values=(slowest * 1e3).tolist()))
-        held = np.max([s.rss_bytes[:count] for s in ranks], axis=0)
-        looked = np.flatnonzero(held)
+        memory_bytes = np.max([s.rss_bytes[:count] for s in ranks], axis=0)
+        looked = np.flatnonzero(memory_bytes)
         if len(looked) > 1:
-            values = (held[looked] / 1e6).tolist()
+            values = (memory_bytes[looked] / 1e6).tolist()
             memory.append(Trail(name=name, values=values, steps=looked.tolist()))
     message = f"{len(steps)} launches; each step counts as its slowest rank's"
     drawn = drawings.over_steps(steps, title="step time", unit="ms", cut=cut)
@@ -97,16 +97,16 @@ def _one_step(folder: Path, launch: LaunchRecord) -> Figure | None:
         for lane in lanes
     }
     begin = min(int(e[0]) for e in edges.values())
-    out = []
+    timelines = []
     for rank in shown:
         low, high = (int(e) for e in edges[rank])
         tracks = {TERMS[t]: spans for t, spans in closed.tracks[rank].items()}
-        out.append(Lane(name=f"rank {rank}", parts=list(_pieces(tracks, low, high, begin))))
+        timelines.append(Lane(name=f"rank {rank}", parts=list(_pieces(tracks, low, high, begin))))
     note = f"step {step} of {closed.budget.steps}, profiled"
     note += (
         "" if len(shown) == len(launch.ranks) else f"; {len(shown)} of {len(launch.ranks)} ranks"
     )
-    drawn = drawings.lanes(out, COLORS, unit="ms")
+    drawn = drawings.lanes(timelines, COLORS, unit="ms")
     return Figure(title="One step of all ranks", svg=Markup(drawn), note=note)
 
 
@@ -127,7 +127,7 @@ def _pieces(
     size = max((high - low) / PIECES, 1.0)
     edges = low + size * np.arange(PIECES + 1)
     names = list(tracks)
-    held = np.zeros((len(names), PIECES))
+    occupied = np.zeros((len(names), PIECES))
     for i, name in enumerate(names):
         ends = tracks[name].astype(float)
         if len(ends):
@@ -135,11 +135,11 @@ def _pieces(
             before = np.concatenate(([0.0], np.cumsum(ends[:, 1] - ends[:, 0])))
             at = np.searchsorted(ends[:, 0], edges, side="right")
             over = np.where(at > 0, np.maximum(ends[np.maximum(at - 1, 0), 1] - edges, 0), 0.0)
-            held[i] = np.diff(before[at] - over)
-    largest = held.argmax(axis=0)
+            occupied[i] = np.diff(before[at] - over)
+    largest = occupied.argmax(axis=0)
     starts = np.flatnonzero(np.concatenate(([True], largest[1:] != largest[:-1])))
     for a, b in zip(starts, [*starts[1:], PIECES], strict=True):
-        if held[largest[a], a:b].any():
+        if occupied[largest[a], a:b].any():
             yield names[largest[a]], (edges[a] - begin) / 1e6, (edges[b] - begin) / 1e6
 
 
@@ -167,17 +167,19 @@ def ranks(folder: Path, launches: Sequence[LaunchRecord]) -> list[RankRow]:
         return []
     means: dict[int, list[float]] = {}
     for launch, samples in seen:
-        kept = launch.steps.count if launch.steps else 0
-        for rank, s in zip(launch.ranks, samples, strict=True):
-            means.setdefault(rank.rank, []).append(float(s.step_s[-kept:].mean()) * 1e3)
-    every = [v for values in means.values() for v in values]
+        num_kept = launch.steps.count if launch.steps else 0
+        for rank, of_rank_samples in zip(launch.ranks, samples, strict=True):
+            means.setdefault(rank.rank, []).append(
+                float(of_rank_samples.step_s[-num_kept:].mean()) * 1e3
+            )
+    all_means = [v for values in means.values() for v in values]
     shown = sorted(means, key=lambda r: -sum(means[r]) / len(means[r]))[:RANKS]
-    out = []
+    rows = []
     for number in sorted(shown):
         of_rank = [r for x, _ in seen for r in x.ranks if r.rank == number]
         peaks = [r.peak_bytes for r in of_rank if r.peak_bytes is not None]
-        strip = svg.strip(means[number], None, None, (), (min(every), max(every)))
-        out.append(
+        strip = svg.strip(means[number], None, None, (), (min(all_means), max(all_means)))
+        rows.append(
             RankRow(
                 name=f"rank {number}",
                 host=of_rank[0].host,
@@ -188,4 +190,4 @@ def ranks(folder: Path, launches: Sequence[LaunchRecord]) -> list[RankRow]:
                 peak=si(float(max(peaks)), "B") if peaks else "n/a",
             )
         )
-    return out
+    return rows

@@ -71,7 +71,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
 
 def _counts(count: Tally) -> list[tuple[str, int, str]]:
     """(status that it is painted as, how many, word), as the headline counts them."""
-    every = (
+    chips = (
         ("ERROR", count.errors + count.beside, "wrong"),
         ("FAIL", count.failed, "failed"),
         ("INCONCLUSIVE", count.undecided, "undecided"),
@@ -80,7 +80,7 @@ def _counts(count: Tally) -> list[tuple[str, int, str]]:
         ("RECORDED", count.recorded, "without a bound that can pass"),
         ("RECORDED", count.controls, f"control{'s' if count.controls > 1 else ''} caught"),
     )
-    return [chip for chip in every if chip[1]]
+    return [chip for chip in chips if chip[1]]
 
 
 def write(run: RunRecord, folder: Path) -> Path | None:

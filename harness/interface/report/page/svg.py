@@ -76,24 +76,24 @@ def chart(
     bottom = 2.0 ** math.floor(math.log2(min(ends, default=1.0)))
     xs = sorted({x for s in series for x in s.x})
     plane = _Plane(xs=xs, top=top, bottom=bottom, log=log and top > 4 * bottom)
-    out = [
+    elements = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20 * -(-len(series) // per_row)}" role="img"'
         f' aria-label="{escape(y_label)} over {escape(x_label)}">',
         *_axes(plane, x_label, y_label),
     ]
     if ideal is not None:
         points = plane.points(zip(ideal.x, ideal.y, strict=True))
-        out.append(f'<polyline class="ideal" points="{points}"/>')
+        elements.append(f'<polyline class="ideal" points="{points}"/>')
     for i, curve in enumerate(series):
         color = COLORS[i % len(COLORS)]
         mark = MARKS[i % len(MARKS)]
         aside = (i - (len(series) - 1) / 2) * ASIDE
-        out += _line(plane, curve, color, mark, aside, band=len(series) == 1)
+        elements += _line(plane, curve, color, mark, aside, band=len(series) == 1)
         lx = LEFT + i % per_row * 250
         ly = HEIGHT + 10 + 20 * (i // per_row)
-        out.append(_mark(mark, lx, ly - 4, color, ""))
-        out.append(f'<text class="legend" x="{lx + 10}" y="{ly}">{escape(curve.name)}</text>')
-    return "\n".join([*out, "</svg>"])
+        elements.append(_mark(mark, lx, ly - 4, color, ""))
+        elements.append(f'<text class="legend" x="{lx + 10}" y="{ly}">{escape(curve.name)}</text>')
+    return "\n".join([*elements, "</svg>"])
 
 
 def _axes(plane: _Plane, x_label: str, y_label: str) -> Iterator[str]:
@@ -161,8 +161,8 @@ def ticks(low: float, high: float) -> list[float]:
     raw = (high - low) / 5 or 1.0
     scale = 10.0 ** math.floor(math.log10(raw))
     step = next(m * scale for m in (1, 2, 2.5, 5, 10) if m * scale >= raw)
-    first, last = math.ceil(low / step), math.floor(high / step)
-    return [float(f"{i * step:.10g}") for i in range(first, last + 1)]
+    first, largest = math.ceil(low / step), math.floor(high / step)
+    return [float(f"{i * step:.10g}") for i in range(first, largest + 1)]
 
 
 def strip(
@@ -173,30 +173,30 @@ def strip(
     scale: tuple[float, float],
 ) -> str:
     """Every pair's value as a dot, the interval as a bar, bounds as lines, from scale to scale."""
-    if not [*values, *(v for v in (low, high, *bounds) if v is not None)]:
+    if not [*values, *(value for value in (low, high, *bounds) if value is not None)]:
         return ""
     lo, hi = scale
     margin = (hi - lo) * 0.04 or abs(hi) * 0.01 or 1.0
     lo = lo - margin
     hi = hi + margin
 
-    def px(v: float) -> float:
-        return 4 + (v - lo) / (hi - lo) * 192
+    def px(value: float) -> float:
+        return 4 + (value - lo) / (hi - lo) * 192
 
-    out = ['<svg class="strip" viewBox="0 0 200 22" role="img" aria-label="pairs">']
+    elements = ['<svg class="strip" viewBox="0 0 200 22" role="img" aria-label="pairs">']
     if low is not None and high is not None:
-        out.append(
+        elements.append(
             f'<rect class="bar" x="{px(low):.1f}" y="8" width="{max(1, px(high) - px(low)):.1f}" height="6"/>'
         )
     for bound in bounds:
-        out.append(
+        elements.append(
             f'<line class="bound" x1="{px(bound):.1f}" x2="{px(bound):.1f}" y1="1" y2="21"><title>bound {bound:g}</title></line>'
         )
-    for v in values:
-        out.append(
-            f'<circle class="dot" cx="{px(v):.1f}" cy="11" r="2.5"><title>{v:.4g}</title></circle>'
+    for value in values:
+        elements.append(
+            f'<circle class="dot" cx="{px(value):.1f}" cy="11" r="2.5"><title>{value:.4g}</title></circle>'
         )
-    return "".join([*out, "</svg>"])
+    return "".join([*elements, "</svg>"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,45 +222,47 @@ def stacked(
     if most is None:
         most = max([*(sum(v for _, v in b.parts) for b in bars), mark or 0.0])
     most = most * 1.02 or 1.0
-    left, row = 64, 24
+    left_edge, row = 64, 24
     bottom = 8 + row * len(bars)
     used = [n for n in colors if any(n == name and v > 0 for b in bars for name, v in b.parts)]
     legend_rows = -(-len(used) // 4)
 
     def px(value: float) -> float:
-        return left + value / most * (WIDTH - left - RIGHT)
+        return left_edge + value / most * (WIDTH - left_edge - RIGHT)
 
-    out = [
+    elements = [
         f'<svg viewBox="0 0 {WIDTH} {bottom + 30 + 20 * legend_rows}" role="img"'
         f' aria-label="parts in {escape(unit)}">'
     ]
     for tick in ticks(0.0, most):
-        out.append(
+        elements.append(
             f'<line class="grid" x1="{px(tick):.1f}" x2="{px(tick):.1f}" y1="4" y2="{bottom}"/>'
             f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 15}" text-anchor="middle">{tick:g}</text>'
         )
     for i, bar in enumerate(bars):
         y = 8 + row * i
         begin = 0.0
-        out.append(
-            f'<text class="tick" x="{left - 6}" y="{y + 13}" text-anchor="end">{escape(bar.name)}</text>'
+        elements.append(
+            f'<text class="tick" x="{left_edge - 6}" y="{y + 13}" text-anchor="end">{escape(bar.name)}</text>'
         )
         for name, value in bar.parts:
             if value <= 0:
                 continue
             title = f"<title>{escape(name)}: {value:.2f} {escape(unit)}</title>"
-            out.append(
+            elements.append(
                 f'<rect x="{px(begin):.1f}" y="{y}" width="{px(begin + value) - px(begin):.2f}" height="{row - 6}"'
                 f' fill="{colors[name]}">{title}</rect>'
             )
             begin += value
     if mark is not None:
-        out.append(
+        elements.append(
             f'<line class="mark" x1="{px(mark):.1f}" x2="{px(mark):.1f}" y1="2" y2="{bottom}"/>'
         )
     for i, name in enumerate(used):
-        lx = left + (i % 4) * 122
+        lx = left_edge + (i % 4) * 122
         ly = bottom + 36 + 20 * (i // 4)
-        out.append(f'<rect x="{lx}" y="{ly - 10}" width="10" height="10" fill="{colors[name]}"/>')
-        out.append(f'<text class="legend" x="{lx + 14}" y="{ly}">{escape(name)}</text>')
-    return "\n".join([*out, "</svg>"])
+        elements.append(
+            f'<rect x="{lx}" y="{ly - 10}" width="10" height="10" fill="{colors[name]}"/>'
+        )
+        elements.append(f'<text class="legend" x="{lx + 14}" y="{ly}">{escape(name)}</text>')
+    return "\n".join([*elements, "</svg>"])

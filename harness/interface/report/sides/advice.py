@@ -19,12 +19,12 @@ def lost(losses: Sequence[Loss], width: int) -> list[str]:
         Column("gives back", 9, lambda x: f"+{x.gain:.3f}"),
         Column("may help", 10, _may_help, left=True),
     ]
-    out = []
+    shown = []
     for case in dict.fromkeys(loss.case for loss in losses):
         of_case = [loss for loss in losses if loss.case == case]
-        out += [rule(case, width), *table(columns, of_case, width)]
+        shown += [rule(case, width), *table(columns, of_case, width)]
     note = " gives back = efficiency without all of that growth: no remedy can do more"
-    return [*out, *wrap(note, width, 1)]
+    return [*shown, *wrap(note, width, 1)]
 
 
 def outcome(tried: Sequence[Tried], width: int) -> list[str]:
@@ -36,13 +36,13 @@ def outcome(tried: Sequence[Tried], width: int) -> list[str]:
         Column("pairs", 4, lambda t: str(t.num_pairs or "")),
         Column("", 8, _reads, left=True),
     ]
-    out = [rule("measured beside the case as it is, in the same blocks", width)]
+    shown = [rule("measured beside the case as it is, in the same blocks", width)]
     for case in dict.fromkeys(t.case for t in tried):
-        out += [f" {case}", *table(columns, [t for t in tried if t.case == case], width)]
+        shown += [f" {case}", *table(columns, [t for t in tried if t.case == case], width)]
     notes = " gain = samples a second against the case as it is"
     if any(not t.alike for t in tried):
         notes += "; * trains otherwise: another batch, or gradients that lost something"
-    return [*out, *wrap(notes, width, 1)]
+    return [*shown, *wrap(notes, width, 1)]
 
 
 def _may_help(loss: Loss) -> str:

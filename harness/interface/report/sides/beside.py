@@ -59,14 +59,14 @@ def of_plan(run: RunRecord, plan: Plan, rates: Sequence[float] = codecs.RATES) -
         rates: of links in bit/s, at which steps of codecs are shown.
     """
     costs = breakeven.costs(run, plan) if codecs.compared(plan) else []
-    here = breakeven.link_bps(run, plan.arms[0].case)
+    link_rate = breakeven.link_bps(run, plan.arms[0].case)
     by_name = {cost.name: cost for cost in costs}
     named = {c.name: c for c in plan.contrasts}
     by_arm: dict[str, dict[str, Verdict]] = {}
-    for v in run.verdicts:
-        if v.plan == plan.hash and v.contrast in named:
-            contrast = named[v.contrast]
-            by_arm.setdefault(contrast.subject, {})[contrast.metric] = v
+    for verdict in run.verdicts:
+        if verdict.plan == plan.hash and verdict.contrast in named:
+            contrast = named[verdict.contrast]
+            by_arm.setdefault(contrast.subject, {})[contrast.metric] = verdict
     lines = []
     for arm in plan.arms:
         expected = run.described[arm.case.hash].expected if arm.case.hash in run.described else None
@@ -76,14 +76,14 @@ def of_plan(run: RunRecord, plan: Plan, rates: Sequence[float] = codecs.RATES) -
             BesideLine(arm=arm, verdicts=verdicts, ideal=ideal, cost=by_name.get(arm.name))
         )
     asked = list(dict.fromkeys(c.metric for c in plan.contrasts))
-    of_codecs = codecs.columns(costs, here, rates) if costs else ()
+    of_codecs = codecs.columns(costs, link_rate, rates) if costs else ()
     table = Table(columns=[*_columns(asked, of_codecs)], rows=lines)
-    explained = [*notes(plan), *(codecs.notes(costs, here) if costs else ())]
+    explained = [*notes(plan), *(codecs.notes(costs, link_rate) if costs else ())]
     return TitledTable(
         title=plan.name,
         table=table,
         notes=explained,
-        curves=codecs.curves(costs, here),
+        curves=codecs.curves(costs, link_rate),
         x_label="link rate, Gbit/s",
         y_label="step, ms",
     )
@@ -150,10 +150,12 @@ def notes(plan: Plan) -> list[str]:
     """What its columns mean."""
     of = {HEADERS.get(c.metric, c.metric): metrics.metric(c.metric) for c in plan.contrasts}
     ratios = [name for name, metric in of.items() if metric.form is not Form.ABSOLUTE]
-    out = [f"{', '.join(ratios)}: beside {plan.arms[0].name}, in the same blocks"] if ratios else []
+    sentences = (
+        [f"{', '.join(ratios)}: beside {plan.arms[0].name}, in the same blocks"] if ratios else []
+    )
     if plan.to_loss is not None:
-        out.append(f"to loss: until it is {plan.to_loss:g} nats above its data's entropy")
-    return out
+        sentences.append(f"to loss: until it is {plan.to_loss:g} nats above its data's entropy")
+    return sentences
 
 
 def tables(run: RunRecord) -> list[TitledTable]:

@@ -40,7 +40,7 @@ def columns(
     costs: Sequence[EncodingCost], here: float, rates: Sequence[float] = RATES
 ) -> Iterator[Column[EncodingCost]]:
     """What a codec's line says beyond its measured metrics."""
-    held = dict.fromkeys(other for cost in costs for other in cost.pays)
+    alternatives = dict.fromkeys(other for cost in costs for other in cost.pays)
     yield Column(
         "B/param", 70, lambda c: f"{c.bytes_per_parameter:.3g}", raw=lambda c: c.bytes_per_parameter
     )
@@ -50,7 +50,7 @@ def columns(
         yield Column(_rate(rate), 85, _at(rate, here), raw=_raw_at(rate, here))
     yield Column("wins below", 94, lambda c: _told(c.pays.get(DENSE)), raw=_raw)
     yield Column("from .. to", 40, lambda c: _ends(c.pays.get(DENSE)))
-    for other in held:
+    for other in alternatives:
         if other != DENSE:
             yield Column(f"of {other}", 60, _beside(other))
     yield Column(
@@ -98,28 +98,28 @@ def _ends(pays: Pays | None) -> str:
 def notes(costs: Sequence[EncodingCost], here: float) -> list[str]:
     """What the columns mean, and what to take over this link."""
     measured = "an unmeasured link" if math.isinf(here) else f"{si(here, 'bit/s')}"
-    out = [
+    sentences = [
         f"measured over {measured}; columns of rates: a step, with as much more time for its bytes",
         "wins below: the link rate at which it is as fast as dense (of X: as X)",
     ]
     dense = next((c for c in costs if c.name == DENSE), None)
     others = [c for c in costs if c.pays]
     if dense is None or not others:
-        return out
+        return sentences
     worse = [c for c in others if learned_less(c, dense)]
     others = [c for c in others if c not in worse]
     if worse:
         names = ", ".join(c.name for c in worse)
-        out.append(f"learned less in as many steps, and are no choice as they are: {names}")
+        sentences.append(f"learned less in as many steps, and are no choice as they are: {names}")
     if not others:
-        return out
-    out.append(_here(others, dense, here))
+        return sentences
+    sentences.append(_here(others, dense, here))
     for rate in RATES:
         fastest = min([dense, *others], key=lambda c: c.at(rate, here))
         gain = dense.at(rate, here) / fastest.at(rate, here)
         wins = f"{fastest.name}, {gain:.2f}x of dense"
-        out.append(f"at {si(rate, 'bit/s')}: {'dense' if fastest is dense else wins}")
-    return out
+        sentences.append(f"at {si(rate, 'bit/s')}: {'dense' if fastest is dense else wins}")
+    return sentences
 
 
 def _here(others: Sequence[EncodingCost], dense: EncodingCost, here: float) -> str:
@@ -167,12 +167,14 @@ def _times(t: TunedLoss) -> str:
 def tuned_notes(losses: Sequence[TunedLoss]) -> list[str]:
     """What was tried, and where the grid may have been too small."""
     factors = ", ".join(f"{factor:g}" for factor in tuned.FACTORS)
-    out = [f"each at the best of {factors} times its optimizer's usual rate; so is dense training"]
+    sentences = [
+        f"each at the best of {factors} times its optimizer's usual rate; so is dense training"
+    ]
     if any(t.at_edge for t in losses):
-        out.append("*: the end of that grid: a better rate may lie beyond")
+        sentences.append("*: the end of that grid: a better rate may lie beyond")
     if ruined := [f"{t.name} at {lr:g}" for t in losses for lr in t.diverged]:
-        out.append(f"no loss was left: {', '.join(ruined)}")
-    return out
+        sentences.append(f"no loss was left: {', '.join(ruined)}")
+    return sentences
 
 
 def tuned_tables(run: RunRecord) -> Iterator[TitledTable]:

@@ -21,42 +21,42 @@ def lines(
     """Machines, what differs, a row for each case, the geometric mean over what both ran, other
     figures that changed (all with ``every``), and how the parts of steps changed.
     """
-    out = []
+    shown = []
     for ab, run in (("A", a), ("B", b)):
         torch = run.software.get("torch", "n/a")
-        out.append(
+        shown.append(
             f" {ab}  {run.machine.key}  {run.machine.title}  torch {torch}  {run.started_at[:10]}"
         )
     if a.run == b.run:
-        out.append(" A and B are one and the same run")
+        shown.append(" A and B are one and the same run")
     for text in comparison.forced:
-        out += wrap(f" FORCED   not comparable: {text}", width, 10)
+        shown += wrap(f" FORCED   not comparable: {text}", width, 10)
     for text in comparison.differs:
-        out += wrap(f" differs: {text}", width, 10)
-    out += ["", *_table(comparison, width), ""]
-    out += [*_others(comparison, width, every), *_shifts(comparison, width)]
+        shown += wrap(f" differs: {text}", width, 10)
+    shown += ["", *_table(comparison, width), ""]
+    shown += [*_others(comparison, width, every), *_shifts(comparison, width)]
     both = sum(r.ratio is not None for r in comparison.rows)
     if comparison.mean is not None:
         span = "n/a: a case has fewer than 2 launches"
         if comparison.mean_low is not None:
             span = f"{comparison.mean_low:.3f}, {comparison.mean_high:.3f}"
-        out += wrap(
+        shown += wrap(
             f" {comparison.metric} ({METRICS[comparison.metric].unit}): geometric mean over the"
             f" {both} cases that both ran: {comparison.mean:.3f} [{span}]",
             width,
             1,
         )
     else:
-        out.append(" the two runs have no case in common: nothing to compare")
-    out += wrap(
+        shown.append(" the two runs have no case in common: nothing to compare")
+    shown += wrap(
         f" better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift;"
         f" no change: all of it within {DRIFT:.0%}; else undecided",
         width,
         1,
     )
     for text in comparison.not_compared:
-        out += wrap(f" not compared: {text}", width, 15)
-    return out
+        shown += wrap(f" not compared: {text}", width, 15)
+    return shown
 
 
 def _others(comparison: Comparison, width: int, every: bool) -> list[str]:
@@ -71,10 +71,10 @@ def _others(comparison: Comparison, width: int, every: bool) -> list[str]:
         Column("B/A [95%]", 8, _ratio, left=True),
         Column("reading", 9, lambda r: str(r.reading), left=True),
     ]
-    out = [rule("other figures", width), *table(columns, shown, width)] if shown else []
+    lines = [rule("other figures", width), *table(columns, shown, width)] if shown else []
     if rest:
-        out.append(f" {rest} other figures: no change found (--every lists them)")
-    return [*out, ""] if out else []
+        lines.append(f" {rest} other figures: no change found (--every lists them)")
+    return [*lines, ""] if lines else []
 
 
 def _shifts(comparison: Comparison, width: int) -> list[str]:
@@ -108,27 +108,27 @@ def interleaved(
     width: int,
 ) -> list[str]:
     """Two environments, in which software they differ, and a row for each case."""
-    out = []
+    shown = []
     for name, python in setups:
         torch = software.get(name, {}).get("torch", "n/a")
-        out += wrap(f" {name}  {python}  torch {torch}", width, 4)
+        shown += wrap(f" {name}  {python}  torch {torch}", width, 4)
     a, b = (software.get(name, {}) for name, _ in setups)
     for text in between(a, b):
-        out += wrap(f" differs: {text}", width, 10)
+        shown += wrap(f" differs: {text}", width, 10)
     columns = [
         Column[Difference]("case", 9, lambda d: d.case, left=True),
         Column[Difference]("pairs", 1, lambda d: str(d.num_pairs)),
         Column[Difference]("throughput B/A [95%]", 8, _ends, left=True),
         Column[Difference]("reading", 9, lambda d: str(d.reading), left=True),
     ]
-    out += ["", *table(columns, found, width), ""]
-    out += wrap(
+    shown += ["", *table(columns, found, width), ""]
+    shown += wrap(
         f" measured in the same blocks, so drift is in neither; no change: all of the interval"
         f" within {SAME:.0%}; the interval stays valid however often it is looked at",
         width,
         1,
     )
-    return out
+    return shown
 
 
 def _ends(one: Difference) -> str:

@@ -68,9 +68,9 @@ def run(task: Bits, rank: Rank) -> RankRecord:
             sent = flat if copy == 0 else sent
         bits.append(copies)
         planted.strike(Place.SENT, sent, step, 0)
-        every = _gathered(sent, ranks)
-        planted.strike(Place.RECEIVED, every[step % ranks], step, 0)
-        received.append([_hash(x) for x in every])
+        hashes = _gathered(sent, ranks)
+        planted.strike(Place.RECEIVED, hashes[step % ranks], step, 0)
+        received.append([_hash(x) for x in hashes])
     zeros = np.zeros(task.steps)
     left = Samples(
         marks_s=np.zeros(task.steps + 1),
@@ -100,9 +100,9 @@ def _gathered(flat: Tensor, ranks: int) -> list[Tensor]:
     """Every rank's gradients, as they arrive here."""
     if ranks == 1:
         return [flat.clone()]
-    every = [torch.empty_like(flat) for _ in range(ranks)]
-    dist.all_gather(every, flat)
-    return every
+    gathered = [torch.empty_like(flat) for _ in range(ranks)]
+    dist.all_gather(gathered, flat)
+    return gathered
 
 
 def _stored(model: nn.Module, file: Path, planted: "_Planted") -> list[int]:
@@ -129,13 +129,13 @@ class _Planted:
     @contextlib.contextmanager
     def weight(self, model: nn.Module, step: int, copy: int) -> Iterator[None]:
         """The flip is there for one micro-batch."""
-        every = list(model.parameters())
+        parameters = list(model.parameters())
         if not self._due(Place.WEIGHT, step, copy):
             yield
             return
-        self._toggle(every[step % len(every)].data, step)
+        self._toggle(parameters[step % len(parameters)].data, step)
         yield
-        self._toggle(every[step % len(every)].data, step)
+        self._toggle(parameters[step % len(parameters)].data, step)
 
     @contextlib.contextmanager
     def activation(self, model: nn.Module, step: int, copy: int) -> Iterator[None]:

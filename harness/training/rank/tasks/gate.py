@@ -178,16 +178,16 @@ def forward_only(
     for step in range(STEPS):
         ids = sampler.ids(step, ctx.shard)
         drawn.append(ids.tolist())
-        every = [
+        batches = [
             make_batch(loaded, case, sampler.ids(step, s), ctx.device, sampler.of(step))
             for s in range(ctx.batching.shards)
         ]
         with counter.of(step):
             loss = trainer.step(own_batch(loaded, ctx, ids, sampler.of(step)))
-        wanted = reference.forward(every)
+        wanted = reference.forward(batches)
         checks.append(_loss(f"forward{step}", loss, wanted, ctx, case))
-    kept = relative_error(trainer.parameters(), origin)
-    checks.append(_limit(f"parameters_after_{STEPS}", kept, 0.0, "weights stay"))
+    change = relative_error(trainer.parameters(), origin)
+    checks.append(_limit(f"parameters_after_{STEPS}", change, 0.0, "weights stay"))
     checks.append(_whole("all_parameters", trainer.parameters(), origin, ctx))
     checks += counted.checks(loaded, case, ctx, counter.seen)
     checks += [*handed.sampling(drawn, ctx, sampler.epoch), *_dtype(trainer, case)]
@@ -254,17 +254,17 @@ def _train(
     if name == "sgd":
         checks += handed.sampling(drawn, ctx, sampler.epoch)
         checks += _dtype(trainer, case)
-    seen = counter.seen  # of training, not of the step that is watched now
+    counted_by = counter.seen  # of training, not of the step that is watched now
     if watch and took_effect.asked(case):
         checks += took_effect.checks(watched[0], trainer, own_batch(loaded, ctx, ids), ctx)
-    return checks, seen, trainer
+    return checks, counted_by, trainer
 
 
 def _staleness(name: str, trainer: Trainer, expected: Expected) -> Iterator[Check]:
     """How far behind the slowest rank was, where ranks take what has come in."""
     if (behind := trainer.ran().staleness) is not None:
-        most = math.inf if expected.staleness is None else float(expected.staleness)
-        yield _limit(f"{name}.staleness", float(behind), most, "steps behind")
+        limit = math.inf if expected.staleness is None else float(expected.staleness)
+        yield _limit(f"{name}.staleness", float(behind), limit, "steps behind")
 
 
 def _gradient(
@@ -325,8 +325,8 @@ def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
         error = max(error, wrong)
     assert ctx.compressor is not None
     settings = ", ".join(f"{k}={v}" for k, v in ctx.compressor.knobs.items())
-    most = LOSSLESS if case.precision is Precision.FP32 else LOSSLESS_ROUNDED
-    return [_limit("lossless_gradient", error, most, f"at {settings}")]
+    limit = LOSSLESS if case.precision is Precision.FP32 else LOSSLESS_ROUNDED
+    return [_limit("lossless_gradient", error, limit, f"at {settings}")]
 
 
 def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
@@ -342,12 +342,12 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
     trainer, reference, sampler = _start(loaded, twin, ctx)
     batches = _shards(loaded, twin, ctx, sampler, 0)
     dense = [_dense(reference, batches, ctx) for _ in range(PROGRESS_STEPS)]
-    seen = []
+    mean_losses = []
     for _ in range(PROGRESS_STEPS):
         loss = trainer.step(batches[ctx.shard])
         losses = [x for x in ctx.gather(None if loss is None else float(loss)) if x is not None]
-        seen.append(sum(losses) / len(losses))
-    share = (seen[0] - seen[-1]) / (dense[0] - dense[-1])
+        mean_losses.append(sum(losses) / len(losses))
+    share = (mean_losses[0] - mean_losses[-1]) / (dense[0] - dense[-1])
     message = f"of the dense progress in {PROGRESS_STEPS} steps on one batch"
     return Check(
         name="progress",
@@ -363,8 +363,8 @@ def _shards(
     loaded: Loaded, case: CaseSpec, ctx: RankContext, sampler: Sampler, step: int
 ) -> Mapping[int, Batch]:
     """A step's batches by shard: of few all of them, of many this rank's own."""
-    every = range(ctx.batching.shards) if ctx.batching.shards <= IN_TURN else [ctx.shard]
-    return {s: make_batch(loaded, case, sampler.ids(step, s), ctx.device) for s in every}
+    shards = range(ctx.batching.shards) if ctx.batching.shards <= IN_TURN else [ctx.shard]
+    return {s: make_batch(loaded, case, sampler.ids(step, s), ctx.device) for s in shards}
 
 
 def _dense(reference: Oracle, batches: Mapping[int, Batch], ctx: RankContext) -> float:
@@ -393,26 +393,26 @@ def _limit(name: str, value: float, limit: float, detail: str = "") -> Check:
 def _loss(name: str, loss: Tensor | None, wanted: float, ctx: RankContext, case: CaseSpec) -> Check:
     """The mean of the ranks' step-1 losses against the reference's."""
     values = [v for v in ctx.gather(None if loss is None else float(loss)) if v is not None]
-    seen = sum(values) / len(values)
+    mean_loss = sum(values) / len(values)
     limit = 1e-5 if case.precision is Precision.FP32 else 2e-2
-    return _limit(f"{name}.step1_loss", abs(seen - wanted) / max(abs(wanted), 1e-12), limit)
+    return _limit(f"{name}.step1_loss", abs(mean_loss - wanted) / max(abs(wanted), 1e-12), limit)
 
 
 def _dtype(trainer: Trainer, case: CaseSpec) -> list[Check]:
     """Layers must really have computed in the dtype that was asked for."""
-    seen = trainer.ran().compute_dtype
-    if not seen:
+    dtype = trainer.ran().compute_dtype
+    if not dtype:
         return []
     wants = {Precision.BF16: "bfloat16", Precision.AUTOCAST: "bfloat16", Precision.FP16: "float16"}
     want = wants.get(case.precision, "float32")  # float8 is of the products alone
-    return [Check(name="compute_dtype", ok=seen == want, detail=f"{seen}, asked for {want}")]
+    return [Check(name="compute_dtype", ok=dtype == want, detail=f"{dtype}, asked for {want}")]
 
 
 def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
     """Ranks of the same part of the model must hold the same bits."""
-    held = list(trainer.parameters())
-    names = hashlib.sha256("\n".join(key for key, _ in held).encode()).hexdigest()
-    bits = digest(tensor.detach() for _, tensor in held)
+    parameters = list(trainer.parameters())
+    names = hashlib.sha256("\n".join(key for key, _ in parameters).encode()).hexdigest()
+    bits = digest(tensor.detach() for _, tensor in parameters)
     digests = ctx.gather((ctx.part, names, bits))
     unlike = len(set(digests)) - len({part for part, *_ in digests})
     message = f"{unlike + 1} different of {len(digests)}"

@@ -96,11 +96,11 @@ def run(task: Refer, rank: Rank) -> RankRecord:
             shares=shares,
             squares=squares if type(rounding) is Rounding else [],
         )
-        seen: list[float] = []
+        of_steps: list[float] = []
         for loss in train(training):
-            rank.beat(Phase.GATE, len(seen))
-            seen.append(loss)
-        return seen
+            rank.beat(Phase.GATE, len(of_steps))
+            of_steps.append(loss)
+        return of_steps
 
     coded = ctx.compressor is not None and case.phase is not Passes.FORWARD
     shares = Shares(ctx) if coded and not alone else None
@@ -178,14 +178,14 @@ def _in_turn(training: Training) -> Iterator[float]:
     ctx = training.ctx
     loaded = training.loaded
     simulated = loaded.supports.oracle == "simulated"
-    made = Simulated if simulated else Streamed.of
-    oracle = made(training.model, loaded, ctx)
+    reference = Simulated if simulated else Streamed.of
+    oracle = reference(training.model, loaded, ctx)
     shards = range(ctx.batching.shards)
     feeds = [training.batches(shard) for shard in shards]
     for step in range(training.steps):
-        every = [feed(step) for feed in feeds]
+        batches = [feed(step) for feed in feeds]
         forward = ctx.case.phase is Passes.FORWARD
-        yield oracle.forward(every) if forward else oracle.step(every)
+        yield oracle.forward(batches) if forward else oracle.step(batches)
 
 
 class Encoder:

@@ -64,11 +64,11 @@ def act(asked: Asked) -> Answer:
     known = options.catalogue(list(run.settings.paths))
     trusted = _trusted(run, args.case, args.run)
     lost = [(rung, list(losses(rung, known))) for rung in trusted]
-    every = [loss for _, of_rung in lost for loss in of_rung]
-    lines = advice.lost(every, width)
-    document: dict[str, Json] = {"losses": to_doc(tuple(every)), "tried": []}
+    all_losses = [loss for _, of_rung in lost for loss in of_rung]
+    lines = advice.lost(all_losses, width)
+    document: dict[str, Json] = {"losses": to_doc(tuple(all_losses)), "tried": []}
     if not args.trying:
-        if any(loss.remedies for loss in every):
+        if any(loss.remedies for loss in all_losses):
             lines.append(f" measure them  scaleproof advise {args.run} --try")
         return Answer(document=document, lines=lines)
     changes = [(rung, remedies) for rung, of_rung in lost if (remedies := _changes(of_rung))]
@@ -90,15 +90,15 @@ def act(asked: Asked) -> Answer:
 
 def _trusted(run: RunRecord, case: str, where: Path) -> list[Rung]:
     """The rungs whose profile shows what they do unprofiled; SpecError if there are none."""
-    every = [r for r in rungs(run) if case in r.arm.case.id]
-    trusted = [r for r in every if not r.refused]
-    if every and not trusted:
+    rungs_of_case = [r for r in rungs(run) if case in r.arm.case.id]
+    trusted = [r for r in rungs_of_case if not r.refused]
+    if rungs_of_case and not trusted:
         raise SpecError(
-            f"the profile of {every[0].arm.case.id} is not trusted: its steps take"
-            f" {every[0].perturbation:.2f}x as long as others",
+            f"the profile of {rungs_of_case[0].arm.case.id} is not trusted: its steps take"
+            f" {rungs_of_case[0].perturbation:.2f}x as long as others",
             where=str(where),
             expected="a profile without operators, or longer steps",
-            fix=f"scaleproof run {every[0].arm.case.family}",
+            fix=f"scaleproof run {rungs_of_case[0].arm.case.family}",
         )
     if not trusted:
         named = f" has {case!r} in its name" if case else ""

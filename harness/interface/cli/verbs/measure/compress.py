@@ -194,19 +194,19 @@ def _rates(text: str) -> list[float]:
 
 def _named(known: Catalogue, said: argparse.Namespace) -> list[str]:
     """The codecs that were asked for; all but those that are wrong on purpose."""
-    every = [
+    offered = [
         name
         for name, entry in known.entries["compressors"].items()
         if not entry.head.get("CONTROL") and entry.head["ERROR_BOUND"] != 0
     ]
-    asked = [name for name in said.codecs.split(",") if name] or every
+    asked = [name for name in said.codecs.split(",") if name] or offered
     if said.confirm:
         asked = list(dict.fromkeys([*asked, said.confirm]))
     for name in asked:
         if name not in known.entries["compressors"]:
             raise SpecError(
-                f"no compressor named {name!r}{nearest(name, every)}",
-                expected=", ".join(every),
+                f"no compressor named {name!r}{nearest(name, offered)}",
+                expected=", ".join(offered),
                 fix="scaleproof list compressors",
             )
     return asked
@@ -214,9 +214,9 @@ def _named(known: Catalogue, said: argparse.Namespace) -> list[str]:
 
 def _strategies(known: Catalogue) -> tuple[str, str]:
     """The strategy whose gradients can go through a hook, and the one that sends them so."""
-    every = known.entries["strategies"].items()
-    hooked = next(name for name, entry in every if entry.head.get("HOOKED"))
-    return hooked, next(name for name, entry in every if entry.supports.compressor)
+    strategies = known.entries["strategies"].items()
+    hooked = next(name for name, entry in strategies if entry.head.get("HOOKED"))
+    return hooked, next(name for name, entry in strategies if entry.supports.compressor)
 
 
 def _plan(model: str, names: Sequence[str], site: Site, known: Catalogue, *, bare: bool) -> Plan:
@@ -300,28 +300,28 @@ def _confirm(
         )
     arms = {a.name: a.case for a in plan.arms}
     knob = f"{session.settings.engine}.rate_mbit"
-    out = []
+    confirmed = []
     for factor in AROUND:
         rate = round(pays * factor / 1e6, 1)
         cases = {
             arm: replace(arms[arm], knobs={**arms[arm].knobs, knob: rate}) for arm in (DENSE, name)
         }
-        made = beside(f"{plan.name} at {rate:g} Mbit/s", cases, ("step_s",), protocol=LINK)
-        made = normalise(made, session.catalogue)
-        session.run.announce([made])
-        measurer.measure([made])
-        seen = {c.name: c.step_s for c in breakeven.costs(session.run.bare(), made)}
-        if len(seen) == len(cases):
-            out.append(
+        plan_of_rate = beside(f"{plan.name} at {rate:g} Mbit/s", cases, ("step_s",), protocol=LINK)
+        plan_of_rate = normalise(plan_of_rate, session.catalogue)
+        session.run.announce([plan_of_rate])
+        measurer.measure([plan_of_rate])
+        step_s_of = {c.name: c.step_s for c in breakeven.costs(session.run.bare(), plan_of_rate)}
+        if len(step_s_of) == len(cases):
+            confirmed.append(
                 Confirmed(
                     rate=rate * 1e6,
                     dense_s=by_name[DENSE].at(rate * 1e6, link_bps),
                     codec_s=by_name[name].at(rate * 1e6, link_bps),
-                    measured_dense_s=seen[DENSE],
-                    measured_codec_s=seen[name],
+                    measured_dense_s=step_s_of[DENSE],
+                    measured_codec_s=step_s_of[name],
                 )
             )
-    return out
+    return confirmed
 
 
 def _told(confirmed: Sequence[Confirmed], name: str, width: int) -> list[str]:
@@ -354,14 +354,14 @@ def _finite(value: float) -> float | None:
 
 def _documents(costs: Sequence[EncodingCost]) -> list[Json]:
     """Costs as JSON, which has no infinity: None stands for any rate."""
-    out = []
+    documents = []
     for cost in costs:
         pays = {
             other: {end: _finite(getattr(rates, end)) for end in ("rate", "low", "high")}
             for other, rates in cost.pays.items()
         }
-        out.append({**to_doc(replace(cost, pays={})), "pays": pays})
-    return out
+        documents.append({**to_doc(replace(cost, pays={})), "pays": pays})
+    return documents
 
 
 class Rates(TypedDict):

@@ -141,30 +141,33 @@ def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
     if asked.options.dry_run:
         script = queue.left(deployment, command)
         return Answer(document={"script": script}, lines=script.splitlines())
-    made = Detached(
+    detached = Detached(
         job=queue.leave(deployment, command),
         engine=site.engine,
         submitted_at=now.isoformat(timespec="seconds"),
         argv=("scaleproof", *asked.words),
         log=str(queue.log(folder)),
     )
-    write_text(folder / "job.json", json.dumps(to_doc(made), indent=1) + "\n")
+    write_text(folder / "job.json", json.dumps(to_doc(detached), indent=1) + "\n")
     where = "" if asked.options.results is None else f" --results {shlex.quote(str(results))}"
-    lines = [f" job {made.job} is in the queue", f" status   scaleproof status {made.job}{where}"]
-    return Answer(document=to_doc(made), lines=lines)
+    lines = [
+        f" job {detached.job} is in the queue",
+        f" status   scaleproof status {detached.job}{where}",
+    ]
+    return Answer(document=to_doc(detached), lines=lines)
 
 
 def _into(words: Sequence[str], results: Path) -> list[str]:
     """A command's words for the job: not submitted once more, and with results where they are."""
     end = words.index("--") if "--" in words else len(words)
-    out = list[str]()
+    rest = list[str]()
     skip = False
     for word in words[:end]:
         known = skip or word in ("--detach", "--dry-run", "--results")
         if not known and not word.startswith("--results="):
-            out.append(word)
+            rest.append(word)
         skip = word == "--results"
-    return [*out, "--results", str(results), *words[end:]]
+    return [*rest, "--results", str(results), *words[end:]]
 
 
 def notes() -> list[str]:
@@ -191,13 +194,15 @@ def known(results: Path, job: str | None = None) -> list[Detached]:
 def status(results: Path, job: str | None) -> Answer:
     """A line for each: its state in the queue, and the last thing that it said."""
     document, lines = [], []
-    for d in known(results, job):
-        word, why = _queue(d).state_of(d.job)
+    for detached in known(results, job):
+        word, why = _queue(detached).state_of(detached.job)
         state = word.lower() or "over"
-        last_words = _said(d)
-        document.append({**to_doc(d), "state": state, "reason": why, "said": last_words[-1:]})
+        last_words = _said(detached)
+        document.append(
+            {**to_doc(detached), "state": state, "reason": why, "said": last_words[-1:]}
+        )
         reason = f" ({why})" if why not in ("", "None") else ""
-        lines.append(f" {d.job:>6}  {state}{reason}  {shlex.join(d.argv)}")
+        lines.append(f" {detached.job:>6}  {state}{reason}  {shlex.join(detached.argv)}")
         lines += [f"         {line.strip()}" for line in last_words[-1:]]
     return Answer(
         document={"jobs": document}, lines=lines or [" no detached run was submitted from here"]

@@ -246,12 +246,12 @@ def _told(
 
 def _without(words: Sequence[str]) -> list[str]:
     """The words of the command but for those that only ``fit`` takes."""
-    out = []
+    words_left = []
     skip = False
     for word in words:
         name = word.partition("=")[0]
         if skip or name in ("--headroom", "--memory", "--most"):
             skip = not skip and "=" not in word
             continue
-        out.append(word)
-    return out
+        words_left.append(word)
+    return words_left

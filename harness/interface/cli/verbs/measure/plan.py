@@ -145,10 +145,12 @@ class Look:
         hardware_class = self.machine.hardware_class
         judged = pairs.judged_of(plan, self.thresholds, hardware_class)
         rules: dict[str, list[str]] = {a.name: [] for a in plan.arms}
-        for c in judged:
-            case = plan.arm(c.subject).case
-            matched = verdicts.rules_for(self.thresholds, case, c, hardware_class)
-            rules[c.subject] += [t.name for t in matched if t.name not in rules[c.subject]]
+        for contrast in judged:
+            case = plan.arm(contrast.subject).case
+            matched = verdicts.rules_for(self.thresholds, case, contrast, hardware_class)
+            rules[contrast.subject] += [
+                t.name for t in matched if t.name not in rules[contrast.subject]
+            ]
         return PlanOutlook(
             plan=plan,
             described={a.case.hash: self.described[a.case.hash] for a in plan.arms},

@@ -138,13 +138,13 @@ def _redacted(
             expected="a run that verifies",
             fix=f"scaleproof verify {folder}",
         )
-    held = Packed(
+    packed = Packed(
         run=clean.run,
         folder=archive.of_run(clean),
         head=clean.head,
         redacted_from=run.head or "unchained",
     )
-    return held, body
+    return packed, body
 
 
 def _unpack(asked: Asked) -> Answer:

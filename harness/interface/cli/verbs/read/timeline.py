@@ -156,10 +156,10 @@ def _more(
     """What is asked for beside the budget: as a document and as lines."""
     if parsed.details:
         opened = window.open()
-        every = communications(opened)
+        operations = communications(opened)
         of_terms = kernels(opened)
         causes = idleness(opened)
-        yield {"communications": to_doc(every)}, pages.communication_lines(every, width)
+        yield {"communications": to_doc(operations)}, pages.communication_lines(operations, width)
         yield {"kernels": to_doc(of_terms)}, pages.kernel_lines(of_terms, width)
         yield {"idleness": to_doc(causes)}, pages.idleness_lines(causes, width)
     if parsed.ranges:

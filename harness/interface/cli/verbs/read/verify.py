@@ -123,18 +123,18 @@ def _sign(folder: Path, key: Path) -> Answer:
             where=str(folder),
             fix=f"scaleproof verify {folder}",
         )
-    made = signature.sign(folder, key, os.environ.get("SCALEPROOF_PASSPHRASE"))
+    signature_made = signature.sign(folder, key, os.environ.get("SCALEPROOF_PASSPHRASE"))
     lines = [
-        f" signed {made.head[:16]}, the last link of the chain",
-        f" by {made.key}",
+        f" signed {signature_made.head[:16]}, the last link of the chain",
+        f" by {signature_made.key}",
         f" check  scaleproof verify {folder} --key PUBLIC_KEY",
     ]
-    return Answer(document=to_doc(made), lines=lines)
+    return Answer(document=to_doc(signature_made), lines=lines)
 
 
 def _vouched(asked: Asked, run: RunRecord, folder: Path) -> tuple[str, list[str]]:
     """Whose signature covers the run, and what of the key or the nonce does not fit."""
-    made = signature.signed(folder)
+    signature_there = signature.signed(folder)
     wrong = []
     given = asked.options.given
     if given and datetime.datetime.fromisoformat(run.started_at) < options.moment(given):
@@ -142,12 +142,12 @@ def _vouched(asked: Asked, run: RunRecord, folder: Path) -> tuple[str, list[str]
     if asked.options.nonce is not None and run.settings.nonce != asked.options.nonce:
         made_after = f"the nonce {run.settings.nonce!r}" if run.settings.nonce else "no nonce"
         wrong.append(f"this run has {made_after}; {asked.options.nonce!r} was expected")
-    if made is None:
+    if signature_there is None:
         wrong += ["the run is not signed"] if asked.options.key is not None else []
         return "", wrong
-    if why := signature.holds(made, run.head, asked.options.key):
+    if why := signature.holds(signature_there, run.head, asked.options.key):
         return "", [*wrong, why]
-    return made.key, wrong
+    return signature_there.key, wrong
 
 
 def _chances(run: RunRecord, folder: Path, given: str | None) -> list[str]:
@@ -167,25 +167,25 @@ def _chances(run: RunRecord, folder: Path, given: str | None) -> list[str]:
 
 
 def _lines(run: RunRecord, verified: Verification) -> list[str]:
-    out = [
+    lines = [
         f" {verified.num_launches} launches from {verified.num_samples} ranks' samples,"
         f" {verified.num_verdicts} verdicts recomputed",
         f" recorded with {run.software.get('scaleproof', 'n/a')}, read with schema {run.schema}",
     ]
-    out.append(" taken as recorded: figures of gates (held to their limits), facts of the host")
+    lines.append(" taken as recorded: figures of gates (held to their limits), facts of the host")
     if verified.num_traceless:
-        out.append(
+        lines.append(
             f" {verified.num_traceless} budgets are taken from the record: their traces are missing"
         )
     if verified.num_links:
-        out.append(f" chain of {verified.num_links} links, the last is {verified.head[:16]}")
+        lines.append(f" chain of {verified.num_links} links, the last is {verified.head[:16]}")
     else:
-        out.append(" unchained: whether launches were left out cannot be said")
+        lines.append(" unchained: whether launches were left out cannot be said")
     if verified.signer:
-        out.append(f" signed by {verified.signer}")
-    out += [f" DIFFERS  {d}" for d in verified.differences]
+        lines.append(f" signed by {verified.signer}")
+    lines += [f" DIFFERS  {d}" for d in verified.differences]
     return [
-        *out,
+        *lines,
         f" {len(verified.differences)} differences"
         if verified.differences
         else " everything agrees",

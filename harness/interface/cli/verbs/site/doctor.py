@@ -110,9 +110,11 @@ def _nodes(asked: Asked, known: Catalogue, site: Site) -> Answer:
     lines = list[str]()
     findings: dict[tuple[str, str, str, str], list[str]] = {}
     for node in examined:
-        for f in node.findings:
-            if f.level is not Level.OK:
-                findings.setdefault((f.level, f.check, f.text, f.advice), []).append(node.host)
+        for finding in node.findings:
+            if finding.level is not Level.OK:
+                findings.setdefault(
+                    (finding.level, finding.check, finding.text, finding.advice), []
+                ).append(node.host)
     for (level, check, message, advice), hosts in findings.items():
         where = f"all {len(hosts)} nodes" if len(hosts) == len(examined) else ", ".join(hosts)
         lines += text.wrap(f" {level:<4}  {check}: {message} on {where}", width, 7)
@@ -122,13 +124,13 @@ def _nodes(asked: Asked, known: Catalogue, site: Site) -> Answer:
         lines += text.wrap(f" {drifted.fact}: {drifted.usual} on most", width, 4)
         for host, value in drifted.others:
             lines += text.wrap(f"    {host}: {value}", width, 8)
-    bad = [f for node in examined for f in node.findings if f.level is Level.BAD]
+    bad = [finding for node in examined for finding in node.findings if finding.level is Level.BAD]
     alike = f"{len(drifts)} facts are not" if drifts else "all facts are"
     lines.append(
         f" {len(examined)} nodes, {len(examined[0].facts)} facts each: {alike} alike;"
         f" {len(bad)} problems"
     )
-    broken = any(f.check in {c.check for c in doctor.examine()} for f in bad)
+    broken = any(finding.check in {c.check for c in doctor.examine()} for finding in bad)
     exit_ = Exit.FAILED if drifts or broken else Exit.INCONCLUSIVE if bad else Exit.PASSED
     document = {"nodes": to_doc(tuple(examined)), "drift": to_doc(tuple(drifts))}
     return Answer(document=document, lines=lines, exit=exit_)
@@ -137,15 +139,15 @@ def _nodes(asked: Asked, known: Catalogue, site: Site) -> Answer:
 def _doctor() -> Answer:
     installed, host = doctor.examine(), admission.examine(on_gpus=True)
     checks = [*installed, *host, *engines(Catalogue().entries["engines"])]
-    wide = max(len(c.check) for c in checks)
+    wide = max(len(check.check) for check in checks)
     lines = []
-    for c in checks:
-        lines.append(f" {c.level:<4}  {c.check:<{wide}}  {c.text}")
-        if c.advice:
-            lines.append(f"       {'':<{wide}}  try: {c.advice}")
-    broken = sum(c.level is Level.BAD for c in installed)
-    unfit = sum(c.level is Level.BAD for c in host)
-    warned = sum(c.level is Level.WARN for c in checks)
+    for check in checks:
+        lines.append(f" {check.level:<4}  {check.check:<{wide}}  {check.text}")
+        if check.advice:
+            lines.append(f"       {'':<{wide}}  try: {check.advice}")
+    broken = sum(check.level is Level.BAD for check in installed)
+    unfit = sum(check.level is Level.BAD for check in host)
+    warned = sum(check.level is Level.WARN for check in checks)
     lines.append(f" {len(checks)} checks, {warned} warnings, {broken + unfit} problems")
     if unfit:
         lines.append(" a run now would end INCONCLUSIVE: noisy host")
@@ -156,12 +158,16 @@ def _doctor() -> Answer:
 
 def engines(known: Mapping[str, Entry]) -> list[Finding]:
     """Which engines can be used from here, and what the others lack."""
-    out = []
+    findings = []
     for name, entry in known.items():
-        here = make(entry).probe()
-        state = f"here {here.version}".strip() if here.available else f"not here: {here.reason}"
-        out.append(Finding(check=f"engine {name}", level=Level.OK, text=state))
-    return out
+        capabilities = make(entry).probe()
+        state = (
+            f"here {capabilities.version}".strip()
+            if capabilities.available
+            else f"not here: {capabilities.reason}"
+        )
+        findings.append(Finding(check=f"engine {name}", level=Level.OK, text=state))
+    return findings
 
 
 def _attach(asked: Asked) -> Answer:
@@ -201,11 +207,11 @@ def _seen(
     ]
     names = dict.fromkeys(name for a in found.values() for name in a.seen)
     columns += [text.Column(name, 6, partial(share, name=name)) for name in names]
-    out = text.table(columns, job, text.columns())
+    shown = text.table(columns, job, text.columns())
     if (missing := job[0].world_size - len(job)) > 0:
-        out.append(f" {missing} more ranks run elsewhere")
+        shown.append(f" {missing} more ranks run elsewhere")
     for rank, looks in found.items():
         lines = ", ".join(f"{line} ({n}x)" for line, n in looks.lines.items() if line)
         message = f" rank {rank}   in {looks.count} looks at {lines or 'no line of its own'}"
-        out += text.wrap(message, text.columns(), 8)
-    return [*out, " shares of looks at each rank's main thread; nothing here is a verdict"]
+        shown += text.wrap(message, text.columns(), 8)
+    return [*shown, " shares of looks at each rank's main thread; nothing here is a verdict"]

@@ -48,16 +48,21 @@ def act(asked: Asked) -> Answer:
     entries = {k: list(known.entries[k].values()) for k in ([kind] if kind else KINDS)}
     lines = []
     for name, of_kind in entries.items():
-        wide = max((len(e.name) for e in of_kind), default=0)
+        wide = max((len(entry.name) for entry in of_kind), default=0)
         lines.append(name)
-        for e in of_kind:
-            lines += text.wrap(f"  {e.name:<{wide}}  {e.doc}", text.columns(), wide + 4)
-            for more in _more(e, known) if kind else ():
+        for entry in of_kind:
+            lines += text.wrap(f"  {entry.name:<{wide}}  {entry.doc}", text.columns(), wide + 4)
+            for more in _more(entry, known) if kind else ():
                 lines += text.wrap(f"  {'':<{wide}}  {more}", text.columns(), wide + 6)
     document = {
         name: [
-            {"name": e.name, "doc": e.doc, "path": str(e.path), "head": dict(e.head)}
-            for e in of_kind
+            {
+                "name": entry.name,
+                "doc": entry.doc,
+                "path": str(entry.path),
+                "head": dict(entry.head),
+            }
+            for entry in of_kind
         ]
         for name, of_kind in entries.items()
     }
@@ -67,21 +72,23 @@ def act(asked: Asked) -> Answer:
 def _more(entry: Entry, known: Catalogue) -> list[str]:
     """Knobs, sizes, and of strategies what they train and how ranks can stand."""
     knobs = [f"{entry.name}.{k}={v}" for k, v in entry.knobs.items() if k != "version"]
-    out = [f"knobs: {', '.join(knobs)}"] if knobs else []
-    out += [f"sizes: {', '.join(entry.head['SIZES'])}"] if "SIZES" in entry.head else []
+    lines = [f"knobs: {', '.join(knobs)}"] if knobs else []
+    lines += [f"sizes: {', '.join(entry.head['SIZES'])}"] if "SIZES" in entry.head else []
     if entry.kind != "strategies":
-        return out
+        return lines
     supports = entry.supports
     if supports.packages:
-        out.append(f"packages: {', '.join(supports.packages)} (pip install scaleproof[frameworks])")
+        lines.append(
+            f"packages: {', '.join(supports.packages)} (pip install scaleproof[frameworks])"
+        )
     if supports.needs:
         models = known.entries["models"].values()
         able = [m.name for m in models if not supports.misses(m.head, supports.precisions[0])]
         message = f"{', '.join(able) or 'none'} ({', '.join(supports.needs)} in their heads)"
-        out.append(f"trains: {message}")
+        lines.append(f"trains: {message}")
     if set(supports.precisions) != set(USUAL):
-        out.append(f"precisions: {', '.join(supports.precisions)}")
+        lines.append(f"precisions: {', '.join(supports.precisions)}")
     if len(supports.dims) > 1:
         shown = [f"for example mesh={mesh}" for mesh in supports.products[:1]]
-        out.append(", ".join([f"mesh: {', '.join(supports.dims)}", *shown]))
-    return out
+        lines.append(", ".join([f"mesh: {', '.join(supports.dims)}", *shown]))
+    return lines

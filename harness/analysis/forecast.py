@@ -135,7 +135,7 @@ class LaunchCosts:
         return max(LEAST_STEP_S, flops / rate, talking_s)
 
 
-class Phase(NamedTuple):
+class PlanPhase(NamedTuple):
     """What a plan launches for one purpose: its window, and how often each arm is launched."""
 
     purpose: Purpose
@@ -171,18 +171,18 @@ class Forecast:
                     if missing := self._missing(plan, phase.purpose, slot, times, have):
                         yield from self._launches(plan, phase, missing, compiled)
 
-    def _phases(self, plan: Plan) -> list[Phase]:
+    def _phases(self, plan: Plan) -> list[PlanPhase]:
         """A plan's phases, in their order."""
         profiles = int(self.timeline)
         return [
-            Phase(Purpose.GATE, plan.window, 1),
-            Phase(Purpose.PILOT, plan.pilot, 1),
-            Phase(Purpose.REFERENCE, plan.window, 1),
-            Phase(Purpose.TIMED, plan.window, 2 * plan.protocol.min_blocks),
-            Phase(Purpose.PROFILE, plan.profile(self.outline), profiles),
+            PlanPhase(Purpose.GATE, plan.window, 1),
+            PlanPhase(Purpose.PILOT, plan.pilot, 1),
+            PlanPhase(Purpose.REFERENCE, plan.window, 1),
+            PlanPhase(Purpose.TIMED, plan.window, 2 * plan.protocol.min_blocks),
+            PlanPhase(Purpose.PROFILE, plan.profile(self.outline), profiles),
         ]
 
-    def _slots(self, plan: Plan, phase: Phase) -> Iterator[tuple[Sequence[Arm], int]]:
+    def _slots(self, plan: Plan, phase: PlanPhase) -> Iterator[tuple[Sequence[Arm], int]]:
         """Arms that run at once, and how often they do.
 
         The first pilot runs twice, against itself; pilots side by side are followed by two probes
@@ -220,7 +220,7 @@ class Forecast:
     def _launches(
         self,
         plan: Plan,
-        phase: Phase,
+        phase: PlanPhase,
         missing: Sequence[tuple[Arm, int]],
         compiled: set[object],
     ) -> Iterator[Coming]:
@@ -235,14 +235,14 @@ class Forecast:
         if phase.purpose is Purpose.TIMED and plan.contrasts and not self._has_blocks(plan, phase):
             yield replace(launch, seconds=2 * FURTHER * took_s)
 
-    def _window(self, plan: Plan, phase: Phase, arm: Arm) -> Window:
+    def _window(self, plan: Plan, phase: PlanPhase, arm: Arm) -> Window:
         """As pilots have settled it, for what has to last."""
         if phase.purpose not in (Purpose.TIMED, Purpose.REFERENCE):
             return phase.window
         settled = self.windows.get(plan.hash, {})
         return settled.get(arm.name) or self.costs.lasting(plan, arm)
 
-    def _has_blocks(self, plan: Plan, phase: Phase) -> bool:
+    def _has_blocks(self, plan: Plan, phase: PlanPhase) -> bool:
         """Whether a plan has its first blocks."""
         begun = sum(x.plan == plan.hash and x.purpose is Purpose.TIMED for x in self.launches)
         return begun >= phase.times * len(self.arms[plan.hash])

@@ -138,9 +138,9 @@ def unsealed(run: RunRecord, folder: Path) -> str:
 
 def refuse_unsealed(run: RunRecord, folder: Path) -> None:
     """RecordError for a record that nobody vouches for: nothing that lasts is made of it."""
-    if why := unsealed(run, folder):
+    if reason := unsealed(run, folder):
         raise RecordError(
-            f"NOT VERIFIED: {why}",
+            f"NOT VERIFIED: {reason}",
             where=str(folder),
             expected="a run whose figures follow from its samples, with its chain",
             fix=f"scaleproof verify {folder}",
@@ -347,9 +347,9 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
     differences = []
     known = dict[str, pilots.Pilot]()
     if run.complete and run.windows:
-        sd = pilots.launch_sd(pilots.read(run, folder, known=known))
-        if not same(sd, run.launch_sd):
-            differences.append(f"launch_sd is {run.launch_sd}, the pilots give {sd}")
+        deviation = pilots.launch_sd(pilots.read(run, folder, known=known))
+        if not same(deviation, run.launch_sd):
+            differences.append(f"launch_sd is {run.launch_sd}, the pilots give {deviation}")
     for plan in run.plans:
         frozen = run.windows.get(plan.hash)
         settled = run.schema >= SETTLED_SINCE

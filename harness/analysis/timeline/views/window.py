@@ -17,7 +17,7 @@ CALLS = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_drive
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
-class Part(NamedTuple):
+class WindowPart(NamedTuple):
     """One rank of a window; ``terms`` are on its own clock, as its trace is."""
 
     trace: Trace
@@ -39,8 +39,8 @@ class ShownBudget:
         """Steps of all ranks together: what totals are divided by."""
         return len(self.traces) * self.closed.budget.steps
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[WindowPart]:
         for trace, lane in zip(self.traces, self.lanes, strict=True):
             offset = self.closed.offsets_ns.get(lane.rank, 0)
             tracks = self.closed.tracks[lane.rank]
-            yield Part(trace, lane, {t: instants - offset for t, instants in tracks.items()})
+            yield WindowPart(trace, lane, {t: instants - offset for t, instants in tracks.items()})

@@ -170,14 +170,14 @@ def _judged(series: NightSeries) -> Trend:
     x = series.scaled
     if num_values < scan.ENOUGH:
         status = TrendStatus.INSUFFICIENT
-        why = f"{num_values} of {scan.ENOUGH} nights"
+        reason = f"{num_values} of {scan.ENOUGH} nights"
         if series.num_unlike:
             status = TrendStatus.NOT_COMPARABLE
-            why += f" since {'; '.join(series.unlike)} ({series.num_unlike} nights before)"
+            reason += f" since {'; '.join(series.unlike)} ({series.num_unlike} nights before)"
         if scan.leap(x, math.log1p(LEAP)):
             status = TrendStatus.SUSPICIOUS
-            why = _leapt(series)
-        return Trend(series=series, status=status, why=why)
+            reason = _leapt(series)
+        return Trend(series=series, status=status, why=reason)
     levels = scan.without_nodes(np.array(x), series.nodes)
     turns = _turns(series, levels, scan.changes(levels, _floor(series.kind)))
     trend = Trend(
@@ -195,8 +195,8 @@ def _judged(series: NightSeries) -> Trend:
         return replace(trend, status=TrendStatus.SUSPICIOUS, why=_leapt(series))
     if drift := scan.drift(levels, _floor(series.kind)):
         far = shown_size(series.kind, series.size(drift))
-        why = f"{far} in {num_values} nights, slowly: no night of its own is to blame"
-        return replace(trend, status=TrendStatus.DRIFTING, why=why)
+        reason = f"{far} in {num_values} nights, slowly: no night of its own is to blame"
+        return replace(trend, status=TrendStatus.DRIFTING, why=reason)
     if last is not None:
         message = "back to its level before" if last.back else "as it has been since"
         return replace(trend, why=f"{message} {last.date}")
@@ -263,9 +263,9 @@ def _controlled(judged: Sequence[Trend]) -> list[Trend]:
     family = sum(len(t.series.values) >= scan.ENOUGH for t in judged)
     ps = sorted(t.last.p for t in alarms if t.last is not None)
     limit = max((p for i, p in enumerate(ps, 1) if p <= FALSE_SHARE * i / family), default=-1.0)
-    why = f"may be chance among {family} series"
+    reason = f"may be chance among {family} series"
     return [
-        replace(t, status=TrendStatus.SUSPICIOUS, why=why)
+        replace(t, status=TrendStatus.SUSPICIOUS, why=reason)
         if t in alarms and t.last is not None and t.last.p > limit
         else t
         for t in judged
@@ -282,13 +282,13 @@ def _explained(judged: Sequence[Trend]) -> list[Trend]:
             explained.append(trend)
             continue
         control = by_key.get((series.machine, series.case, "step_time_to_control"))
-        why = SLOWLY if not trend.sudden else _blame(series, last, control)
+        reason = SLOWLY if not trend.sudden else _blame(series, last, control)
         if trend.dependence:
-            why += (
+            reason += (
                 f"; nights depend on each other ({trend.dependence:.1f}): measure it again on"
                 " other nodes"
             )
-        explained.append(replace(trend, why=why))
+        explained.append(replace(trend, why=reason))
     return explained
 
 
@@ -297,8 +297,8 @@ def _blame(series: NightSeries, last: Turn, control: Trend | None) -> str:
         if control.status is TrendStatus.STABLE:
             return "the pinned control changed as much: the machine, not the software"
         if control.status in (TrendStatus.REGRESSED, TrendStatus.IMPROVED):
-            why = "the pinned control did not change: the software"
-            return f"{why}: {', '.join(last.subject)}" if last.subject else why
+            reason = "the pinned control did not change: the software"
+            return f"{reason}: {', '.join(last.subject)}" if last.subject else reason
     if last.subject:
         return ", ".join(last.subject)
     if last.near:

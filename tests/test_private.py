@@ -96,7 +96,10 @@ def private(path: Path) -> Iterator[str]:
 
 
 def _is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
+    """Whether it is; a named tuple's methods begin so, and are public."""
+    return (
+        name.startswith("_") and not name.startswith("__") and name not in ("_replace", "_asdict")
+    )
 
 
 def _hidden(whole: str) -> bool:
@@ -105,8 +108,8 @@ def _hidden(whole: str) -> bool:
 
 
 def _ours(owner: str, root: str) -> bool:
-    """Whether an attribute is the class's own, this package's, or a named tuple's ``_replace``."""
-    return owner in ("self", "cls", "os", "doubt", "why") or root.startswith("harness")
+    """Whether an attribute is the class's own, or this package's."""
+    return owner in ("self", "cls", "os") or root.startswith("harness")
 
 
 def test_each_private_name_is_listed_and_still_used() -> None:

@@ -22,9 +22,9 @@ def reached(run: RunRecord) -> list[tuple[Threshold, Reach, str]]:
     device = max((c.device for c in cases), key=str, default=run.settings.device)
     reaches = []
     for rule in run.thresholds:
-        met, why = reach(rule, judged, hardware, device, largest, nodes)
+        met, reason = reach(rule, judged, hardware, device, largest, nodes)
         if any(other.matched_by(rule, run) for other in others):
             met = Reach.MATCHED
-            why = ""
-        reaches.append((rule, met, why))
+            reason = ""
+        reaches.append((rule, met, reason))
     return reaches

@@ -28,10 +28,10 @@ def interval(values: Sequence[float], radius: Callable[[float, int], float | Non
     mean = fmean(values)
     if n == 1:
         return Interval(mean=mean, low=None, high=None, sd=None, n=1)
-    sd = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    half = radius(sd, n)
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    half = radius(deviation, n)
     low, high = (None, None) if half is None else (mean - half, mean + half)
-    return Interval(mean=mean, low=low, high=high, sd=sd, n=n)
+    return Interval(mean=mean, low=low, high=high, sd=deviation, n=n)
 
 
 def t_interval(values: Sequence[float], alpha: float) -> Interval:
@@ -55,9 +55,9 @@ def slope(values: Sequence[float], alpha: float = 0.05) -> Interval:
     sxx = math.fsum((i - xm) ** 2 for i in range(n))
     b = math.fsum((i - xm) * (v - ym) for i, v in enumerate(values)) / sxx
     rss = math.fsum((v - ym - b * (i - xm)) ** 2 for i, v in enumerate(values))
-    sd = math.sqrt(rss / (n - 2) / sxx)
-    radius = t_quantile(1 - alpha / 2, n - 2) * sd
-    return Interval(mean=b, low=b - radius, high=b + radius, sd=sd, n=n)
+    deviation = math.sqrt(rss / (n - 2) / sxx)
+    radius = t_quantile(1 - alpha / 2, n - 2) * deviation
+    return Interval(mean=b, low=b - radius, high=b + radius, sd=deviation, n=n)
 
 
 def quantile(values: Sequence[float], q: float) -> float:

@@ -39,7 +39,7 @@ class Component:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class ComparedVersion:
     """A component as it is here; ``wanted`` is the least that it should be."""
 
     name: str
@@ -55,12 +55,12 @@ def table() -> list[Component]:
     return [Component(**{**row, "trains": tuple(row.get("trains", ()))}) for row in rows]
 
 
-def compared() -> list[Compared]:
+def compared() -> list[ComparedVersion]:
     """Every component, as it is here."""
     return [compare(component, _here(component.name)) for component in table()]
 
 
-def compare(component: Component, here: str) -> Compared:
+def compare(component: Component, here: str) -> ComparedVersion:
     """A version beside the least; SKIP where either of them is not known."""
     wanted = component.least
     if component.trains:
@@ -69,7 +69,7 @@ def compare(component: Component, here: str) -> Compared:
     standing = Standing.SKIP
     if _numbers(here) and wanted:
         standing = Standing.OK if _numbers(here) >= _numbers(wanted) else Standing.BELOW
-    return Compared(
+    return ComparedVersion(
         name=component.name,
         here=here,
         wanted=wanted,

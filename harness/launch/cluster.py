@@ -50,8 +50,8 @@ def _check(table: Json, defaults: Mapping[str, Json], name: str, problems: Probl
             if not math.isfinite(value) or value < 0 or (value == 0 and key != "queue_s"):
                 problems.add(line, f"{key} = {value}", "a number of seconds above 0")
         elif type(value) is not type(defaults[key]):
-            want, got = type(defaults[key]).__name__, type(value).__name__
-            problems.add(line, f"expected a {want}, found the {got} {value!r}")
+            want, received = type(defaults[key]).__name__, type(value).__name__
+            problems.add(line, f"expected a {want}, found the {received} {value!r}")
         elif isinstance(value, list) and not all(isinstance(v, str) for v in value):
             problems.add(line, f"expected a list of strings, found {value!r}")
         elif _CONTROL.search("".join(value) if isinstance(value, list) else str(value)):

@@ -241,10 +241,10 @@ class Fleet:
         """LaunchError if one of these is lost, with what the engine says of it."""
         if lost := [link for link in links if link.lost]:
             says = self._job.poll()[1] if self._job is not None else ""
-            why = "; ".join(f"{x.name}: {x.lost}" for x in lost) + (f" ({says})" if says else "")
+            reason = "; ".join(f"{x.name}: {x.lost}" for x in lost) + (f" ({says})" if says else "")
             self.close()
             raise LaunchError(
-                why,
+                reason,
                 where="engine",
                 expected="every node can run: python -c 'import torch'",
                 fix="scaleproof doctor",

@@ -271,8 +271,8 @@ class Measurer:
                 self._launch_missing(plan, block)
 
     def _launch_missing(self, plan: Plan, block: Block) -> None:
-        while todo := next(blocks.missing(self.run, plan, block), None):
-            turn, arms = todo
+        while remaining := next(blocks.missing(self.run, plan, block), None):
+            turn, arms = remaining
             done = self._launch(plan, arms, Purpose.TIMED, turn=turn, attempt=block.attempt)
             if not self._usable(plan, done):
                 return

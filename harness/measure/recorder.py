@@ -128,12 +128,12 @@ def _cause(missing: dict[int, str], num_measured: int) -> Cause | None:
     """Why there are no figures: the first rank's reason, unless all have one and the same."""
     if not missing:
         return None
-    rank, why = min(missing.items())
+    rank, reason = min(missing.items())
     others = f" ({len(missing)} ranks, {num_measured} measured)" if len(missing) > 1 else ""
     return Cause(
         rank=rank,
         kind="exit",
-        message=f"{why}{others}",
+        message=f"{reason}{others}",
         phase="STEADY",
         step=0,
         sure=True,
@@ -149,8 +149,8 @@ def main(words: Sequence[str]) -> int:
         return int(error.exit)
     (launch,) = record.launches
     wrong = list(launch.wrong) if launch.cause is None else [launch.cause.message]
-    for why in wrong:
-        print(f"measure_steps: {why}", file=sys.stderr)
+    for reason in wrong:
+        print(f"measure_steps: {reason}", file=sys.stderr)
     print(folder)
     return 0
 

@@ -36,9 +36,9 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
             expected=machine.hardware_class,
             fix="scaleproof run CASE",
         )
-    if (why := next(_edited(old), None)) is not None:
+    if (reason := next(_edited(old), None)) is not None:
         raise RecordError(
-            f"{why} since the run was begun: its launches would be of two trainings",
+            f"{reason} since the run was begun: its launches would be of two trainings",
             where=str(folder),
             expected="the files and versions that it was begun with",
             fix="scaleproof run CASE",

@@ -146,9 +146,9 @@ def _extracted(path: Path, scratch: Path) -> dict[str, str]:
     except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         if getattr(error, "errno", None) in NO_ROOM:
             raise
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise RecordError(
-            f"no archive of runs: {why}",
+            f"no archive of runs: {reason}",
             where=str(path),
             expected="what scaleproof pack wrote",
             fix=f"scaleproof pack RUN --to {path.name}",

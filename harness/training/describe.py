@@ -50,8 +50,8 @@ def case_batching(loaded: Loaded, case: CaseSpec) -> Batching:
 
 def describe(loaded: Loaded, case: CaseSpec) -> Described:
     """Facts and expectations, or why the case cannot run."""
-    if why := loaded.supports.misses(vars(loaded.model), case.precision):
-        return Described(unsupported=why)
+    if reason := loaded.supports.misses(vars(loaded.model), case.precision):
+        return Described(unsupported=reason)
     if loaded.input.INPUT.get("even") and hasattr(loaded.model, "RAGGED"):
         return Described(unsupported=f"data={case.data} holds samples of one length")
     if case.compiled is not Compiled.NO and not loaded.supports.compiles:

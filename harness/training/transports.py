@@ -109,8 +109,8 @@ class Coded:
         sizes = [p.numel() for p in bucket.parameters()]
         sizes.append(len(wanted) - sum(sizes))  # the padding
         parts = zip(bucket.parameters(), wanted.split(sizes), sent.split(sizes), strict=False)
-        for parameter, want, got in parts:
-            self.feedback.keep(parameter, want, got)
+        for parameter, want, received in parts:
+            self.feedback.keep(parameter, want, received)
 
 
 class Gathered(Coded):

@@ -101,11 +101,11 @@ def _survives(
     if rule is None or conclusion.status not in (Status.PASS, Status.FAIL):
         return conclusion
     if differing := fingerprint.differing(rule.fingerprint, run):
-        why = f"the bound belongs to another setup: {'; '.join(differing)}"
-        return Conclusion(Status.RECORDED, Reason.NOT_COMPARABLE, why)
+        reason = f"the bound belongs to another setup: {'; '.join(differing)}"
+        return Conclusion(Status.RECORDED, Reason.NOT_COMPARABLE, reason)
     if conclusion.status is Status.PASS and question.claimed:
-        why = f"{conclusion.detail}, but {question.claimed}"
-        return Conclusion(Status.RECORDED, Reason.PROVISIONAL, why)
+        reason = f"{conclusion.detail}, but {question.claimed}"
+        return Conclusion(Status.RECORDED, Reason.PROVISIONAL, reason)
     return (
         _confirmed(question, rule, run, judged) if conclusion.status is Status.FAIL else conclusion
     )
@@ -139,8 +139,8 @@ def _tilted(question: Question, rule: Threshold | None, judged: Judged) -> Concl
         if other.status is not judged.status or not same:
             points = 100 * abs(other.estimate.value - judged.estimate.value)
             host = "noisy host: " if tilt.reason is Reason.NOISY_HOST else ""
-            why = f"{host}{tilt.why}: up to {points:.1f} points"
-            return Conclusion(Status.INCONCLUSIVE, tilt.reason, why)
+            reason = f"{host}{tilt.why}: up to {points:.1f} points"
+            return Conclusion(Status.INCONCLUSIVE, tilt.reason, reason)
     return None
 
 

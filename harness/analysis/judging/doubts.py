@@ -25,22 +25,24 @@ def doubt(evidence: Evidence) -> Conclusion | None:
     metric = metrics.metric(evidence.contrast.metric)
     if not metric.of_time:
         return None
-    if metric.profiled and (why := _perturbed(evidence)):
-        return Conclusion(Status.INCONCLUSIVE, Reason.PERTURBED, why)
+    if metric.profiled and (reason := _perturbed(evidence)):
+        return Conclusion(Status.INCONCLUSIVE, Reason.PERTURBED, reason)
     if (unfit := unfit_host(evidence.run, known=_load_known(evidence))) is not None:
         return unfit
     without_direction = unquiet(evidence) if metric.profiled else ""
-    if why := _slowed(evidence.all_launches) or without_direction:
-        return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, f"noisy host: {why}")
-    if why := _unsteady(evidence):
-        return Conclusion(Status.INCONCLUSIVE, Reason.NOT_STEADY, why)
+    if reason := _slowed(evidence.all_launches) or without_direction:
+        return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, f"noisy host: {reason}")
+    if reason := _unsteady(evidence):
+        return Conclusion(Status.INCONCLUSIVE, Reason.NOT_STEADY, reason)
     return None
 
 
 def spoilt(evidence: Evidence) -> Conclusion | None:
     """Why a figure is no reference for others: a doubt, or load whichever way it points."""
-    if (why := doubt(evidence)) is not None or not metrics.metric(evidence.contrast.metric).of_time:
-        return why
+    if (reason := doubt(evidence)) is not None or not metrics.metric(
+        evidence.contrast.metric
+    ).of_time:
+        return reason
     if (unfit := unfit_host(evidence.run)) is not None:
         return unfit
     if load_seen := unquiet(evidence):
@@ -57,8 +59,8 @@ def unfit_host(run: RunRecord, *, known: bool = False) -> Conclusion | None:
     bad = [f for f in bad if not (known and f.check == "load")]
     if not bad:
         return None
-    why = f"noisy host: {'; '.join(f.text for f in bad)}"
-    return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)
+    reason = f"noisy host: {'; '.join(f.text for f in bad)}"
+    return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, reason)
 
 
 def unquiet(evidence: Evidence) -> str:
@@ -70,8 +72,8 @@ def unquiet(evidence: Evidence) -> str:
         return ""
     for arm in evidence.arms:
         launches = [x for x in evidence.all_launches if x.case == arm.case.hash]
-        if why := load.told(launches, arm.name):
-            return f"{why}; find them (top -d 1) and run again"
+        if reason := load.told(launches, arm.name):
+            return f"{reason}; find them (top -d 1) and run again"
     return ""
 
 

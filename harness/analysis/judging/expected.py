@@ -151,9 +151,9 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
             if run.stand_ins(case) or metric.form is Form.GATE:
                 continue
             evidence = Evidence.of(run, plan, contrast)
-            if (why := obstacle(evidence) or spoilt(evidence)) is not None:
-                if why.status is not Status.SKIP:
-                    doubted[case.id, f"{contrast.metric}: {why.detail}"] = None
+            if (reason := obstacle(evidence) or spoilt(evidence)) is not None:
+                if reason.status is not Status.SKIP:
+                    doubted[case.id, f"{contrast.metric}: {reason.detail}"] = None
                 continue
             if not (values := pairs.pairs(run, plan, contrast).values):
                 continue

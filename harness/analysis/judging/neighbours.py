@@ -94,9 +94,9 @@ def slow_devices(run: RunRecord) -> list[SlowDevice]:
     for launches in (same for same in slots.values() if len(same) >= FEWEST):
         speeds = [math.log(launch.throughput or 1.0) for launch in launches]
         usual = median(speeds)
-        sd = median(abs(s - usual) for s in speeds) / 0.6745
+        deviation = median(abs(s - usual) for s in speeds) / 0.6745
         for launch, speed in zip(launches, speeds, strict=True):
-            if usual - speed > max(SLOW, ODD * sd):
+            if usual - speed > max(SLOW, ODD * deviation):
                 devices.append(
                     SlowDevice(
                         node=launch.hosts[0],
@@ -123,8 +123,8 @@ def _slowdown(run: RunRecord, case: str) -> tuple[float, float] | None:
     beside = _speeds(probes, beside=True)
     if not alone or not beside:
         return None
-    sd = like_launches_sd(run.launches) or USUAL_SD
-    return fmean(alone) - fmean(beside), sd * math.sqrt(1 / len(alone) + 1 / len(beside))
+    deviation = like_launches_sd(run.launches) or USUAL_SD
+    return fmean(alone) - fmean(beside), deviation * math.sqrt(1 / len(alone) + 1 / len(beside))
 
 
 def _speeds(launches: Collection[LaunchRecord], *, beside: bool) -> list[float]:

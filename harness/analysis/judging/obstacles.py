@@ -29,8 +29,8 @@ def obstacle(evidence: Evidence) -> Conclusion | None:
     for look in (
         _not_launched, _not_smallest, _edited, _gated, _mismatched, _unreferenced, _launched,
     ):  # fmt: skip
-        if (why := look(evidence)) is not None:
-            return why
+        if (reason := look(evidence)) is not None:
+            return reason
     return None
 
 
@@ -77,8 +77,8 @@ def _edited(evidence: Evidence) -> Conclusion | None:
             of = setup if name in VERSIONS or setup in versions else ""
             first, before = known.setdefault((of, name), (launch.launch, digest))
             if before != digest:
-                why = f"{name} was changed between {first} and {launch.launch}: measure again"
-                detail = f"{why} ({before}, then {digest})"
+                reason = f"{name} was changed between {first} and {launch.launch}: measure again"
+                detail = f"{reason} ({before}, then {digest})"
                 return Conclusion(Status.ERROR, Reason.WRONG_WORLD, detail)
     return None
 
@@ -107,8 +107,8 @@ def _gated(evidence: Evidence) -> Conclusion | None:
 def _ungated(run: RunRecord, plan: Plan, case: CaseSpec) -> Conclusion:
     """Why nobody checked a case."""
     if (lower := _stopped_at(run, plan, case, run.gates)) is not None:
-        why = f"{case.id} was not launched: the climb ended at {lower}, which is wrong"
-        return Conclusion(Status.SKIP, Reason.CLIMB_STOPPED, why)
+        reason = f"{case.id} was not launched: the climb ended at {lower}, which is wrong"
+        return Conclusion(Status.SKIP, Reason.CLIMB_STOPPED, reason)
     return unmeasured(run, plan, f"{case.id} was never checked")
 
 
@@ -132,8 +132,8 @@ def _unreferenced(evidence: Evidence) -> Conclusion | None:
         if compared.status is not LaunchStatus.FAILED:
             continue
         if not_here(arm.case, compared) is None:
-            why = f"{arm.case.id}: the reference could not be trained: {blame(compared)}"
-            return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, why)
+            reason = f"{arm.case.id}: the reference could not be trained: {blame(compared)}"
+            return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, reason)
     return None
 
 
@@ -165,8 +165,8 @@ def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion |
         impossible = not_here(case, launch) if case is not None else None
         return impossible or Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
     if launch.stood_still:
-        why = f"noisy host: {launch.launch}: {launch.wrong[0]}"
-        return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, why)
+        reason = f"noisy host: {launch.launch}: {launch.wrong[0]}"
+        return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, reason)
     if launch.wrong:
         return Conclusion(Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}")
     if case is not None and (unseen := _unseen(run, plan, case, launch)) is not None:
@@ -183,11 +183,11 @@ def not_here(case: CaseSpec, launch: LaunchRecord) -> Conclusion | None:
     if launch.cause is None:
         return None
     if launch.cause.kind == "memory":
-        why = f"{case.id} does not fit: {blame(launch)}"
-        return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, why)
+        reason = f"{case.id} does not fit: {blame(launch)}"
+        return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, reason)
     if case.precision is Precision.FP8 and _NO_FP8.search(launch.cause.message):
-        why = f"{case.id}: this GPU has no products in 8 bits: {blame(launch)}"
-        return Conclusion(Status.SKIP, Reason.UNSUPPORTED, why)
+        reason = f"{case.id}: this GPU has no products in 8 bits: {blame(launch)}"
+        return Conclusion(Status.SKIP, Reason.UNSUPPORTED, reason)
     return None
 
 
@@ -253,8 +253,8 @@ def unmeasured(run: RunRecord, plan: Plan, what: str) -> Conclusion:
     if not run.complete:
         return Conclusion(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
     conclusions = (_of_launch(run, plan, x) for x in run.by_plan.get(plan.hash, ()))
-    for why in (obstacle for obstacle in conclusions if obstacle is not None):
-        return why._replace(detail=f"{what}, since {why.detail}")
+    for reason in (obstacle for obstacle in conclusions if obstacle is not None):
+        return reason._replace(detail=f"{what}, since {reason.detail}")
     return Conclusion(Status.ERROR, Reason.NOT_MEASURED, what)
 
 

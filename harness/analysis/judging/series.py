@@ -56,8 +56,8 @@ class Series:
         if self.wrong:
             obstacle = Conclusion(Status.ERROR, Reason.INCORRECT, self.wrong)
         elif not self.first[metric]:
-            why = self.refused or "not measured"
-            obstacle = Conclusion(Status.SKIP, Reason.UNSUPPORTED, why)
+            reason = self.refused or "not measured"
+            obstacle = Conclusion(Status.SKIP, Reason.UNSUPPORTED, reason)
         return Question(
             name=f"{metric}@{self.name}",
             case=self.name,

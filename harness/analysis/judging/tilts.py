@@ -78,20 +78,20 @@ def _scattered(evidence: Evidence) -> Iterator[Tilt]:
     spread = like_launches_sd(evidence.all_launches)
     if spread is None or spread <= admission.LAUNCH_SD:
         return
-    why = (
+    reason = (
         f"launches of one arm in one block differ by {spread:.0%} (A/A); use quiet cores,"
         " fixed clocks or another machine"
     )
-    yield Tilt(factor=1 / (1 + spread), why=why)
-    yield Tilt(factor=1 + spread, why=why)
+    yield Tilt(factor=1 / (1 + spread), why=reason)
+    yield Tilt(factor=1 + spread, why=reason)
 
 
 def _neighbours(evidence: Evidence, *, more_is_better: bool) -> Iterator[Tilt]:
     """What worlds that ran at once may have taken from the baseline."""
     if share := neighbours.lost(evidence.run, evidence.plan, evidence.contrast):
         factor = 1 - share if more_is_better else 1 / (1 - share)
-        why = f"worlds beside it may have taken {share:.1%} of the baseline's speed"
-        yield Tilt(factor=factor, why=why, reason=Reason.NEIGHBOURS)
+        reason = f"worlds beside it may have taken {share:.1%} of the baseline's speed"
+        yield Tilt(factor=factor, why=reason, reason=Reason.NEIGHBOURS)
 
 
 def _arm(evidence: Evidence, names: Sequence[str]) -> _Arm:
@@ -107,8 +107,10 @@ def _loaded(evidence: Evidence, subject: _Arm, below: _Arm | None) -> Iterator[T
         share = load.lost(arm.timed, evidence.run, beside=beside, quota=quota) if arm else None
         if share is not None and share > load.LEAST:
             faster = (1 - share) ** -slowed
-            why = f"others, or a CPU quota, may have taken {share:.0%} of {whose}'s time (top -d 1)"
-            yield Tilt(factor=faster if more else 1 / faster, why=why)
+            reason = (
+                f"others, or a CPU quota, may have taken {share:.0%} of {whose}'s time (top -d 1)"
+            )
+            yield Tilt(factor=faster if more else 1 / faster, why=reason)
 
 
 def _drifting(launches: Sequence[LaunchRecord]) -> list[Tilt]:
@@ -122,8 +124,8 @@ def _drifting(launches: Sequence[LaunchRecord]) -> list[Tilt]:
         return []
     off = math.exp(windows[odd].drift)
     name = [x for x in launches if x.steadiness][odd].launch
-    why = f"{name} was not steady: its steps drift by {off - 1:+.1%}"
-    return [Tilt(factor=factor, why=why, reason=Reason.NOT_STEADY) for factor in (1 / off, off)]
+    reason = f"{name} was not steady: its steps drift by {off - 1:+.1%}"
+    return [Tilt(factor=factor, why=reason, reason=Reason.NOT_STEADY) for factor in (1 / off, off)]
 
 
 def _clocks(arm: _Arm) -> list[float]:

@@ -94,16 +94,16 @@ def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion:
     """Why there is nothing to judge although nothing failed."""
     if metrics.metric(contrast.metric).of_loss:
         steps = plan.protocol.steps
-        why = f"no launch came within {plan.to_loss} nats of the data's floor in {steps} steps"
-        return Conclusion(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, why)
+        reason = f"no launch came within {plan.to_loss} nats of the data's floor in {steps} steps"
+        return Conclusion(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, reason)
     if (untold := _untold(run, plan, contrast)) is not None:
         return Conclusion(Status.INCONCLUSIVE, Reason.NOT_MEASURED, untold)
     if not metrics.metric(contrast.metric).profiled:
         return unmeasured(run, plan, "no pair of launches was measured")
-    why = "this metric needs a profiled launch: none was made (--no-timeline or time budget)"
+    reason = "this metric needs a profiled launch: none was made (--no-timeline or time budget)"
     if timed(run, plan, purpose=Purpose.PROFILE):
-        why = "the profiled launches lack this metric: see scaleproof timeline RUN"
-    return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, why)
+        reason = "the profiled launches lack this metric: see scaleproof timeline RUN"
+    return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, reason)
 
 
 def _untold(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
@@ -159,8 +159,8 @@ def _gain(evidence: Evidence) -> float:
 
 def _claimed(evidence: Evidence) -> str:
     """What only the user says, or one witness alone, if the metric rests on it."""
-    if why := planned.misnamed(evidence.plan, evidence.contrast):
-        return why
+    if reason := planned.misnamed(evidence.plan, evidence.contrast):
+        return reason
     if evidence.subject.script:
         launches = evidence.timed_of(arm.name for arm in evidence.plan.arms)
         watched = [x.ranks[0].watched for x in launches if x.usable and x.ranks]

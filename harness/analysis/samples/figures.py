@@ -446,5 +446,5 @@ def _losses(samples: Sequence[Samples], reference: LossCurve | None) -> Iterator
         yield "loss: not finite"
     if all(np.isnan(s.loss).any() for s in samples):
         yield "loss: no rank has a loss for every step"
-    elif reference is not None and (why := astray(samples, reference)):
-        yield why
+    elif reference is not None and (reason := astray(samples, reference)):
+        yield reason

@@ -73,10 +73,10 @@ def windows(
 
     Ranks that talk every so many steps are timed for whole periods of it.
     """
-    sd = launch_sd(pilots)
+    deviation = launch_sd(pilots)
     by_arm = {}
     for arm in plan.arms:
-        window = _window(plan, arm, pilots, sd)
+        window = _window(plan, arm, pilots, deviation)
         description = described.get(arm.case.hash)
         period = description.expected.period if description and description.expected else 1
         num_kept = -(-(window.steps - window.cut) // period) * period

@@ -79,8 +79,8 @@ def declared(case: CaseSpec) -> int | None:
 def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
     """Why samples cannot be counted by their content; empty where they can."""
     watched = [r.watched for r in ranks if r.watched is not None]
-    if why := uncounted(watched, [float(np.median(_came(of_rank))) for of_rank in samples]):
-        return why
+    if reason := uncounted(watched, [float(np.median(_came(of_rank))) for of_rank in samples]):
+        return reason
     last = len(samples[0].marks_s) - 2
     for of_rank in samples:
         assert of_rank.seen is not None
@@ -179,10 +179,10 @@ def _samples(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples]
 ) -> Iterator[str]:
     stated = declared(case)
-    why = counted(ranks, samples)
-    if why:
+    reason = counted(ranks, samples)
+    if reason:
         if stated is None:
-            yield f"samples: {why}: say how many a step has on one rank, --samples-per-step N"
+            yield f"samples: {reason}: say how many a step has on one rank, --samples-per-step N"
         return
     last = len(samples[0].marks_s) - 2
     num_rows = rows(samples, last)
@@ -245,12 +245,12 @@ def _training(
     times = reduced.payload_bytes / bytes_
     if times > ONCE[1]:
         passes = watched[0].backwards
-        why = (
+        reason = (
             f"in each of {passes} backward passes: is no_sync() missing while gradients accumulate?"
             if passes > 1 and abs(times - passes) < 0.25 * passes
             else "is there a second all-reduce beside DistributedDataParallel's?"
         )
-        yield f"gradients: {times:.2f} times the parameters are all-reduced in a step, {why}"
+        yield f"gradients: {times:.2f} times the parameters are all-reduced in a step, {reason}"
 
 
 def shards(watched: Watched) -> Iterator[str]:
@@ -259,7 +259,7 @@ def shards(watched: Watched) -> Iterator[str]:
     Gradients have to be reduced and scattered once a step, shards to be gathered twice a pass.
     """
     whole, passes = watched.parameter_bytes, watched.backwards
-    for name, parts, wanted, why in (
+    for name, parts, wanted, reason in (
         ("reduce_scatter", 1, 1, "set_requires_gradient_sync(False) while gradients accumulate?"),
         ("all_gather", watched.world_size, 2 * passes, "is a block wrapped or called twice?"),
     ):
@@ -268,7 +268,7 @@ def shards(watched: Watched) -> Iterator[str]:
         if times > ONCE[1] * wanted:
             yield (
                 f"{name} moves the parameters {times:.3g} times in a step of {passes} backward"
-                f" passes, {wanted} are needed: {why}"
+                f" passes, {wanted} are needed: {reason}"
             )
 
 

@@ -39,9 +39,9 @@ class Blocks:
             with opened(self.path) as handle:
                 yield from self._cut(self._chunks(handle))
         except (OSError, BadZipFile) as error:
-            why = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or error
             raise ScaleproofError(
-                f"cannot be read: {why}",
+                f"cannot be read: {reason}",
                 where=str(self.path),
                 fix="scaleproof timeline rank*.json.gz",
             ) from None

@@ -63,10 +63,10 @@ def host_steps(
         )
     busiest = int(np.bincount(trace.thread).argmax())
     edges = np.array([trace.start.min(), trace.end.max()], dtype=np.int64)
-    why = "no ProfilerStep in the trace: the whole trace counts as one step"
+    reason = "no ProfilerStep in the trace: the whole trace counts as one step"
     if repeated:
-        why += f"; --step-name takes an annotation that is one, of {repeated}"
-    return edges, busiest, (why,)
+        reason += f"; --step-name takes an annotation that is one, of {repeated}"
+    return edges, busiest, (reason,)
 
 
 def _missing(trace: Trace, rows: NDArray[np.int64]) -> int:

@@ -104,9 +104,9 @@ def between(good: str, bad: str, repository: Path) -> tuple[str, ...]:
     log = subprocess.run(words, capture_output=True, text=True, check=False)
     commits = log.stdout.split()
     if log.returncode or not commits:
-        why = log.stderr.strip() or f"{bad} does not come after {good}"
+        reason = log.stderr.strip() or f"{bad} does not come after {good}"
         raise SpecError(
-            f"no commits between {good} and {bad}: {why}",
+            f"no commits between {good} and {bad}: {reason}",
             where=str(repository),
             expected="two commits of --repo, or --versions",
             fix="--versions 2.11.0,2.12.0,2.13.0",

@@ -91,9 +91,9 @@ class Bisection:
         probes = math.ceil(math.log2(self.num_versions)) + 1
         last = self.pairs[self.num_versions - 1]
         step = abs(float(np.mean(last)))
-        sd = self._sd
+        deviation = self._sd
         z = NormalDist().inv_cdf(1 - self.error / probes)
-        return 2 * probes * max(1, math.ceil((2 * z * sd / step) ** 2))
+        return 2 * probes * max(1, math.ceil((2 * z * deviation / step) ** 2))
 
     @property
     def _sd(self) -> float:

@@ -156,18 +156,20 @@ def night_of(run: RunRecord, folder: Path) -> Night:
 
 
 def _refuse(run: RunRecord, folder: Path) -> None:
-    why = ""
+    reason = ""
     if not run.complete:
-        why = "the run was interrupted"
+        reason = "the run was interrupted"
         fix = f"scaleproof run --resume {folder}"
     elif run.software.get("suite", "").endswith("-dirty"):
-        why, fix = "the suites had changes that no commit has", "git commit, then measure again"
+        reason, fix = "the suites had changes that no commit has", "git commit, then measure again"
     elif not any(timed(run, p) and any(map(_own, p.arms)) for p in run.plans):
-        why = "the run has only profiles, sweeps or other environments, no timed launch of its own"
+        reason = (
+            "the run has only profiles, sweeps or other environments, no timed launch of its own"
+        )
         fix = "pytest suites/"
-    if why:
+    if reason:
         raise RecordError(
-            f"{why}: no history takes it",
+            f"{reason}: no history takes it",
             where=str(folder),
             expected="a complete run of committed suites",
             fix=fix,

@@ -28,8 +28,8 @@ def highest(n: int, count: int, random: np.random.Generator) -> np.ndarray:
     scores = np.tile(normal_scores(n), (count, 1))
     random.permuted(scores, axis=1, out=scores)
     k = np.arange(FEWEST, n - FEWEST + 1)
-    sd = np.sqrt((normal_scores(n) ** 2).sum() / (n - 1) * k * (n - k) / n)
-    best: np.ndarray = np.max(np.abs(np.cumsum(scores, axis=1)[:, k - 1]) / sd, axis=1)
+    deviation = np.sqrt((normal_scores(n) ** 2).sum() / (n - 1) * k * (n - k) / n)
+    best: np.ndarray = np.max(np.abs(np.cumsum(scores, axis=1)[:, k - 1]) / deviation, axis=1)
     return best
 
 

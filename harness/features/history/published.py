@@ -37,10 +37,10 @@ def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) 
 
     RecordError with asv's last line if it fails.
     """
-    conf, html = results / "asv.conf.json", results / HTML
-    files.write({conf: json.dumps(CONF, indent=1) + "\n"})
+    configuration, html = results / "asv.conf.json", results / HTML
+    files.write({configuration: json.dumps(CONF, indent=1) + "\n"})
     done = subprocess.run(
-        [sys.executable, "-m", "asv", "publish", "--config", conf.name],
+        [sys.executable, "-m", "asv", "publish", "--config", configuration.name],
         cwd=results,
         capture_output=True,
         text=True,
@@ -51,7 +51,7 @@ def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) 
         raise RecordError(
             f"asv publish failed: {output[-1]}",
             where=str(results),
-            fix=f"cd {results} && asv publish --config {conf.name}",
+            fix=f"cd {results} && asv publish --config {configuration.name}",
         )
     theirs = (html / OWN).read_text()
     index = json.loads((html / "index.json").read_text())

@@ -315,8 +315,8 @@ def best(x: np.ndarray) -> tuple[int, float]:
         return FEWEST, 0.0
     scores = tied_scores(x)
     k = np.arange(FEWEST, n - FEWEST + 1)
-    sd = np.sqrt((scores @ scores) / (n - 1) * k * (n - k) / n)
-    z = np.abs(np.cumsum(scores)[k - 1]) / sd
+    deviation = np.sqrt((scores @ scores) / (n - 1) * k * (n - k) / n)
+    z = np.abs(np.cumsum(scores)[k - 1]) / deviation
     i = int(np.argmax(z))
     exact = len(values) == 2 and len(set(x[: k[i]])) == len(set(x[k[i] :])) == 1
     return int(k[i]), math.inf if exact and n >= ENOUGH else float(z[i])
@@ -340,8 +340,8 @@ def located(x: np.ndarray, at: int) -> int:
     for _ in range(2):
         levels = np.array([np.median(x[:at]), np.median(x[at:])])
         apart = np.concatenate([x[:at] - levels[0], x[at:] - levels[1]])
-        sd = 1.4826 * float(np.median(np.abs(apart))) or 1e-12
-        off = np.abs(x - levels[:, None]) / sd
+        deviation = 1.4826 * float(np.median(np.abs(apart))) or 1e-12
+        off = np.abs(x - levels[:, None]) / deviation
         cost = np.where(off < 1.5, off**2 / 2, 1.5 * off - 1.125)
         both = np.cumsum(cost[0]) + cost[1].sum() - np.cumsum(cost[1])
         at = FEWEST + int(np.argmin(both[FEWEST - 1 : len(x) - FEWEST]))
@@ -416,5 +416,5 @@ def leap(values: Sequence[float], jump: float, sds: float = 6.0) -> bool:
     if len(before) < FEWEST:
         return False
     middle = median(before)
-    sd = 1.4826 * median(abs(v - middle) for v in before)
-    return abs(last - middle) > max(jump, sds * sd)
+    deviation = 1.4826 * median(abs(v - middle) for v in before)
+    return abs(last - middle) > max(jump, sds * deviation)

@@ -35,8 +35,8 @@ def vouched(nights: Sequence[Night], results: Path) -> Vouched:
         folder = results / night.folder
         if not (folder / "record.json").is_file():
             num_gone += 1
-        elif why := next(_wrong(night, folder), ""):
-            wrong.append((night.run, why, folder))
+        elif reason := next(_wrong(night, folder), ""):
+            wrong.append((night.run, reason, folder))
     return Vouched(wrong=wrong, num_gone=num_gone)
 
 

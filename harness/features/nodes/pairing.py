@@ -43,9 +43,9 @@ class Pairer:
         gate = session.run.bare().gates.get(case.hash)
         if gate is None or not gate.usable:
             described = session.run.described[case.hash]
-            why = gate.cause.message if gate is not None and gate.cause else ""
+            reason = gate.cause.message if gate is not None and gate.cause else ""
             raise SpecError(
-                why or described.unsupported or described.error or "its gate does not hold",
+                reason or described.unsupported or described.error or "its gate does not hold",
                 where=case.id,
                 expected="a case that two nodes can train",
                 fix="scaleproof list",
@@ -99,9 +99,9 @@ class Pairer:
                 if launch.usable and launch.throughput and launch.steps is not None:
                     took_s = launch.consumed / launch.throughput / launch.steps.count
                 else:
-                    why = launch.wrong[0] if launch.wrong else ""
-                    why = launch.cause.message if launch.cause is not None else why
-                    self._note(pair, why)
+                    reason = launch.wrong[0] if launch.wrong else ""
+                    reason = launch.cause.message if launch.cause is not None else reason
+                    self._note(pair, reason)
                 paired.append(self._paired(pair, number, took_s))
         return paired
 

@@ -20,8 +20,8 @@ def vouched(
     lines = list(answer.lines)
     for run, path in runs:
         folder = path if path.is_dir() else path.parent
-        if why := unsealed(run, folder):
-            warning = f" NOT VERIFIED: {why}: scaleproof verify {text.shown(folder)}"
+        if reason := unsealed(run, folder):
+            warning = f" NOT VERIFIED: {reason}: scaleproof verify {text.shown(folder)}"
             lines += text.wrap(warning, text.columns(), 1)
     if len(lines) == len(answer.lines):
         return answer

@@ -26,8 +26,8 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
     for kind, text in _names(run, cases):
         lines += wrap(f" {kind:<10} {text}", width, 12)
     lines += wrap(f" losses     {notices.reproducible(run)}", width, 12)
-    for why in dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP):
-        lines += wrap(f" skipped    {why}", width, 12)
+    for reason in dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP):
+        lines += wrap(f" skipped    {reason}", width, 12)
     cut = [p.name for p in run.plans if p.hash in run.out_of_time]
     if cut:
         lines += wrap(f" cut        by the time budget: {', '.join(cut)}", width, 12)

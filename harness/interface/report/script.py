@@ -129,8 +129,8 @@ def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
         yield "scaling", "one world of one start: there is nothing to compare with"
         return
     seeded = all(same_training.begin_alike(row.launches) for row in rows)
-    why = None if seeded else "no seed is set: launches are compared by speed"
-    yield ("one start in all launches" if seeded else "one start"), why
+    reason = None if seeded else "no seed is set: launches are compared by speed"
+    yield ("one start in all launches" if seeded else "one start"), reason
     if any(row.seen.backwards > 1 for row in rows):
         yield "that the loss is divided by the number of accumulated passes", ""
 
@@ -156,16 +156,16 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
     else:
         yield "replicas equal at both ends", None
         counted = all(row.seen.collectives for row in several)
-        why = None if counted else "torch's flight recorder was off"
-        yield "gradients exchanged once", why
+        reason = None if counted else "torch's flight recorder was off"
+        yield "gradients exchanged once", reason
     first = rows[0]
     lowest = "one rank" if first.arm.case.world_size == 1 else first.arm.case.world
     for row in several:
         if row is first:
             continue
-        why = _gradient_uncompared(row, first)
-        compared = f"equal to {lowest}'s" if why is None else f"against {lowest}'s"
-        yield f"gradient of {row.arm.case.world} {compared}", why
+        reason = _gradient_uncompared(row, first)
+        compared = f"equal to {lowest}'s" if reason is None else f"against {lowest}'s"
+        yield f"gradient of {row.arm.case.world} {compared}", reason
 
 
 def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:

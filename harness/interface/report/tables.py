@@ -50,9 +50,9 @@ def verdict_line(v: Verdict, width: int) -> list[str]:
         figures = f" {interval(v.value, v.low, v.high)}"
     bound = f" bound {v.bound}" if v.bound and metric.form is not Form.GATE else ""
     name = f" ({v.rule})" if v.rule else ""
-    why = "" if v.reason is Reason.MET else f": {v.detail}"
+    reason = "" if v.reason is Reason.MET else f": {v.detail}"
     versus = "" if metric.form in (Form.ABSOLUTE, Form.GATE) else f" v {v.against}"
-    message = f" {v.status:<12}  {v.case}  {v.metric}{versus}{figures}{bound}{name}{why}"
+    message = f" {v.status:<12}  {v.case}  {v.metric}{versus}{figures}{bound}{name}{reason}"
     return wrap(message, width, 15)
 
 

@@ -62,8 +62,8 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     if budget.operators:
         top = ", ".join(f"{o.name} {o.self_ns / 1e6:.2f} ms" for o in budget.operators[:4])
         lines += wrap(f" longest  {top}", width, 10)
-    for why in budget.unsure:
-        lines += wrap(f" unsure   {why}", width, 10)
+    for reason in budget.unsure:
+        lines += wrap(f" unsure   {reason}", width, 10)
     return lines
 
 

@@ -336,9 +336,9 @@ class Pods(Job):
             return State.ENDED, over[0]
         if not phases or "Pending" in phases.values():
             waiting = sum(phase == "Pending" for phase in phases.values())
-            why = next((text for pod in pods for text in _why_stuck(pod)), "")
-            says = f"{waiting} of {len(phases)} pods pending" + (f": {why}" if why else "")
-            return self._patient(bool(why)), says
+            reason = next((text for pod in pods for text in _why_stuck(pod)), "")
+            says = f"{waiting} of {len(phases)} pods pending" + (f": {reason}" if reason else "")
+            return self._patient(bool(reason)), says
         self._stuck_since = None
         return State.RUNNING, ""
 

@@ -56,12 +56,12 @@ class Monarch:
         argv = agent(deployment, f"--order={node}", token="/dev/stdin")
         return Command(nodes=(node,), argv=tuple(argv), env=importable())
 
-    def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Actors:
+    def start(self, commands: tuple[Command, ...], deployment: Deployment) -> MonarchActors:
         """Reach the workers and start the agents."""
-        return Actors(commands, deployment)
+        return MonarchActors(commands, deployment)
 
 
-class Actors(Job):
+class MonarchActors(Job):
     """One actor a host. The package is imported here only: it takes a second."""
 
     def __init__(self, commands: Sequence[Command], deployment: Deployment) -> None:

@@ -60,12 +60,12 @@ class Ray:
             for i in range(len(deployment.nodes))
         )
 
-    def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Actors:
+    def start(self, commands: tuple[Command, ...], deployment: Deployment) -> RayActors:
         """Reserve the nodes and start the agents."""
-        return Actors(commands, deployment)
+        return RayActors(commands, deployment)
 
 
-class Actors(Job):
+class RayActors(Job):
     """A placement group and its actors. ray is imported here only: it takes a second."""
 
     def __init__(self, commands: Sequence[Command], deployment: Deployment) -> None:

@@ -224,9 +224,11 @@ class BatchJob(Job):
         """As squeue has it, or had it when it last answered."""
         with contextlib.suppress(LaunchError):
             self._seen = state_of(self.job)
-        word, why = self._seen
+        word, reason = self._seen
         if (state := STATES.get(word)) is not None:
-            return state, f"job {self.job} {word.lower()}" + (f": {why}" if why != "None" else "")
+            return state, f"job {self.job} {word.lower()}" + (
+                f": {reason}" if reason != "None" else ""
+            )
         log = self.log.read_text(errors="replace") if self.log.is_file() else ""
         last = last_line(log, word.lower() or "gone")
         return State.ENDED, f"job {self.job}: {last} (log {self.log})"

@@ -55,7 +55,7 @@ def commands(
     asked: Mapping[str, Json] = SETTINGS,
 ) -> list[list[str]]:
     """One command per node. Node 0 hosts the rendezvous; unequal nodes are fine."""
-    conf = (
+    configuration = (
         f"is_host={{}},join_timeout={asked['join_timeout']:g},last_call_timeout=1,read_timeout=20"
     )
     return [
@@ -66,7 +66,7 @@ def commands(
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint=127.0.0.1:{port}",
             f"--rdzv-id={name}",
-            f"--rdzv-conf={conf.format(int(node == 0), asked['join_timeout'])}",
+            f"--rdzv-conf={configuration.format(int(node == 0), asked['join_timeout'])}",
             "--local-addr=127.0.0.1",
             "--max-restarts=0",
             f"--monitor-interval={asked['monitor_interval']:g}",

@@ -143,8 +143,8 @@ def _count(number: int) -> bytes:
 def make_token(path: Path) -> None:
     """A new secret in a file that only its owner can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "w") as handle:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as handle:
         handle.write(secrets.token_hex(32) + "\n")
 
 
@@ -343,17 +343,17 @@ class Listener:
 
     def _examine(self, sock: socket.socket) -> Channel | None:
         """Take what has arrived of a peer's proof; a Channel when it is whole and right."""
-        ours, got = self._pending[sock].nonce, self._pending[sock].got
+        ours, received = self._pending[sock].nonce, self._pending[sock].got
         try:
-            data = sock.recv(NONCE + MAC - len(got))
+            data = sock.recv(NONCE + MAC - len(received))
         except OSError:
             data = b""
-        got += data
-        if len(got) < NONCE + MAC:
+        received += data
+        if len(received) < NONCE + MAC:
             if not data:
                 self._refuse(sock)
             return None
-        theirs, proof = bytes(got[:NONCE]), bytes(got[NONCE:])
+        theirs, proof = bytes(received[:NONCE]), bytes(received[NONCE:])
         if not hmac.compare_digest(proof, _mac(self._token, b"dialer", ours, theirs)):
             with contextlib.suppress(OSError):
                 sock.send(REFUSED)

@@ -161,8 +161,8 @@ class Agent:
         world = World(spec, share, self.address, private)
         if share.store is None:
             self.say(world, {"store": to_doc(world.store)})
-        for rank, fd in world.fds.items():
-            self.selector.register(fd, selectors.EVENT_READ, (world, rank))
+        for rank, descriptor in world.fds.items():
+            self.selector.register(descriptor, selectors.EVENT_READ, (world, rank))
         self.worlds.append(world)
 
     def dismiss(self, world: World) -> None:

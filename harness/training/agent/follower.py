@@ -46,8 +46,8 @@ class Follower:
             try:
                 os.setpgid(0, 0)
                 threads.die_with_parent(agent)
-                for fd in private:
-                    os.close(fd)
+                for descriptor in private:
+                    os.close(descriptor)
                 self._follow(readings_file(Path(spec.out), first), places())
             finally:
                 os._exit(0)

@@ -95,8 +95,8 @@ class World:
         try:
             os.setpgid(0, 0)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            for fd in self._private:
-                os.close(fd)
+            for descriptor in self._private:
+                os.close(descriptor)
             if listener is not None and rank:
                 listener.close()
             share = self.share

@@ -101,9 +101,9 @@ class _Swap(torch.autograd.Function):
 def _swapped(x: Tensor, cut: int, joined: int, group: dist.ProcessGroup) -> Tensor:
     n = group.size()
     given = x.unflatten(cut, (n, -1)).movedim(cut, 0).contiguous()
-    got = torch.empty_like(given)
-    dist.all_to_all_single(got, given, group=group)
-    return got.movedim(0, joined).flatten(joined, joined + 1)
+    received = torch.empty_like(given)
+    dist.all_to_all_single(received, given, group=group)
+    return received.movedim(0, joined).flatten(joined, joined + 1)
 
 
 class _Ring(torch.autograd.Function):
@@ -192,14 +192,14 @@ def _scores(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
 
 def _passed_on(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sent to the next rank; what the one before sent."""
-    n, rank, got = group.size(), group.rank(), torch.empty_like(x)
+    n, rank, received = group.size(), group.rank(), torch.empty_like(x)
     to, source = (dist.get_global_rank(group, r % n) for r in (rank + 1, rank - 1))
     works = dist.batch_isend_irecv(
         [
             dist.P2POp(dist.isend, x.contiguous(), to, group),
-            dist.P2POp(dist.irecv, got, source, group),
+            dist.P2POp(dist.irecv, received, source, group),
         ]
     )
     for work in works:
         work.wait()
-    return got
+    return received

@@ -93,6 +93,6 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
         given = gradients[0].contiguous()
-        got = torch.empty_like(given)
-        dist.all_to_all_single(got, given, group=ctx.group)
-        return got, None
+        received = torch.empty_like(given)
+        dist.all_to_all_single(received, given, group=ctx.group)
+        return received, None

@@ -20,11 +20,11 @@ from harness.training.rank.setup import set_backend
 def test_the_case_wins_but_not_over_a_nodes_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # so that it is unset again after the test
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
     asked = {"NCCL_ALGO": "Tree", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
     set_backend(asked)
     seen = {name: os.environ[name] for name in asked}
-    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
     assert seen == {**asked, "GLOO_SOCKET_IFNAME": "ib0"}
 
 

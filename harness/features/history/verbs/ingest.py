@@ -187,9 +187,9 @@ def _of_nodes(results: Path) -> Answer:
 def _unvouched(vouched: Vouched, num_nights: int) -> list[str]:
     """Which nights do not follow from the chain of their run, and how many have no run any more."""
     sentences = []
-    for run, why, folder in vouched.wrong:
+    for run, reason, folder in vouched.wrong:
         check = f"scaleproof verify {text.shown(folder)}"
-        sentences += text.wrap(f" NOT VERIFIED: {run}: {why}: {check}", text.columns(), 1)
+        sentences += text.wrap(f" NOT VERIFIED: {run}: {reason}: {check}", text.columns(), 1)
     if vouched.num_gone:
         gone = f" noticed {vouched.num_gone} of {num_nights} nights cannot be verified: their runs"
         sentences += text.wrap(f"{gone} are no longer where they were", text.columns(), 9)

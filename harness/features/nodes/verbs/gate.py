@@ -168,8 +168,8 @@ def _step(session: Session, case: CaseSpec) -> tuple[list[str], str]:
     if gate is None:
         described = session.run.described[case.hash]
         return [described.unsupported or described.error or "its gate was not launched"], ""
-    if (why := obstacles.gate_failure(gate)) is not None:
-        return [why], ""
+    if (reason := obstacles.gate_failure(gate)) is not None:
+        return [reason], ""
     return [], f"{case.id}: {sum(len(r.checks) for r in gate.ranks)} checks of its training hold"
 
 

@@ -13,7 +13,7 @@ from harness.base.documents import Json
 from harness.base.numbers import rate, si
 from harness.cases import Form, Plan, metrics
 from harness.interface.report.page import measured, spent
-from harness.interface.report.page.measured import Figure, RankRow
+from harness.interface.report.page.measured import Drawing, RankRow
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
 from harness.record import Check, Issued, LaunchRecord, Purpose, Reason, RunRecord, Verdict
@@ -39,7 +39,7 @@ class Case:
     bytes: Table[Any]
     checks: Table[Any]
     ranks: Sequence[RankRow]
-    drawn: Sequence[Figure]
+    drawn: Sequence[Drawing]
     operators: Sequence[tuple[str, int, str]]
     folders: Sequence[tuple[str, str]]
     unsure: Sequence[str]
@@ -114,7 +114,7 @@ def _case(
     if budget is not None and len(budget.ranks) > 1:
         message = "a mean step of every rank, profiled"
         drawn.append(
-            Figure(title="Where each rank's time went", svg=spent.ranks(budget), note=message)
+            Drawing(title="Where each rank's time went", svg=spent.ranks(budget), note=message)
         )
     return Case(
         anchor=anchor,

@@ -28,7 +28,7 @@ TRACE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class Drawing:
     """A drawing with its title, and what to know of it."""
 
     title: str
@@ -38,7 +38,7 @@ class Figure:
 
 def figures(
     run: RunRecord, folder: Path, plan: Plan, launches: Sequence[LaunchRecord]
-) -> Iterator[Figure]:
+) -> Iterator[Drawing]:
     """What the files of these launches show; nothing of files that are gone."""
     timed = [x for x in launches if x.purpose is Purpose.TIMED and x.steps is not None]
     read = [(x, samples) for x in timed[:LAUNCHES] if (samples := _samples(folder, x))]
@@ -58,7 +58,7 @@ def _samples(folder: Path, launch: LaunchRecord) -> list[Samples]:
 
 def _over_steps(
     run: RunRecord, plan: Plan, read: Sequence[tuple[LaunchRecord, Sequence[Samples]]]
-) -> Iterator[Figure]:
+) -> Iterator[Drawing]:
     cut = run.window(plan, read[0][0]).cut
     steps, memory = [], []
     for launch, ranks in read:
@@ -73,20 +73,20 @@ def _over_steps(
             memory.append(Trail(name=name, values=values, steps=looked.tolist()))
     message = f"{len(steps)} launches; each step counts as its slowest rank's"
     drawn = drawings.over_steps(steps, title="step time", unit="ms", cut=cut)
-    yield Figure(title="Every step", svg=Markup(drawn), note=message)
+    yield Drawing(title="Every step", svg=Markup(drawn), note=message)
     if memory:
         drawn = drawings.over_steps(memory, title="resident memory", unit="MB", cut=cut)
-        yield Figure(title="Memory", svg=Markup(drawn), note="of the largest rank's process")
+        yield Drawing(title="Memory", svg=Markup(drawn), note="of the largest rank's process")
 
 
-def _one_step(folder: Path, launch: LaunchRecord) -> Figure | None:
+def _one_step(folder: Path, launch: LaunchRecord) -> Drawing | None:
     """The step whose length is the median, on one clock."""
     shown = _shown_ranks(launch)
     paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
     try:
         if sum(map(size, paths)) > TRACE_BYTES:
             note = "its traces are large: scaleproof timeline RUN"
-            return Figure(title="One step of all ranks", svg=Markup(""), note=note)
+            return Drawing(title="One step of all ranks", svg=Markup(""), note=note)
         _, lanes, closed = close_launch(folder, launch.launch, launch.ranks)
     except (OSError, ScaleproofError):
         return None
@@ -107,7 +107,7 @@ def _one_step(folder: Path, launch: LaunchRecord) -> Figure | None:
         "" if len(shown) == len(launch.ranks) else f"; {len(shown)} of {len(launch.ranks)} ranks"
     )
     drawn = drawings.lanes(timelines, COLORS, unit="ms")
-    return Figure(title="One step of all ranks", svg=Markup(drawn), note=note)
+    return Drawing(title="One step of all ranks", svg=Markup(drawn), note=note)
 
 
 def _shown_ranks(launch: LaunchRecord) -> list[int]:

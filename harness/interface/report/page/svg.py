@@ -31,7 +31,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Plane:
+class _ChartPlane:
     """Where values lie on a chart: world sizes on a log2 axis, values from zero.
 
     With ``log`` values are on a log2 axis too, from ``bottom``: then ideal speedup is straight.
@@ -75,7 +75,7 @@ def chart(
     ends = [v for s in series for v in (*s.y, *(e for e in s.low if e is not None)) if v > 0]
     bottom = 2.0 ** math.floor(math.log2(min(ends, default=1.0)))
     xs = sorted({x for s in series for x in s.x})
-    plane = _Plane(xs=xs, top=top, bottom=bottom, log=log and top > 4 * bottom)
+    plane = _ChartPlane(xs=xs, top=top, bottom=bottom, log=log and top > 4 * bottom)
     elements = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20 * -(-len(series) // per_row)}" role="img"'
         f' aria-label="{escape(y_label)} over {escape(x_label)}">',
@@ -96,7 +96,7 @@ def chart(
     return "\n".join([*elements, "</svg>"])
 
 
-def _axes(plane: _Plane, x_label: str, y_label: str) -> Iterator[str]:
+def _axes(plane: _ChartPlane, x_label: str, y_label: str) -> Iterator[str]:
     """Grid, ticks and labels."""
     powers = range(int(math.log2(plane.bottom or 1.0)), int(math.log2(plane.top)) + 1)
     for tick in [2.0**p for p in powers] if plane.log else ticks(0.0, plane.top):
@@ -110,21 +110,27 @@ def _axes(plane: _Plane, x_label: str, y_label: str) -> Iterator[str]:
 
 
 def _line(
-    plane: _Plane, s: Curve, color: str, mark: str, aside: float, *, band: bool
+    plane: _ChartPlane, s: Curve, color: str, mark: str, aside: float, *, band: bool
 ) -> Iterator[str]:
     """One series: its intervals, its line, its points.
 
     Bands of several series would hide each other: their intervals stand ``aside`` of each other.
     """
     ends = zip(s.x, s.low, s.high, strict=True)
-    intervals = [(x, lo, hi) for x, lo, hi in ends if lo is not None and hi is not None]
+    intervals = [
+        (x, lowest, highest)
+        for x, lowest, highest in ends
+        if lowest is not None and highest is not None
+    ]
     if len(intervals) > 1 and band:
-        edge = [(x, hi) for x, _, hi in intervals] + [(x, lo) for x, lo, _ in reversed(intervals)]
+        edge = [(x, highest) for x, _, highest in intervals] + [
+            (x, lowest) for x, lowest, _ in reversed(intervals)
+        ]
         yield f'<polygon points="{plane.points(edge)}" fill="{color}" opacity="0.18"/>'
-    for x, lo, hi in intervals:
+    for x, lowest, highest in intervals:
         at = plane.x(x) + aside
-        top = plane.y(hi)
-        bottom = plane.y(lo)
+        top = plane.y(highest)
+        bottom = plane.y(lowest)
         yield (
             f'<path d="M{at - 3:.1f} {top:.1f}h6m-3 0V{bottom:.1f}m-3 0h6" fill="none"'
             f' stroke="{color}"/>'
@@ -175,13 +181,13 @@ def strip(
     """Every pair's value as a dot, the interval as a bar, bounds as lines, from scale to scale."""
     if not [*values, *(value for value in (low, high, *bounds) if value is not None)]:
         return ""
-    lo, hi = scale
-    margin = (hi - lo) * 0.04 or abs(hi) * 0.01 or 1.0
-    lo = lo - margin
-    hi = hi + margin
+    lowest, highest = scale
+    margin = (highest - lowest) * 0.04 or abs(highest) * 0.01 or 1.0
+    lowest = lowest - margin
+    highest = highest + margin
 
     def px(value: float) -> float:
-        return 4 + (value - lo) / (hi - lo) * 192
+        return 4 + (value - lowest) / (highest - lowest) * 192
 
     elements = ['<svg class="strip" viewBox="0 0 200 22" role="img" aria-label="pairs">']
     if low is not None and high is not None:

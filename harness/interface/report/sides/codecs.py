@@ -130,8 +130,8 @@ def _here(others: Sequence[EncodingCost], dense: EncodingCost, here: float) -> s
     wins = [f"{c.name} wins {dense.step_s / c.step_s:.2f}x" for c in winners[:2]]
     if (last := ranked[-1]) not in winners:
         coded = (last.encode_s or 0.0) + (last.decode_s or 0.0)
-        why = f": its codec takes {si(coded, 's')}" if coded else ""
-        wins.append(f"{last.name} loses{why}")
+        reason = f": its codec takes {si(coded, 's')}" if coded else ""
+        wins.append(f"{last.name} loses{reason}")
     return f"{where}: {', '.join(wins)}"
 
 

@@ -70,8 +70,10 @@ def reduce_scatter(rank: int, n: int, count: int, device: torch.device) -> Opera
 def all_to_all(rank: int, n: int, count: int, device: torch.device) -> Operation:
     """Part i comes from rank i."""
     given = torch.full((max(1, count // n) * n,), float(rank + 1), device=device)
-    got = torch.zeros_like(given)
-    return Operation(run=lambda: dist.all_to_all_single(got, given), right=lambda: _parts(got, n))
+    received = torch.zeros_like(given)
+    return Operation(
+        run=lambda: dist.all_to_all_single(received, given), right=lambda: _parts(received, n)
+    )
 
 
 def broadcast(rank: int, n: int, count: int, device: torch.device) -> Operation:
@@ -82,15 +84,15 @@ def broadcast(rank: int, n: int, count: int, device: torch.device) -> Operation:
 def send_recv(rank: int, n: int, count: int, device: torch.device) -> Operation:
     """Round the ring: what the rank before has."""
     given = torch.full((count,), float(rank + 1), device=device)
-    got = torch.zeros(count, device=device)
+    received = torch.zeros(count, device=device)
     after, before = (rank + 1) % n, (rank - 1) % n
 
     def run() -> None:
-        ops = [dist.P2POp(dist.isend, given, after), dist.P2POp(dist.irecv, got, before)]
+        ops = [dist.P2POp(dist.isend, given, after), dist.P2POp(dist.irecv, received, before)]
         for work in dist.batch_isend_irecv(ops):
             work.wait()
 
-    return Operation(run=run, right=lambda: bool((got == before + 1.0).all()))
+    return Operation(run=run, right=lambda: bool((received == before + 1.0).all()))
 
 
 def _parts(whole: Tensor, n: int) -> bool:

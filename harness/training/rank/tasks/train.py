@@ -175,18 +175,16 @@ def load_state(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
 def _damage(folder: Path, error: CheckpointException) -> str:
     """Which file of a checkpoint is not what was written, and what the library says of it."""
     errors = [wrapped[0] for wrapped in error.failures.values()]
-    why = f"{type(errors[0]).__name__}: {errors[0]}" if errors else str(error)
+    reason = f"{type(errors[0]).__name__}: {errors[0]}" if errors else str(error)
     sizes = json.loads((folder / SIZES).read_text()) if (folder / SIZES).is_file() else {}
     for name, size in sizes.items():
         path = folder / name
         if not path.is_file():
-            return f"the checkpoint {folder} is damaged: {name} is missing ({why})"
+            return f"the checkpoint {folder} is damaged: {name} is missing ({reason})"
         if path.stat().st_size != size:
-            written = path.stat().st_size
-            return (
-                f"the checkpoint {folder} is damaged: {name} has {written} of {size} bytes ({why})"
-            )
-    return f"the checkpoint {folder} cannot be loaded: {why}"
+            part = f"{path.stat().st_size} of {size} bytes"
+            return f"the checkpoint {folder} is damaged: {name} has {part} ({reason})"
+    return f"the checkpoint {folder} cannot be loaded: {reason}"
 
 
 def note_sizes(folder: Path) -> None:

@@ -159,12 +159,12 @@ def _try(
     """One micro-batch in a world of its own; what is far beyond what is allowed is not launched."""
     line = fitting.grown(before)
     if line is not None and line.at(micro) > FORESEEN * allowed:
-        why = f"not launched: {si(line.at(micro), 'B')} are foreseen"
-        return Attempt(micro=micro, peak_bytes=None, why=why)
+        reason = f"not launched: {si(line.at(micro), 'B')} are foreseen"
+        return Attempt(micro=micro, peak_bytes=None, why=reason)
     sized = known.normalise(replace(case, micro_batch=micro))
     (described,) = session.bench.describe([sized])
-    if why := described.error or described.unsupported:
-        raise SpecError(why, where=sized.id, expected="a case that runs", fix="scaleproof list")
+    if reason := described.error or described.unsupported:
+        raise SpecError(reason, where=sized.id, expected="a case that runs", fix="scaleproof list")
     arm = Arm(name=f"micro_batch={micro}", case=sized, role=Role.SUBJECT)
     plan = Plan(name="fit", arms=(arm,), contrasts=(), protocol=PROTOCOL)
     order = Order(plan=plan, arm=arm, purpose=Purpose.TIMED, window=plan.window)
@@ -194,8 +194,8 @@ def _found(launch: LaunchRecord, micro: int, allowed: float) -> Attempt:
             expected="a device or /proc that tells",
             fix="scaleproof doctor",
         )
-    why = "" if peak <= allowed else f"above {si(allowed, 'B')}"
-    return Attempt(micro=micro, peak_bytes=peak, throughput=launch.throughput, why=why)
+    reason = "" if peak <= allowed else f"above {si(allowed, 'B')}"
+    return Attempt(micro=micro, peak_bytes=peak, throughput=launch.throughput, why=reason)
 
 
 def _columns(limit: float) -> list[Column[Attempt]]:

@@ -145,8 +145,8 @@ def _vouched(asked: Asked, run: RunRecord, folder: Path) -> tuple[str, list[str]
     if signature_there is None:
         wrong += ["the run is not signed"] if asked.options.key is not None else []
         return "", wrong
-    if why := signature.holds(signature_there, run.head, asked.options.key):
-        return "", [*wrong, why]
+    if reason := signature.holds(signature_there, run.head, asked.options.key):
+        return "", [*wrong, reason]
     return signature_there.key, wrong
 
 

@@ -78,8 +78,8 @@ def act(asked: Asked) -> Answer:
         idle = sum(line.judges == "nothing" for line in lines)
         shown += [f" {idle} of {len(lines)} rules judge nothing of this run"] if idle else []
     for rule, other in vacuous.implied(rules):
-        why = f" {rule.name} cannot fail while {other.name} holds ({other.metric} {other.bound})"
-        shown += wrap(why, width, 1)
+        reason = f" {rule.name} cannot fail while {other.name} holds ({other.metric} {other.bound})"
+        shown += wrap(reason, width, 1)
     document = [{"rule": to_doc(line.rule), "judges": line.judges} for line in lines]
     return Answer(document=document, lines=shown)
 

@@ -75,10 +75,12 @@ def seats(
 
 def copies(world: CaseSpec, room: Sequence[int]) -> int:
     """How often a world fits side by side."""
-    many = 1
-    while seats([world] * (many + 1), room) is not None:
+    order = sorted(range(len(room)), key=lambda node: -room[node])  # as ``seats`` without a draw
+    taken = [0] * len(room)
+    many = 0
+    while _seat(world, order, room, taken) is not None:
         many += 1
-    return many
+    return max(1, many)
 
 
 def _seat(
@@ -86,13 +88,19 @@ def _seat(
 ) -> Seat | None:
     """The first nodes with enough devices left; they are taken."""
     hosts: list[int] = []
+    seated: set[int] = set()
+    left = iter(order)
+    before = 0
     for ranks in world.nodes:
         needed = ranks * world.devices_per_rank
-        fitting = (n for n in order if n not in hosts and taken[n] + needed <= room[n])
-        host = next(fitting, None)
+        if needed < before:  # else those that were passed over have too little room, too
+            left = iter(order)
+        before = needed
+        host = next((n for n in left if n not in seated and taken[n] + needed <= room[n]), None)
         if host is None:
             return None
         hosts.append(host)
+        seated.add(host)
     if len(set(world.nodes)) == 1:
         hosts.sort()  # neighbours in rank are neighbours in number
     devices = tuple(taken[host] for host in hosts)

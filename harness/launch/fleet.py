@@ -27,6 +27,8 @@ from harness.record import Described
 #: Starts the agents: their job, and who waits for those that dial in.
 Begin: TypeAlias = Callable[[], tuple[Job, Listener | None]]
 POLL_S = 1.0
+#: Seconds between two looks at all agents that are there, over what one look takes.
+PAUSES = 20
 #: Nodes that a message names one by one.
 SHOWN = 8
 #: Descriptors of this program beside one for each agent.
@@ -103,17 +105,20 @@ class Fleet:
 
     def _meet(self, watch: Watch) -> None:
         since = looked_at = time.monotonic()
+        pause_s = TICK_S
         silent = list(self._links)  # of thousands, only these are looked at whenever one comes
         while len(self._links) < self.num_agents or silent:
             silent += joined(self._listener, self._links, TICK_S)
             within_s = TICK_S if self._listener is None else 0
-            heard = silent
-            if time.monotonic() - looked_at > TICK_S:
-                looked_at = time.monotonic()
-                heard = self._links
+            began = time.monotonic()
+            everyone = began - looked_at > pause_s
+            heard = self._links if everyone else silent
             for link, message, _ in self._ear.receive(heard, within_s):
                 if "hello" in message:
                     link.about = from_doc(Node, message["hello"])
+            if everyone:  # the more there are, the longer that takes, and the rarer it is
+                looked_at = time.monotonic()
+                pause_s = max(TICK_S, PAUSES * (looked_at - began))
             silent = [link for link in silent if link.about is None]
             state, says = self._poll()
             if state is State.PENDING:

@@ -58,13 +58,15 @@ def test_a_ladder_is_measured_though_an_agent_is_killed(engine: str, tmp_path: P
 
 
 def ours() -> list[int]:
-    """The agents that these tests have started."""
-    out = []
+    """The agents that these tests have started; their ranks are forks of them, and look alike."""
+    parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")
             if OURS.encode() in (path / "environ").read_bytes().split(b"\0"):
-                out += [int(path.name)] if b"harness.training.agent.agent" in words else []
+                if b"harness.training.agent.agent" in words:
+                    stat = (path / "stat").read_text().rpartition(")")[2].split()
+                    parents[int(path.name)] = int(stat[1])
         except OSError:
             continue
-    return out
+    return [pid for pid, parent in parents.items() if parent not in parents]

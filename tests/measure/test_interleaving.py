@@ -102,5 +102,15 @@ def test_what_is_wrong_gets_no_ratio(
     assert raised.value.exit is Exit.ERROR
 
 
+def test_a_block_that_the_time_budget_cut_is_no_error(
+    sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleaving, "pairs", lambda *of: SimpleNamespace(values=()))
+    cut = replace(sample_run, out_of_time=tuple(p.hash for p in sample_run.plans))
+    with pytest.raises(BusyError, match="the time budget ended") as raised:
+        blocked(cut, monkeypatch)
+    assert raised.value.exit is Exit.INCONCLUSIVE
+
+
 def incorrect(rank: RankRecord) -> RankRecord:
     return replace(rank, checks=tuple(replace(check, ok=False) for check in rank.checks))

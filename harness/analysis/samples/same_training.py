@@ -30,11 +30,11 @@ def unlike(
     for launches in (mine, base) if edited else ([*mine, *base],):
         if len({_seen(x).source for x in launches}) > 1:
             return "the script's file was changed between launches"
-    return next(_differences(case, mine, base), None)
+    return next(_differences(case, mine, base, edited), None)
 
 
 def _differences(
-    case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]
+    case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord], edited: bool
 ) -> Iterator[str]:
     every = [*mine, *base]
     together = () if any(_seen(x).sharded for x in every) else every
@@ -51,7 +51,7 @@ def _differences(
     yield from _whole_data(case, a, b)
     yield from _amounts(case, mine, base)
     yield from _work(mine, base)
-    yield from _gradients(a, b)
+    yield from _gradients(a, b, edited)
 
 
 def _starts(launches: Sequence[LaunchRecord]) -> Iterator[str]:
@@ -159,17 +159,25 @@ def _distinct(launch: LaunchRecord) -> float:
     return min(r.watched.distinct for r in launch.ranks if r.watched is not None)
 
 
-def _gradients(a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
+def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
     """Equal samples in the first step must give the same gradient, from the same start."""
     if not same_samples(a, b) or not begin_alike([a, b]) or random([a, b]):
         return
     here = norm(a)
     there = norm(b)
     coarse = a.ranks[0].ran.compute_dtype in ("bfloat16", "float16")
-    if there and abs(here / there - 1) > (COARSE_NORMS if coarse else NORMS):
+    if not there or abs(here / there - 1) <= (COARSE_NORMS if coarse else NORMS):
+        return
+    first = f"gradients: their norm in the first step is {here / there:.4g} times that"
+    if edited:
         yield (
-            f"gradients: their norm in the first step is {here / there:.4g} times that on {_of(b)},"
-            " with the same samples: is the loss or the gradient summed, not averaged?"
+            f"{first} of the version beside it, with the same samples: it trains another model or"
+            " loss, so its speed is no answer"
+        )
+    else:
+        yield (
+            f"{first} on {_of(b)}, with the same samples: is the loss or the gradient summed, not"
+            " averaged?"
         )
 
 

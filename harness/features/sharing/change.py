@@ -65,7 +65,10 @@ def measured(
             busy_blocks += 1
             if busy_blocks < FEWEST and time.monotonic() < until_s:
                 continue
-            return _without(case, file, allowed, Status.INCONCLUSIVE, busy.what)
+            if not changed:
+                return _without(case, file, allowed, Status.INCONCLUSIVE, busy.what)
+            so_far = judged(case, file, allowed, changed, again)
+            return replace(so_far, status=Status.INCONCLUSIVE, why=busy.what)
         except LaunchError as error:
             return _without(case, file, allowed, Status.ERROR, error.what)
         changed += of_head

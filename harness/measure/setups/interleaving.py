@@ -59,6 +59,13 @@ class Interleaver:
     ) -> list[float]:
         a, b = setups
         ratios = pairs(measured, plan, contrast).values
+        if not ratios and plan.hash in measured.out_of_time:
+            raise BusyError(
+                f"the time budget ended before {b} was measured beside {a}",
+                where=self._case.id,
+                expected="time for a block more",
+                fix="--time-budget 20m",
+            )
         if not ratios:
             failed = self._failed()
             if failed is not None and failed.stood_still:
@@ -157,7 +164,12 @@ def compared(
     """Blocks until the difference is decided, ``MOST`` at most. ``told`` gets a line for each."""
     longer: list[float] = []
     while True:
-        longer += interleaver.block(a, b)
+        try:
+            longer += interleaver.block(a, b)
+        except BusyError:
+            if not longer:
+                raise
+            return replace(difference(case, longer), reading=Reading.UNDECIDED)
         latest = difference(case, longer)
         told(f"{case}: B/A {latest.ratio:.4f} over {latest.num_pairs} pairs: {latest.reading}")
         done = len(longer) >= 2 * FEWEST and latest.reading is not Reading.UNDECIDED

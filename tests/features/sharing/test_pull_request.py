@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.base.errors import LaunchError
+from harness.base.errors import BusyError, LaunchError
 from harness.features.sharing import checkouts
-from harness.features.sharing.change import Change, judged
+from harness.features.sharing.change import Change, judged, measured
 from harness.features.sharing.checkouts import Version
 from harness.features.sharing.report import comment
 from harness.interface.cli.main import main, module_of, parser
@@ -62,6 +62,23 @@ def test_nothing_is_said_where_a_version_differs_from_itself() -> None:
         change = settled(longer, 0.03, draw)
         assert change.status is Status.INCONCLUSIVE
         assert "one and the same version differs from itself: 0.97" in change.why
+
+
+def test_what_was_measured_before_the_time_ended_is_shown() -> None:
+    """Two blocks, then none any more: open, with its figures; neither lost nor an ERROR."""
+
+    class Ends:
+        blocks = 0
+
+        def beside(self, *_: object) -> list[list[float]]:
+            self.blocks += 1
+            if self.blocks > 2:
+                raise BusyError("the time budget ended before head was measured beside base")
+            return [[1.1, 1.2], [0.01, -0.01]]
+
+    change = measured(Ends(), CASE, "", 0.05, lambda _: None)  # type: ignore[arg-type]
+    assert change.status is Status.INCONCLUSIVE and change.num_pairs == 4
+    assert change.ratio == pytest.approx(np.exp(-1.15)) and "time budget" in change.why
 
 
 PASSED = Change(

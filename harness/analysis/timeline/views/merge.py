@@ -64,8 +64,8 @@ def _pack(file: IO[bytes], windows: Windows) -> None:
             window = opened()
             base = _base(window)
             if not comma:
-                begins_ns = 0 if several else base
-                out.write(b'{"displayTimeUnit":"ms","baseTimeNanoseconds":%d,' % begins_ns)
+                zero_ns = 0 if several else base
+                out.write(b'{"displayTimeUnit":"ms","baseTimeNanoseconds":%d,' % zero_ns)
                 out.write(b'"traceEvents":[')
             for event in _window(f"{case}, " if several else "", window, base, numbers):
                 out.write(comma + b"\n" + json.dumps(event, separators=(",", ":")).encode())

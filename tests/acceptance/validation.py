@@ -31,6 +31,7 @@ import rates
 import slow_nodes
 from scipy import integrate, stats
 
+from harness.features.foresight import unseen
 from harness.features.foresight.physics.stragglers import slowest_normal
 from harness.features.recovery import goodput
 from harness.features.recovery.goodput import Costs
@@ -283,6 +284,13 @@ def regressions(count: int) -> Iterator[str]:
 
 def on_foresight() -> Iterator[str]:
     """(c) What was foretold of tables of others, beside what simple curves foretell."""
+    yield "Each of 20 families left out in its turn (`python -m harness.features.foresight.unseen`, with"
+    yield "all families); errors in points of efficiency, in the order of docs/foresight.md:"
+    yield ""
+    head, line, *rows = unseen.lines(unseen.left_out(sorted(unseen.PUBLISHED.glob("*.json"))))
+    yield from (head, line)
+    yield from (r for r in rows if r.startswith(("| all that", "| said", "| refused")))
+    yield ""
     command = "predict --table results/published/scaling.json --json"
     done = subprocess.run(
         [sys.executable, "-m", "harness", *command.split()],

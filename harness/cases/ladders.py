@@ -99,7 +99,8 @@ def interference(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
     silent, so the ratio has nothing in it but the fabric.
 
     Args:
-        case: of the strategy ``two_jobs``, on a multiple of four ranks.
+        case: of a strategy that trains several jobs and has the knob ``talking``, how many of
+            them exchange; on a multiple of four ranks.
     """
     knob = f"{case.strategy}.talking"
     cases = {

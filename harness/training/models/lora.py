@@ -61,7 +61,8 @@ class Frozen(nn.Module):
     def __init__(self, outputs: int, inputs: int, place: int, scale: float) -> None:
         super().__init__()
         rows = torch.arange(outputs) + (place << 32)
-        self.register_buffer("weight", uniform(rows, inputs).mul_(scale), persistent=False)
+        weight = uniform(rows, inputs).mul_(scale).to(torch.get_default_dtype())
+        self.register_buffer("weight", weight, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight)

@@ -31,8 +31,8 @@ def expect(
 ) -> Expected:
     """An all-reduce of every gradient among the ranks of a job that talks."""
     n = case.world_size
-    if n % (2 * JOBS) and n > 1:
-        raise ValueError(f"{n} ranks are not two jobs of two ranks and more: a multiple of 4")
+    if n % JOBS and n > 1:
+        raise ValueError(f"{n} ranks are not two jobs of equally many: an even number")
     elements = num_elements(model)
     size = element_bytes(model)
     sent = traffic.all_reduce(float(elements * size), max(1, n // JOBS))
@@ -97,7 +97,8 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     )
 
     def synchronise(last: bool) -> None:
-        exchanges = last and ctx.case.communicate and _talks(ctx.rank, knobs)
+        several = ctx.world_size > jobs
+        exchanges = last and several and ctx.case.communicate and _talks(ctx.rank, knobs)
         wrapped.require_backward_grad_sync = exchanges
 
     trainer = outer.OuterTrainer(

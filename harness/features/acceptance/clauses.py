@@ -44,7 +44,7 @@ class Evidence:
     apart: bool
 
 
-class Span(NamedTuple):
+class AcceptedSpan(NamedTuple):
     """The interval of an accepted value."""
 
     low: float
@@ -74,7 +74,7 @@ class Requirement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class MachinePart:
     """A unit of the machine: its name, and the hosts that it has."""
 
     name: str
@@ -86,25 +86,25 @@ def hosts_of(run: RunRecord) -> list[str]:
     return [machine.host for machine in run.nodes or (run.machine,)]
 
 
-def parts(contract: Contract, per: str, runs: Sequence[RunRecord]) -> list[Part]:
+def parts(contract: Contract, per: str, runs: Sequence[RunRecord]) -> list[MachinePart]:
     """The units of one kind that a clause holds for: all that are listed, measured or not."""
     hosts = list(dict.fromkeys(host for run in runs for host in hosts_of(run)))
     if per == SYSTEM:
-        return [Part(name="", hosts=frozenset(hosts))]
+        return [MachinePart(name="", hosts=frozenset(hosts))]
     if per == NODE:
         unnamed = max(0, contract.terms.nodes - len(hosts))
-        out = [Part(name=host, hosts=frozenset({host})) for host in hosts]
+        out = [MachinePart(name=host, hosts=frozenset({host})) for host in hosts]
         if unnamed:
-            out.append(Part(name=f"{unnamed} nodes that no run names", hosts=frozenset()))
+            out.append(MachinePart(name=f"{unnamed} nodes that no run names", hosts=frozenset()))
         return out
     return [
-        Part(name=group.name, hosts=frozenset(h for h in hosts if group.holds(h)))
+        MachinePart(name=group.name, hosts=frozenset(h for h in hosts if group.holds(h)))
         for group in contract.groups
         if group.of == per
     ]
 
 
-def within(run: RunRecord, part: Part) -> RunRecord | None:
+def within(run: RunRecord, part: MachinePart) -> RunRecord | None:
     """What of a run was measured on these nodes alone; None if nothing was.
 
     Gates, pilots and references say whether a training is right, wherever they ran. A launch that
@@ -331,28 +331,28 @@ def rules_of(contract: Contract, accepted: Sequence[RunRecord]) -> list[Threshol
     return out
 
 
-def reference(clause: Clause, accepted: Sequence[RunRecord]) -> Mapping[str, Span | None]:
+def reference(clause: Clause, accepted: Sequence[RunRecord]) -> Mapping[str, AcceptedSpan | None]:
     """What was accepted of each case: its interval, None of one that is in doubt or a stand-in."""
     wide = replace(clause.rule, at_least=_LEAST, at_most=None)
     if not metrics.metric(clause.rule.metric).more_is_better:
         wide = replace(clause.rule, at_least=None, at_most=_MOST)
-    out: dict[str, Span | None] = {}
+    out: dict[str, AcceptedSpan | None] = {}
     for run in accepted:
         for verdict in rejudge(run, [wide]).verdicts:
             if verdict.rule != clause.name or verdict.status is Status.SKIP:
                 continue
-            before = out.get(verdict.case, Span(low=math.inf, high=-math.inf))
+            before = out.get(verdict.case, AcceptedSpan(low=math.inf, high=-math.inf))
             sound = verdict.status is Status.PASS and not of_no_system(run, verdict)
             if not sound or before is None or verdict.low is None or verdict.high is None:
                 out[verdict.case] = None
             else:
                 low = min(before.low, verdict.low)
-                out[verdict.case] = Span(low=low, high=max(before.high, verdict.high))
+                out[verdict.case] = AcceptedSpan(low=low, high=max(before.high, verdict.high))
     return out
 
 
 def _without_reference(
-    clause: Clause, run: RunRecord, sound: Mapping[str, Span]
+    clause: Clause, run: RunRecord, sound: Mapping[str, AcceptedSpan]
 ) -> Iterator[tuple[Threshold, Verdict]]:
     """Cases that were measured and have no accepted value to be held against."""
     for verdict in rejudge(run, [clause.rule]).verdicts:
@@ -362,7 +362,7 @@ def _without_reference(
             yield clause.rule, replace(_open(verdict, why), bound=clause.asks)
 
 
-def _bounded(clause: Clause, case: str, span: Span, *, hard: bool) -> Threshold:
+def _bounded(clause: Clause, case: str, span: AcceptedSpan, *, hard: bool) -> Threshold:
     """The clause's rule with the bound that an accepted value gives; ``hard`` takes that end of its
     interval which asks for more.
     """

@@ -168,7 +168,7 @@ def test_a_launch_on_two_units_is_evidence_of_neither(sample_run: RunRecord) -> 
     ]
     nodes = (run.nodes[0], replace(run.nodes[0], host="n2"))
     split = replace(run, launches=tuple(launches), nodes=nodes)
-    inside = clauses.within(split, clauses.Part(name="n1", hosts=frozenset({"n1"})))
+    inside = clauses.within(split, clauses.MachinePart(name="n1", hosts=frozenset({"n1"})))
     assert inside is not None
     timed = [x for x in inside.launches if x.purpose is Purpose.TIMED]
     assert timed

@@ -25,7 +25,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class AuditedKind:
     """One kind of times, with its rows."""
 
     name: str
@@ -84,7 +84,7 @@ def _times(finding: ClaimFinding) -> str:
 
 def _kind(
     name: str, about: Mapping[str, Any], rows: Sequence[Row], findings: Sequence[ClaimFinding]
-) -> Kind:
+) -> AuditedKind:
     lines = [
         Line(
             row=finding.row,
@@ -98,7 +98,9 @@ def _kind(
         if finding.kind == name
     ]
     source = str(about.get("source", ""))
-    return Kind(name=name, source=source, leaves_out=str(about.get("leaves_out", "")), rows=lines)
+    return AuditedKind(
+        name=name, source=source, leaves_out=str(about.get("leaves_out", "")), rows=lines
+    )
 
 
 def _span(ends: tuple[float, float] | None) -> str:

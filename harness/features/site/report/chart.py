@@ -16,7 +16,7 @@ MOST_DOTS = 80
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class ChartPoint:
     """One run's figure, with the page that it leads to and what is said of it."""
 
     value: float
@@ -30,7 +30,7 @@ class Point:
 class _Plane:
     """Runs from left to right; values with some room around."""
 
-    def __init__(self, points: Sequence[Point]) -> None:
+    def __init__(self, points: Sequence[ChartPoint]) -> None:
         values = [p.value for p in points]
         low = min(values)
         high = max(values)
@@ -58,7 +58,7 @@ class _Plane:
             yield i * step, f"{i * step:,.{digits}f}"
 
 
-def chart(points: Sequence[Point], label: str, days: tuple[str, str]) -> Markup:
+def chart(points: Sequence[ChartPoint], label: str, days: tuple[str, str]) -> Markup:
     """One case; the scale is its own, and is written beside it."""
     plane = _Plane(points)
     out = [

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from harness.analysis.reading import load
 from harness.base.numbers import rate
 from harness.features.site.entries import CaseFigure, Entry, RuleFigure, on_all_cores
-from harness.features.site.report.chart import Point, chart
+from harness.features.site.report.chart import ChartPoint, chart
 from harness.interface.report.page.page import render
 from harness.interface.report.templates import templates
 from harness.record import Status
@@ -186,7 +186,7 @@ def _card(case: str, of_case: Sequence[Ran]) -> Card:
         value = r.figure.efficiency if scaled else r.figure.throughput
         if value is not None:
             points.append(
-                Point(
+                ChartPoint(
                     value=value,
                     low=r.figure.low if scaled else None,
                     high=r.figure.high if scaled else None,

@@ -25,6 +25,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[causes.Stand]:
 SOON = ("late", "data")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "plant",
     [pytest.param(p, marks=[pytest.mark.full] * (p not in SOON)) for p in (*causes.DDP, "uneven")],

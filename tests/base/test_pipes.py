@@ -46,6 +46,7 @@ def doctored(sample: Path, tmp_path: Path) -> Path:
     return copy
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("unbuffered", [True, False])
 @pytest.mark.parametrize("read", [0, 1])
 def test_verify_says_the_same_to_nobody(doctored: Path, unbuffered: bool, read: int) -> None:
@@ -61,6 +62,7 @@ def test_an_error_that_nobody_reads() -> None:
     assert ended(["report", "nothing/there"], True, errors=True) == 4
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "streams",
     ["2>&-", ">&-", "<&- >&- 2>&-", "2>/dev/full", ">/dev/full", ">/dev/full 2>/dev/full"],

@@ -69,7 +69,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     stand.bench.worlds.close()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("how", "seen"),
     [
@@ -94,7 +94,7 @@ def test_late_cheats_are_dated_to_the_step(stand: Stand, how: str, seen: list[st
     assert timed.compared == 16
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("asks", ["nothing", "function", "imported", "group", "variable"])
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
 def test_a_model_that_asks_how_large_the_world_is_does_not_pass_the_gate(
@@ -149,6 +149,7 @@ def test_what_is_trained_before_the_clock_is_of_other_samples(
 TOO_LITTLE = ["honest", "frozen", "half", "top", "stale", "slow", "forgetful", "lazy"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("how", "precision"),
     [
@@ -200,6 +201,7 @@ def test_a_codec_that_is_one_percent_short_is_not_unbiased(stand: Stand) -> None
     assert (gate_failure(gate) or "").startswith("codec.length")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("how", "seen"),
     [

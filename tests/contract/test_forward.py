@@ -11,6 +11,7 @@ from harness.cases import Catalogue, Device, Passes, Site
 from harness.record import Purpose
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "world"),
     [
@@ -32,6 +33,7 @@ def test_forward_alone_has_the_losses_of_the_reference(launch: Any, name: str, w
     assert (timed.sent_bytes or 0) < (train.sent_bytes or 1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("bug", "check"),
     [("none", ""), ("trains", "parameters_after_4"), ("once", "step1_loss"),

@@ -35,7 +35,7 @@ def test_the_correct_twin_of_the_mutants_passes(launch: Any) -> None:
     assert world.failed == []
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("bug", CAUGHT_BY)
 @pytest.mark.parametrize("model", ["mlp-nano", pytest.param("paced-small", marks=pytest.mark.full)])
 def test_mutant_is_caught(launch: Any, bug: str, model: str) -> None:
@@ -197,7 +197,7 @@ def test_the_correct_twin_of_a_familys_mutants_passes(launch: Any, family: str) 
     assert world.cause is None and world.failed == []
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("family", "bug"),
     [

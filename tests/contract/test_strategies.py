@@ -83,7 +83,7 @@ def test_strategy_trains_on_four_ranks_as_on_one(launch: Any, strategy: str) -> 
     right(launch(f"{strategy}/{soonest(strategy)}", 4))
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(7)
 @pytest.mark.parametrize(("strategy", "model", "precision", "world"), CELLS)
 def test_strategy_trains_as_one_device_would(
     launch: Any, strategy: str, model: str, precision: Precision, world: int
@@ -254,7 +254,7 @@ def test_activation_checkpointing(launch: Any, strategy: str) -> None:
     right(launch(f"{strategy}/mlp-nano", 2, checkpoint=True))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("strategy", "knobs"),
     [
@@ -286,7 +286,7 @@ def test_schedules(launch: Any, schedule: str) -> None:
     assert world.ranks[0].ran.schedule == world.described.expected.schedule
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("strategy", "knobs"),
     [

@@ -169,6 +169,7 @@ def test_a_strong_ladder_compares_gradients(measured: Measured) -> None:
     assert "(--mode strong?)" in other.detail
 
 
+@pytest.mark.full
 def test_a_fresh_interpreter_and_a_launcher_see_the_same_training(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ ALIKE = (
 )  # fmt: skip
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
     "cell",
     [pytest.param(c, marks=[pytest.mark.full] * (c.kind in ALIKE)) for c in ONE_OF_EACH],

@@ -58,6 +58,7 @@ def renamed(path: Path) -> None:
     path.with_name("new").replace(path)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("write", [saved, appended, mapped, renamed, Path.unlink])
 def test_nothing_that_is_written_in_a_copy_reaches_the_original(
     home: Path, tmp_path: Path, write: Callable[[Path], object]

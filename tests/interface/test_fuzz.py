@@ -104,7 +104,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 
 
 @given(line=command_lines())
-@tries(15)
+@tries(8)
 def test_any_command_line(line: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.getbasetemp())

@@ -137,6 +137,7 @@ def test_samples_of_unlike_length_are_refused_by_name() -> None:
 CAUGHT_BY = {"same_shard": "input.content", "no_set_epoch": "input.content"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bug", ["none", *CAUGHT_BY])
 def test_an_input_that_hands_out_others_is_caught(launch: Any, bug: str) -> None:
     world = launch("ddp/mlp-nano", 2, data="mutant_input", knobs={"mutant_input.bug": bug})

@@ -183,7 +183,8 @@ class Schedule:
                 else:
                     places[rank] = len(order)
                 free[rank] = clock
-            assert len(ends) > before, f"{self} waits for itself"
+            if len(ends) == before:
+                raise ValueError(f"{self} waits for itself")
         work = sum(costs[a.what, a.stage] for order in self.orders for a in order)
         return PlayedSchedule(work / self.ranks / max(free), ends)
 

@@ -191,6 +191,7 @@ ingest.ingest([Path(p) for p in sys.argv[4:]], Path(sys.argv[3]))
 """
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("where", KILLED_AT)
 def test_killed_anywhere_the_next_call_repairs(

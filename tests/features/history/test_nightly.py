@@ -125,6 +125,7 @@ def test_a_night_is_measured_once_and_cut_off_it_goes_on(suites: Path) -> None:
     assert state(suites)["stage"] == "done"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stage", ["keep", "again", "publish", "tell", "prune"])
 def test_cut_off_before_any_stage_nothing_is_measured_again(stage: str, suites: Path) -> None:
     """From a night whose run is a shipped sample, so that it takes no measurement."""
@@ -171,6 +172,7 @@ def test_uncommitted_suites_are_refused_before_anything_is_measured(suites: Path
     assert not (suites / "results/runs").exists()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -121,6 +121,7 @@ def pages(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 NAMES = ("report", "machines", "handover")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_says_nothing_on_the_console_and_prints(
     pages: dict[str, Path], name: str, tmp_path: Path

@@ -202,6 +202,7 @@ def test_a_case_that_breaks_is_one_error_and_the_others_go_on(pytester: pytest.P
     assert "fsdp/mlp-nano/weak" in out
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -517,6 +518,7 @@ def test_a_bound_in_a_suite_judges(pytester: pytest.Pytester) -> None:
     run(pytester, "--cpus", "2").assert_outcomes(passed=1, failed=1)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("line", "told"),
     [

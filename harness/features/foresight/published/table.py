@@ -13,7 +13,7 @@ from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.priors import Belief
 from harness.features.foresight.published.files import cell_value, documents, field_name
 from harness.features.foresight.published.measures import Measure, measured
-from harness.features.foresight.published.reading import Fields, fabric_of, shape_of
+from harness.features.foresight.published.reading import CONFIGURATION, Fields, fabric_of, shape_of
 from harness.features.foresight.published.splitting import calibrating
 from harness.features.foresight.shapes import Point, Shape
 from harness.features.foresight.terms import Unknown
@@ -87,7 +87,11 @@ def _table(table: Any, name: str) -> PublishedTable:
         raise ValueError("it has no points")
     shared = {k: v for k, v in table.items() if not isinstance(v, dict | list) or k == "model"}
     broken = claims.contradictions(table)
-    rows = [{field_name(str(k)): cell_value(v) for k, v in row.items()} for row in rows]
+    rows = [{field_name(str(k)): v for k, v in row.items()} for row in rows]
+    rows = [  # what was run is compared as written: torch 2.10 is not 2.1
+        {name: v if name in CONFIGURATION else cell_value(v) for name, v in row.items()}
+        for row in rows
+    ]
     hardware = table.get("hardware") or _one_gpu(rows)
     if not isinstance(hardware, Mapping):
         raise ValueError("hardware is not an object")

@@ -26,7 +26,6 @@ EXAMPLES = dict(
     history=(
         "history",
         "history ddp --html history.html --fail-on regressed",
-        "history nodes",
     ),
 )
 

@@ -23,7 +23,6 @@ from harness.record import RunRecord
 HELP = dict(baseline="expected values of a hardware class: show, set, accept")
 EXAMPLES = dict(
     baseline=(
-        "baseline show",
         "baseline set RUN",
         'baseline accept RUN --again RUN_OF_ANOTHER_DAY --reason "new switch firmware"',
     ),

@@ -540,9 +540,13 @@ def num_devices() -> int:
     return int(os.environ.get("STRICT_GPUS", "2"))
 
 
+#: Which of the machine's devices is this process's: torch lets it have one, which has number 0.
+chosen = 0
+
+
 def _number(device: int | torch.device) -> int:
     """A visible device's number on its machine."""
-    index = device if isinstance(device, int) else device.index
+    index = device if isinstance(device, int) else chosen
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return int(visible[index]) if visible[0].isdigit() else index
 

@@ -123,6 +123,7 @@ def test_every_strategy_is_timed(worlds: Worlds, strategy: str) -> None:
     assert left.wrong == [] and len(left.ranks) == ranks
     assert all(r.window_s > 0 and r.peak_bytes and r.device == "NVIDIA Strict" for r in left.ranks)
     assert all(r.ran is not None for r in left.ranks)
+    assert len({r.device_uuid for r in left.ranks}) == ranks, "each has a device of its own"
 
 
 @pytest.mark.parametrize(("name", "places"), [("ddp/mlp-nano", {0, 1}), ("single/mlp-nano", {0})])

@@ -36,8 +36,14 @@ def _ceiling(module: ModuleType) -> None:
 
 def _numbered(module: ModuleType) -> None:
     import torch
+    from strict import device
 
-    module.numbered = lambda index: torch.device("strict", 0)  # type: ignore[attr-defined]
+    def numbered(index: int) -> torch.device:
+        if index:  # a script asks which one is current, and is told the only one
+            device.chosen = index
+        return torch.device("strict", 0)
+
+    module.numbered = numbered  # type: ignore[attr-defined]
 
 
 def _cored(module: ModuleType) -> None:

@@ -45,7 +45,9 @@ class Follower:
         if self._pid == 0:
             try:
                 os.setpgid(0, 0)
-                threads.die_with_parent(agent)
+                # Whoever holds a cap has to take it back, also behind an agent that was killed.
+                capped = self._cap_w > 0
+                threads.die_with_parent(agent, signal.SIGTERM if capped else signal.SIGKILL)
                 for descriptor in private:
                     os.close(descriptor)
                 self._follow(readings_file(Path(spec.out), first), places())
@@ -73,16 +75,20 @@ class Follower:
         return self._pid is None
 
     def kill(self) -> None:
-        """End it at once; what it has read is written.
+        """End it at once; what it has read is written. One that holds a cap takes that back first.
 
         Nobody waits for one that hangs in the driver: no signal reaches it there.
         """
-        if self._pid is None:
-            return
-        os.kill(self._pid, signal.SIGKILL)
-        deadline = time.monotonic() + KILLED_S
-        while os.waitpid(self._pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        for number in (signal.SIGTERM, signal.SIGKILL) if self._cap_w else (signal.SIGKILL,):
+            if self._pid is None:
+                return
+            os.kill(self._pid, number)
+            deadline = time.monotonic() + KILLED_S
+            while time.monotonic() < deadline:
+                if os.waitpid(self._pid, os.WNOHANG) != (0, 0):
+                    self._pid = None
+                    break
+                time.sleep(0.01)
         self._pid = None
 
 

@@ -46,7 +46,7 @@ def entries(folder: Path, results: Path, data: Sequence[str] = ()) -> Iterator[C
 def _inside(
     here: Path, above: Mapping[Path, Path], results: Path, shared: set[Path]
 ) -> Iterator[CopiedEntry]:
-    """What is in ``here``; ``above`` are this folder and those that it lies in, the root first: what
+    """What is in ``here``; ``above`` are this folder and those that it is in, the root first: what
     they really are, and their names in the copy.
     """
     root, name = next(iter(above)), list(above.values())[-1]

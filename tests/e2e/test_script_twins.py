@@ -77,7 +77,7 @@ def test_what_cannot_be_told_is_listed(
 ) -> None:
     verdict = measured("loop.py", *words)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
-    not_checked = table(measured).partition(" not ")[2]
+    not_checked = table(measured).partition(" not checked ")[2]
     assert unchecked in not_checked
 
 

@@ -54,7 +54,11 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
             *name,
             *table.lines(width),
             *wrap(f" {_note(rows)}", width, 1),
-            *_checks(rows, width),
+            *(
+                line
+                for label, what in _checks(rows)
+                for line in wrap(f" {label:12}{what}", width, 13)
+            ),
             "",
         ]
     return [rule("your script", width), *shown] if shown else []
@@ -66,7 +70,7 @@ def told(run: RunRecord) -> list[ScriptSection]:
         ScriptSection(
             name=rows[0].arm.case.family + rows[0].arm.case.extras,
             table=Table(columns=_COLUMNS, rows=rows).html("your script"),
-            notes=[_note(rows), *(" ".join(line.split()) for line in _checks(rows, 10_000))],
+            notes=[_note(rows), *(f"{label}: {what}" for label, what in _checks(rows))],
         )
         for rows in _scripts(run)
     ]
@@ -114,8 +118,10 @@ def _note(rows: Sequence[ScriptRow]) -> str:
     return f"{NOTE}; {PILOTS}" if only_pilots else NOTE
 
 
-def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
-    """What held on every launch, what could not be checked and why, and what is worth a look."""
+def _checks(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
+    """What held on every launch, what could not be checked and why, and what is worth a look: each
+    with its label.
+    """
     checked = []
     missing = []
     for what, why_not in (*_of_all(rows), *_of_several(rows)):
@@ -123,12 +129,12 @@ def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
             checked.append(what)
         else:
             missing.append(f"{what} ({why_not})" if why_not else what)
-    shown = wrap(f" checked    {', '.join(checked)}", width, 12)
-    shown += wrap(f" not        {', '.join(missing)}", width, 12) if missing else []
+    yield "checked", ", ".join(checked)
+    if missing:
+        yield "not checked", ", ".join(missing)
     for row in rows:
-        remarks = _remarks(row, rows[0].launches[0])
-        shown += [line for text in remarks for line in wrap(f" noticed    {text}", width, 12)]
-    return shown
+        for remark in _remarks(row, rows[0].launches[0]):
+            yield "noticed", remark
 
 
 def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:

@@ -1,7 +1,8 @@
 """The command that measures a case again as it was, or with one thing changed."""
 
+import itertools
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from harness.cases import CaseSpec, Device, Mode, Settings
 
@@ -10,6 +11,9 @@ _STATED = {
     "strategy", "model", "size", "mode", "world_size", "nodes", "device", "compressor", "stand_in",
     "first_device", "communicate",
 }  # fmt: skip
+
+#: Of a script's ladder: where it begins, and how many steps are timed.
+_LADDER = frozenset({"--first-rung", "--steps", "--warm-up"})
 
 
 def command(case: CaseSpec, settings: Settings, change: Mapping[str, str] | None = None) -> str:
@@ -49,4 +53,15 @@ def _of_script(case: CaseSpec, settings: Settings) -> list[str]:
         words += ["--fresh"]
     for option, paths in (("--clean", settings.clean), ("--data", settings.data)):
         words += [option, *paths] if paths else []
-    return [*words, "--", *shlex.split(case.script)]
+    return [*words, *_typed(settings.argv), "--", *shlex.split(case.script)]
+
+
+def _typed(argv: Sequence[str]) -> list[str]:
+    """Options of a script's ladder, which its cases do not know, as they were typed."""
+    options = list(itertools.takewhile(lambda word: word != "--", argv))
+    kept: list[str] = []
+    for place, word in enumerate(options):
+        name, equals, _ = word.partition("=")
+        if name in _LADDER:
+            kept += [word] if equals else options[place : place + 2]
+    return kept

@@ -7,7 +7,7 @@ only an environment's interpreter, and what the user says that the script only r
 import functools
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,12 +39,17 @@ def entries(folder: Path, results: Path, data: Sequence[str] = ()) -> Iterator[C
     ``results`` is where runs are written, and left out; ``data`` are paths that are shared.
     """
     shared = {(folder / path).resolve() for path in data}
-    yield from _inside(folder, Path(), folder.resolve(), results.resolve(), shared)
+    root = folder.resolve()
+    yield from _inside(folder, {root: Path()}, results.resolve(), shared)
 
 
 def _inside(
-    here: Path, name: Path, root: Path, results: Path, shared: set[Path]
+    here: Path, above: Mapping[Path, Path], results: Path, shared: set[Path]
 ) -> Iterator[CopiedEntry]:
+    """What is in ``here``; ``above`` are this folder and those that it is in, the root first: what
+    they really are, and their names in the copy.
+    """
+    root, name = next(iter(above)), list(above.values())[-1]
     for entry in sorted(os.scandir(here), key=lambda e: e.name):
         path, target = Path(entry.path), Path(os.path.realpath(entry.path))
         relative = name / entry.name
@@ -54,6 +59,9 @@ def _inside(
             yield CopiedEntry(
                 relative, path, link=os.path.relpath(target, (root / relative).parent)
             )
+        elif path.is_dir() and target in above:  # a link in a folder elsewhere that leads back
+            link = os.path.relpath(root / above[target], (root / relative).parent)
+            yield CopiedEntry(relative, path, link=link)
         elif path.is_dir():
             if entry.name in LEFT_OUT or results.is_relative_to(target):
                 continue
@@ -63,7 +71,7 @@ def _inside(
                 yield CopiedEntry(relative, path, link=str(target))
                 continue
             yield CopiedEntry(relative, path)
-            yield from _inside(path, relative, root, results, shared)
+            yield from _inside(path, {**above, target: relative}, results, shared)
         elif path.is_file() and os.access(path, os.R_OK):
             yield CopiedEntry(relative, path)
 

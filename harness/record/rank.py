@@ -124,7 +124,9 @@ class Watched:
     that train nothing; ``in_eval``: weights were stepped after passes in eval mode alone;
     ``searched``: unused parameters were searched for, and there were none; ``random``: the first
     forward pass drew random numbers, as dropout does; ``parallel``: ranks are replicas, or shards
-    of one, and share out the data.
+    of one, and share out the data. ``ahead_s`` is what a step (median) takes up to its backward
+    passes by the host's clock: batches, logs, forward passes, before ranks wait for each other (0:
+    unknown).
     """
 
     world_size: int
@@ -157,6 +159,7 @@ class Watched:
     searched: bool = False
     random: bool = False
     parallel: bool = False
+    ahead_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

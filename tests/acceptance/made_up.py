@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import random
 import struct
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 WORDS = 500
 LINES = 40_000
+CHARACTERS = 65
 DEEPSPEED = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
@@ -40,6 +42,7 @@ def everything(folder: Path) -> Path:
         _sentences(folder)
         _models(folder)
         _digits(folder)
+        _characters(folder)
         for name in ("Datasets", "data"):
             (folder / name).symlink_to(".")
         for stage in (2, 3):
@@ -109,6 +112,17 @@ def _models(folder: Path) -> None:
     GPT2LMHeadModel(gpt).save_pretrained(folder / "gpt")
     for name in ("bert-base-cased", "gpt"):
         _tokenizer(folder / name)
+
+
+def _characters(folder: Path) -> None:
+    """Numbers of 65 characters in the files that nanoGPT looks for."""
+    draw = random.Random(2)
+    text = folder / "shakespeare_char"
+    text.mkdir()
+    for part, many in (("train", 400_000), ("val", 20_000)):
+        numbers = [draw.randrange(CHARACTERS) for _ in range(many)]
+        (text / f"{part}.bin").write_bytes(struct.pack(f"<{many}H", *numbers))
+    (text / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": CHARACTERS}))
 
 
 def _digits(folder: Path) -> None:

@@ -1,8 +1,9 @@
 """Training scripts of others' making, unchanged, on 1, 2 and 4 CPU ranks.
 
-    python tests/acceptance/public_scripts.py [--only NAME ...] [--repeats 1] [--cache FOLDER]
+    python tests/acceptance/public_scripts.py [--only NAME ...] [--ranks 1 2] [--cache FOLDER]
 
 Each is fetched at a fixed commit, or comes with a package, and trains on data that is made here.
+What asks for a GPU by name is edited, by the words that the list says.
 Steps and samples must be exactly those that the script's own arguments say, and those that it
 prints where it prints them; what cannot be measured must be refused by the words that the list says.
 The list is ``public_scripts.toml``; the packages are those of ``tox -e scripts``.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
+import importlib.util
 import os
 import re
 import shlex
@@ -26,7 +29,7 @@ from statistics import fmean
 
 import made_up
 
-from harness.cases import Catalogue, Device, Protocol, Settings, Site
+from harness.cases import Catalogue, Device, Mode, Protocol, Settings, Site
 from harness.cases.script import script_plan
 from harness.measure import together
 from harness.measure.measurer import moment
@@ -55,6 +58,11 @@ class Script:
     env: tuple[tuple[str, str], ...] = ()
     beside: str = ""
     clean: tuple[str, ...] = ()
+    edits: tuple[tuple[str, str], ...] = ()
+    needs: tuple[str, ...] = ()
+    first_rung: int = 1
+    strong: bool = False
+    declared: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +96,8 @@ class Found:
             return self.script.refused in self.said
         if self.script.refused and not self.script.samples:
             return True
-        if self.said or self.samples != self.script.samples:
+        wanted = self.script.samples / (self.ranks if self.script.strong else 1)
+        if self.said or self.samples != wanted:
             return False
         return self.printed_s is None or abs(self.printed_s / (self.step_s or 1) - 1) <= RATE
 
@@ -103,6 +112,7 @@ def listed() -> list[Script]:
         for name, value in common.items():
             words = words.replace(f"<{name}>", value)
         lists = {k: tuple(v) for k, v in entry.items() if isinstance(v, list)}
+        lists["edits"] = tuple((old, new) for old, new in entry.get("edits", ()))
         env = tuple(entry.get("env", {}).items())
         out.append(Script(**{**entry, **lists, "words": words, "env": env}))
     return out
@@ -119,6 +129,8 @@ def fetched(script: Script, cache: Path, data: Path) -> Path:
             url = f"https://raw.githubusercontent.com/{repository}/{commit}/{name}"
             with urllib.request.urlopen(url) as answer:
                 file.write_bytes(answer.read())
+    if script.edits:
+        root = edited(script, root)
     for folder in {root, root / script.beside}:
         folder.mkdir(parents=True, exist_ok=True)
         for part in data.iterdir():
@@ -127,10 +139,27 @@ def fetched(script: Script, cache: Path, data: Path) -> Path:
     return root
 
 
+def edited(script: Script, original: Path) -> Path:
+    """The folder of a script whose files say something else than the fetched ones."""
+    digest = hashlib.sha256(repr(script.edits).encode()).hexdigest()[:8]
+    root = original.with_name(f"{original.name}-{digest}")
+    texts = {name: (original / name).read_text() for name in script.files}
+    for old, new in script.edits:
+        if not any(old in text for text in texts.values()):
+            raise ValueError(f"{script.name}: no file says {old!r}")
+        texts = {name: text.replace(old, new) for name, text in texts.items()}
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
 def measured(session: Session, script: Script, ranks: int) -> Found:
     """One launch on so many ranks."""
     site = Site(device=Device.CPU, backend="gloo", nodes=(max(RANKS),))
-    plan = script_plan(shlex.split(script.words), site, protocol=PROTOCOL)
+    mode = Mode.STRONG if script.strong else Mode.WEAK
+    words = shlex.split(script.words)
+    plan = script_plan(words, site, mode, script.declared, PROTOCOL, script.first_rung)
     arm = next(a for a in plan.arms if a.case.world_size == ranks)
     session.describe([arm.case])
     session.run.announce([plan])
@@ -153,6 +182,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--ranks", nargs="+", type=int, default=list(RANKS))
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "public-scripts")
     parser.add_argument("--results", type=Path, default=Path(tempfile.gettempdir()))
     asked = parser.parse_args()
@@ -163,20 +193,26 @@ def main() -> int:
     print(f"{'script':38}{'ranks':>6}{'samples/step':>13}{'step':>9}{'printed':>9}")
     wrong = 0
     for script in scripts:
+        if missing := [name for name in script.needs if importlib.util.find_spec(name) is None]:
+            print(f"{script.name:38}  not run: {', '.join(missing)} is not installed")
+            continue
         folder = fetched(script, asked.cache.resolve(), data)
         with contextlib.chdir(folder), environment(script):
-            wrong += sum(not told(f) for f in launches(script, asked.results, asked.repeats))
+            wrong += sum(not told(f) for f in launches(script, asked))
     print(f"{wrong} launches are not as the list says" if wrong else "all as the list says")
     return min(1, wrong)
 
 
-def launches(script: Script, results: Path, repeats: int) -> Iterator[Found]:
+def launches(script: Script, asked: argparse.Namespace) -> Iterator[Found]:
     """All launches of a script, by agents that have its variables."""
+    all_ranks = [ranks for ranks in asked.ranks if ranks >= script.first_rung]
     settings = Settings(fabric=False, timeline=False, nodes=(max(RANKS),), clean=script.clean)
-    session = Session(Catalogue(), settings, Path(tempfile.mkdtemp(dir=results)), (), Progress())
+    session = Session(
+        Catalogue(), settings, Path(tempfile.mkdtemp(dir=asked.results)), (), Progress()
+    )
     try:
-        for _ in range(repeats):
-            yield from (measured(session, script, ranks) for ranks in RANKS)
+        for _ in range(asked.repeats):
+            yield from (measured(session, script, ranks) for ranks in all_ranks)
     finally:
         session.close()
 

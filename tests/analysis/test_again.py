@@ -109,3 +109,26 @@ def test_a_script_is_typed_again_as_it_was(tmp_path: Path, monkeypatch: pytest.M
         "--fresh", "--data", "data",
     ]  # fmt: skip
     assert again[again.index("--") + 1 :] == words
+
+
+def test_a_ladder_of_a_script_begins_again_where_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below that the model does not fit: the case of a rung does not know it."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    options = ["--first-rung", "2", "--steps=6", "--warm-up", "2"]
+    typed = (
+        "scaleproof",
+        "run",
+        "--script",
+        "--cpus",
+        "4",
+        *options,
+        "--",
+        "train.py",
+        "--steps",
+        "9",
+    )
+    plan = script_plan(["train.py", "--steps", "9"], on(4), first_rung=2)
+    assert tuple(shlex.split(command(plan.arms[-1].case, Settings(argv=typed)))) == typed

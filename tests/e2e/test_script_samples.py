@@ -21,6 +21,7 @@ __all__ = ["measured", "session"]  # fixtures
         "detection",
         pytest.param("dicts", marks=pytest.mark.full),
         "time first",
+        pytest.param("recurrent", marks=pytest.mark.full),
         pytest.param("two inputs", marks=pytest.mark.full),
     ],
 )

@@ -93,6 +93,25 @@ def test_links_without_an_end_are_left_out(tmp_path: Path) -> None:
     assert not (tmp_path / "work0" / "above").exists()
 
 
+def test_a_linked_folder_that_links_to_itself_is_copied_once(tmp_path: Path) -> None:
+    """Two such links in it are as many ways to go round as there are numbers of 40 bits."""
+    data, folder = tmp_path / "data", tmp_path / "home"
+    (data / "deep").mkdir(parents=True)
+    (data / "train.bin").write_text("numbers")
+    folder.mkdir()
+    (folder / "data").symlink_to(data)
+    for name in ("again", "Datasets", "deep/up"):
+        (data / name).symlink_to(data)
+    copies.copy(folder, tmp_path / "copy", tmp_path / "results")
+    copied = tmp_path / "copy" / "data"
+    assert len(list(copies.entries(folder, tmp_path / "results"))) == 6
+    for name in ("again", "deep/up/Datasets"):
+        assert (copied / name).resolve() == copied
+        assert (copied / name / "train.bin").read_text() == "numbers"
+    (copied / "again" / "train.bin").write_text("changed")
+    assert (data / "train.bin").read_text() == "numbers"
+
+
 def test_what_is_only_read_is_shared(home: Path, tmp_path: Path) -> None:
     copies.copy(home, tmp_path / "work0", tmp_path, ("many", "checkpoints"))
     assert (tmp_path / "work0" / "many").resolve() == home / "many"

@@ -1,4 +1,6 @@
-"""A plain DDP loop as people write it, with one mistake where one is asked for."""
+"""A plain DDP loop as people write it, with one mistake where one is asked for; with ``--right``
+what looks like that mistake, and is none.
+"""
 
 import argparse
 import os
@@ -13,6 +15,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--mistake", default="")
+parser.add_argument("--right", action="store_true")
+parser.add_argument("--rows", type=int, default=512)
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--global-batch", type=int, default=0)
 parser.add_argument("--epochs", type=int, default=100)
@@ -37,7 +41,8 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
         dist.init_process_group("gloo")
     if not asked.unseeded:  # as tutorials are
         torch.manual_seed(0 if asked.mistake != "seeds" else rank)
-    data = TensorDataset(torch.randn(512, 64), torch.randint(0, 10, (512,)))
+    several = world > 1 or asked.right
+    data = TensorDataset(torch.randn(asked.rows, 64), torch.randint(0, 10, (asked.rows,)))
     batch = asked.global_batch // world if asked.global_batch else 32
     sampler = DistributedSampler(
         data, num_replicas=world, rank=rank, shuffle=not asked.global_batch
@@ -46,16 +51,18 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
         sampler = None
     loader = DataLoader(data, batch_size=batch // asked.accumulate, sampler=sampler, drop_last=True)
     layers = nn.Linear(64, asked.width), nn.ReLU(), nn.Linear(asked.width, 10)
-    model: nn.Module = (Half if asked.mistake == "half" and world > 1 else nn.Sequential)(*layers)
-    if asked.mistake == "frozen" and world > 1:
+    model: nn.Module = (Half if asked.mistake == "half" and several else nn.Sequential)(*layers)
+    if asked.mistake == "frozen" and several:
         layers[0].requires_grad_(False)
     inner = model
     if asked.compile:
         model = torch.compile(model)
-    if asked.mistake not in ("no all-reduce", "wrong world", "seeds"):
+    bare = asked.mistake in ("no all-reduce", "wrong world")
+    if not bare and (asked.mistake != "seeds" or asked.right):
         model = DistributedDataParallel(model)
-    if asked.mistake == "resumed" and asked.kept.is_file():
-        inner.load_state_dict(torch.load(asked.kept))
+    checkpoint = Path("mine.pt") if asked.right else asked.kept  # each launch has a copy
+    if asked.mistake == "resumed" and checkpoint.is_file():
+        inner.load_state_dict(torch.load(checkpoint))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loss_of, done, counted, began = nn.CrossEntropyLoss(), 0, 0, time.perf_counter()
     kept: list[torch.Tensor] = []
@@ -65,30 +72,36 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
         for number, (x, y) in enumerate(loader):
             if asked.mistake == "idle" and rank:
                 x = x[:0]
+            if asked.mistake == "slow" and (rank or asked.right):
+                time.sleep(0.02)
             if asked.mistake == "cached":
                 kept = kept or [x, y]
                 x, y = kept
-            if asked.mistake == "repeated" and world > 1:
+            if asked.mistake == "repeated" and several:
                 x, y = x[:16].repeat(2, 1), y[:16].repeat(2)
             last = number % asked.accumulate == asked.accumulate - 1
             skip = not last and asked.mistake != "no no_sync" and world > 1
-            skip |= asked.mistake == "broadcast"
+            skip |= asked.mistake == "broadcast" and not asked.right
             with model.no_sync() if skip else torch.enable_grad():
-                low = asked.mistake == "precision" and world > 1
+                low = asked.mistake == "precision" and several
                 with torch.autocast("cpu", torch.bfloat16, enabled=low):
                     out = model(x)
-                loss = loss_of(out.float(), y[: len(x)]) / asked.accumulate
+                loss = loss_of(out.float(), y[: len(x)])
+                if asked.mistake != "undivided":
+                    loss = loss / asked.accumulate
                 if asked.mistake == "sum":
                     loss = loss * world
                 loss.backward()
             counted += len(x)
             if not last:
                 continue
-            if asked.mistake == "second all-reduce":
+            if asked.mistake == "second all-reduce" and asked.right and world > 1:
+                dist.all_reduce(loss.detach().clone())  # to log it
+            elif asked.mistake == "second all-reduce" or (asked.right and bare):
                 for p in inner.parameters():
                     dist.all_reduce(p.grad)
                     p.grad /= world
-            if asked.mistake == "skips" and rank and done % 5 == 4:
+            if asked.mistake == "skips" and (rank or asked.right) and done % 5 == 4:
                 done += 1  # this rank leaves a step out
                 continue
             optimizer.step()
@@ -96,12 +109,12 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
             if asked.mistake == "broadcast":
                 for p in inner.parameters():
                     dist.broadcast(p.detach(), 0)
-            if asked.mistake == "evaluates" and world == 1:
+            if asked.mistake == "evaluates" and (world == 1 or asked.right):
                 with torch.no_grad():
                     inner(x)
             done += 1
             if asked.mistake == "resumed" and rank == 0:
-                torch.save(inner.state_dict(), asked.kept)
+                torch.save(inner.state_dict(), checkpoint)
             if done % 5 == 0 and rank == 0:
                 rate = counted / (time.perf_counter() - began)
                 print(f"step {done} samples {counted} rate {rate:.0f}/s", flush=True)

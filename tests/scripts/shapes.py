@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 parser = argparse.ArgumentParser()
 parser.add_argument("shape", choices=[
     "images", "detection", "dicts", "time first", "ambiguous", "packed", "graph", "two inputs",
-    "views", "no loader",
+    "views", "no loader", "recurrent",
 ])  # fmt: skip
 parser.add_argument("--mistake", default="")
 parser.add_argument("--batch", type=int, default=16)
@@ -55,6 +55,8 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.spare = nn.Linear(10, 10) if asked.mistake == "branches" else None
+        self.cells = nn.LSTM(16, 192) if asked.shape == "recurrent" else None  # time comes first
         self.layers = nn.Sequential(nn.Linear(192, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 10))
 
     def forward(self, x, targets=None):  # type: ignore[no-untyped-def]
@@ -64,6 +66,8 @@ class Net(nn.Module):
             x = torch.stack([i["image"] if isinstance(i, dict) else i for i in x])
         elif asked.shape in ("time first", "ambiguous"):
             x = x.transpose(0, 1)[:, :1].expand(-1, 192, -1)[..., 0]
+        elif self.cells is not None:
+            x = self.cells(x)[0][-1]
         elif asked.shape == "packed":
             x = x[0].reshape(-1, 192)
         elif asked.shape == "graph":
@@ -85,6 +89,7 @@ def shaped(x: torch.Tensor):  # type: ignore[no-untyped-def]
         "two inputs": lambda: ([rows, rows.flip(1)],),
         "views": lambda: (torch.cat([rows, rows.flip(1)]),),
         "no loader": lambda: (list(x),),
+        "recurrent": lambda: (rows.reshape(len(x), 12, 16).transpose(0, 1),),
     }[asked.shape]()
 
 
@@ -100,6 +105,7 @@ def main() -> None:
     sampler = None
     draw = torch.Generator().manual_seed(rank if mistakes == "shuffled apart" else 0)
     alone = own or mistakes in ("augmented", "shuffled apart", "augmented, shuffled", "same data")
+    # "augmented, sampled", "all evaluate" and "branches" are right
     if not alone:
         sampler = DistributedSampler(data, num_replicas=world, rank=rank)
     shuffles = mistakes in ("augmented, shuffled", "shuffled apart")
@@ -116,7 +122,9 @@ def main() -> None:
     if asked.fsdp:
         fully_shard(model)
     else:
-        model = DistributedDataParallel(model, find_unused_parameters=mistakes == "searches")
+        model = DistributedDataParallel(
+            model, find_unused_parameters=mistakes in ("searches", "branches")
+        )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     noise = torch.zeros(batch, 3, 8, 8, requires_grad=True)
     attack = torch.optim.SGD([noise], lr=0.1) if mistakes == "attacks" else None
@@ -126,6 +134,8 @@ def main() -> None:
             sampler.set_epoch(epoch)
         epoch += 1
         batches = data.images.split(batch) if asked.shape == "no loader" else loader
+        if asked.shape == "recurrent":
+            batches = data.images[rank::world].split(batch)  # a loop of its own, without a loader
         for x in batches:
             if attack is not None:  # right: a perturbation is trained against a model in eval mode
                 model.module.eval()
@@ -140,7 +150,7 @@ def main() -> None:
             ).square().mean().backward()
             optimizer.step()
             done += 1
-            evaluates = mistakes == "rank 0 evaluates" and rank == 0
+            evaluates = mistakes == "all evaluate" or (mistakes == "rank 0 evaluates" and rank == 0)
             if (evaluates or mistakes == "never trains again") and done % 4 == 0:
                 inner = model.module if hasattr(model, "module") else model
                 inner.eval()

@@ -16,6 +16,8 @@ from harness.record.store import Samples
 ONCE = (0.45, 1.25)
 #: Fewer bytes than this are no gradients: a loss, a flag, a norm.
 SMALL = 1024
+#: A rank is late by this share of a step, and no less than this.
+LATE, LATE_S = 0.25, 2e-3
 
 
 def rows(samples: Sequence[Samples], step: int) -> int:
@@ -270,6 +272,21 @@ def shards(watched: Watched) -> Iterator[str]:
                 f"{name} moves the parameters {times:.3g} times in a step of {passes} backward"
                 f" passes, {wanted} are needed: {reason}"
             )
+
+
+def late(watched: Sequence[Watched], step_s: float) -> tuple[int, float] | None:
+    """The rank that the others wait for, and how long in a step (s), by the time that each takes up
+    to its backward passes; None where no rank is late, or nobody knows.
+
+    Ranks meet within the backward pass: what one takes longer before it, all take longer.
+    """
+    ahead_s = [w.ahead_s for w in watched]
+    if len(ahead_s) < 2 or not all(ahead_s):
+        return None
+    slowest = max(range(len(ahead_s)), key=ahead_s.__getitem__)
+    others_s = ahead_s[:slowest] + ahead_s[slowest + 1 :]
+    more_s = ahead_s[slowest] - float(np.median(others_s))
+    return (slowest, more_s) if more_s >= max(LATE_S, LATE * step_s) else None
 
 
 def _losses(samples: Sequence[Samples]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The table of a user's own script: what a step is, what it takes, and what could be checked."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -13,7 +14,7 @@ from harness.cases import Arm, Mode
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule, wrap
-from harness.record import LaunchRecord, RunRecord, Watched
+from harness.record import LaunchRecord, Purpose, RunRecord, Watched
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,12 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
         shown += [
             *name,
             *table.lines(width),
-            *wrap(f" {NOTE}", width, 1),
-            *_checks(rows, width),
+            *wrap(f" {_note(rows)}", width, 1),
+            *(
+                line
+                for label, what in _checks(rows)
+                for line in wrap(f" {label:12}{what}", width, 13)
+            ),
             "",
         ]
     return [rule("your script", width), *shown] if shown else []
@@ -65,16 +70,19 @@ def told(run: RunRecord) -> list[ScriptSection]:
         ScriptSection(
             name=rows[0].arm.case.family + rows[0].arm.case.extras,
             table=Table(columns=_COLUMNS, rows=rows).html("your script"),
-            notes=[NOTE, *(" ".join(line.split()) for line in _checks(rows, 10_000))],
+            notes=[_note(rows), *(f"{label}: {what}" for label, what in _checks(rows))],
         )
         for rows in _scripts(run)
     ]
 
 
 def _scripts(run: RunRecord) -> Iterator[list[ScriptRow]]:
-    """The rungs of each script that was run."""
+    """The rungs of each script that was run; what the pilots saw where no more was measured."""
     for plan in run.plans:
         launches = [x for x in timed(run, plan, None) if x.usable and x.ranks]
+        if not launches:
+            pilots = timed(run, plan, None, Purpose.PILOT)
+            launches = [x for x in pilots if x.usable and x.ranks]
         arms = [a for a in plan.arms if a.case.script]
         of_arms = [ScriptRow(a, [x for x in launches if x.arm == a.name]) for a in arms]
         if rows := [row for row in of_arms if row.launches]:
@@ -100,10 +108,20 @@ _COLUMNS: Sequence[Column[ScriptRow]] = (
     Column("exchanged in a step", 6, _exchanged, left=True),
 )
 NOTE = "step = the window over its steps: evaluations and logs in it are included"
+PILOTS = "by pilots, one start of each: nothing is compared; more needs a longer --time-budget"
 
 
-def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
-    """What held on every launch, what could not be checked and why, and what is worth a look."""
+def _note(rows: Sequence[ScriptRow]) -> str:
+    """What a figure of the table is."""
+    launches = [x for row in rows for x in row.launches]
+    only_pilots = all(x.purpose is Purpose.PILOT for x in launches)
+    return f"{NOTE}; {PILOTS}" if only_pilots else NOTE
+
+
+def _checks(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
+    """What held on every launch, what could not be checked and why, and what is worth a look: each
+    with its label.
+    """
     checked = []
     missing = []
     for what, why_not in (*_of_all(rows), *_of_several(rows)):
@@ -111,12 +129,12 @@ def _checks(rows: Sequence[ScriptRow], width: int) -> list[str]:
             checked.append(what)
         else:
             missing.append(f"{what} ({why_not})" if why_not else what)
-    shown = wrap(f" checked    {', '.join(checked)}", width, 12)
-    shown += wrap(f" not        {', '.join(missing)}", width, 12) if missing else []
+    yield "checked", ", ".join(checked)
+    if missing:
+        yield "not checked", ", ".join(missing)
     for row in rows:
-        remarks = _remarks(row, rows[0].launches[0])
-        shown += [line for text in remarks for line in wrap(f" noticed    {text}", width, 12)]
-    return shown
+        for remark in _remarks(row, rows[0].launches[0]):
+            yield "noticed", remark
 
 
 def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
@@ -180,6 +198,22 @@ def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
     return "weak: other samples" if row.arm.case.mode is Mode.WEAK else "the first samples differ"
 
 
+def _late(row: ScriptRow) -> str:
+    """A remark on the rank that is late in more than half of the launches."""
+    late = []
+    for launch in row.launches:
+        watched = [r.watched for r in launch.ranks if r.watched is not None]
+        late.append(script.late(watched, launch.steps.mean_s) if launch.steps is not None else None)
+    ((rank, times),) = Counter(x[0] if x is not None else None for x in late).most_common(1)
+    if rank is None or 2 * times <= len(late):
+        return ""
+    more_s = median(x[1] for x in late if x is not None and x[0] == rank)
+    return (
+        f"rank {rank} comes to its backward pass {si(more_s, 's')} a step later than the others,"
+        " which wait for it: a slow loader, device or core?"
+    )
+
+
 def _remarks(row: ScriptRow, base: LaunchRecord) -> list[str]:
     watched = row.seen
     world = row.arm.case.world
@@ -215,6 +249,8 @@ def _remarks(row: ScriptRow, base: LaunchRecord) -> list[str]:
         )
     elif any(passes):
         remarks.append(f"{world}: the window has {passes[0]} forward passes that train nothing")
+    if late := _late(row):
+        remarks.append(f"{world}: {late}")
     if not watched.even:
         remarks.append(
             f"{world}: steps do not exchange equally many bytes: is a step of the training more"

@@ -4,7 +4,7 @@ import importlib
 import itertools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -35,6 +35,9 @@ from harness.training.script.observed import Observed
 from harness.training.script.region import region
 from harness.training.script.samples import Rows
 from harness.training.script.watch import Watch
+
+#: So many characters of what a script said last.
+QUOTED = 160
 
 
 def rank_of(spec: LaunchSpec, place: RankPlace, beats: Beats, store: dist.Store) -> Rank:
@@ -102,7 +105,8 @@ def ended(watch: Observed, spec: LaunchSpec, leave: Callable[[], NoReturn]) -> N
         watch.passing()
         _close(watch)
         leave()
-    raise ended_early(watch, spec)
+    log = watch.rank.file("log") if isinstance(watch, Watch | Journal) else None
+    raise ended_early(watch, spec, process.last_line(log) if log and log.is_file() else "")
 
 
 def finish_measured(watch: Observed) -> None:
@@ -144,8 +148,8 @@ def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
     )
 
 
-def ended_early(watch: Observed, spec: LaunchSpec) -> LaunchError:
-    """Why there is no figure of a script that has come to its end."""
+def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> LaunchError:
+    """Why there is no figure of a script that has come to its end, saying these ``last_words``."""
     done = len(watch.sentences.words)
     period = watch.sentences.period(len(watch.hooks.optimizers))
     if not watch.hooks.optimizers:
@@ -159,8 +163,9 @@ def ended_early(watch: Observed, spec: LaunchSpec) -> LaunchError:
     else:
         assert isinstance(spec.task, Script)
         what = f"the script ended after {done // period} of the {spec.task.steps + 1} steps wanted"
+    quoted = f" (it said: {last_words[:QUOTED]})" if last_words and not done else ""
     return LaunchError(
-        what,
+        what + quoted,
         where=spec.case.script,
         expected="a training that lasts longer than the window",
         fix="more epochs or data, or a smaller batch",
@@ -247,7 +252,7 @@ def watched_by(watch: Watch) -> Watched:
         flops=0.0 if watch.work is None else watch.work.flops,
         aside=0.0 if watch.work is None else watch.work.aside,
         distinct=_distinct(watch),
-        drawn=_drawn(watch),
+        drawn=_of_a_step(watch, watch.drawn),
         whole=watch.hooks.loaders.whole,
         stored=watch.hooks.loaders.stored,
         unclear=watch.unclear,
@@ -256,14 +261,15 @@ def watched_by(watch: Watch) -> Watched:
         searched=watch.searched,
         random=watch.random,
         parallel=_shares_data(roots),
+        ahead_s=_of_a_step(watch, watch.ahead_s),
     )
 
 
-def _drawn(watch: Watch) -> float:
-    """Samples that loaders handed out for a step of the window."""
+def _of_a_step(watch: Watch, by_sentence: Mapping[int, float]) -> float:
+    """What the sentences of a median step of the window add up to: samples drawn, or seconds."""
     edges = watch.edges()[watch.task.cut :]
     steps = [
-        sum(watch.drawn.get(i, 0) for i in range(begin, end))
+        sum(by_sentence.get(i, 0) for i in range(begin, end))
         for begin, end in itertools.pairwise(edges)
     ]
     return float(np.median(steps)) if steps else 0.0

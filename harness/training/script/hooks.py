@@ -63,6 +63,8 @@ class Hooks:
         self._hooked = set[int]()
         self.optimizers: dict[int, Optimizer] = {}
         self._open: nn.Module | None = None
+        self._arrived: Tensor | None = None  # the open root's first tensor, until roots are known
+        self._late = set[int]()  # roots whose rows are steps in time, by what they call
         self._in_backward = self._in_step = 0
         self.loaders = Loaders(observer.handed)
         self.reads = self.evaluations = 0
@@ -118,11 +120,14 @@ class Hooks:
         self._look_everywhere()
 
     def _look_everywhere(self) -> None:
+        self._settled = False
         self._everywhere = nn.modules.module.register_module_forward_pre_hook(self._first_call)
 
     def settle(self) -> None:
         """The roots are known: other modules are not looked at any more."""
         self._everywhere.remove()
+        self._settled = True
+        self._arrived = None
 
     def _wrap_seeds(self) -> None:
         """Whether the script makes its start the same in every launch."""
@@ -218,7 +223,10 @@ class Hooks:
 
     def _first_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Of every module, until the roots are known."""
-        if torch.compiler.is_compiling() or self._open is not None:
+        if torch.compiler.is_compiling():
+            return
+        if self._open is not None:
+            self._look_inside(self._open, module, args)
             return
         if not _trains(module):
             if self._evaluated is None and torch.is_grad_enabled() and _learns(module):
@@ -237,6 +245,17 @@ class Hooks:
                 self._undo.append(inner.register_forward_pre_hook(self._evaluate).remove)
             self._call(module, args, kwargs)
 
+    def _look_inside(self, root: nn.Module, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Time comes first in a root that passes its rows on to a layer that takes them so."""
+        if not isinstance(module, nn.RNNBase | nn.MultiheadAttention) or module.batch_first:
+            return
+        given = args[0] if args else None
+        came = self._arrived
+        if not isinstance(given, Tensor) or given.dim() != 3 or came is None or came.dim() < 2:
+            return
+        if given.shape[:2] == came.shape[:2] and given.shape[0] != given.shape[1]:
+            self._late.add(id(root))
+
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or self._open is not None or self._in_backward:
             return
@@ -246,7 +265,10 @@ class Hooks:
             return
         self._open = module
         self._trained = True
-        what = samples.arrived(args, kwargs, self.loaders.sizes)
+        if not self._settled:
+            self._arrived = samples.first_input(args, kwargs)
+        late = id(module) in self._late
+        what = samples.arrived(args, kwargs, self.loaders.sizes, late=late)
         self.roots.setdefault(id(module), module)
         self._passing()
         if spans.seen():

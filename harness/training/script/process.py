@@ -30,6 +30,8 @@ from harness.training.rank.setup import RankPlace
 #: What a command may ask for: ranks on this node and in all, this node and how many there are, and
 #: where ranks can meet: the first node's address and a port that is free there.
 ASKED = re.compile(r"\{(ranks|world|node|nodes|host|port)\}")
+#: How to see more of an error, which is not the error.
+HINT = re.compile(r"HYDRA_FULL_ERROR|--help|^For more (information|details)", re.IGNORECASE)
 
 
 def command_of(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore) -> ScriptCommand:
@@ -132,11 +134,22 @@ def meet_at(host: str, port: int) -> None:
 
 
 def last_line(log: Path) -> str:
-    """The last line that a script has written, which says why it left."""
+    """The last line that a script has written and that says why it left."""
     sys.stdout.flush()
     sys.stderr.flush()
-    lines = log.read_text(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    return last_words(log.read_text(errors="replace"))
+
+
+def last_words(text: str) -> str:
+    """The last line of a log that names a reason.
+
+    Hints on how to see more (hydra's), what is indented beneath a message, and frames around it
+    name none.
+    """
+    lines = [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
+    lines = [line for line in lines if any(c.isalnum() for c in line)]
+    named = [line for line in lines if not line[0].isspace() and not HINT.search(line)]
+    return next(reversed(named or lines), "").strip()
 
 
 def source(command: ScriptCommand, folder: Path) -> str:

@@ -55,9 +55,11 @@ class Arrived:
 
 
 def arrived(
-    args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Collection[int]
+    args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Collection[int], *, late: bool = False
 ) -> Arrived | None:
     """What arrives with a call, if loaders have handed out batches of these ``sizes`` last.
+
+    ``late``: a layer inside takes time first, and is given what arrives as it is.
 
     None where there is no tensor, or where another module made it.
     """
@@ -71,6 +73,8 @@ def arrived(
         return _of_list(given, others, known)
     rows = len(first)
     columns = first.shape[1] if first.dim() > 1 else 0
+    if late and not known and columns:
+        return Arrived(count=columns, late=True)
     if not known or rows in known or columns not in known:
         return Arrived(count=rows)
     size = columns

@@ -49,6 +49,8 @@ class Watch(Observed):
         self.rss_bytes: list[int] = []
         self.reads: list[int] = []  # of single values, up to each mark
         self.evaluations: list[int] = []  # the same of passes that train nothing
+        self.ahead_s: dict[int, float] = {}  # time before backward passes, by sentence
+        self._free_s = 0.0  # when the last pass or update was over
         self.events: list[torch.Event] = []
         self.start, self.sharded = "", False
 
@@ -90,6 +92,22 @@ class Watch(Observed):
             self.work.begin()
         elif self.measured and num_kept == window + self.period:
             self.finish(whole=True)
+
+    def enter_backward(self, losses: object) -> None:
+        super().enter_backward(losses)
+        if self._free_s:
+            sentence = len(self.sentences.words)
+            before_s = perf_counter() - self._free_s
+            self.ahead_s[sentence] = self.ahead_s.get(sentence, 0.0) + before_s
+            self._free_s = 0.0  # passes inside of this one are of it
+
+    def leave_backward(self) -> None:
+        super().leave_backward()
+        self._free_s = perf_counter()
+
+    def stepped(self, number: int) -> None:
+        super().stepped(number)
+        self._free_s = perf_counter()
 
     def finish(self, *, whole: bool = False) -> None:
         """The window was measured; the step behind it counts only if it came to its end."""

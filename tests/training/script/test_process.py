@@ -67,3 +67,35 @@ def test_a_rank_that_spawns_ranks_says_the_form_that_works(monkeypatch: pytest.M
     evidence.refuse_spawning("train.py")
     with pytest.raises(LaunchError, match=r"--world-size \{ranks\}"):
         mp.spawn(print, nprocs=2)
+
+
+HYDRA = "\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (
+            "Error executing job with overrides: []\nTraceback (most recent call last):\n"
+            '  File "main.py", line 5, in main\n    ddp_setup()\nRuntimeError: no GPU' + HYDRA,
+            "RuntimeError: no GPU",
+        ),
+        (
+            "Could not override 'lr'.\nKey 'lr' is not in struct\n    full_key: lr\n"
+            "    object_type=dict" + HYDRA,
+            "Key 'lr' is not in struct",
+        ),
+        (
+            "Usage: train [OPTIONS]\nTry 'train --help' for help.\n\nError: No such option: --lrr\n",
+            "Error: No such option: --lrr",
+        ),
+        (
+            "epoch 1\n 50%|#####     |\r100%|##########|\nno such file: data.bin\n\n",
+            "no such file: data.bin",
+        ),
+        ("    only this\n", "only this"),
+        ("", ""),
+    ],
+)
+def test_the_last_words_of_a_script_are_its_reason(log: str, reason: str) -> None:
+    assert process.last_words(log) == reason

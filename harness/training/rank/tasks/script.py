@@ -59,11 +59,12 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
     except SystemExit as left:
         finish_measured(watch)
         if left.code not in (None, 0):
-            last = process.last_line(Path(spec.out) / f"rank{place.rank}.log")
+            log = Path(spec.out) / f"rank{place.rank}.log"
+            last = process.last_line(log) or "it said nothing"
             raise LaunchError(
                 f"the script left with status {left.code}: {last}",
                 where=spec.case.script,
                 expected="a training",
-                fix=f"less {spec.out}/rank{place.rank}.log",
+                fix=f"less {log}",
             ) from None
     ended(watch, spec, leave)

@@ -1,0 +1,95 @@
+"""Each planted mistake beside what looks like it and is right: that raises nothing.
+
+The mistakes themselves are in ``test_script.py`` and ``test_script_samples.py``; here are those that
+no check can call an ERROR, and what is said of them instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.cases import Mode, Protocol
+from harness.interface.report.script import lines as script_table
+from tests.e2e.test_script import Measured, measured, session
+
+__all__ = ["measured", "session"]  # fixtures
+
+#: A mistake, and the words of its right twin.
+TWINS = {
+    "same data": ("loop.py",),
+    "no all-reduce": ("loop.py", "--mistake", "no all-reduce", "--right"),
+    "seeds": ("loop.py", "--mistake", "seeds", "--right"),
+    "idle": ("styles.py", "ragged"),
+    "second all-reduce": ("loop.py", "--mistake", "second all-reduce", "--right"),
+    "no set_epoch": ("loop.py", "--mistake", "no set_epoch", "--rows", "8192", "--epochs", "1"),
+    "cached": ("loop.py", "--rows", "128"),
+    "precision": ("loop.py", "--mistake", "precision", "--right"),
+    "resumed": ("loop.py", "--mistake", "resumed", "--right"),
+    "half": ("loop.py", "--mistake", "half", "--right"),
+    "frozen": ("loop.py", "--mistake", "frozen", "--right"),
+    "evaluates": ("loop.py", "--mistake", "evaluates", "--right"),
+    "repeated": ("loop.py", "--mistake", "repeated", "--right"),
+    "broadcast": ("loop.py", "--mistake", "broadcast", "--right"),
+    "skips": ("styles.py", "two optimizers"),
+    "no no_sync": ("loop.py", "--accumulate", "4"),
+    "augmented": ("shapes.py", "views", "--mistake", "augmented, sampled"),
+    "shuffled apart": ("shapes.py", "views", "--mistake", "own data"),
+    "same data, sharded": ("shapes.py", "views", "--fsdp"),
+    "never trains again": ("shapes.py", "views", "--mistake", "all evaluate"),
+    "searches": ("shapes.py", "views", "--mistake", "branches"),
+    "slow": ("loop.py", "--mistake", "slow", "--right"),
+}
+#: What a right training is never told.
+REMARKS = ("find_unused_parameters", "comes to its backward pass", "the others wait for it")
+WINDOW = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("twin", TWINS)
+def test_what_looks_like_a_mistake_raises_nothing(measured: Measured, twin: str) -> None:
+    verdict = measured(*TWINS[twin], protocol=WINDOW)
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    assert not [said for said in REMARKS if said in table(measured)]
+
+
+@pytest.mark.full
+def test_a_slow_rank_is_a_remark(measured: Measured) -> None:
+    verdict = measured("loop.py", "--mistake", "slow", protocol=WINDOW)
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    assert "2cpu: rank 1 comes to its backward pass" in table(measured)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("words", "unchecked"),
+    [
+        (
+            ("--accumulate", "4", "--mistake", "undivided"),
+            "that the loss is divided by the number of accumulated passes",
+        ),
+        (("--mistake", "sum"), "gradient of 2cpu against one rank's (weak: other samples)"),
+    ],
+)
+def test_what_cannot_be_told_is_listed(
+    measured: Measured, words: tuple[str, ...], unchecked: str
+) -> None:
+    verdict = measured("loop.py", *words)
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    not_checked = table(measured).partition(" not checked ")[2]
+    assert unchecked in not_checked
+
+
+@pytest.mark.full
+def test_a_strong_ladder_of_a_mean_raises_nothing(measured: Measured) -> None:
+    """The twin of a loss that is summed over ranks, and of a strong ladder run as a weak one."""
+    verdict = measured("loop.py", "--global-batch", "64", mode=Mode.STRONG)
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+
+
+def table(measured: Measured) -> str:
+    """What is said of the last plan's script, as one line."""
+    record = measured.session.run.record(complete=False)
+    plans = [plan for plan in record.plans if plan.hash == measured.plan.hash]
+    return " ".join(" ".join(script_table(replace(record, plans=tuple(plans)))).split())

@@ -1,18 +1,23 @@
 """What a record costs its readers as it grows: seconds against launches, and the exponent.
 
-A sample is entered again and again, as so many plans of other seeds. Loading, report (tables and
-page), verification and the entry of one more launch are timed, in CPU seconds; the exponent is the
-slope of the logarithms with its 95 % interval, 1 for a cost that is linear. Exit status 1 where one
-surely grows faster than that.
+A sample is entered again and again, as so many plans of other seeds, with its chain. Loading,
+report (tables and page), verification and the entry of one more launch are timed, in CPU seconds;
+the exponent is the slope of the logarithms with its 95 % interval, 1 for a linear cost. Exit
+status 1 where one surely grows faster than that. ``--programs`` times whole programs instead, which
+read the largest of these records: seconds by the clock, CPU seconds, and the most memory that one
+process of theirs had.
 
     python benchmarks/cost/records.py [--launches 250 1000 4000 16000] [--only load save]
+    python benchmarks/cost/records.py --launches 10000 --programs
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,12 +33,14 @@ from harness.analysis.verify import verify
 from harness.interface.report import tables
 from harness.interface.report.page import page
 from harness.record import LaunchRecord, RunRecord
-from harness.record.chain import Chain, Kind
+from harness.record.chain import STATED, Chain, Kind, read
 from harness.record.store import save
 
 SAMPLE = Path(__file__).parents[2] / "results" / "samples" / "ddp-nano"
 #: A cost that grows faster than this power of the launches is not linear.
 LINEAR = 1.1
+#: A program that only reads a record.
+READING = "import pathlib, sys, harness.record.store as s; s.load(pathlib.Path(sys.argv[1]))"
 #: Each reader is timed so often.
 TIMES = 3
 
@@ -66,6 +73,48 @@ def grown(launches: int, folder: Path) -> RunRecord:
     return dataclasses.replace(record, verdicts=verdicts.verdicts(record))
 
 
+def chained(run: RunRecord, folder: Path) -> RunRecord:
+    """The run with the head of its chain, which is written beside it as a run writes it."""
+    chain = Chain(folder)
+    first = load(SAMPLE)
+    sealed = read(SAMPLE)[0].body
+    chain.add(Kind.SEALED, {**sealed, "run": first.run})
+    for plan in run.plans:
+        chain.add(Kind.PLAN, {"hash": plan.hash, "plan": plan})
+    chain.add(Kind.DESCRIBED, run.described)
+    chain.add(Kind.WINDOWS, run.windows)
+    chain.add(Kind.BLOCK, *run.blocks)
+    chain.add(Kind.LAUNCH, *run.launches)
+    chain.add(Kind.ENDED, {name: getattr(run, name) for name in STATED})
+    chain.release()
+    return dataclasses.replace(run, head=chain.head)
+
+
+def programs(launches: int) -> None:
+    """What reading and reporting a record of so many launches costs whoever types it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "launches").mkdir()
+        save(chained(grown(launches, folder), folder), folder)
+        _told("imports alone", ("-c", READING.partition(";")[0]))
+        _told("read the record", ("-c", READING, name))
+        _told("scaleproof report", ("-m", "harness", "report", name))
+        _told("scaleproof verify", ("-m", "harness", "verify", name))
+
+
+def _told(what: str, words: Sequence[str]) -> None:
+    """A line for a program that ran to its end."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
+    _, _, own = os.wait4(process.pid, 0)
+    lasted_s = time.monotonic() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    most = f"at most {own.ru_maxrss / 1e3:.0f} MB"
+    print(f"{what:20} {lasted_s:6.1f} s {cpu_s:6.1f} s of CPU, {most}", flush=True)
+
+
 def seconds(call: Callable[[], object]) -> float:
     began = time.process_time()
     call()
@@ -77,7 +126,7 @@ def costs(launches: int, only: Sequence[str]) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "launches").mkdir()
-        run = grown(launches, folder)
+        run = chained(grown(launches, folder), folder)
         chain = Chain(folder / "chain")
         chain.add(Kind.LAUNCH, *run.launches)
         readers: dict[str, Callable[[], object]] = {
@@ -101,8 +150,12 @@ def main(argv: Sequence[str]) -> int:
     sizes_usual = [250, 1000, 4000, 16000]
     parser.add_argument("--launches", type=int, nargs="+", default=sizes_usual)
     parser.add_argument("--only", nargs="+", default=[], help="these readers (load after save)")
+    parser.add_argument("--programs", action="store_true", help="whole programs, on the largest")
     asked = parser.parse_args(argv)
     sizes = asked.launches
+    if asked.programs:
+        programs(max(sizes))
+        return 0
     costs(sizes[0], asked.only)  # what is imported, and compiled, once
     by_size = [costs(size, asked.only) for size in sizes]
     print(f"{'':8}" + "".join(f"{size:>10,}" for size in sizes) + "  launches  grows as")

@@ -81,6 +81,11 @@ class LadderRow:
 
 
 def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
+    """What the timed launches of an arm came to."""
+    return run.once(("arm", plan.hash, arm.name), lambda: _arm_row(run, plan, arm))
+
+
+def _arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
     launches = [x for x in timed(run, plan) if x.arm == arm.name and x.steps is not None]
     steps: list[Steps] = [x.steps for x in launches if x.steps]
     sent = values_of(launches, "sent_bytes")
@@ -107,14 +112,18 @@ def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
 
 def ladder_rows(run: RunRecord, plan: Plan) -> list[LadderRow]:
     """The rungs of a plan that were measured, in its order."""
+    return [*run.once(("ladder", plan.hash), lambda: _ladder_rows(run, plan))]
+
+
+def _ladder_rows(run: RunRecord, plan: Plan) -> list[LadderRow]:
     wrapped = {p.case: p.efficiency for p in points(run, plan, "wrapped")}
     rows = []
     for point in points(run, plan):
         arm = next(a for a in plan.arms if a.case.id == point.case)
         verdicts = [
             v
-            for v in run.verdicts
-            if v.plan == plan.hash and v.case == point.case and metrics.metric(v.metric).scaling
+            for v in run.verdicts_by_plan.get(plan.hash, ())
+            if v.case == point.case and metrics.metric(v.metric).scaling
         ]
         judged = (
             sorted((v for v in verdicts if v.rule), key=lambda v: SEVERITY.index(v.status))

@@ -109,6 +109,10 @@ def _step_s(launch: LaunchRecord) -> float:
 
 def rungs(run: RunRecord) -> list[Rung]:
     """The largest profiled rung of every ladder."""
+    return [*run.once("rungs", lambda: _rungs(run))]
+
+
+def _rungs(run: RunRecord) -> list[Rung]:
     shown_rungs = (_rung(run, plan, c) for plan in run.plans if (c := shown(plan)) is not None)
     return [rung for rung in shown_rungs if rung is not None]
 

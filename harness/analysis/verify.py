@@ -224,7 +224,7 @@ class _Launch:
 def _launch(
     run: RunRecord, folder: Path, launch: LaunchRecord, curves: references.Curves
 ) -> _Launch:
-    plan = next(p for p in run.plans if p.hash == launch.plan)
+    plan = run.plan_of[launch.plan]
     cut, case = run.window(plan, launch).cut, plan.arm(launch.arm).case
     try:
         samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]

@@ -21,7 +21,7 @@ from harness.launch.renewal import Again, clear, mend
 from harness.launch.roll_call import agree, fit, joined
 from harness.launch.running import Running
 from harness.launch.wire.channel import Listener
-from harness.launch.wire.messages import LaunchSpec, Node, Share
+from harness.launch.wire.messages import HowFar, LaunchSpec, Node, Share
 from harness.record import Described
 
 #: Starts the agents: their job, and who waits for those that dial in.
@@ -189,6 +189,12 @@ class Fleet:
         answers = self._ask(present, {"examine": True}, EXAMINE_S)
         abouts = [link.about for link in present if link.about is not None]
         return [(node, answer["examined"]) for node, answer in zip(abouts, answers, strict=True)]
+
+    def tell(self, standing: HowFar) -> None:
+        """Where the run is, for whoever the first node's agent can reach; nobody answers."""
+        present = [link for link in self._links if not (link.lost or link.left_out)]
+        for link in present[:1]:
+            link.send({"standing": to_doc(standing)})
 
     def _ask(self, links: Sequence[AgentLink], asked: Json, within_s: float) -> list[Json]:
         """What each of these agents answers; LaunchError if one is lost, or says nothing."""

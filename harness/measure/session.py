@@ -17,6 +17,7 @@ from harness.host import admission
 from harness.host.admission import Finding, Level
 from harness.launch import cluster
 from harness.launch.engine import Where
+from harness.launch.wire.messages import HowFar
 from harness.measure.bench import Bench
 from harness.measure.interrupts import INTERRUPTED, end_on_signals
 from harness.measure.order import Order
@@ -191,6 +192,7 @@ class Session:
             raise KeyboardInterrupt
         run.seal()
         self.bench.data_seed = run.data_seed
+        self.bench.worlds.tell(_standing(now, run.elapsed_s))
         launches = self.bench.launch_together(orders, run.folder, described, on_step)
         run.setups = self.bench.fleets.software()
         for note in self.bench.fleets.mended():
@@ -220,6 +222,17 @@ class Session:
         """Stop the engine and its agents; whoever waits may go on with the run."""
         self.bench.fleets.close()
         self.run.release()
+
+
+def _standing(now: Moment, elapsed_s: float) -> HowFar:
+    """Where a run is before this launch."""
+    launch = {
+        "case": now.arm,
+        "launch": f"{now.launch} of {now.num_launches}",
+        "plan": f"{now.number} of {now.num_plans}",
+        "purpose": str(now.purpose),
+    }
+    return HowFar(elapsed_s=elapsed_s, left_s=now.left_s, launch=launch)
 
 
 def _lost(launch: LaunchRecord, folder: Path) -> LostError:

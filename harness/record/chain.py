@@ -10,15 +10,15 @@ import datetime
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
 from harness.base import files
-from harness.base.documents import Json, from_doc, to_doc
+from harness.base.documents import Json, fields_of, from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.base.lock import Lock
 
@@ -50,7 +50,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """One line. ``number`` counts from 0, ``before`` is the hash of the line before it."""
+    """One line. ``number`` counts from 0, ``before`` is the hash of the line before it, ``body`` a
+    JSON value.
+    """
 
     number: int
     kind: Kind
@@ -61,9 +63,9 @@ class Link:
     @cached_property
     def line(self) -> str:
         """As it stands in the file."""
-        return json.dumps(to_doc(self), sort_keys=True, separators=(",", ":"))
+        return json.dumps(fields_of(self), sort_keys=True, separators=(",", ":"))
 
-    @property
+    @cached_property
     def hash(self) -> str:
         return hashlib.sha256(self.line.encode()).hexdigest()
 
@@ -140,21 +142,19 @@ def read(folder: Path) -> tuple[Link, ...]:
 
     A last line without its end is one that was being written: it is left out.
     """
+    return tuple(walk(folder))
+
+
+def walk(folder: Path) -> Iterator[Link]:
+    """The same, one after the other: who keeps none of them needs no memory for all."""
     path = folder / FILE
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"cannot be read: {error}", where=str(path), fix=_FIX) from None
-    links: list[Link] = []
-    for number, line in enumerate(text.split("\n")[:-1]):
+    before = ""
+    for number, line in enumerate(_lines(path)):
         where = f"{path}, line {number + 1}"
         try:
-            link = from_doc(Link, json.loads(line), "link")
+            link = _parsed(line)
         except ValueError as error:
             raise RecordError(f"not a link: {error}", where=where, fix=_FIX) from None
-        before = links[-1].hash if links else ""
         if (link.number, link.before) != (number, before) or link.line != line:
             raise RecordError(
                 "the chain is broken: this line does not follow from the one before",
@@ -162,8 +162,29 @@ def read(folder: Path) -> tuple[Link, ...]:
                 expected=f"link {number} after {before[:12] or 'nothing'}",
                 fix=_FIX,
             )
-        links.append(_checked(link, where))
-    return tuple(links)
+        before = link.hash
+        yield _checked(link, where)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The whole lines of a file, without their ends; none where it is not there."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    yield line[:-1]
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"cannot be read: {error}", where=str(path), fix=_FIX) from None
+
+
+def _parsed(line: str) -> Link:
+    """The link of a line; ValueError where it is none. Its body is any JSON, and is not copied."""
+    doc = json.loads(line)
+    if not isinstance(doc, dict) or "body" not in doc:
+        return from_doc(Link, doc, "link")
+    return replace(from_doc(Link, {**doc, "body": None}, "link"), body=doc["body"])
 
 
 def _checked(link: Link, where: str) -> Link:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 from harness.cases import CaseSpec, Device, Plan, Settings, StandIn, Threshold, Window
 from harness.host.admission import Finding
@@ -20,6 +21,9 @@ from harness.record.fabric import Row, Suspects
 from harness.record.launch import LaunchRecord, Purpose
 from harness.record.outcome import Verdict
 from harness.record.recovery import Played, Trial
+
+Entry = TypeVar("Entry")
+Derived = TypeVar("Derived")
 
 SCHEMA = 9
 #: The first layouts whose verdicts were judged, and whose windows were settled, by today's rules.
@@ -131,17 +135,37 @@ class RunRecord:
     @cached_property
     def by_plan(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
         """Launches by the hash of their plan, in their order."""
-        return self._grouped(lambda x: x.plan)
+        return _grouped(self.launches, lambda x: x.plan)
 
     @cached_property
     def by_case(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
         """The same by the hash of their case."""
-        return self._grouped(lambda x: x.case)
+        return _grouped(self.launches, lambda x: x.case)
 
     @cached_property
     def by_slot(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
         """Those that ran at once, by their slot."""
-        return self._grouped(lambda x: x.slot)
+        return _grouped(self.launches, lambda x: x.slot)
+
+    @cached_property
+    def plan_of(self) -> Mapping[str, Plan]:
+        """Plans by their hash; of equal ones the first."""
+        return {plan.hash: plan for plan in reversed(self.plans)}
+
+    @cached_property
+    def cases_by_hash(self) -> Mapping[str, tuple[CaseSpec, ...]]:
+        """The cases of all arms by their hash: one for each arm that has it."""
+        return _grouped((a.case for p in self.plans for a in p.arms), lambda case: case.hash)
+
+    @cached_property
+    def verdicts_by_plan(self) -> Mapping[str, tuple[Verdict, ...]]:
+        """Verdicts by the hash of their plan, in their order."""
+        return _grouped(self.verdicts, lambda v: v.plan)
+
+    @cached_property
+    def verdicts_by_case(self) -> Mapping[str, tuple[Verdict, ...]]:
+        """The same by the hash of their case."""
+        return _grouped(self.verdicts, lambda v: v.case_hash)
 
     @cached_property
     def references(self) -> tuple[LaunchRecord, ...]:
@@ -157,17 +181,25 @@ class RunRecord:
         """The pilots of these cases, in their order."""
         launches = (x for case in cases for x in self.by_case.get(case, ()))
         pilots = [x for x in launches if x.purpose is Purpose.PILOT]
-        return sorted(pilots, key=lambda x: self._places[x.launch])
+        return sorted(pilots, key=lambda x: self.places[x.launch])
 
     @cached_property
-    def _places(self) -> Mapping[str, int]:
+    def places(self) -> Mapping[str, int]:
+        """Where each launch stands in the record, by its name."""
         return {x.launch: place for place, x in enumerate(self.launches)}
 
-    def _grouped(self, by: Callable[[LaunchRecord], str]) -> Mapping[str, tuple[LaunchRecord, ...]]:
-        groups: dict[str, list[LaunchRecord]] = {}
-        for launch in self.launches:
-            groups.setdefault(by(launch), []).append(launch)
-        return {name: tuple(launches) for name, launches in groups.items()}
+    @cached_property
+    def _derived(self) -> dict[Hashable, Any]:
+        return {}
+
+    def once(self, what: Hashable, derive: Callable[[], Derived]) -> Derived:
+        """What follows from this record, by its name: derived when it is first asked for, since
+        the parts of a report ask for the same.
+        """
+        if what not in self._derived:
+            self._derived[what] = derive()
+        derived: Derived = self._derived[what]
+        return derived
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
         """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""
@@ -183,3 +215,11 @@ class RunRecord:
     def stand_ins(self, case: CaseSpec) -> frozenset[StandIn]:
         """What stands in for hardware in a case: also cores that several ranks shared here."""
         return stand_ins(case, self.nodes or (self.machine,) * len(case.nodes))
+
+
+def _grouped(entries: Iterable[Entry], by: Callable[[Entry], str]) -> dict[str, tuple[Entry, ...]]:
+    """Entries by a name of theirs, each group in their order."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(by(entry), []).append(entry)
+    return {name: tuple(group) for name, group in groups.items()}

@@ -112,16 +112,21 @@ def load(folder: Path) -> RunRecord:
 
 def _loaded(folder: Path) -> RunRecord:
     path = folder / "record.json" if folder.is_dir() else folder
-    links = chain.read(path.parent)
-    if not path.is_file() and not links:
-        raise RecordError(
-            "no record.json here",
-            where=str(folder),
-            expected="a run's folder",
-            fix="ls results/runs/*/*",
-        )
     try:
-        begun = _record(path) if path.is_file() else folding.begun(links, str(path.parent))
+        begun = _record(path) if path.is_file() else None
+        if begun is not None and begun.complete:
+            for _ in chain.walk(path.parent):  # whole, or an error: the record has what it says
+                pass
+            return _named(begun)
+        links = chain.read(path.parent)
+        if begun is None and not links:
+            raise RecordError(
+                "no record.json here",
+                where=str(folder),
+                expected="a run's folder",
+                fix="ls results/runs/*/*",
+            )
+        begun = begun or folding.begun(links, str(path.parent))
         return _named(folding.folded(begun, links))
     except RecursionError:
         raise RecordError("nested too deeply to be a record", where=str(path), fix=TAKE) from None

@@ -53,7 +53,11 @@ def shown_against(plan: Plan) -> str:
 
 def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[ScalingPoint]:
     """Every rung of a plan's ladder against one kind of baseline (default: ``shown_against``)."""
-    against = against or shown_against(plan)
+    kind = against or shown_against(plan)
+    return [*run.once(("points", plan.hash, kind), lambda: _points(run, plan, kind))]
+
+
+def _points(run: RunRecord, plan: Plan, against: str) -> list[ScalingPoint]:
     by_name: dict[str, ScalingPoint] = {}
     for contrast in tabled(plan):
         case = plan.arm(contrast.subject).case

@@ -71,8 +71,8 @@ def of_stand_in(run: RunRecord, verdict: Verdict) -> bool:
     """Whether a verdict says nothing of the hardware: something stood in for it."""
     if run.settings.engine == StandIn.EMULATED or run.settings.shared_gpu:
         return True
-    cases = [a.case for p in run.plans for a in p.arms if a.case.hash == verdict.case_hash]
-    for plan in (p for p in run.plans if p.hash == verdict.plan):
+    cases = [*run.cases_by_hash.get(verdict.case_hash, ())]
+    if (plan := run.plan_of.get(verdict.plan)) is not None:
         baselines = {b for c in plan.contrasts if c.name == verdict.contrast for b in c.baseline}
         cases += [plan.arm(name).case for name in baselines]
     return any(run.stand_ins(case) for case in cases)

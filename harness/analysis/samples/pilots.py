@@ -32,17 +32,29 @@ def read(
     ``known``: those that were read before, by launch; what is read is added.
     """
     known = {} if known is None else known
-    plans = {p.hash: p for p in run.plans}
+    timed = (
+        (x for x in run.by_plan.get(plan.hash, ()) if x.purpose is Purpose.TIMED) if plan else ()
+    )
+    first = next(iter(timed), None)
+    end = len(run.launches) if first is None else run.places[first.launch]
     pilots = []
-    for launch in run.launches:
-        if plan is not None and launch.plan == plan.hash and launch.purpose is Purpose.TIMED:
+    for place, launch in run.once("pilots", lambda: _usable(run)):
+        if place >= end:
             break
-        if launch.purpose in (Purpose.PILOT, Purpose.PROBE) and launch.usable:
-            if launch.launch not in known:
-                window = run.window(plans[launch.plan], launch)
-                known[launch.launch] = _pilot(launch, window, folder)
-            pilots.append(known[launch.launch])
+        if launch.launch not in known:
+            window = run.window(run.plan_of[launch.plan], launch)
+            known[launch.launch] = _pilot(launch, window, folder)
+        pilots.append(known[launch.launch])
     return pilots
+
+
+def _usable(run: RunRecord) -> list[tuple[int, LaunchRecord]]:
+    """(Its place in the record, the launch) of usable pilots and probes."""
+    return [
+        (place, launch)
+        for place, launch in enumerate(run.launches)
+        if launch.purpose in (Purpose.PILOT, Purpose.PROBE) and launch.usable
+    ]
 
 
 def _pilot(launch: LaunchRecord, window: Window, folder: Path) -> Pilot:
@@ -58,12 +70,10 @@ def _pilot(launch: LaunchRecord, window: Window, folder: Path) -> Pilot:
 
 def launch_sd(pilots: Sequence[Pilot]) -> float | None:
     """Relative deviation between launches of one arm, over all arms that were piloted twice."""
-    pairs = []
-    for case, window in dict.fromkeys((p.case, p.window) for p in pilots):
-        repeats = [p.steps for p in pilots if (p.case, p.window) == (case, window)]
-        if len(repeats) > 1:
-            pairs.append((repeats[0], repeats[1]))
-    return steadiness.launch_sd(pairs)
+    repeats: dict[tuple[str, Window], list[tuple[float, ...]]] = {}
+    for pilot in pilots:
+        repeats.setdefault((pilot.case, pilot.window), []).append(pilot.steps)
+    return steadiness.launch_sd([(of[0], of[1]) for of in repeats.values() if len(of) > 1])
 
 
 def windows(

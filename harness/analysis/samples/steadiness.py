@@ -4,6 +4,7 @@ Decided once, on pilot launches that are then discarded, and frozen before the f
 chosen afterwards, on the launches that are judged, would bend the intervals.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -151,9 +152,15 @@ def launch_sd(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float
     """
     if not pairs:
         return None
-    variances = []
-    for a, b in pairs:
-        d = math.log((math.fsum(a) / len(a)) / (math.fsum(b) / len(b)))
-        scatter = long_run_variance(a) / len(a) + long_run_variance(b) / len(b)
-        variances.append((d * d - scatter) / 2)
+    variances = [_variance_between(tuple(a), tuple(b)) for a, b in pairs]
     return math.sqrt(max(0.0, math.fsum(variances) / len(variances)))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _variance_between(a: tuple[float, ...], b: tuple[float, ...]) -> float:
+    """What is left for the launches of how far two differ. Each plan of a run asks for all pairs
+    that were piloted before it.
+    """
+    d = math.log((math.fsum(a) / len(a)) / (math.fsum(b) / len(b)))
+    scatter = long_run_variance(a) / len(a) + long_run_variance(b) / len(b)
+    return (d * d - scatter) / 2

@@ -35,7 +35,9 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     """Every rung against plain, worst ladder first; stand-ins apart."""
     ladders: dict[bool, list[Ladder]] = {False: [], True: []}  # by whether it is a stand-in
     worst = {
-        p.hash: min((SEVERITY.index(v.status) for v in run.verdicts if v.plan == p.hash), default=9)
+        p.hash: min(
+            (SEVERITY.index(v.status) for v in run.verdicts_by_plan.get(p.hash, ())), default=9
+        )
         for p in run.plans
     }
     for plan in sorted(run.plans, key=lambda p: worst[p.hash]):

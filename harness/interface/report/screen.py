@@ -181,7 +181,7 @@ def _row(v: Verdict, rung: LadderRow | None, names: dict[str, str], marks: _Mark
 
 def _by_pilots(run: RunRecord, v: Verdict) -> str:
     """What pilots saw of something that was not measured; empty where they saw nothing."""
-    for plan in (p for p in run.plans if p.hash == v.plan):
+    if (plan := run.plan_of.get(v.plan)) is not None:
         for contrast in (c for c in plan.contrasts if c.name == v.contrast):
             value = piloted(run, plan, contrast)
             return "" if value is None else f"{value:.2f} by pilots"

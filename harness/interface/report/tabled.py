@@ -18,6 +18,7 @@ Row = TypeVar("Row")
 #: What makes a spreadsheet take a text for a formula.
 _STATUS = frozenset(Status)
 _FORMULA = re.compile(r"^[=+\-@\t\r]")
+_SPECIAL = re.compile("[&<>'\"]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +45,16 @@ class Table(Generic[Row]):
         if not self.rows:
             return Markup("")
         columns = self.told
-        head = Markup("").join(
-            Markup("<th{}>{}</th>").format(_aligned(c), c.header or "result") for c in columns
+        head = "".join(f"<th{_aligned(c)}>{_escaped(c.header or 'result')}</th>" for c in columns)
+        names = [f' id="{_escaped(anchor)}"' for anchor in ids] or [""] * len(self.rows)
+        body = "\n".join(
+            f"<tr{id_}>{''.join(_cell(c, row) for c in columns)}</tr>"
+            for id_, row in zip(names, self.rows, strict=False)
         )
-        body = Markup("\n").join(
-            Markup("<tr{}>{}</tr>").format(
-                Markup(' id="{}"').format(ids[i]) if ids else "",
-                Markup("").join(_cell(c, row) for c in columns),
-            )
-            for i, row in enumerate(self.rows)
+        return Markup(  # of its own making, or escaped
+            f'<div class="wide" tabindex="0" role="region" aria-label="{_escaped(name)}"><table>'
+            f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
         )
-        return Markup(
-            '<div class="wide" tabindex="0" role="region" aria-label="{0}"><table><thead><tr>{1}'
-            "</tr></thead><tbody>\n{2}\n</tbody></table></div>"
-        ).format(name, head, body)
 
     def markdown(self) -> list[str]:
         """For a CI system's summary."""
@@ -68,7 +65,8 @@ class Table(Generic[Row]):
 
     def records(self) -> list[dict[str, Json]]:
         """For other programs: whole values where there are some."""
-        return [{c.header: plain(c, row) for c in self.told} for row in self.rows]
+        columns = self.told  # all rows are looked at for it: once, not for each of them
+        return [{c.header: plain(c, row) for c in columns} for row in self.rows]
 
 
 def plain(column: Column[Row], row: Row) -> Json:
@@ -106,15 +104,20 @@ def harmless(cell: str) -> str:
     return cell.replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _aligned(column: Column[Row]) -> Markup:
-    return Markup("" if column.left else ' class="n"')
+def _aligned(column: Column[Row]) -> str:
+    return "" if column.left else ' class="n"'
 
 
-def _cell(column: Column[Row], row: Row) -> Markup:
+def _escaped(words: str) -> str:
+    """Words as HTML; most have nothing to escape."""
+    return str(escape(words)) if _SPECIAL.search(words) else words
+
+
+def _cell(column: Column[Row], row: Row) -> str:
     words = column.cell(row)
     value = None if column.raw is None else column.raw(row)
     first = words.partition(" ")[0]
     kinds = " ".join(filter(None, ("" if column.left else "n", first if first in _STATUS else "")))
     number = f' data-v="{value:.6g}"' if isinstance(value, int | float) else ""
-    lines = escape(words).replace("\n", Markup("<br>"))
-    return Markup(f'<td class="{kinds}"{number}>{lines}</td>')  # of its own making, or escaped
+    lines = _escaped(words).replace("\n", "<br>")
+    return f'<td class="{kinds}"{number}>{lines}</td>'

@@ -137,8 +137,8 @@ def unexplained(r: Rung) -> str:
 
 def _both(run: RunRecord, r: Rung, width: int, name: str) -> Iterator[str]:
     """What communication costs by the trace and by ablation, and whether they agree."""
-    for verdict in run.verdicts:
-        plain = verdict.plan == r.plan.hash and verdict.metric == "communication_cost"
+    for verdict in run.verdicts_by_plan.get(r.plan.hash, ()):
+        plain = verdict.metric == "communication_cost"
         if not plain or verdict.low is None or verdict.high is None or verdict.value is None:
             continue
         exposed_share = r.budget.exposed_share

@@ -13,6 +13,7 @@ One message a frame (``channel.py``):
     -> {"kill": LAUNCH}                       that launch ends; "ended" follows
     -> {"reach": [Address...]}                <- {"reached": [bool...]}
     -> {"examine": true}                      <- {"examined": {"facts", "findings", "admission"}}
+    -> {"standing": HowFar}                 to the first node, before launches; nobody answers
 
 An agent serves several launches at once; what it says of one has its name ("of").
 
@@ -79,6 +80,17 @@ class Node:
     environment: Mapping[str, str]
     accelerators: Accelerators
     facts: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HowFar:
+    """Where a run is before its next launch: s spent and left (None: not foreseen), and what that
+    ``launch`` is, in words by their name.
+    """
+
+    elapsed_s: float
+    left_s: float | None
+    launch: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)

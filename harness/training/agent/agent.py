@@ -42,9 +42,9 @@ from harness.base.errors import LaunchError, ScaleproofError
 from harness.cases import Catalogue
 from harness.host import environment, facts, leftovers, machine
 from harness.host.doctor import examination
-from harness.launch.wire import processes
+from harness.launch.wire import processes, trainjob
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token, server
-from harness.launch.wire.messages import Address, LaunchSpec, Node, Share
+from harness.launch.wire.messages import Address, HowFar, LaunchSpec, Node, Share
 from harness.training.accelerator import driver_started
 from harness.training.agent.address import choose_interface, refuse_no_loopback
 from harness.training.agent.answers import describe_all, usable
@@ -78,6 +78,7 @@ class Agent:
         self.selector.register(channel, selectors.EVENT_READ, None)
         self.worlds: list[World] = []
         self.beaten_at = 0.0
+        self.reporter = trainjob.Reporter()
 
     def hello(self) -> None:
         node = Node(
@@ -103,6 +104,7 @@ class Agent:
             finally:  # maybe just now: ``_stop`` raises here then, once
                 for world in self.worlds:
                     world.kill()
+                self.reporter.close()
                 processes.end()
 
     def turn(self) -> bool:
@@ -147,6 +149,9 @@ class Agent:
                 world.end()
         elif "examine" in message:
             self.channel.send({"examined": examination()})
+        elif "standing" in message:
+            standing = from_doc(HowFar, message["standing"])
+            self.reporter.tell(standing.elapsed_s, standing.left_s, standing.launch)
         elif "reach" in message:
             self.empty_door()
             doors = [from_doc(Address, a) for a in message["reach"]]

@@ -63,10 +63,12 @@ class Case:
 def anchors(run: RunRecord) -> dict[str, str]:
     """Case hash -> what links of the page call it; unlike cases never share one."""
     by_hash: dict[str, str] = {}
-    for arm in (a for p in run.plans for a in p.arms):
-        name = "case-" + re.sub(r"[^\w-]+", "-", arm.case.id)
-        taken = {v for k, v in by_hash.items() if k != arm.case.hash}
-        by_hash[arm.case.hash] = f"{name}-{arm.case.hash[:4]}" if name in taken else name
+    taken: set[str] = set()
+    cases = {a.case.hash: a.case for p in run.plans for a in p.arms}
+    for case_hash, case in cases.items():
+        name = "case-" + re.sub(r"[^\w-]+", "-", case.id)
+        by_hash[case_hash] = f"{name}-{case_hash[:4]}" if name in taken else name
+        taken.add(by_hash[case_hash])
     return by_hash
 
 
@@ -76,7 +78,7 @@ def cases(run: RunRecord, folder: Path | None) -> list[Case]:
     order = list(dict.fromkeys(a.case.hash for p in run.plans for a in p.arms))
     names = anchors(run)
     gates = run.gates
-    worst = {h: _worst([v for v in run.verdicts if v.case_hash == h]) for h in order}
+    worst = {h: _worst(run.verdicts_by_case.get(h, ())) for h in order}
     drawn = set(sorted(order, key=lambda h: worst[h])[:DRAWN])
     shown = []
     for case_hash in order:
@@ -102,7 +104,7 @@ def _case(
     anchor: str,
     folder: Path | None,
 ) -> Case:
-    judged = [v for v in run.verdicts if v.case_hash == row.case.hash]
+    judged = run.verdicts_by_case.get(row.case.hash, ())
     failure = obstacles.gate_failure(gate) if gate else None
     caught = any(v.reason is Reason.CAUGHT for v in judged)
     checks = gate.ranks[0].checks if gate and gate.ranks else ()

@@ -6,7 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from harness.base.numbers import si
-from harness.cases import Form, metrics
+from harness.cases import Form, Threshold, metrics
 from harness.interface.report.page import svg
 from harness.record import Reason, RunRecord, Verdict
 from harness.record.outcome import SEVERITY
@@ -15,9 +15,10 @@ from harness.record.outcome import SEVERITY
 def judged(run: RunRecord, anchors: Mapping[str, str]) -> list[dict[str, Any]]:
     """A row for each verdict. ``anchors``: case hash -> its page."""
     scales = _scales(run)
+    rules = {t.name: t for t in run.thresholds}
     ranked = sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
     return [
-        _verdict(run, v, scales.get(v.metric, (0.0, 1.0)))
+        _verdict(run, v, rules.get(v.rule or ""), scales.get(v.metric, (0.0, 1.0)))
         | {"anchor": anchors.get(v.case_hash, ""), "number": i}
         for i, v in enumerate(ranked)
     ]
@@ -36,17 +37,18 @@ def _scales(run: RunRecord) -> dict[str, tuple[float, float]]:
     return {metric: (min(values), max(values)) for metric, values in values_of.items() if values}
 
 
-def _verdict(run: RunRecord, v: Verdict, scale: tuple[float, float]) -> dict[str, Any]:
+def _verdict(
+    run: RunRecord, v: Verdict, rule: Threshold | None, scale: tuple[float, float]
+) -> dict[str, Any]:
     metric = metrics.metric(v.metric)
-    rules = {t.name: t for t in run.thresholds}
-    rule = rules.get(v.rule or "")
     bounds = [b for b in (rule.at_least, rule.at_most) if b is not None] if rule else []
     absolute = metric.form is Form.ABSOLUTE
 
     def show(x: float | None) -> str:
         return "" if x is None else si(x, metric.unit) if absolute else f"{x:.3f}"
 
-    cases = (a.case for p in run.plans if p.hash == v.plan for a in p.arms)
+    plan = run.plan_of.get(v.plan)
+    cases = (a.case for a in plan.arms) if plan is not None else ()
     stand_in = any(run.stand_ins(c) for c in cases if c.id == v.case)
     return {
         "status": str(v.status),

@@ -100,9 +100,8 @@ def _series(
     for point in points:
         judged = [
             v
-            for v in run.verdicts
-            if v.plan == plan.hash
-            and v.case == point.case
+            for v in run.verdicts_by_plan.get(plan.hash, ())
+            if v.case == point.case
             and v.metric == field
             and v.rule in rules
             and v.against == point.against

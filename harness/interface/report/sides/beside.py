@@ -63,8 +63,8 @@ def of_plan(run: RunRecord, plan: Plan, rates: Sequence[float] = codecs.RATES) -
     by_name = {cost.name: cost for cost in costs}
     named = {c.name: c for c in plan.contrasts}
     by_arm: dict[str, dict[str, Verdict]] = {}
-    for verdict in run.verdicts:
-        if verdict.plan == plan.hash and verdict.contrast in named:
+    for verdict in run.verdicts_by_plan.get(plan.hash, ()):
+        if verdict.contrast in named:
             contrast = named[verdict.contrast]
             by_arm.setdefault(contrast.subject, {})[contrast.metric] = verdict
     lines = []

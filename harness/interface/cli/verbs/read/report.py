@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from harness.analysis.judging.tally import Tally
 from harness.analysis.reading import load
-from harness.base.documents import Json, to_doc
+from harness.base.documents import Json
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.vouching import vouched
@@ -131,4 +131,4 @@ def of_run(path: Path, *, every: bool = False) -> Answer:
         lines = tables.summary(run, path, rerun, width, page=page)
     else:
         lines = screen.lines(run, path, rerun, width, page=page)
-    return vouched(Answer(document=to_doc(run), lines=lines), [(run, path)])
+    return vouched(Answer(document=run, lines=lines), [(run, path)])

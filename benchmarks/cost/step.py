@@ -1,14 +1,16 @@
 """What the harness adds to a training step: on and off alternated step by step in one process.
 
 Prints the median cost of everything that is noted about a step, its share of a step, and the upper
-end of the 95 % interval of that share.
+end of the 95 % interval of that share. With ``--parts`` also what is saved by leaving out each part
+of it, in the same turns.
 
-    python benchmarks/cost/step.py [--pairs 400]
+    python benchmarks/cost/step.py [--pairs 400] [--parts]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +25,8 @@ from harness.training.accelerator import Accelerator
 from harness.training.data import Batch
 from harness.training.observe.intake import Intake
 from harness.training.observe.memory import Memory
+from harness.training.observe.spans import span
+from harness.training.rank import window
 from harness.training.rank.window import StepLog
 
 
@@ -46,41 +50,84 @@ class Sleeper:
         return self.loss
 
 
+#: What is noted about a step, as it can be left out.
+PARTS = ("sign of life", "spans", "loss", "inputs", "memory")
+
+
+class Logged:
+    """A trainer and the log of its steps, with all that is noted, or without one part of it."""
+
+    def __init__(self, n: int, step_s: float, beats: Beats, without: str = "") -> None:
+        intake = Intake()
+        self.without = without
+        self.batch = Batch(ids=torch.zeros(1), inputs=torch.zeros(1), targets=torch.zeros(1))
+        intake.pool(self.batch.inputs)
+        trainer = Sleeper(step_s, None if without == "inputs" else intake)
+        memory = Memory(Accelerator(torch.device("cpu")))
+        if without == "memory":
+            memory.every = n + 1
+        self.log = StepLog(
+            trainer,  # type: ignore[arg-type]
+            n,
+            memory=memory,
+            beat=(lambda phase, step: None)
+            if without == "sign of life"
+            else (lambda phase, step: beats.write(0, phase, step)),
+            period_s=None,
+            events=[],
+            intake=intake,
+        )
+        if without == "loss":
+            trainer.loss = None  # type: ignore[assignment]
+        self.log.start(0)
+
+    def run(self, i: int) -> float:
+        """Seconds that a step took."""
+        if self.without == "spans":
+            window.span = _no_span  # type: ignore[assignment]
+        began = time.perf_counter()
+        self.log.run(i, lambda step: self.batch, Phase.STEADY)
+        took_s = time.perf_counter() - began
+        window.span = span
+        return took_s
+
+
+def _no_span(*_: object, **__: object) -> contextlib.AbstractContextManager[None]:
+    return _NOTHING
+
+
+_NOTHING = contextlib.nullcontext()
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=400)
+    parser.add_argument("--parts", action="store_true", help="also what each part costs")
     parsed = parser.parse_args()
     torch.set_num_threads(1)
     step_s, n = 0.02, parsed.pairs
     with tempfile.TemporaryDirectory() as folder:
         beats = Beats(Path(folder) / "beats", 1, create=True)
-        intake = Intake()
-        trainer, bare = Sleeper(step_s, intake), Sleeper(step_s)
-        log = StepLog(
-            trainer,  # type: ignore[arg-type]
-            n,
-            memory=Memory(Accelerator(torch.device("cpu"))),
-            beat=lambda phase, step: beats.write(0, phase, step),
-            period_s=None,
-            events=[],
-            intake=intake,
-        )
-        batch = Batch(ids=torch.zeros(1), inputs=torch.zeros(1), targets=torch.zeros(1))
-        intake.pool(batch.inputs)
-        log.start(0)
-        added = []
+        bare = Sleeper(step_s)
+        left_out = ("", *(PARTS if parsed.parts else ()))
+        logged = [Logged(n, step_s, beats, without) for without in left_out]
+        added: dict[str, list[float]] = {without: [] for without in left_out}
         for i in range(n):
             began = time.perf_counter()
-            log.run(i, lambda step: batch, Phase.STEADY)
-            middle = time.perf_counter()
-            bare.step(batch)
-            added.append((middle - began) - (time.perf_counter() - middle))
-    found = t_interval(added, 0.1)
+            bare.step(logged[0].batch)
+            bare_s = time.perf_counter() - began
+            for one in logged:
+                added[one.without].append(one.run(i) - bare_s)
+    every = added[""]
+    found = t_interval(every, 0.1)
     assert found.high is not None
     print(f"{n} pairs of steps of {step_s * 1e3:.0f} ms, with and without")
-    print(f"median {median(added) * 1e6:.0f} us a step, {median(added) / step_s:.2%}")
+    print(f"median {median(every) * 1e6:.0f} us a step, {median(every) / step_s:.2%}")
     print(f"mean at most {found.high * 1e6:.0f} us (upper 95 % end), {found.high / step_s:.2%}")
+    for part in left_out[1:]:
+        saved = median(a - b for a, b in zip(every, added[part], strict=True))
+        print(f"  {part:14} {saved * 1e6:5.0f} us (median, left out)")
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class Broken:
 
     def __init__(self, launch: LaunchRecord, *kinds: str) -> None:
         self._launch, self._kinds = launch, list(kinds)
-        self.data_seed, self.worlds = 0, SimpleNamespace(queued_s=0.0)
+        self.data_seed, self.worlds = 0, SimpleNamespace(queued_s=0.0, tell=lambda how_far: None)
         self.fleets = SimpleNamespace(software=dict, mended=list)
 
     def launch_together(self, *_: object) -> list[LaunchRecord]:

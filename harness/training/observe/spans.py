@@ -45,7 +45,7 @@ class Span:
     def __enter__(self) -> None:
         if self.attributes is not None:  # None: no tool listens
             self.attributes.payload = self.payload
-        _domain.push_range(self.attributes)
+            _domain.push_range(self.attributes)
         if _log.range is not None:
             traced = _log.range(self.label, self.payload)
             traced.__enter__()
@@ -64,7 +64,8 @@ class Span:
                 )
             )
             traced.__exit__(None, None, None)
-        _domain.pop_range()
+        if self.attributes is not None:
+            _domain.pop_range()
 
 
 class _Log:

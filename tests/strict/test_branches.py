@@ -30,7 +30,6 @@ COVERED = {
     "describe.py _work": TIMED,
     "describe.py loss_limit": TIMED,
     "models/paced.py forward": HOW,
-    "observe/intake.py note": TIMED,
     "observe/laps.py begin": CODEC,
     "observe/memory.py __init__": TIMED,
     "observe/memory.py settle": TIMED,

@@ -41,6 +41,8 @@ LEAST_STEP_S = 2e-3
 FURTHER = 0.5
 
 Slots = Callable[[Plan, Sequence[Arm]], Sequence[Sequence[Arm]]]
+#: What for, arms at once, and how often they are launched so.
+Launches = tuple[Purpose, Sequence[Arm], int]
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,18 @@ class LaunchCosts:
         """What a timed launch runs at least, before a pilot has settled it."""
         return plan.protocol.lasting(plan.window, self.step_s(arm.case))
 
+    def streams(self, case: CaseSpec) -> bool:
+        """Whether the reference of a case is too large for a device."""
+        described = self._described[case.hash]
+        wanted = described.reference is not None
+        return wanted and too_large_for_one(described, case, self._machine)
+
     def reference_world(self, case: CaseSpec) -> CaseSpec:
         """Where the reference of a case trains, if it has one."""
         described = self._described[case.hash]
         if described.reference is None:
             return case
-        streamed = too_large_for_one(described, case, self._machine)
-        return references.world(case, described, streamed)
+        return references.world(case, described, self.streams(case))
 
     def _trained(self, case: CaseSpec, steps: int) -> int:
         """Steps of a reference and of its replicates."""
@@ -173,23 +180,15 @@ class Forecast:
                 if missing := self._missing(plan, purpose, slot, times, have):
                     yield from self._launches(plan, purpose, missing, compiled)
 
-    def _wanted(self, plan: Plan) -> Iterator[tuple[Purpose, Sequence[Arm], int]]:
-        """What a plan wants in all: arms at once, and how often, in the order of its stages.
-
-        The first pilot runs twice, against itself; before pilots side by side each baseline runs
-        alone and beside others instead.
-        """
+    def _wanted(self, plan: Plan) -> Iterator[Launches]:
+        """What a plan wants in all, in the order of its stages."""
         arms = self.arms[plan.hash]
         measured = [arm for arm in arms if arm.role is not Role.CONTROL]
         trained = [arm for arm in measured if arm.role is not Role.ABLATION]
         gated = [arm for arm in arms if arm.role is not Role.ABLATION]
         yield from ((Purpose.GATE, slot, 1) for slot in self.slots(plan, gated))
         packed = self.slots(plan, measured)
-        baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
-        beside = [arm for slot in packed if len(slot) > 1 for arm in slot]
-        yield from ((Purpose.PROBE, [arm], 2) for arm in beside if arm.name in baselines)
-        for slot in packed:
-            yield Purpose.PILOT, slot, 2 if not beside and slot is packed[0] else 1
+        yield from self._pilots(plan, packed)
         yield from ((Purpose.REFERENCE, slot, 1) for slot in self._references(plan, trained))
         yield from ((Purpose.TIMED, slot, 2 * plan.protocol.min_blocks) for slot in packed)
         profiled = rungs.profiled(plan, len(self.plans)) if self.timeline else []
@@ -198,10 +197,21 @@ class Forecast:
 
     def _references(self, plan: Plan, arms: Sequence[Arm]) -> Iterator[Sequence[Arm]]:
         """The arms whose references train at once: they take fewer devices than the arms."""
-        named = {arm.name: arm for arm in arms}
-        worlds = [replace(arm, case=self.costs.reference_world(arm.case)) for arm in arms]
-        for slot in self.slots(plan, worlds):
-            yield [named[arm.name] for arm in slot]
+        streamed = [arm for arm in arms if self.costs.streams(arm.case)]
+        named = {arm.name: arm for arm in arms if arm not in streamed}
+        worlds = [replace(a, case=self.costs.reference_world(a.case)) for a in named.values()]
+        yield from ([named[arm.name] for arm in slot] for slot in self.slots(plan, worlds))
+        yield from ([arm] for arm in streamed)
+
+    def _pilots(self, plan: Plan, packed: Sequence[Sequence[Arm]]) -> Iterator[Launches]:
+        """The first one runs twice, against itself; before pilots side by side each baseline runs
+        alone and beside others instead.
+        """
+        baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
+        beside = [arm for slot in packed if len(slot) > 1 for arm in slot]
+        yield from ((Purpose.PROBE, [arm], 2) for arm in beside if arm.name in baselines)
+        for slot in packed:
+            yield Purpose.PILOT, slot, 2 if not beside and slot is packed[0] else 1
 
     def _missing(
         self,

@@ -38,7 +38,9 @@ def missing(
             w.arm.name: w for w in wanted if w.streamed is streamed and w.replicates == replicates
         }
         worlds = [replace(w.arm, case=_world(session.run, w)) for w in alike.values()]
-        for slot in together.groups(session, plan, worlds):
+        # A streamed one holds all of its model in the host's memory: there is room for one.
+        slots = [[arm] for arm in worlds] if streamed else together.groups(session, plan, worlds)
+        for slot in slots:
             steps = max(alike[arm.name].steps for arm in slot)
             arms = [alike[arm.name].arm for arm in slot]
             yield arms, replace(alike[slot[0].name], steps=steps)

@@ -63,3 +63,20 @@ def test_a_reference_without_replicates_is_none_for_a_case_that_needs_them(
     arm = sample_run.plans[0].arm("@2")
     run = SimpleNamespace(launches=[launch], described={}, folder=Path())
     assert referring._known(run, arm, replicates) == known  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("streamed", "launches"), [(False, 1), (True, 2)])
+def test_one_model_at_a_time_lies_in_the_hosts_memory(
+    sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch, streamed: bool, launches: int
+) -> None:
+    """Side by side go only references that each have a device of their own."""
+    plan = sample_run.plans[0]
+    wanted = [referring.Wanted(arm, 4, streamed, 0) for arm in plan.arms[:2]]
+    monkeypatch.setattr(referring, "_wanted", lambda *of: wanted)
+    monkeypatch.setattr(
+        referring.together, "groups", lambda session, plan, arms: [arms] if arms else []
+    )
+    session = SimpleNamespace(run=sample_run)
+    asked = [arms for arms, _ in referring.missing(session, plan, plan.arms)]  # type: ignore[arg-type]
+    assert len(asked) == launches and sum(map(len, asked)) == 2
+    assert [arm for arms in asked for arm in arms] == list(plan.arms[:2])

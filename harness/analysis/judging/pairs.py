@@ -114,11 +114,11 @@ def absolute(metric: str, arm: str) -> Contrast:
 
 
 def ruled(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> bool:
-    """Whether a rule asks something of a plan's contrasts."""
+    """Whether a rule asks something of a plan."""
     return any(
         rule.matches(plan.arm(contrast.subject).case, contrast, hardware)
+        for contrast in judged_of(plan, thresholds, hardware)
         for rule in thresholds
-        for contrast in plan.contrasts
     )
 
 

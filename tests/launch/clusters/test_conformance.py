@@ -190,7 +190,7 @@ def test_a_world_over_all_nodes(bench: Bench) -> None:
     assert len({e.order for e in ended.ranks}) == 3
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(3)
 def test_worlds_at_once_have_places_of_their_own_and_break_alone(bench: Bench) -> None:
     """Three of one rank, two on one node; the one that is killed takes nobody along."""
     if not bench.known.get("engines", bench.name.split("-")[0]).engine.packs:

@@ -17,7 +17,7 @@ from harness.analysis.timeline.profiled import budget_of
 from harness.base.errors import ScaleproofError
 from harness.record import RankRecord
 from harness.record.store import load
-from tests.analysis.timeline.test_budget import rank_of
+from tests.analysis.timeline.test_close import rank_of
 
 ROOT = Path(__file__).parents[3]
 

@@ -39,7 +39,9 @@ def test_every_loss_adds_up_to_what_was_lost(main_job: RunRecord) -> None:
     seen = rungs.rungs(main_job)
     assert seen
     for rung in seen:
-        assert sum(rung.losses.lost.values(), Fraction(0)) + rung.losses.speedup == rung.losses.ranks
+        assert (
+            sum(rung.losses.lost.values(), Fraction(0)) + rung.losses.speedup == rung.losses.ranks
+        )
         if rung.arm.case.mode is Mode.WEAK and rung.timed_ns and rung.timed_ideal_ns:
             base = main_job.by_case[rung.plan.arm("plain").case.hash]
             steps = [x.steps.mean_s for x in base if x.purpose is Purpose.TIMED and x.steps]

@@ -5,23 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, strategies as st
 
 from harness.base.documents import from_doc, to_doc
 from harness.cases import (
-    Batching,
     CaseSpec,
     Device,
-    Dim,
-    Mesh,
     Mode,
     Precision,
     Site,
     StandIn,
-    apportion,
-    batching,
 )
-from harness.cases.site import parse_name, rungs
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(4,))
 GPUS = Site(device=Device.CUDA, backend="nccl", nodes=(4, 4))
@@ -97,64 +90,6 @@ def test_different_cases_have_different_ids_and_hashes() -> None:
 def test_case_survives_the_wire() -> None:
     for case, _, _ in GOLDEN:
         assert from_doc(CaseSpec, to_doc(case)) == case
-
-
-@given(st.integers(1, 512))
-def test_rungs_are_powers_of_two_and_the_largest(n: int) -> None:
-    found = rungs(n)
-    assert found[0] == 1 and found[-1] == n
-    assert list(found) == sorted(set(found))
-    assert all(x & (x - 1) == 0 for x in found[:-1])
-
-
-@given(st.integers(1, 16), st.integers(1, 64), st.integers(1, 8), st.booleans())
-def test_weak_batches_grow_with_the_world(
-    world: int, micro: int, accumulate: int, whole: bool
-) -> None:
-    case = replace(SITE.case("ddp/mlp-nano").at(world), accumulate=accumulate)
-    found = batching(case, micro, Mesh({Dim.PP if whole else Dim.DP: world}))
-    assert found.global_batch == micro * world * accumulate
-
-
-@given(st.integers(1, 16), st.integers(1, 256))
-def test_strong_batches_are_fixed_or_refused(world: int, total: int) -> None:
-    case = SITE.case("ddp/mlp-nano", Mode.STRONG, global_batch=total).at(world)
-    if total % world:
-        with pytest.raises(ValueError, match="does not divide"):
-            batching(case, 1, Mesh({Dim.DP: world}))
-    else:
-        assert batching(case, 1, Mesh({Dim.DP: world})).global_batch == total
-
-
-@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(0, 512))
-def test_unequal_shares_get_parts_of_the_batch_in_their_proportions(
-    shares: list[float], total: int
-) -> None:
-    parts = apportion(total, shares)
-    assert sum(parts) == total
-    for part, share in zip(parts, shares, strict=True):
-        assert abs(part - total * share / sum(shares)) < 1 + 1e-9
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 4))
-def test_shards_lie_side_by_side_and_all_samples_count_alike(
-    micros: list[int], accumulate: int
-) -> None:
-    mesh = Mesh({Dim.DP: len(micros)})
-    found = Batching(micros=tuple(micros), accumulate=accumulate, mesh=mesh, last=1)
-    places = [range(found.global_batch)[found.place(i)] for i in range(found.shards)]
-    assert [i for place in places for i in place] == list(range(found.global_batch))
-    for place in places:
-        each = found.weight(len(place), found.global_batch) / found.shards / len(place)
-        assert each == pytest.approx(1 / found.global_batch)
-
-
-def test_names_that_are_no_cases_are_refused() -> None:
-    from harness.base.errors import SpecError
-
-    for bad in ("ddp", "ddp/", "/decoder-tiny", "ddp/decoder", ""):
-        with pytest.raises(SpecError):
-            parse_name(bad)
 
 
 def test_environment_that_changes_speed_is_identity_and_timeouts_are_not(

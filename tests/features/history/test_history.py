@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -120,14 +121,15 @@ def test_what_asv_itself_says_stands_beside(
     assert "asv's own detector does not see it" in capsys.readouterr().out
 
 
-def test_asv_reads_what_ingest_wrote_and_measures_the_core(tmp_path: Path) -> None:
+@pytest.fixture
+def asv_call(tmp_path: Path) -> Callable[..., str]:
+    """Runs a module in a copy of what asv needs of this repository, with two nights' samples."""
     for name in ("asv.conf.json", "benchmarks", "harness", "results/samples"):
         source, target = ROOT / name, tmp_path / name
         if source.is_dir():
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, target)
-    samples = [f"results/samples/{n}" for n in ("ddp-nano", "ddp-nano-again")]
     home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)}
 
     def call(*words: str) -> str:
@@ -138,24 +140,43 @@ def test_asv_reads_what_ingest_wrote_and_measures_the_core(tmp_path: Path) -> No
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    call("asv", "machine", "--yes", "--machine", "laptop")
-    core = call("asv", "run", "--quick", "--machine", "laptop", "--bench", "core.Core")
-    assert "core.Core.time_judge" in core and "failed" not in core
-    call("harness", "ingest", *samples)
-    call("asv", "check")
-    call("asv", "publish")
-    machines = {p.name for p in (tmp_path / "results/asv").iterdir() if p.is_dir()}
-    (machine,) = machines - {"laptop"}
-    compared = call("asv", "compare", "main~1", "main", "--machine", machine)
+    return call
+
+
+SAMPLES = [f"results/samples/{n}" for n in ("ddp-nano", "ddp-nano-again")]
+
+
+def machine_of_the_samples(folder: Path) -> str:
+    (machine,) = {p.name for p in (folder / "results/asv").iterdir() if p.is_dir()} - {"laptop"}
+    return machine
+
+
+def test_asv_reads_what_ingest_wrote(asv_call: Callable[..., str], tmp_path: Path) -> None:
+    asv_call("harness", "ingest", *SAMPLES)
+    asv_call("asv", "publish")
+    machine = machine_of_the_samples(tmp_path)
+    compared = asv_call("asv", "compare", "main~1", "main", "--machine", machine)
     assert "records.track_step_time('ddp/decoder-nano/weak@2cpu')" in compared
     assert "records.track_scaling_loss" in compared and "n/a" not in compared
     (loss,) = (line for line in compared.splitlines() if "track_scaling_loss" in line)
     assert "±" in loss and loss.split("|")[1].strip() == "", "undecided is no change"
-    assert "ddp/decoder-nano/weak@2cpu" in call("asv", "show", "main", "--machine", machine)
-    call("asv", "machine", "--yes", "--machine", machine)
-    call("asv", "run", "--machine", machine, "--bench", "records.track_scaling_loss", "ALL")
-    again = call("asv", "compare", "main~1", "main", "--machine", machine)
+    assert "ddp/decoder-nano/weak@2cpu" in asv_call("asv", "show", "main", "--machine", machine)
+
+
+@pytest.mark.full
+def test_asv_measures_the_core_and_the_records(
+    asv_call: Callable[..., str], tmp_path: Path
+) -> None:
+    asv_call("asv", "machine", "--yes", "--machine", "laptop")
+    core = asv_call("asv", "run", "--quick", "--machine", "laptop", "--bench", "core.Core")
+    assert "core.Core.time_judge" in core and "failed" not in core
+    asv_call("harness", "ingest", *SAMPLES)
+    asv_call("asv", "check")
+    machine = machine_of_the_samples(tmp_path)
+    asv_call("asv", "machine", "--yes", "--machine", machine)
+    asv_call("asv", "run", "--machine", machine, "--bench", "records.track_scaling_loss", "ALL")
+    again = asv_call("asv", "compare", "main~1", "main", "--machine", machine)
     assert again.count("records.track_step_time(") == 3, "one environment, no line twice"
     assert "n/a" not in again, "each commit is measured on its own night"
-    root = call("asv", "show", "main~2", "--machine", "laptop")
+    root = asv_call("asv", "show", "main~2", "--machine", "laptop")
     assert "core.Core.time_judge" in root, "what was measured before the first night is still there"

@@ -3,8 +3,8 @@
     python tests/acceptance/first_run.py [--runs 5] [--beside 0 0.25 0.5 0.8 bursts] [--page FILE]
 
 Each run is ``pytest suites/`` as a newcomer types it, beside a program that takes a share of one
-core, or that computes and sleeps for one to eight seconds in turn, as a build does. ``--from DIR``
-reads runs that are there instead of making some.
+core, or that computes and sleeps for one to eight seconds in turn, as a build does. ``--keep DIR``
+keeps the runs there: the same command goes on where it was left. ``--from DIR`` only reads them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import datetime
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -177,7 +178,11 @@ def main() -> None:
         print(f"records in {keep}")
         for number in range(parsed.runs):
             for beside in parsed.beside:
-                done = job(keep / f"{beside}-{number}", beside)
+                results = keep / f"{beside}-{number}"
+                if any(results.glob("runs/*/*/job.txt")):
+                    continue
+                shutil.rmtree(results, ignore_errors=True)  # of one that was cut off
+                done = job(results, beside)
                 print(f"{beside}: {done.decided} decided, {done.seconds:.0f} s", flush=True)
     jobs = [read(path.parent) for path in sorted(keep.glob("*/runs/*/*/job.txt"))]
     parsed.page.write_text(table(jobs))

@@ -7,7 +7,6 @@ python scripts/pages.py --check    # exit 1 if one of them is not up to date
 
 import argparse
 import dataclasses
-import enum
 import inspect
 import json
 import re
@@ -15,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -24,7 +23,7 @@ import harness
 from harness.cases import CaseSpec
 from harness.cases.features import FEATURES
 from harness.cases.metrics import METRICS
-from harness.cases.targets import SETTABLE
+from harness.cases.targets import SETTABLE, takes
 from harness.interface.cli.main import module_of as verb_module, parser, verbs
 
 DOCS = ROOT / "docs"
@@ -86,19 +85,8 @@ def keys() -> str:
             usual = None if field.default is dataclasses.MISSING else field.default
             shown = {None: "what is usual", "": "none", (): "none"}.get(usual)
             shown = shown or f"`{json.dumps(usual).strip(chr(34))}`"
-            lines.append(f"| `{field.name}` | {_takes(hints[field.name])} | {shown} |")
+            lines.append(f"| `{field.name}` | {takes(hints[field.name], '`')} | {shown} |")
     return "\n".join(lines) + "\n"
-
-
-def _takes(hint: Any) -> str:
-    """``true or false``, ``fp32, bf16``, ``a number`` of a field's type."""
-    kinds = [kind for kind in get_args(hint) or (hint,) if kind not in (type(None), ...)]
-    kind = kinds[0]
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return ", ".join(f"`{member.value}`" for member in kind)
-    plain = {bool: "`true` or `false`", int: "a whole number", float: "a number", str: "a text"}
-    one = plain.get(kind, "a document")
-    return f"{one.removeprefix('a ')}s, with commas" if get_origin(hint) is tuple else one
 
 
 def _row(action: argparse.Action) -> str:

@@ -1,5 +1,6 @@
 """What makes a case one that can be run: every check of it, made once, when it is named."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 
@@ -42,6 +43,7 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
     yield from _computed(case)
     yield from _stragglers(case)
     yield from _places(case, sizes)
+    yield from _variables(case)
     yield from _mode(case)
 
 
@@ -78,7 +80,11 @@ def _numbers(case: CaseSpec) -> Mistakes:
 def _batches(case: CaseSpec, supports: Supports) -> Mistakes:
     """A last batch that is none, or that the strategy cannot train."""
     if not 0 < case.last_batch <= 1:
-        yield f"last_batch = {case.last_batch}", "a share above 0, at most 1", ""
+        yield (
+            f"last_batch = {case.last_batch}",
+            "a share above 0, at most 1",
+            "--set last_batch=1.0",
+        )
     if case.last_batch < 1 and not supports.uneven:
         what = f"strategy {case.strategy!r} has no short last batch"
         yield what, "last_batch=1.0", "--set last_batch=1.0"
@@ -90,7 +96,12 @@ def _shares(case: CaseSpec) -> Mistakes:
     """Shares of the batch that are not one for each rank."""
     if case.shares and (len(case.shares) != case.world_size or min(case.shares) <= 0):
         what = f"shares {case.shares} for {case.world_size} ranks"
-        yield what, "a number above 0 for each rank", "--set shares=[1,0.5]"
+        yield what, "a number above 0 for each rank", f"--set shares={_equal(case)}"
+
+
+def _equal(case: CaseSpec) -> str:
+    """The same share for each rank, as ``--set`` takes it."""
+    return ",".join(["1"] * case.world_size)
 
 
 def _stragglers(case: CaseSpec) -> Mistakes:
@@ -112,6 +123,15 @@ def _places(case: CaseSpec, sizes: Sizes) -> Mistakes:
     if sum(case.nodes) != case.world_size or min(case.nodes) < 1:
         what = f"nodes {case.nodes} do not add up to {case.world_size} ranks"
         yield what, "as many ranks on all nodes as the world size", ""
+
+
+def _variables(case: CaseSpec) -> Mistakes:
+    """Variables that another backend reads: they would be part of a case and do nothing in it."""
+    for name in case.environment or {}:
+        reader = name.partition("_")[0].lower()
+        if reader != case.backend:
+            what = f"{name} says nothing to {case.backend}"
+            yield what, f"variables of {case.backend}", f"--set backend={reader}"
 
 
 def _mode(case: CaseSpec) -> Mistakes:
@@ -202,6 +222,14 @@ def _computed(case: CaseSpec) -> Mistakes:
 LARGEST = 1e15
 
 
+_TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def _like(default: Json) -> str:
+    """A default as ``--set`` takes it."""
+    return json.dumps(default) if isinstance(default, bool) else str(default)
+
+
 def check_knobs(
     asked: Mapping[str, Json],
     defaults: Mapping[str, Json],
@@ -226,8 +254,8 @@ def check_knobs(
             raise SpecError(
                 f"knob {key} = {value!r}",
                 where=where,
-                expected=want.__name__,
-                fix="scaleproof list",
+                expected=_TYPES.get(want, want.__name__),
+                fix=f"--set {key}={_like(defaults[key])}",
             )
         least, most = ranges.get(key, (0, LARGEST))
         if want in (int, float) and not least <= value <= most:
@@ -235,7 +263,7 @@ def check_knobs(
                 f"knob {key} = {value!r}",
                 where=where,
                 expected=f"from {least:g} to {most:g}",
-                fix=f"--set {key}={defaults[key]}",
+                fix=f"--set {key}={_like(defaults[key])}",
             )
         if value != defaults[key]:
             knobs[key] = value

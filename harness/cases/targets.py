@@ -1,10 +1,17 @@
 """What a command line can name to be measured: a case, a recipe, a file or folder of suites."""
 
+import difflib
+import re
+import shlex
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from enum import EnumType
 from pathlib import Path
-from typing import get_origin, get_type_hints
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from harness.base import modules
 from harness.base.documents import Json, from_doc, to_doc
@@ -33,6 +40,22 @@ NAMED = frozenset({
     "first_device", "stand_in", "script", "samples_per_step", "setup", "communicate", "knobs",
     "environment",
 })  # fmt: skip
+#: How these are said instead; the others are nobody's to say.
+_SAID_BY = dict(
+    strategy="the name of the case, as ddp/decoder-tiny/weak",
+    model="the name of the case, as ddp/decoder-tiny/weak",
+    size="the name of the case, as ddp/decoder-tiny/weak",
+    mode="the name of the case, as ddp/decoder-tiny/weak",
+    compressor="the name of the case, as compressed:topk/decoder-tiny",
+    world_size="--cpus 4 or --gpus 8", device="--cpus 4 or --gpus 8", nodes="--nodes 2x4",
+    communicate="--ablate communication", samples_per_step="--samples-per-step 32",
+    knobs="its knobs, as --set ddp.bucket_cap_mb=25",
+    environment="its variables, as --set NCCL_ALGO=Ring",
+)  # fmt: skip
+#: A case as tables print it: ``ddp/decoder-tiny/weak@2x4gpu+clip=1``.
+_ID = re.compile(
+    r"(?P<family>[^@+]+)@(?P<nodes>\d+x\d+|\d+(\+\d+)*)(?P<unit>cpu|gpu)(?P<fields>(\+[^+=]+=[^+]*)*)$"
+)
 #: All others may be set.
 SETTABLE = tuple(f.name for f in fields(CaseSpec) if f.name not in NAMED)
 
@@ -97,16 +120,43 @@ def case_plan(
 def case_of(name: str, site: Site, settings: Mapping[str, Json]) -> CaseSpec:
     """The case ``ddp/decoder-tiny/weak`` on all of a site, with fields and knobs that are set."""
     mode: str = Mode.WEAK
+    if as_printed := _ID.match(name):
+        _refuse_id(as_printed)
     if name.count("/") == 2:
         name, _, mode = name.rpartition("/")
     return changed(site.case(name, mode), settings)
+
+
+def _refuse_id(printed: re.Match[str]) -> NoReturn:
+    """SpecError for a case as tables print it, with the words that measure it."""
+    words = ["scaleproof", "run", printed["family"]]
+    ranks = sum(a * b for a, b in _nodes(printed["nodes"]))
+    words += [f"--{printed['unit']}s", str(ranks)]
+    if not printed["nodes"].isdigit():
+        words += ["--nodes", printed["nodes"]]
+    for item in filter(None, printed["fields"].split("+")):
+        words += ["--set", item]
+    raise SpecError(
+        "ranks and settings are words of their own",
+        where=printed[0],
+        expected="strategy[:compressor]/model-size[/mode]",
+        fix=shlex.join(words),
+    )
+
+
+def _nodes(layout: str) -> Iterator[tuple[int, int]]:
+    """(How many, ranks on each) of ``4+8`` or ``2x4``."""
+    for part in layout.split("+"):
+        count, times, ranks = part.partition("x")
+        yield (int(count), int(ranks)) if times else (1, int(count))
 
 
 def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
     """The case with fields and knobs that are set; SpecError for what none has."""
     changes: dict[str, Json] = {}
     knobs = dict(case.knobs)
-    variables = dict(case.environment or {})
+    backend = settings.get("backend", case.backend)
+    variables = dict((case.environment or {}) if backend == case.backend else {})
     for key, value in settings.items():
         if "." in key:
             knobs[key] = value
@@ -114,6 +164,12 @@ def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
             changes[key] = _read(key, value)
         elif environment.of_backend(key):
             variables[key] = str(value)
+        elif key in _SAID_BY:
+            raise SpecError(
+                f"--set {key}: another word says it",
+                expected=_SAID_BY[key],
+                fix="scaleproof run --help",
+            )
         else:
             raise SpecError(
                 f"--set {key}: no such field{nearest(key, SETTABLE)}",
@@ -121,7 +177,7 @@ def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
                 fix="scaleproof list",
             )
     try:
-        base = to_doc(replace(case, knobs=knobs, environment=variables or case.environment))
+        base = to_doc(replace(case, knobs=knobs, environment=variables or None))
         return from_doc(CaseSpec, {**base, **changes}, "--set")
     except ValueError as error:
         raise SpecError(str(error), fix="scaleproof list") from None
@@ -139,8 +195,44 @@ def _read(name: str, value: Json) -> Json:
                 f"--set {name}={value}", expected="numbers, as 1,0.5", fix=f"--set {name}=1,0.5"
             ) from None
     if hint is str or (isinstance(hint, type) and issubclass(hint, str)):
-        return str(value)
+        value = str(value)
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        what = f"--set {name}={value}"
+        fix = f"--set {name}={_value_for(name, value)}"
+        raise SpecError(what, expected=takes(hint), fix=fix) from None
     return value
+
+
+def takes(hint: Any, quote: str = "") -> str:
+    """``true or false``, ``fp32, bf16``, ``a number``: what a field of this type can be set to."""
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind not in (NoneType, ...)]
+    kind = kinds[0]
+    if isinstance(kind, EnumType):
+        values: list[str] = list(kind)
+        return ", ".join(f"{quote}{value}{quote}" for value in values)
+    plain = {
+        bool: f"{quote}true{quote} or {quote}false{quote}",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+    }
+    word = plain[kind]
+    return f"{word.removeprefix('a ')}s, with commas" if get_origin(hint) is tuple else word
+
+
+def _value_for(name: str, value: Json) -> str:
+    """One that the field takes: what seems to be meant, or what it is if nobody says anything."""
+    hint = _HINTS[name]
+    if hint is bool:
+        return "false" if str(value).lower() in ("0", "no", "n", "off", "f") else "true"
+    if isinstance(hint, EnumType) and (near := difflib.get_close_matches(str(value), hint, 1)):
+        return str(near[0])
+    if type(value) is float and int in (hint, *get_args(hint)) and value >= 1:
+        return str(round(value))
+    default = next(f.default for f in fields(CaseSpec) if f.name == name)
+    return "8" if default is None else str(default)
 
 
 _HINTS = get_type_hints(CaseSpec)

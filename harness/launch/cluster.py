@@ -16,8 +16,11 @@ from harness.cases import Entry
 #: What would end a line of a batch script, or of a terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 #: What any engine's table may say: how long agents may take to join once their job runs, how long
-#: the job may wait in a queue (0: for ever), and for how long an agent may be silent; in seconds.
-WAITS = dict(join_s=300.0, queue_s=0.0, lost_s=10.0)
+#: the job may wait in a queue (0: for ever), for how long an agent may be silent, and how long a
+#: collective may take (0: a minute, and longer where steps are slow); in seconds.
+WAITS = dict(join_s=300.0, queue_s=0.0, lost_s=10.0, collective_s=0.0)
+#: Of these 0 is a word.
+_MAY_BE_ZERO = frozenset({"queue_s", "collective_s"})
 
 
 def settings(path: Path | None, engine: str, known: Mapping[str, Entry]) -> dict[str, Json]:
@@ -47,7 +50,7 @@ def _check(table: Json, defaults: Mapping[str, Json], name: str, problems: Probl
             hint = meant(key, defaults) or f"one of {', '.join(defaults)}"
             problems.add(line, f"unknown key {key!r} in [{name}]", hint)
         elif key in WAITS and type(value) in (int, float):
-            if not math.isfinite(value) or value < 0 or (value == 0 and key != "queue_s"):
+            if not math.isfinite(value) or value < 0 or (value == 0 and key not in _MAY_BE_ZERO):
                 problems.add(line, f"{key} = {value}", "a number of seconds above 0")
         elif type(value) is not type(defaults[key]):
             want, received = type(defaults[key]).__name__, type(value).__name__

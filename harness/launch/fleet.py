@@ -55,7 +55,9 @@ class Fleet:
         self._links: list[AgentLink] = []
         self._met = False
         waits = {**WAITS, **where.settings}
-        self._join_s, self._queue_s, self._lost_s = (float(waits[name]) for name in WAITS)
+        self._join_s, self._queue_s, self._lost_s = (
+            float(waits[name]) for name in ("join_s", "queue_s", "lost_s")
+        )
         self._ear = Ear()
         _allow(self.num_agents + DESCRIPTORS)
 

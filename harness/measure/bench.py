@@ -79,6 +79,7 @@ class Bench:
         #: Sweeps that broke, by their launches' names, and why; whoever enters them takes them out.
         self.broken: dict[str, str] = {}
         self.settings = settings or Settings()
+        self.collective_s = float(where.settings.get("collective_s", 0))
         self.fleets = Fleets(engine, where, dict(self.settings.setups))
         self.worlds = self.fleets.own
 
@@ -176,7 +177,7 @@ class Bench:
         task: Task,
         *,
         hosts: tuple[int, ...] = (),
-        deadlines: Deadlines = _USUAL,
+        deadlines: Deadlines | None = None,
         detailed: bool = False,
     ) -> LaunchSpec:
         """The next launch, and a folder for what it leaves.
@@ -211,7 +212,7 @@ class Bench:
             hosts=hosts,
             files={} if isinstance(task, Sweep) else self._files(case),
             detailed=detailed,
-            deadlines=deadlines,
+            deadlines=deadlines or _with_collective(_USUAL, self.collective_s),
         )
 
     def count_on(self, folder: Path) -> None:
@@ -280,7 +281,7 @@ class Bench:
         task = _task(order, self.catalogue, described, self.data_seed)
         arm = _ODD.sub("-", order.arm.name.strip("@"))  # an arm's name may have spaces
         name = f"{order.plan.hash[:6]}-{order.label}-{arm}"
-        deadlines = _deadlines(case, described)
+        deadlines = _with_collective(_deadlines(case, described), self.collective_s)
         if isinstance(task, Refer):
             case = references.world(case, described, task.streamed)
         spec = self._spec(name, case, folder, task, deadlines=deadlines, detailed=detailed)
@@ -444,6 +445,19 @@ def _deadlines(case: CaseSpec, described: Described) -> Deadlines:
         meet_s=max(_USUAL.meet_s, 10 * step_s),
         first_step_s=max(first_s, 20 * step_s),
         collective_s=max(_USUAL.collective_s, 10 * step_s),
+    )
+
+
+def _with_collective(limits: Deadlines, asked_s: float) -> Deadlines:
+    """The limits with a collective's as the cluster file asks: no phase may end it earlier."""
+    if not asked_s:
+        return limits
+    return replace(
+        limits,
+        collective_s=asked_s,
+        step_s=max(limits.step_s, asked_s),
+        first_step_s=max(limits.first_step_s, asked_s),
+        meet_s=max(limits.meet_s, asked_s),
     )
 
 

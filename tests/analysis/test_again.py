@@ -69,7 +69,7 @@ def test_every_field_comes_back(changes: dict[str, Any]) -> None:
         st.sampled_from(["topk.rho", "ddp.bucket_cap_mb", "mlp.deep", "pipeline.split"]),
         st.one_of(st.booleans(), st.integers(0, 9), st.sampled_from([0.5, 25.0]), st.just("1,2")),
     ),
-    st.dictionaries(st.sampled_from(["NCCL_ALGO", "NCCL_PROTO"]), st.sampled_from(["Ring", "a b"])),
+    st.dictionaries(st.sampled_from(["GLOO_A", "GLOO_B"]), st.sampled_from(["Ring", "a b"])),
 )
 def test_knobs_and_variables_come_back(knobs: dict[str, Any], environment: dict[str, str]) -> None:
     case = replace(on(2).case("ddp/mlp-nano", "weak"), knobs=knobs, environment=environment or None)
@@ -89,12 +89,37 @@ def test_every_field_is_named_elsewhere_or_can_be_set() -> None:
         ("checkpoint=perhaps", "checkpoint"),
         ("colour=red", "no such field"),
         ("CLIP=1", "no such field"),
+        ("world_size=4", "another word"),
+        ("environment=NCCL_ALGO", "another word"),
     ],
 )
 def test_what_no_field_takes_is_refused(words: str, said: str) -> None:
     asked: Any = argparse.Namespace(options=argparse.Namespace(set=[words]))
     with pytest.raises(SpecError, match=said):
         case_of("ddp/mlp-nano", on(2), settings(asked))
+
+
+@pytest.mark.parametrize("name", [name for name in SETTABLE if HINTS[name] is not str])
+def test_what_is_tried_instead_is_taken(name: str) -> None:
+    asked: Any = argparse.Namespace(options=argparse.Namespace(set=[f"{name}=so, so"]))
+    with pytest.raises(SpecError) as refused:
+        case_of("ddp/mlp-nano", on(2), settings(asked))
+    asked.options.set = shlex.split(refused.value.fix)[1:]
+    assert name in settings(asked)
+    case_of("ddp/mlp-nano", on(2), settings(asked))
+
+
+def test_a_case_as_tables_print_it_names_the_command() -> None:
+    case = replace(on(2).case("ddp/mlp-nano", "weak"), clip=1.5, knobs={"ddp.bucket_cap_mb": 5.0})
+    with pytest.raises(SpecError) as refused:
+        case_of(case.id, on(2), {})
+    assert typed_again(refused.value.fix).hash == case.hash
+
+
+def test_a_field_that_is_set_twice_is_refused() -> None:
+    asked: Any = argparse.Namespace(options=argparse.Namespace(set=["clip=1", "clip=2"]))
+    with pytest.raises(SpecError, match="twice"):
+        settings(asked)
 
 
 def test_a_script_is_typed_again_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

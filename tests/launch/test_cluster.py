@@ -62,6 +62,13 @@ def test_a_cluster_file_replaces_defaults(tmp_path: Path) -> None:
     assert (found["partition"], found["modules"], found["account"]) == ("gpu", ["cuda"], "")
 
 
+def test_how_long_a_collective_may_take_can_be_set_for_every_engine(tmp_path: Path) -> None:
+    path = write(tmp_path, "[local]\ncollective_s = 300\n")
+    assert cluster.settings(path, "local", ENGINES)["collective_s"] == 300
+    with pytest.raises(ConfigError, match="seconds above 0"):
+        cluster.settings(write(tmp_path, "[local]\ncollective_s = -1\n"), "local", ENGINES)
+
+
 def test_every_mistake_of_a_cluster_file_is_told_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, "[slurm]\npartitoin = 'gpu'\nmodules = 'cuda'\n[slurmm]\na = 1\n")
     with pytest.raises(ConfigError) as error:

@@ -86,6 +86,10 @@ def settings(asked: Asked) -> dict[str, Json]:
         name, equals, value = item.partition("=")
         if not equals:
             raise SpecError(f"--set {item}", expected="NAME=VALUE", fix=f"--set {item}=...")
+        if name in out:
+            raise SpecError(
+                f"--set {name} stands twice", expected="one value", fix=f"--set {name}={value}"
+            )
         try:
             out[name] = json.loads(_WORDS.get(value, value))
         except ValueError:

@@ -175,7 +175,8 @@ def context(loaded: Loaded, case: CaseSpec, rank: int) -> RankContext:
 
 
 def train(case: CaseSpec, rank: int, files: Mapping[str, str]) -> Dry:
-    """The operations of one period of a rank's steps, after DDP has laid its buckets anew."""
+    """The operations of one period of a rank's steps, after DDP has laid its buckets anew, and
+    after the steps in which gradients go whole."""
     loaded = load(files)
     case = loaded.at_once(case)
     facts, model = model_facts(loaded, case)
@@ -186,7 +187,8 @@ def train(case: CaseSpec, rank: int, files: Mapping[str, str]) -> Dry:
         ctx = context(loaded, case, rank)
         sampler = Sampler(ctx.batching, steps_per_epoch=8, seed=case.seed)
         trainer = loaded.build(case, ctx, case.seed)
-        first = -(-2 // told.period) * told.period
+        behind = max([2, *(stop for _, stop, _ in told.whole_steps)])
+        first = -(-behind // told.period) * told.period
         recorder = Recorder()
         for step in range(first + told.period):
             batch = own_batch(loaded, ctx, sampler.ids(step, ctx.shard))

@@ -410,7 +410,7 @@ def environment(script: Script, ticks: str) -> Iterator[None]:
 def told(outcome: Outcome) -> None:
     """Print one launch."""
     step = f"{1e3 * outcome.step_s:.1f}ms" if outcome.step_s else "-"
-    off = f"{100 * outcome.off:+.2f}%" if outcome.off is not None else ""
+    off = f"{100 * outcome.off:+.2f}%" if outcome.off is not None and not outcome.said else ""
     own = f"{100 * outcome.printed_off:+.1f}%" if outcome.printed_off is not None else ""
     mark = f"  WRONG: {outcome.wrong}" if outcome.wrong else ""
     print(

@@ -170,6 +170,14 @@ def test_a_strong_ladder_compares_gradients(measured: Measured) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.full
+def test_a_launcher_that_starts_nothing_is_quoted(measured: Measured) -> None:
+    launch = measured.once("sh", "launch.sh", "{ranks}")
+    assert launch.cause is not None
+    assert "with status 3" in launch.cause.message
+    assert "(it said: port 29400 is taken)" in launch.cause.message
+
+
 def test_a_fresh_interpreter_and_a_launcher_see_the_same_training(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

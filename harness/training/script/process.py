@@ -30,6 +30,8 @@ from harness.training.rank.setup import RankPlace
 #: What a command may ask for: ranks on this node and in all, this node and how many there are, and
 #: where ranks can meet: the first node's address and a port that is free there.
 ASKED = re.compile(r"\{(ranks|world|node|nodes|host|port)\}")
+#: So many characters of what a script or a launcher said last.
+QUOTED = 160
 #: How to see more of an error, which is not the error.
 HINT = re.compile(r"HYDRA_FULL_ERROR|--help|^For more (information|details)", re.IGNORECASE)
 

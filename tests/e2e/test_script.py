@@ -182,7 +182,7 @@ def test_a_fresh_interpreter_and_a_launcher_see_the_same_training(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit, and with the same samples."""
-    launcher = ("torchrun", "--standalone", "--nproc_per_node=4", "loop.py")  # as it is typed
+    launcher = ("torchrun", "--master_port=29500", "--nproc_per_node=4", "loop.py")  # as typed
     forked, launched = measured.once("loop.py"), measured.once(*launcher)
     session = measured.session
     monkeypatch.setattr(session, "settings", replace(session.settings, fresh=True))

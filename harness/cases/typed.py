@@ -35,7 +35,13 @@ _DECIDED: Mapping[str, Mapping[str, str]] = {
         "--main-process-ip": "{host}", "--main-process-port": "{port}",
     },
     "deepspeed": {"--num-gpus": "{ranks}", "--num-nodes": "{nodes}", "--master-port": "{port}"},
+    "fabric run": {
+        "--devices": "{ranks}", "--num-nodes": "{nodes}", "--node-rank": "{node}",
+        "--main-address": "{host}", "--main-port": "{port}",
+    },
 }  # fmt: skip
+#: Their ranks meet at one fixed port unless they are told another, so that two at once fail.
+_FIXED_PORT = frozenset({"deepspeed", "fabric run"})
 #: torchrun comes with torch, the others with packages of their own names.
 TORCH = "torchrun"
 #: torchrun takes both spellings, the others these.
@@ -132,9 +138,17 @@ def for_every_rung(words: Sequence[str]) -> list[str]:
     whole = [*words[:begin], *decided, *words[end:]]
     if not asks_for_ranks(whole):
         option, becomes = next(iter(decided_by_rung.items()))
-        spelt = option[2:].replace("-", "_") if name in _UNDERSCORED else option[2:]
-        whole.insert(begin, f"--{spelt}={becomes}")
+        whole.insert(begin, _spelt(name, option, becomes))
+    if name in _FIXED_PORT and not any("{port}" in word for word in whole):
+        option = next(o for o, becomes in decided_by_rung.items() if becomes == "{port}")
+        whole.insert(begin, _spelt(name, option, "{port}"))
     return whole
+
+
+def _spelt(name: str, option: str, becomes: str) -> str:
+    """An option of a launcher that is put in, as that launcher spells it."""
+    spelt = option[2:].replace("-", "_") if name in _UNDERSCORED else option[2:]
+    return f"--{spelt}={becomes}"
 
 
 def spawns(words: Sequence[str], folder: Path) -> bool:

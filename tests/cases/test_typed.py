@@ -79,6 +79,19 @@ def test_interpreters(typed: str, target: str, module: bool, args: tuple[str, ..
             "python -m torch.distributed.run --nproc_per_node={ranks} train.py --nproc_per_node=7",
             "train.py", False,
         ),
+        (
+            "deepspeed --num_gpus=4 train.py", "deepspeed --master_port={port} --num_gpus={ranks} train.py",
+            "train.py", False,
+        ),
+        (
+            "fabric run --accelerator cpu --devices {ranks} train.py --main-port 7",
+            "fabric run --main-port={port} --accelerator cpu --devices={ranks} train.py --main-port 7",
+            "train.py", False,
+        ),
+        (
+            "fabric run --main_port 29400 train.py",
+            "fabric run --devices={ranks} --main_port={port} train.py", "train.py", False,
+        ),
         ("bash launch.sh {ranks}", "bash launch.sh {ranks}", "launch.sh", False),
     ],
 )  # fmt: skip
@@ -86,7 +99,11 @@ def test_launchers_start_the_ranks_of_every_rung(
     typed: str, becomes: str, target: str, module: bool, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    for name in ("accelerate", "deepspeed"):  # they need not be installed to be understood
+    for name in (
+        "accelerate",
+        "deepspeed",
+        "fabric",
+    ):  # they need not be installed to be understood
         (tmp_path / name).write_text("#!/bin/sh")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -170,11 +170,19 @@ def test_a_strong_ladder_compares_gradients(measured: Measured) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.full
+def test_a_launcher_that_starts_nothing_is_quoted(measured: Measured) -> None:
+    launch = measured.once("sh", "launch.sh", "{ranks}")
+    assert launch.cause is not None
+    assert "with status 3" in launch.cause.message
+    assert "(it said: port 29400 is taken)" in launch.cause.message
+
+
 def test_a_fresh_interpreter_and_a_launcher_see_the_same_training(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit, and with the same samples."""
-    launcher = ("torchrun", "--standalone", "--nproc_per_node=4", "loop.py")  # as it is typed
+    launcher = ("torchrun", "--master_port=29500", "--nproc_per_node=4", "loop.py")  # as typed
     forked, launched = measured.once("loop.py"), measured.once(*launcher)
     session = measured.session
     monkeypatch.setattr(session, "settings", replace(session.settings, fresh=True))

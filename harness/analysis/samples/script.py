@@ -247,11 +247,13 @@ def _training(
     times = reduced.payload_bytes / bytes_
     if times > ONCE[1]:
         passes = watched[0].backwards
-        reason = (
-            f"in each of {passes} backward passes: is no_sync() missing while gradients accumulate?"
-            if passes > 1 and abs(times - passes) < 0.25 * passes
-            else "is there a second all-reduce beside DistributedDataParallel's?"
+        second = "is there a second all-reduce beside DistributedDataParallel's?"
+        in_each = (
+            f"in each of {passes} backward passes: is no_sync() missing while gradients accumulate"
         )
+        reason = second
+        if passes > 1 and abs(times - passes) < 0.25 * passes:
+            reason = f"{in_each}, or {second}" if passes == 2 else f"{in_each}?"
         yield f"gradients: {times:.2f} times the parameters are all-reduced in a step, {reason}"
 
 

@@ -36,9 +36,6 @@ from harness.training.script.region import region
 from harness.training.script.samples import Rows
 from harness.training.script.watch import Watch
 
-#: So many characters of what a script said last.
-QUOTED = 160
-
 
 def rank_of(spec: LaunchSpec, place: RankPlace, beats: Beats, store: dist.Store) -> Rank:
     """The rank of a script: what it trains with is the script's own business."""
@@ -163,7 +160,7 @@ def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> Laun
     else:
         assert isinstance(spec.task, Script)
         what = f"the script ended after {done // period} of the {spec.task.steps + 1} steps wanted"
-    quoted = f" (it said: {last_words[:QUOTED]})" if last_words and not done else ""
+    quoted = f" (it said: {last_words[: process.QUOTED]})" if last_words and not done else ""
     return LaunchError(
         what + quoted,
         where=spec.case.script,

@@ -30,6 +30,8 @@ from harness.training.rank.setup import RankPlace
 #: What a command may ask for: ranks on this node and in all, this node and how many there are, and
 #: where ranks can meet: the first node's address and a port that is free there.
 ASKED = re.compile(r"\{(ranks|world|node|nodes|host|port)\}")
+#: So many characters of what a script or a launcher said last.
+QUOTED = 160
 #: How to see more of an error, which is not the error.
 HINT = re.compile(r"HYDRA_FULL_ERROR|--help|^For more (information|details)", re.IGNORECASE)
 
@@ -38,12 +40,13 @@ def command_of(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore) -> Scri
     """The command that this rank runs, or that a launcher runs to start it."""
     assert isinstance(spec.task, Script | Break)
     words = spec.task.words if isinstance(spec.task, Break) else spec.case.script
-    known = _known(spec, place, store, words)
+    command = parse(shlex.split(words), Path(spec.task.folder))
+    # a launcher's command may ask for more than was typed: a free port in the place of a fixed one
+    known = _known(spec, place, store, " ".join((*command.launcher, *command.args)))
 
     def filled(asked: Sequence[str]) -> tuple[str, ...]:
         return tuple(_fill(word, known) for word in asked)
 
-    command = parse(shlex.split(words), Path(spec.task.folder))
     return replace(command, args=filled(command.args), launcher=filled(command.launcher))
 
 

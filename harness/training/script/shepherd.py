@@ -108,15 +108,18 @@ def _wait(
 def _left_nothing(out: Path, rank: int, code: int) -> LaunchError:
     """What is wrong where a process has ended, and there is no record of its rank."""
     started = (out / f"rank{rank}.pid").is_file()
+    log = out / f"rank{rank}.log"
+    said = process.last_words(log.read_text(errors="replace")) if log.is_file() else ""
+    quoted = f" (it said: {said[: process.QUOTED]})" if said else ""
     return LaunchError(
-        f"its process ended with status {code} and left no record"
+        f"its process ended with status {code} and left no record{quoted}"
         if started
-        else f"the launcher ended with status {code}, and no process of it was rank {rank}",
+        else f"the launcher ended with status {code}, and no process of it was rank {rank}{quoted}",
         where=f"rank {rank}",
         expected="a training that torch's hooks can see"
         if started
         else "a launcher that starts as many ranks as it is told, on this device",
-        fix=f"less {out}/rank{rank}.log",
+        fix=f"less {log}",
     )
 
 

@@ -4,6 +4,8 @@ Hooks on saved tensors see what autograd will hold on a device: every storage on
 Copies of weights that autocast makes do not grow with the batch, so two batches tell them apart.
 """
 
+from __future__ import annotations
+
 import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -52,16 +54,24 @@ class _Count:
     loss: int = 0
     blocks: list[_Block] = field(default_factory=list)
 
+    def deeper(self, more: int) -> _Count:
+        """With so many blocks more, each as the one before the last; that one is the head."""
+        if not more:
+            return self
+        *before, head = self.blocks
+        grown = [*before, *[before[-1]] * more, head]
+        return _Count(self.whole + more * before[-1].own, self.loss, grown)
 
-def kept(loaded: Loaded, case: CaseSpec) -> KeptBytes:
+
+def kept(loaded: Loaded, case: CaseSpec, more: int = 0) -> KeptBytes:
     """Counted for one sample and for two; of a checkpointed block only the output is kept (of a
     selective one its matrix products, too), and one block at a time is computed again, or fetched
-    from the host.
+    from the host. With so many ``more`` blocks as the one before the last.
 
     To be called in a process that trains nothing: what a model caches stays without data.
     """
     plain = loaded.at_once(replace(untuned(case), checkpoint=False, compressor=None))
-    counts = [_count(loaded, plain, samples) for samples in (1, 2)]
+    counts = [_count(loaded, plain, samples).deeper(more) for samples in (1, 2)]
     leaves_out = case.checkpoint or case.offload
     held = [[_held(i, b, case) for i, b in enumerate(c.blocks)] for c in counts]
     most = [max(c.loss, *(_again(i, b, case) for i, b in enumerate(c.blocks))) for c in counts]

@@ -1,6 +1,7 @@
 """Counts of a deep model from two shallow ones: its blocks are alike, so each adds the same.
 
     count(1 layer), count(2 layers) -> what a layer adds -> count of all layers
+    bytes kept by each block of 2 layers -> those of all layers
     work of 16 samples, work of 8 -> what a sample adds -> work of 4, of 2
 
 A model whose head says ``ALIKE`` is one of ``layers`` equal blocks between its first part and its
@@ -27,7 +28,9 @@ _Counted = TypeVar("_Counted")
 
 def kept_bytes(loaded: Loaded, case: CaseSpec) -> KeptBytes:
     """Bytes that a step keeps, as ``kept.kept`` counts them."""
-    return _by_depth(loaded, case, partial(kept, case=case), _deep_kept)
+    if not (layers := _deep(loaded, case)):
+        return kept(loaded, case)
+    return kept(replace(loaded, layers=MORE), case, layers - MORE)
 
 
 def step_work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
@@ -93,26 +96,21 @@ def _by_depth(
     count: Callable[[Loaded], _Counted],
     deep: Callable[[_Counted, _Counted, int], _Counted],
 ) -> _Counted:
-    layers = int(loaded.size(case).get("layers", 0))
-    if not alike(loaded.model) or layers <= MORE or (case.checkpoint and case.checkpoint_every > 1):
+    if not (layers := _deep(loaded, case)):
         return count(loaded)
     less, more = (count(replace(loaded, layers=n)) for n in (LESS, MORE))
     return deep(less, more, layers - LESS)
 
 
+def _deep(loaded: Loaded, case: CaseSpec) -> int:
+    """How many layers a model has that two shallow ones tell all of; 0 of one that is counted."""
+    layers = int(loaded.size(case).get("layers", 0))
+    unlike = case.checkpoint and case.checkpoint_every > 1
+    return layers if alike(loaded.model) and layers > MORE and not unlike else 0
+
+
 def _grown(less: float, more: float, times: int) -> float:
     return less + (more - less) * times
-
-
-def _deep_kept(less: KeptBytes, more: KeptBytes, times: int) -> KeptBytes:
-    """The last part is the head; each of the blocks before it keeps as much."""
-    *before, last = less.blocks
-    return KeptBytes(
-        per_sample=less.per_sample + (more.per_sample - less.per_sample) * times,
-        constant=less.constant + (more.constant - less.constant) * times,
-        blocks=(*before, *[before[-1]] * times, last),
-        again=more.again,
-    )
 
 
 def _deep_work(less: Work, more: Work, times: int) -> Work:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import flop_registry
 
 from harness.cases import CaseSpec, Compiled, Optimizer, Precision
 from harness.record import Product, Work
@@ -112,21 +112,34 @@ def again_flops(loaded: Loaded, case: CaseSpec) -> float:
     """
     if not case.checkpoint:
         return 0.0
-    once, twice = (_counted(loaded, replace(case, checkpoint=way)) for way in (False, True))
-    return float(twice - once)
-
-
-def _counted(loaded: Loaded, case: CaseSpec) -> int:
-    """FLOPs of forward and backward of one sample, with or without checkpoints."""
     batch = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
-    with FAKE, FlopCounterMode(display=False) as counter:
+    again = _Again()
+    with FAKE, again:
         model = build_model(loaded, replace(untuned(case), precision=Precision.FP32), case.seed)
         inputs, targets = (
             torch.zeros(1, *like.shape[1:], dtype=like.dtype)
             for like in (batch.inputs, batch.targets)
         )
         loaded.model.loss(model(inputs), targets).backward()
-    return int(counter.get_total_flops())
+    return float(again.flops)
+
+
+class _Again(TorchDispatchMode):
+    """Counts what a backward pass computes with gradients: forward passes, once more."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() >= 0:
+            count = flop_registry.get(func._overloadpacket)
+            if count is not None:
+                self.flops += count(*args, **(kwargs or {}), out_val=result)
+        return result
 
 
 def _summed(operators: Sequence[_Operator], case: CaseSpec, samples: int, weights: int) -> Work:

@@ -7,11 +7,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from harness.cases import CaseSpec, Catalogue, Compiled, Device, Precision, Site
 from harness.record import Work
 from harness.training import shallow
-from harness.training.context import Loaded, load
+from harness.training.context import Loaded, build_model, load, make_batch
 from harness.training.describe import _meta_flops
 from harness.training.kept import kept
 from harness.training.work import again_flops, work
@@ -53,6 +55,27 @@ def test_two_shallow_models_tell_all_of_a_deep_one(name: str, fields: dict[str, 
     assert summed(shallow.step_work(loaded, case, 2)) == summed(work(loaded, case, 2))
     for count in (partial(again_flops, case=case), partial(_meta_flops, case=case)):
         assert shallow.flops(loaded, case, count) == count(loaded)
+
+
+@pytest.mark.parametrize("fields", [how for how in HOW if how.get("checkpoint")])
+def test_what_backward_computes_again_is_what_checkpoints_cost(fields: dict[str, Any]) -> None:
+    """Held against torch's own counter, with checkpoints and without."""
+    loaded, case = case_of("decoder-nano", **fields)
+
+    def counted(case: CaseSpec) -> int:
+        batch = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
+        inputs, targets = (
+            torch.zeros(1, *like.shape[1:], dtype=like.dtype)
+            for like in (batch.inputs, batch.targets)
+        )
+        model = build_model(loaded, case, case.seed)
+        with FlopCounterMode(display=False) as counter:
+            loaded.model.loss(model(inputs), targets).backward()
+        return int(counter.get_total_flops())
+
+    extra = counted(case) - counted(replace(case, checkpoint=False))
+    assert again_flops(loaded, case) == extra
+    assert case.selective or extra > 0
 
 
 @pytest.mark.parametrize("how", HOW[:1])

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from harness.analysis.samples import references
+from harness.base.stats import t_quantile
 from harness.cases import Plan
 from harness.record import RunRecord
 
@@ -55,7 +55,7 @@ def noise_scale(
         return NoiseScale(batch=whole, low=max(0.0, min(whole, *left_out)), high=math.inf)
     logs = np.log(left_out)
     error = math.sqrt((count - 1) / count * float(((logs - logs.mean()) ** 2).sum()))
-    factor = math.exp(float(stats.t.ppf(0.975, count - 1)) * error)
+    factor = math.exp(t_quantile(0.975, count - 1) * error)
     return NoiseScale(batch=whole, low=whole / factor, high=whole * factor)
 
 

@@ -28,6 +28,7 @@ def night(
     error: str = "",
     hash: str = "h",
     stand_in: bool = False,
+    nodes: str = "a",
 ) -> Night:
     """A night whose cases have these step times; ``control`` is every step over its control's."""
     when = FIRST + datetime.timedelta(days=day)
@@ -36,7 +37,13 @@ def night(
         values = {"step_time": value(step)}
         if control is not None:
             values["step_time_to_control"] = Value(value=control, low=control, high=control)
-        kept = KeptFigure(hash=hash, stand_in=stand_in, values={} if error else values, error=error)
+        kept = KeptFigure(
+            hash=hash,
+            stand_in=stand_in,
+            values={} if error else values,
+            error=error,
+            nodes=nodes,
+        )
         cases[case] = kept
     return Night(
         run=f"{when:%Y%m%d-%H%M%S}-{day:04x}", started_at=when.isoformat(), hardware="8x-h100",

@@ -1,12 +1,14 @@
 """What is told of nights that depend on each other, drift, or come and go.
 
-    python tests/acceptance/nights.py [--series 300]     # a minute
+    python tests/acceptance/nights.py [--series 300] [--seed 2026]     # three minutes
 
 Every class of noise has series of 60 nights without a change and as many with a step of +3 % at a night
-of 20 to 47. ``false``: series in which a change is told where there is none. ``found``: a step up is told;
-``asked`` beside either: the change is left unconfirmed, since nights depend on each other and nobody knows
-their nodes. ``near``: of all steps that were seen, those dated within 2 nights. Nothing here is used by the
-detector.
+of 20 to 47; ``trends`` judges them as it judges any history. ``false``: series in which a change is told
+where there is none. ``found``: a step up is told; ``asked`` beside either: a change is unconfirmed, so
+nobody is woken and nothing is blamed. ``near``: of all steps that were seen, those dated within 2 nights.
+Nothing here is used by the detector; its limits were set with other seeds, and without the classes that
+are called unseen. ``one change``: of series without a step, those whose own noise changed its level once
+by 1 % and more, and stayed there: no judge of the values alone can tell them from a step of that size.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
 from harness.features.history import scan
+from harness.features.history.trends import Trend, TrendStatus, trends
+from tests.nights import CASE, night
 
 NIGHTS, NEAR, FLOOR, STEP = 60, 2, math.log1p(0.01), math.log(1.03)
 Array = np.ndarray
@@ -42,17 +47,36 @@ def season(random: Random, period: int) -> Array:
     return random.normal(0, 0.005, NIGHTS) + wave
 
 
-def kept_node(random: Random, shortest: int, longest: int) -> Array:
-    """One of three nodes, kept for some nights."""
-    levels = list[float]()
-    while len(levels) < NIGHTS:
-        level = random.choice([-0.01, 0.0, 0.015])
-        levels += [level] * int(random.integers(shortest, longest + 1))
-    return random.normal(0, 0.005, NIGHTS) + levels[:NIGHTS]
-
-
 def quantised(random: Random, unit: float) -> Array:
     return np.round(random.normal(0, 0.01, NIGHTS) / unit) * unit
+
+
+def garch(random: Random) -> Array:
+    """Noise whose deviation lasts: GARCH(1, 1), of 1 % in the long run."""
+    x = np.zeros(NIGHTS)
+    variance = 1e-4
+    for i in range(NIGHTS):
+        x[i] = math.sqrt(variance) * random.normal()
+        variance = 0.05 * 1e-4 + 0.25 * x[i] ** 2 + 0.7 * variance
+    return x
+
+
+def two_states(random: Random) -> Array:
+    """A machine that is 1.5 % slower for a while, and then is not: 12 nights on average."""
+    changed = random.random(NIGHTS) < 1 / 12
+    state = (np.cumsum(changed) + random.integers(2)) % 2
+    return random.normal(0, 0.005, NIGHTS) + 0.015 * state
+
+
+def weekdays(random: Random) -> Array:
+    of_day = random.normal(0, 0.01, 7)
+    return of_day[np.arange(NIGHTS) % 7] + random.normal(0, 0.005, NIGHTS)
+
+
+def moving_average(random: Random) -> Array:
+    """Every night has a part of the three before it."""
+    shocks = random.normal(0, 0.005, NIGHTS + 3)
+    return np.convolve(shocks, np.ones(4), "valid")
 
 
 INDEPENDENT: Mapping[str, Callable[[Random], Array]] = {
@@ -62,7 +86,6 @@ INDEPENDENT: Mapping[str, Callable[[Random], Array]] = {
     "steps of 1 %": lambda r: quantised(r, 0.01),
     "steps of 2 %": lambda r: quantised(r, 0.02),
     "Student t, 3": lambda r: 0.01 * r.standard_t(3, NIGHTS) / math.sqrt(3),
-    "another of 3 nodes each night": lambda r: kept_node(r, 1, 1),
 }
 DEPENDENT: Mapping[str, Callable[[Random], Array]] = {
     "AR(1) 0.6": lambda r: ar1(r, 0.6, 0.01),
@@ -70,31 +93,83 @@ DEPENDENT: Mapping[str, Callable[[Random], Array]] = {
     "random walk 0.2 % a night": lambda r: (
         np.cumsum(r.normal(0, 0.002, NIGHTS)) + r.normal(0, 0.005, NIGHTS)
     ),
-    "a node kept 5 to 20 nights": lambda r: kept_node(r, 5, 20),
 }
+UNSEEN: Mapping[str, Callable[[Random], Array]] = {
+    "GARCH(1, 1) of 1 %": garch,
+    "days of the week": weekdays,
+    "AR(1) 0.8": lambda r: ar1(r, 0.8, 0.01),
+    "moving average of 4": moving_average,
+    "walk 0.3 %, no noise": lambda r: np.cumsum(r.normal(0, 0.003, NIGHTS)),
+    "two states of one machine": two_states,
+}
+#: Of the nodes of a series: nights that one is kept, and whether nights say which it was.
+NODES = {
+    "another of 3 nodes each night": (1, 1, True),
+    "a node kept 5 to 20 nights": (5, 20, True),
+    "another of 3 each night, unnamed": (1, 1, False),
+    "a node kept 5 to 20 nights, unnamed": (5, 20, False),
+}
+#: What a node is slower by.
+OF_NODE = {"a": -0.01, "b": 0.0, "c": 0.015}
 
 
-def row(name: str, noise: Callable[[Random], Array], count: int) -> str:
-    random = np.random.default_rng(47)
+def on_one_node(noise: Callable[[Random], Array], random: Random) -> tuple[Array, list[str]]:
+    return noise(random), ["a"] * NIGHTS
+
+
+def of_nodes(shortest: int, longest: int, named: bool, random: Random) -> tuple[Array, list[str]]:
+    """Nights on one of three nodes, kept for some; and the node of each, if that is noted."""
+    names = list[str]()
+    while len(names) < NIGHTS:
+        names += [str(random.choice([*OF_NODE]))] * int(random.integers(shortest, longest + 1))
+    names = names[:NIGHTS]
+    x = random.normal(0, 0.005, NIGHTS) + [OF_NODE[name] for name in names]
+    return x, names if named else [""] * NIGHTS
+
+
+def judged(x: Array, names: list[str]) -> Trend:
+    steps = zip(x, names, strict=True)
+    nights = [night(i, {CASE: 0.1 * math.exp(v)}, nodes=n) for i, (v, n) in enumerate(steps)]
+    return trends(nights)[0]
+
+
+def row(
+    name: str, noise: Callable[[Random], tuple[Array, list[str]]], count: int, seed: int
+) -> str:
+    random = np.random.default_rng(seed)
     false = np.zeros(2)
     found = np.zeros(2)
     near = 0
+    told = (TrendStatus.REGRESSED, TrendStatus.IMPROVED)
     for _ in range(count):
-        x = noise(random)
-        false[_asked(x)] += bool(scan.changes(x, FLOOR))
-        x = noise(random)
+        trend = judged(*noise(random))
+        false += [trend.status in told, trend.status is TrendStatus.UNCONFIRMED]
+        x, names = noise(random)
         at = int(random.integers(20, 48))
         x[at:] += STEP
-        ups = [c.at for c in scan.changes(x, FLOOR) if c.size.by > 0]
-        found[_asked(x)] += bool(ups)
-        near += any(abs(up - at) <= NEAR for up in ups)
+        trend = judged(x, names)
+        if trend.last is None or trend.last.size < 0:
+            continue
+        seen = [trend.status in told, trend.status is TrendStatus.UNCONFIRMED]
+        found += seen
+        near += any(seen) and any(abs(turn.index - at) <= NEAR for turn in trend.turns)
     cells = [f"{share:.2f}" for share in (*(false / count), *(found / count))]
     return f"| {name} | {' | '.join(cells)} | {near / max(1, found.sum()):.2f} |"
 
 
-def _asked(x: Array) -> int:
-    """Whether a change of these nights has to be confirmed elsewhere before it is told."""
-    return int(scan.dependence(x) > 0)
+def one_change(count: int, seed: int) -> str:
+    """Of noise that changes its level by itself: series with one such change and no other."""
+    random = np.random.default_rng(seed)
+    once = np.zeros(2)
+    for _ in range(count):
+        _, names = of_nodes(5, 20, True, random)
+        state = (random.random(NIGHTS) < 1 / 12)[1:]
+        changes = [i for i in range(1, NIGHTS) if names[i] != names[i - 1]]
+        states = [i for i in range(1, NIGHTS) if state[i - 1]]
+        for j, nights in enumerate((changes, states)):
+            once[j] += len(nights) == 1 and scan.FEWEST <= nights[0] <= NIGHTS - scan.FEWEST
+    node, states_of_one = once / count
+    return f"one change of their own: {node:.2f} of kept nodes, {states_of_one:.2f} of two states"
 
 
 def drifts(by: float, sd: float, count: int) -> str:
@@ -102,26 +177,8 @@ def drifts(by: float, sd: float, count: int) -> str:
     random = np.random.default_rng(48)
     series = [np.linspace(0, by, NIGHTS) + random.normal(0, sd, NIGHTS) for _ in range(count)]
     called = sum(scan.drift(list(x), FLOOR) is not None for x in series)
-    steps = sum(bool(scan.changes(list(x), FLOOR)) for x in series)
+    steps = sum(any(c.certain for c in scan.changes(list(x), FLOOR)[-1:]) for x in series)
     return f"| {by:.0%} in 60 nights, sd {sd:.0%} | {called / count:.2f} | {steps / count:.2f} |"
-
-
-def named_nodes(count: int) -> str:
-    """The node that is kept, where nights say which it was."""
-    random = np.random.default_rng(50)
-    false = found = 0
-    for _ in range(count):
-        names = list[str]()
-        while len(names) < NIGHTS:
-            names += [str(random.choice(["a", "b", "c"]))] * int(random.integers(5, 21))
-        names = names[:NIGHTS]
-        levels = np.array([{"a": -0.01, "b": 0.0, "c": 0.015}[name] for name in names])
-        x = levels + random.normal(0, 0.005, NIGHTS)
-        false += bool(scan.changes(x, FLOOR, nodes=names))
-        x[int(random.integers(20, 48)) :] += STEP
-        found += any(c.size.by > 0 for c in scan.changes(x, FLOOR, nodes=names))
-    cells = f"{false / count:.2f} | | {found / count:.2f} | | |"
-    return f"| a node kept 5 to 20 nights, named | {cells}"
 
 
 def came_and_went(by: float, length: int, count: int) -> str:
@@ -137,12 +194,15 @@ def came_and_went(by: float, length: int, count: int) -> str:
     return f"| {by:+.0%} for {length} nights | {kept / count:.2f} |"
 
 
-def main(count: int) -> None:
+def main(count: int, seed: int) -> None:
     print("| noise | false | asked | found | asked | near |")
     print("|---|---|---|---|---|---|")
-    for name, noise in {**INDEPENDENT, **DEPENDENT}.items():
-        print(row(name, noise, count), flush=True)
-    print(named_nodes(count // 2), flush=True)
+    for group, noises in (("", {**INDEPENDENT, **DEPENDENT}), ("unseen: ", UNSEEN)):
+        for name, noise in noises.items():
+            print(row(group + name, partial(on_one_node, noise), count, seed), flush=True)
+    for name, (shortest, longest, named) in NODES.items():
+        print(row(name, partial(of_nodes, shortest, longest, named), count, seed), flush=True)
+    print("\n" + one_change(20 * count, seed))
     print("\n| drift | called a drift | called a step |\n|---|---|---|")
     for by, sd in ((0.05, 0.01), (0.05, 0.02), (0.02, 0.01)):
         print(drifts(by, sd, count // 2))
@@ -154,4 +214,6 @@ def main(count: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", type=int, default=300)
-    main(parser.parse_args().series)
+    parser.add_argument("--seed", type=int, default=2026)
+    args = parser.parse_args()
+    main(args.series, args.seed)

@@ -259,7 +259,7 @@ def _merged(a: KeptFigure | None, b: KeptFigure) -> KeptFigure:
     for name in {*a.values} & {*b.values}:
         if launches := (*a.values[name].launches, *b.values[name].launches):
             values[name] = _mean(launches)
-    nodes = a.nodes if a.nodes == b.nodes else ""
+    nodes = a.nodes if a.nodes == b.nodes else _without_names(sorted([a.nodes, b.nodes]))
     return KeptFigure(hash=a.hash, stand_in=a.stand_in, values=values, nodes=nodes)
 
 

@@ -5,9 +5,9 @@ split with three nights on either side is scored; the best score is held against
 random order give (``null``). Then both sides are searched again, and levels that came and went.
 
 Nights in random order are independent of each other. Where they are not (a node that is kept for
-weeks, weather), a level seems to change by itself. How far they depend on each other is estimated
-beside the best split; a change must then stand out of that, and out of what is usual elsewhere.
-What a straight line explains as well as steps do is a drift, and has no night.
+weeks, weather), a level seems to change by itself. So a change must also be likelier than nights
+that depend on each other (``wandering``). What a straight line explains as well as steps do is a
+drift, and has no night.
 """
 
 import json
@@ -21,6 +21,8 @@ from statistics import NormalDist, median
 import numpy as np
 from scipy.stats import theilslopes
 
+from harness.features.history import wandering
+
 #: Nights on each side of a change; below ``ENOUGH`` in all, nothing can be told.
 FEWEST, ENOUGH = 3, 12
 #: False alarms of one series whose nights are independent: one in a thousand in each direction.
@@ -32,13 +34,11 @@ SIZE_ALPHA = 0.05
 #: The first autocorrelations of nights whose sum shows dependence, and the sum from which on it
 #: does: 60 independent nights pass it one time in twenty.
 LAGS, DEPENDENT = 3, 0.35
-#: Where nights depend on each other: by how much a step is larger than usual differences between
-#: neighbouring stretches of so many nights, and by how much likelier than a line (nats).
-STRETCH, STANDS_OUT, BEATS_LINE = 8, 2.5, 4.0
-#: Deviations of its levels' nights that make a step plain, whatever nights depend on.
-PLAIN = 6.0
-#: By how much likelier than steps a line has to be, and steps than a line for a night to be blamed.
-LINE_NATS, SUDDEN_NATS = 1.0, 2.0
+#: By how much likelier than wandering nights a change has to be, to be kept and to be told (nats).
+#: Smaller ones than ``SMALL`` floors are what wandering makes most often, and have to show more.
+SEEN, CERTAIN, CERTAIN_SMALL, SMALL = 4.0, 7.5, 12.0, 2.0
+#: By how much likelier than a line steps have to be for a night to be blamed.
+SUDDEN_NATS = 2.0
 #: Standard deviations of a slope from which on it is a drift.
 DRIFTS = 4.0
 #: A level that came and went has at most this share of the nights, and at most so many.
@@ -61,12 +61,16 @@ class Size:
 class Change:
     """A new level from night ``at`` (an index) to the next change, against the level before.
 
-    ``p`` is the share of series without any change that score as high.
+    ``p`` is the share of series without any change that score as high, where nights are independent
+    of each other; ``nats`` is by how much likelier the change is than nights that are not, and
+    ``certain`` whether that is enough to tell of it.
     """
 
     at: int
     p: float
     size: Size
+    nats: float = math.inf
+    certain: bool = True
 
 
 def changes(
@@ -75,8 +79,8 @@ def changes(
     alpha: float = ALPHA,
     nodes: Sequence[str] = (),
 ) -> list[Change]:
-    """Every change of level, oldest first; none where a drift explains the nights as well. Where
-    nights depend on each other, only the best split of all of them is looked at.
+    """Every change of level, oldest first; none where a drift, or nights that depend on each other,
+    explain the nights as well.
 
     Args:
         values: one a night, in their order; logarithms, where sizes are to be ratios.
@@ -85,21 +89,29 @@ def changes(
     """
     x = without_nodes(np.asarray(values, dtype=float), nodes)
     steps = _steps(x, _cuts(x, 0, len(x), alpha), floor, alpha)
-    if not steps or _line_is_as_good(x, steps):
-        return []
-    correlation = _dependence_beside(x, steps)
-    if not correlation or _plain(x, steps):
-        return steps
-    change = _change(x, 0, len(x))
-    p = _p_of_dependent(x, change.at, correlation)
-    return [replace(change, p=p)] if p <= alpha and abs(change.size.by) >= floor else []
+    seen = list[Change]()
+    while steps:
+        weighed = _weighed(np.asarray(values, dtype=float), steps, _names(nodes, len(x)), floor)
+        if all(c.certain for c in weighed) and not _like_a_line(x, weighed):
+            return weighed
+        least = min(weighed, key=lambda c: (c.certain, c.nats))
+        if least.nats >= SEEN and not seen:
+            seen = weighed
+        steps = _steps(x, [c.at for c in steps if c.at != least.at], floor, alpha)
+    return seen
 
 
-def _plain(x: np.ndarray, steps: Sequence[Change]) -> bool:
-    """Whether every step is far larger than what nights of one level differ by."""
-    parts = np.split(x, [c.at for c in steps])
-    apart = np.concatenate([np.abs(part - np.median(part)) for part in parts])
-    return min(abs(c.size.by) for c in steps) >= PLAIN * 1.4826 * float(np.median(apart))
+def _weighed(
+    x: np.ndarray, steps: Sequence[Change], nodes: Sequence[str], floor: float
+) -> list[Change]:
+    """The steps, each held against wandering nights that have the other steps."""
+    out = []
+    for step in steps:
+        others = [c.at for c in steps if c.at != step.at]
+        by = math.inf if step.p == 0.0 else wandering.nats(x, step.at, others, nodes)
+        needed = CERTAIN_SMALL if abs(step.size.by) < SMALL * floor else CERTAIN
+        out.append(replace(step, nats=by, certain=by >= needed))
+    return out
 
 
 def _steps(x: np.ndarray, cuts: list[int], floor: float, alpha: float) -> list[Change]:
@@ -119,8 +131,9 @@ def without_nodes(x: np.ndarray, nodes: Sequence[str]) -> np.ndarray:
     """The nights as if one node had measured them all: what nodes differ by is fitted beside the
     one step that explains most. A step in which the node changed for good remains the node's.
     """
+    nodes = _names(nodes, len(x))
     names = sorted(set(nodes))
-    if len(nodes) != len(x) or not 1 < len(names) <= len(x) // FEWEST:
+    if not names:
         return x
     of_node = np.array([[name == other for other in names] for name in nodes], float)
     effects = np.zeros(len(names))
@@ -133,6 +146,12 @@ def without_nodes(x: np.ndarray, nodes: Sequence[str]) -> np.ndarray:
             fewest = left
             effects = fit[:-1]
     return x - of_node @ (effects - np.median(of_node @ effects))
+
+
+def _names(nodes: Sequence[str], num_nights: int) -> Sequence[str]:
+    """The nodes, where there is something to learn from: several, each for some nights."""
+    several = 1 < len(set(nodes)) <= num_nights // FEWEST
+    return nodes if several and len(nodes) == num_nights else ()
 
 
 def dependence(values: Sequence[float] | np.ndarray, nodes: Sequence[str] = ()) -> float:
@@ -148,10 +167,10 @@ def dependence(values: Sequence[float] | np.ndarray, nodes: Sequence[str] = ()) 
 def drift(
     values: Sequence[float] | np.ndarray, floor: float, nodes: Sequence[str] = ()
 ) -> float | None:
-    """By how much the nights moved in all, slowly; None where they did not, or in steps."""
-    x = without_nodes(np.asarray(values, dtype=float), nodes)
-    if len(x) < ENOUGH or changes(x, floor):
+    """By how much the nights moved in all, slowly; None where they did not, or clearly in steps."""
+    if len(values) < ENOUGH or any(c.certain for c in changes(values, floor, nodes=nodes)[-1:]):
         return None
+    x = without_nodes(np.asarray(values, dtype=float), nodes)
     scores = tied_scores(x)
     night = np.arange(len(x))
     if not scores.any():
@@ -169,14 +188,13 @@ def sudden(values: Sequence[float] | np.ndarray, cuts: Sequence[int]) -> bool:
     return _nats_over_line(np.asarray(values, dtype=float), cuts) >= SUDDEN_NATS
 
 
-def _line_is_as_good(x: np.ndarray, steps: Sequence[Change]) -> bool:
-    """Whether levels that all go one way are no better than a straight line; each night of a
-    change and each further level have to pay for themselves.
+def _like_a_line(x: np.ndarray, steps: Sequence[Change]) -> bool:
+    """Whether several levels that all go one way are no better than a straight line, as far as each
+    further level has to pay for itself.
     """
-    if len({c.size.by > 0 for c in steps}) > 1:
+    if len(steps) == 1 or len({c.size.by > 0 for c in steps}) > 1:
         return False
-    needed = (len(steps) - 1) * math.log(len(x)) - LINE_NATS
-    return _nats_over_line(x, [c.at for c in steps]) <= needed
+    return _nats_over_line(x, [c.at for c in steps]) <= (len(steps) - 1) * math.log(len(x))
 
 
 def _nats_over_line(x: np.ndarray, cuts: Sequence[int]) -> float:
@@ -195,16 +213,6 @@ def _within(scores: np.ndarray, cuts: Sequence[int]) -> np.ndarray:
     return np.concatenate([part - part.mean() for part in np.split(scores, cuts) if len(part)])
 
 
-def _dependence_beside(x: np.ndarray, steps: Sequence[Change]) -> float:
-    """As ``dependence``. A level that came and went is no dependence: both its ends are split."""
-    if len(steps) == 2:
-        first, last = (c.at for c in steps)
-        returned = shift(x[:first], x[last:])
-        if returned.low <= 0.0 <= returned.high:
-            return _correlation(x, [first, last])
-    return dependence(x)
-
-
 def _correlation(x: np.ndarray, cuts: Sequence[int]) -> float:
     scores_left = _within(tied_scores(x), cuts)
     square = float(scores_left @ scores_left)
@@ -216,34 +224,6 @@ def _correlation(x: np.ndarray, cuts: Sequence[int]) -> float:
     if sum(lags) + LAGS * bias <= DEPENDENT:
         return 0.0
     return min(0.9, max(0.0, lags[0] + bias))
-
-
-def _p_of_dependent(x: np.ndarray, at: int, correlation: float) -> float:
-    """What a change is worth where nights depend on each other: of n nights as many count as
-    n (1 - r) / (1 + r), and it has to stand out of what the series does elsewhere.
-    """
-    n = len(x)
-    _, score = best(x)
-    if math.isinf(score):
-        return 0.0
-    if _stands_out(tied_scores(x), at) < STANDS_OUT or _nats_over_line(x, [at]) < BEATS_LINE:
-        return 1.0
-    t2 = score**2 / max(1e-12, 1 - score**2 / (n - 1)) * (1 - correlation) / (1 + correlation)
-    return p_value(math.sqrt(t2 / (1 + t2 / (n - 1))), n)
-
-
-def _stands_out(x: np.ndarray, at: int) -> float:
-    """The difference of the stretches beside ``at`` over that of other neighbouring stretches."""
-    n = len(x)
-    sums = np.concatenate([[0.0], np.cumsum(x)])
-    k = np.arange(FEWEST, n - FEWEST + 1)
-    after = np.minimum(n, k + STRETCH)
-    before = np.maximum(0, k - STRETCH)
-    differences = (sums[after] - sums[k]) / (after - k) - (sums[k] - sums[before]) / (k - before)
-    others = differences[np.abs(k - at) >= STRETCH]
-    usual = float(np.sqrt(np.mean(others**2))) if len(others) else 0.0
-    here = float(differences[np.searchsorted(k, at)])
-    return abs(here) / usual if usual else math.inf
 
 
 def _around(cuts: Sequence[int], n: int) -> list[tuple[int, int]]:

@@ -25,8 +25,10 @@ LEAP = 0.10
 RECENT = 60
 #: What is said instead of a cause where a line explains the nights nearly as well as a step.
 SLOWLY = "at once or slowly is not certain: no night is blamed"
-#: Days, and where nights depend on each other nodes, on which a new level has to be seen.
-FEWEST_DAYS, FEWEST_NODES = 2, 2
+#: Days on which a new level has to be seen.
+FEWEST_DAYS = 2
+#: Changes of level in ``RECENT`` nights from which on a figure's levels change by themselves.
+RESTLESS = 3
 #: Nights around a change in which its cause may lie: a level's first night is known to two.
 AROUND = 2
 
@@ -83,6 +85,7 @@ class Turn:
 
     ``subject`` is what changed in the measured software from the night before, ``near`` what did so
     within two nights. ``back``: the level before the previous change was reached again.
+    ``certain``: nights that depend on each other are no explanation.
     """
 
     run: str
@@ -95,6 +98,7 @@ class Turn:
     subject: tuple[str, ...]
     near: tuple[str, ...]
     back: bool = False
+    certain: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,13 +186,20 @@ def _judged(series: NightSeries) -> Trend:
             why = _leapt(series)
         return Trend(series=series, status=status, why=why)
     levels = scan.without_nodes(np.array(x), series.nodes)
-    turns = _turns(series, levels, scan.changes(levels, _floor(series.kind)))
+    floor = _floor(series.kind)
+    turns = _turns(series, levels, scan.changes(x, floor, nodes=series.nodes))
+    sudden = not turns or scan.sudden(levels, [t.index for t in turns])
+    if drift := scan.drift(x, floor, series.nodes):
+        if not turns or not sudden:
+            far = shown_size(series.kind, series.size(drift))
+            why = f"{far} in {n} nights, slowly: no night of its own is to blame"
+            return Trend(series=series, status=TrendStatus.DRIFTING, why=why)
     trend = Trend(
         series=series,
         status=TrendStatus.STABLE,
         turns=turns,
         dependence=scan.dependence(levels),
-        sudden=not turns or scan.sudden(levels, [t.index for t in turns]),
+        sudden=sudden,
     )
     last = trend.last
     if last is not None and not last.back and n - last.index <= RECENT:
@@ -196,13 +207,11 @@ def _judged(series: NightSeries) -> Trend:
         return replace(trend, status=status)
     if scan.leap(x, math.log1p(LEAP)):
         return replace(trend, status=TrendStatus.SUSPICIOUS, why=_leapt(series))
-    if drift := scan.drift(levels, _floor(series.kind)):
-        far = shown_size(series.kind, series.size(drift))
-        why = f"{far} in {n} nights, slowly: no night of its own is to blame"
-        return replace(trend, status=TrendStatus.DRIFTING, why=why)
     if last is not None:
         message = "back to its level before" if last.back else "as it has been since"
         return replace(trend, why=f"{message} {last.date}")
+    if trend.dependence:
+        return replace(trend, why=f"wanders: nights depend on each other ({trend.dependence:.1f})")
     return trend
 
 
@@ -240,6 +249,7 @@ def _turns(series: NightSeries, x: np.ndarray, changes: Sequence[Change]) -> tup
                 subject=tuple(changed(nights[index - 1], nights[index])),
                 near=tuple(near),
                 back=back,
+                certain=change.certain,
             )
         )
     return tuple(out)
@@ -290,7 +300,7 @@ def _explained(judged: Sequence[Trend]) -> list[Trend]:
             continue
         why = SLOWLY if not trend.sudden else _blame(series, last, control)
         if trend.dependence:
-            why += f"; nights depend on each other ({trend.dependence:.1f}), seen on several nodes"
+            why += f"; nights depend on each other ({trend.dependence:.1f}), but by less than this"
         out.append(replace(trend, why=why))
     return out
 
@@ -299,25 +309,29 @@ def _unconfirmed(trend: Trend, last: Turn, control: Trend | None) -> str:
     """Why a new level has to be seen elsewhere before anybody is woken; empty where it was.
 
     What a session, a day or a node does to all its measurements is no change of what is measured.
-    So a level has to last for more than a day; where nights depend on each other, it has to be
-    seen on several nodes, or against the pinned control.
+    So a level has to last for more than a day, and has to be seen against the pinned control, or on
+    nodes that are known, in nights of which nothing else is a likely explanation.
     """
-    after = slice(last.index, None)
-    days = {night.started_at[:10] for night in trend.series.nights[after]}
+    series = trend.series
+    days = {night.started_at[:10] for night in series.nights[last.index :]}
     if len(days) < FEWEST_DAYS:
         return "seen on one day alone: measure it again on another day"
-    with_control = control is not None and control.status in (
+    if control is not None and control.status in (
         TrendStatus.REGRESSED,
         TrendStatus.IMPROVED,
         TrendStatus.UNCONFIRMED,
-    )
-    nodes = {name for name in trend.series.nodes[after] if name}
-    if not trend.dependence or with_control or len(nodes) >= FEWEST_NODES:
+    ):
         return ""
-    return (
-        f"nights depend on each other ({trend.dependence:.1f}), so a node or the season may be"
-        " what changed: measure it on other nodes, or beside a pinned control"
-    )
+    elsewhere = "measure it on other nodes, or beside a pinned control"
+    if not all(series.nodes[last.index - AROUND : last.index + AROUND]):
+        return f"nobody noted which nodes measured it, so another node may be all: {elsewhere}"
+    newest = len(series.values)
+    recent = [t for t in trend.turns if newest - t.index <= RECENT]
+    if len(recent) >= RESTLESS:
+        return f"its level changed {len(recent)} times in {RECENT} nights: it wanders; {elsewhere}"
+    if not last.certain:
+        return f"nights that wander or drift explain it nearly as well: {elsewhere}"
+    return ""
 
 
 def _blame(series: NightSeries, last: Turn, control: Trend | None) -> str:

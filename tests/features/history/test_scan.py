@@ -33,7 +33,7 @@ def test_what_it_finds_in_independent_nights(kind: str, found_at_least: float) -
 def test_where_nothing_changes_both_directions_are_as_likely() -> None:
     nights = np.random.default_rng(8).normal(0, 0.02, (1500, 40))
     told = [c.size.by > 0 for x in nights for c in scan.changes(x, 0.01, alpha=0.1)]
-    assert len(told) > 100 and 0.4 <= np.mean(told) <= 0.6
+    assert len(told) > 60 and 0.35 <= np.mean(told) <= 0.65
 
 
 def test_wild_nights_do_not_hide_a_step_nor_make_one() -> None:
@@ -106,16 +106,16 @@ def test_nights_that_depend_on_each_other_tell_of_less() -> None:
         x = random.normal(0, 0.01, 60)
         for i in range(1, 60):
             x[i] = 0.6 * x[i - 1] + 0.8 * x[i]
-        false += bool(scan.changes(x, 0.01))
+        false += any(c.certain for c in scan.changes(x, 0.01))
         x[35:] += math.log(1.03)
-        found += any(c.size.by > 0 for c in scan.changes(x, 0.01))
-    assert false <= 7 and found >= 30, (false, found)
+        found += any(c.certain and c.size.by > 0 for c in scan.changes(x, 0.01))
+    assert false <= 3 and found >= 32, (false, found)
 
 
 def test_a_drift_has_no_night() -> None:
     random = np.random.default_rng(12)
     series = [np.linspace(0, 0.05, 60) + random.normal(0, 0.01, 60) for _ in range(20)]
-    assert not any(scan.changes(x, 0.01) for x in series)
+    assert not any(c.certain for x in series for c in scan.changes(x, 0.01)[-1:])
     drifts = [scan.drift(x, 0.01) for x in series]
     assert all(by is not None and 0.035 < by < 0.065 for by in drifts)
     assert scan.drift(random.normal(0, 0.01, 60), 0.01) is None

@@ -1,0 +1,124 @@
+"""Whether a level changed at once, or its nights wander: by how much likelier the one is.
+
+Nights of one level may depend on each other: a node is kept for weeks, a building has seasons, a
+figure walks. Such nights seem to change level by themselves. How they depend on
+each other is not known, and 60 nights do not show it: a step looks like a walk, and a walk like
+steps. So nothing is estimated first. A step beside independent nights, beside autoregressive ones,
+beside a walk, a drift and days of a week is held against the same nights without the step:
+likelihoods, restricted (Patterson & Thompson 1971) and weighed by how usual such nights are.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+#: Nights on either side of a step that are looked at.
+AROUND = 45
+#: A step is known to so many nights.
+NEAR = 2
+#: How usual nights are: independent, with days of a week, autoregressive, walking, going one way.
+USUAL = (0.35, 0.1, 0.2, 0.2, 0.15)
+#: Variances over that of independent noise: of the days of a week, of a walk's every night, and
+#: of a straight line's nights.
+OF_WEEKDAYS = (0.5, 2.0, 8.0)
+OF_WALKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+OF_LINES = (1.0, 4.0, 16.0)
+#: Correlations of neighbouring nights, and shares of the variance that have them.
+CORRELATIONS, SHARES = (0.3, 0.5, 0.7, 0.85, 0.95), (0.5, 1.0)
+#: Nights that are so many deviations off their neighbours are cut off there, or taken for these.
+CUT, WILD, NEIGHBOURS = 2.5, 5.0, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whitening:
+    """Nights that depend on each other in one way, made independent: ``matrix`` times them.
+    ``log_weight`` is how usual such nights are, with the determinant of the likelihood.
+    """
+
+    matrix: np.ndarray
+    log_weight: float
+
+
+def nats(
+    values: Sequence[float] | np.ndarray,
+    at: int,
+    others: Sequence[int] = (),
+    nodes: Sequence[str] = (),
+) -> float:
+    """By how many nats a step at ``at``, or a night or two beside it, is likelier than none.
+
+    Args:
+        values: one a night, in their order.
+        at: the first night of the new level.
+        others: first nights of other levels, which are there in any case.
+        nodes: where each night was measured; what nodes differ by is fitted in any case.
+    """
+    start = max(0, at - AROUND)
+    end = min(len(values), at + AROUND)
+    x = _tamed(np.asarray(values[start:end], dtype=float))
+    night = np.arange(start, end)
+    known = [np.ones(len(x)), *(night >= k for k in others if start < k < end)]
+    names = sorted(set(nodes[start:end]))
+    known += [np.array([name == node for node in nodes[start:end]]) for name in names[1:]]
+    near = [k for k in range(at - NEAR, at + NEAR + 1) if start + 2 < k < end - 2]
+    steps = np.column_stack([night >= k for k in near]).astype(float)
+    regressors = np.column_stack(known).astype(float)
+    pairs = [_likelihoods(x, regressors, steps, white) for white in _whitenings(len(x))]
+    without, with_step = np.logaddexp.reduce(np.array(pairs), axis=0)
+    return float(with_step - without)
+
+
+def _likelihoods(
+    x: np.ndarray, regressors: np.ndarray, steps: np.ndarray, white: Whitening
+) -> tuple[float, float]:
+    """Logarithms of the restricted likelihood without a step and with the best one."""
+    basis, triangle = np.linalg.qr(white.matrix @ regressors)
+    scale = np.abs(np.diag(triangle))
+    basis = basis[:, scale > 1e-9]
+    free = len(x) - basis.shape[1]
+    left = white.matrix @ x
+    left = left - basis @ (basis.T @ left)
+    turned = white.matrix @ steps
+    turned = turned - basis @ (basis.T @ turned)
+    square = float(left @ left) + 1e-30
+    size = (turned**2).sum(axis=0)
+    explained = np.where(size > 1e-9, (turned.T @ left) ** 2 / np.maximum(size, 1e-9), 0.0)
+    least = max(square - float(explained.max()), 1e-12 * square)
+    constant = white.log_weight - float(np.log(scale[scale > 1e-9]).sum())
+    return constant - free / 2 * math.log(square), constant - free / 2 * math.log(least)
+
+
+def _tamed(x: np.ndarray) -> np.ndarray:
+    """The nights without wild ones: a step and a walk stay as they are."""
+    usual = np.array(
+        [np.median(x[max(0, i - NEIGHBOURS) : i + NEIGHBOURS + 1]) for i in range(len(x))]
+    )
+    deviation = 1.4826 * float(np.median(np.abs(x - usual))) or 1e-12
+    off = (x - usual) / deviation
+    return usual + deviation * np.where(np.abs(off) > WILD, 0.0, np.clip(off, -CUT, CUT))
+
+
+@lru_cache(maxsize=16)
+def _whitenings(n: int) -> tuple[Whitening, ...]:
+    """One for each way in which ``n`` nights may depend on each other."""
+    night = np.arange(n)
+    apart = np.abs(night[:, None] - night)
+    alone = np.eye(n)
+    line = (night - night.mean()) / night.std()
+    groups: tuple[list[np.ndarray], ...] = (
+        [alone],
+        [alone + share * (apart % 7 == 0) for share in OF_WEEKDAYS],
+        [(1 - share) * alone + share * r**apart for r in CORRELATIONS for share in SHARES],
+        [alone + share * (np.minimum(night[:, None], night) + 1) for share in OF_WALKS],
+        [alone + share * np.outer(line, line) for share in OF_LINES],
+    )
+    out = []
+    for weight, group in zip(USUAL, groups, strict=True):
+        for covariance in group:
+            root = np.linalg.cholesky(covariance)
+            log_weight = math.log(weight / len(group)) - float(np.log(np.diag(root)).sum())
+            out.append(Whitening(matrix=np.linalg.inv(root), log_weight=log_weight))
+    return tuple(out)

@@ -76,7 +76,12 @@ class Mesh:
         """Whether gradients can be those of one device to the bit: two numbers add up to the same
         bits in any order, more do not.
         """
-        return self.shards <= 2 and self.sizes.keys().isdisjoint(SPLITS)
+        return self.shards <= 2 and not self.splits
+
+    @property
+    def splits(self) -> bool:
+        """Whether layers themselves are cut, and so add in another order than on one device."""
+        return not self.sizes.keys().isdisjoint(SPLITS)
 
     def place(self, rank: int, *dims: Dim) -> int:
         """A rank's place along these dimensions together, in the mesh's order."""

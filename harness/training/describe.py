@@ -72,7 +72,7 @@ def describe(loaded: Loaded, case: CaseSpec) -> Described:
     twin = accepted_twin(loaded, case)
     on_gpu = _work(loaded, case, facts)
     answer = Described(facts=facts, expected=expected, reference=compared, twin=twin, work=on_gpu)
-    return answer if _shipped(loaded.strategy) else _of_a_user(answer, expected)
+    return answer if _shipped(loaded.strategy) else _of_a_user(answer, expected, loaded)
 
 
 def _shipped(strategy: object) -> bool:
@@ -80,12 +80,13 @@ def _shipped(strategy: object) -> bool:
     return Path(str(getattr(strategy, "__file__", ""))).is_relative_to(PACKAGE)
 
 
-def _of_a_user(answer: Described, expected: Expected) -> Described:
+def _of_a_user(answer: Described, expected: Expected, loaded: Loaded) -> Described:
     """The answer with what a user's strategy claims of itself: these claims excuse nothing."""
     excuses = {
         "repeatable=False": not expected.repeatable,
         "casts=True": expected.casts,
         "reorders=True": expected.reorders,
+        "JOBS": getattr(loaded.strategy, "JOBS", 1) > 1,
     }
     return replace(
         answer,

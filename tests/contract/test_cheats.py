@@ -178,6 +178,37 @@ def test_what_trains_too_little_in_16_bits_is_seen(stand: Stand, how: str, preci
     assert all(w.startswith("loss: ") for w in timed.wrong)
 
 
+@pytest.mark.parametrize(
+    ("how", "ranks", "seen"),
+    [
+        ("silent", 2, "ranks_hear_each_other"),
+        pytest.param("silent", 4, "ranks_hear_each_other", marks=pytest.mark.full),
+        pytest.param("pairs", 4, "ranks_hear_each_other", marks=pytest.mark.full),
+        pytest.param("asleep", 2, "progress", marks=pytest.mark.full),
+    ],
+)
+def test_ranks_that_train_apart_must_hear_of_each_other_and_learn(
+    stand: Stand, how: str, ranks: int, seen: str
+) -> None:
+    """Their oracle is their own file's simulation, which is as wrong as they are."""
+    plan, described = stand.described("lonely/mlp-nano", ranks, knobs={"lonely.how": how})
+    (gate,) = stand.launch(plan, described, Purpose.GATE)
+    failed = {check.name for check in gate.ranks[0].checks if not check.ok}
+    assert gate_failure(gate) and seen in failed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.AUTOCAST])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_router_that_rounds_otherwise_is_not_called_wrong(
+    stand: Stand, strategy: str, precision: Precision
+) -> None:
+    """Of three ranks means are rounded, and a token may go to another expert."""
+    plan, described = stand.described(f"{strategy}/moe-nano", 3, precision=precision)
+    (gate,) = stand.launch(plan, described, Purpose.GATE)
+    assert gate_failure(gate) is None
+
+
 @pytest.mark.parametrize(("which", "seen"), [("time", False), ("window", True)])
 def test_a_doctored_clock_shows_or_does_nothing(stand: Stand, which: str, seen: bool) -> None:
     """A window of paced steps, long enough for the kernel's tick."""

@@ -69,6 +69,17 @@ def test_mutant_is_caught_in_reduced_precision(
     assert any(c.name.endswith(names) for c in wrong.failed), wrong.failed
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.AUTOCAST])
+@pytest.mark.parametrize("bug", ["reduced_after_step", "skip_second_backward", "dropped_batch"])
+def test_what_a_router_may_round_otherwise_hides_no_wrong_update(
+    launch: Any, bug: str, precision: Precision
+) -> None:
+    """Its tokens go elsewhere, so the limit of an update follows from other roundings."""
+    wrong = launch("mutant/moe-nano", 3, knobs={"mutant.bug": bug}, precision=precision)
+    assert any(c.name == "sgd.parameters_after_4" for c in wrong.failed), wrong.failed
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.AUTOCAST])
 def test_a_factor_of_one_percent_is_caught_in_reduced_precision(

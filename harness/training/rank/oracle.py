@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from harness.cases import Dim
 from harness.training.context import Loaded, RankContext
 from harness.training.data import Batch
+from harness.training.rank.rounding import Rounding
 
 
 class Oracle:
@@ -26,6 +27,7 @@ class Oracle:
         scale_last: divide the summed gradient once at the end, as pipeline schedules do, rather
             than each loss.
         order: of the parts, in which their gradients are added; empty = as they are cut.
+        rounding: what becomes of a shard's gradients before they are added.
     """
 
     weighted = True
@@ -38,13 +40,21 @@ class Oracle:
         parts: int,
         scale_last: bool,
         order: Sequence[int] = (),
+        rounding: Rounding | None = None,
     ) -> None:
         self.model, self.ctx, self.parts, self.scale_last = model, ctx, parts, scale_last
         self.order = order or range(parts)
+        self.rounding = rounding or Rounding()
         self.optimizer = ctx.optimizer(model.parameters())
 
     @classmethod
-    def of(cls, model: nn.Module, loaded: Loaded, ctx: RankContext) -> Self:
+    def of(
+        cls,
+        model: nn.Module,
+        loaded: Loaded,
+        ctx: RankContext,
+        rounding: Rounding | None = None,
+    ) -> Self:
         """The reference that the case's strategy names in its head."""
         supports = loaded.supports
         parts = int(loaded.knobs(ctx.case)[supports.parts]) if supports.parts else 0
@@ -56,6 +66,7 @@ class Oracle:
             parts=parts or ctx.case.accumulate,
             scale_last=supports.oracle == "micro_batched",
             order=ordered(loaded.knobs(ctx.case), ranks) if ordered else (),
+            rounding=rounding,
         )
 
     @torch.no_grad()
@@ -76,9 +87,9 @@ class Oracle:
         total: list[Tensor] | None = None
         losses = 0.0
         for batch in shards:
-            loss, grads = self.backward(batch)
+            loss, gradients = self.backward(batch)
             losses += float(loss)
-            parts = [g / len(shards) for g in grads]
+            parts = [g / len(shards) for g in self.rounding.gradients(gradients)]
             total = parts if total is None else [a + b for a, b in zip(total, parts, strict=True)]
         assert total is not None
         self.update(total)
@@ -88,7 +99,7 @@ class Oracle:
         """The same, each rank on its own shard: gradients are exchanged and added in rank order."""
         loss, gradients = self.backward(own)
         shards = self.ctx.batching.shards
-        self.update(added(gradients, shards))
+        self.update(added(self.rounding.gradients(gradients), shards))
         losses = [torch.zeros_like(loss) for _ in range(self.ctx.world_size)]
         dist.all_gather(losses, loss)
         return sum(map(float, losses[:shards])) / shards

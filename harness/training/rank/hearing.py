@@ -1,0 +1,89 @@
+"""Whether ranks that train apart hear of each other.
+
+The oracle of such ranks is the ``Simulation`` of the strategy's own file: one that exchanges
+nothing agrees with a strategy that exchanges nothing. So the simulation is run again, with other
+samples for some ranks. What the others trained must change by a part of what these trained.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from harness.record import Check
+from harness.training.context import Loaded, RankContext, build_model, make_batch
+from harness.training.data import Batch, Sampler
+from harness.training.parallel.outer import vector
+from harness.training.rank.simulated import Simulated
+
+#: The least part of their change that has to come over.
+LEAST = 0.01
+#: Shards that every rank takes in turn; of more each rank takes its own.
+IN_TURN = 2
+
+
+def checks(
+    loaded: Loaded, ctx: RankContext, seen: Sequence[Sequence[object]], steps: int
+) -> Iterator[Check]:
+    """Looks at every cut of the ranks in two, by one bit of their numbers; all ranks call it.
+
+    ``seen`` is what ranks had seen of the others in each step, where that depends on what came in.
+    Across a cut something must come over one way or the other: of few ranks that are drawn, as in
+    federated averaging, others hear.
+    """
+    if getattr(loaded.strategy, "JOBS", 1) > 1:
+        return
+    shards = ctx.batching.shards
+    usual = _trained(loaded, ctx, [False] * shards, seen, steps).double()
+    least = 1.0
+    worst = ""
+    for bit in range((shards - 1).bit_length()):
+        best = 0.0
+        for side in (0, 1):
+            changed = [shard >> bit & 1 == side for shard in range(shards)]
+            other = _trained(loaded, ctx, changed, seen, steps)
+            moved = float((other.double() - usual).norm())
+            moves = ctx.gather((changed[ctx.shard], moved))
+            trained = max((m for is_changed, m in moves if is_changed), default=0.0)
+            heard = max((m for is_changed, m in moves if not is_changed), default=0.0)
+            best = max(best, heard / trained if trained else 0.0)
+            if best >= LEAST:
+                break
+        if best < least:
+            least = best
+            apart = [shard for shard in range(shards) if shard >> bit & 1]
+            worst = f"of what ranks {apart} train comes to the others, or back"
+    yield Check(
+        name="ranks_hear_each_other",
+        ok=least >= LEAST,
+        value=least,
+        limit=LEAST,
+        detail=worst,
+        at_least=True,
+    )
+
+
+def _trained(
+    loaded: Loaded,
+    ctx: RankContext,
+    changed: Sequence[bool],
+    seen: Sequence[Sequence[object]],
+    steps: int,
+) -> Tensor:
+    """This rank's parameters after so many steps, where the changed shards take later samples."""
+    case = ctx.case
+    with ctx.device:
+        simulated = Simulated(build_model(loaded, case, case.seed), loaded, ctx)
+    sampler = Sampler(ctx.batching, steps_per_epoch=2 * steps + 1, seed=case.seed)
+    for step in range(steps):
+
+        def batch(shard: int, step: int = step) -> Batch:
+            ids = sampler.ids(step + steps * changed[shard], shard)
+            return make_batch(loaded, case, ids, ctx.device)
+
+        if seen:
+            simulated.told(seen[step])
+        if len(changed) > IN_TURN and len(changed) == ctx.world_size:
+            simulated.together(batch(ctx.shard))
+        else:
+            simulated.step([batch(shard) for shard in range(len(changed))])
+    return vector(simulated.model)

@@ -78,8 +78,9 @@ class BusyError(ScaleproofError):
 
 def meant(name: str, known: Iterable[str]) -> str:
     """``did you mean 'ddp'?``, or nothing where no known name is near."""
-    near = difflib.get_close_matches(name, list(map(str, known)), 1)
-    return f"did you mean {near[0]!r}?" if near else ""
+    by_small_letters = {str(other).lower(): str(other) for other in known}
+    near = difflib.get_close_matches(name.lower(), by_small_letters, 1)
+    return f"did you mean {by_small_letters[near[0]]!r}?" if near else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -100,7 +100,7 @@ _RATE_RATIO = replace(_RATE, form=Form.RATIO, unit="1")
 _TOKENS = replace(_RATE, unit="tokens/s", times=(Factor.TOKENS,))
 _FLOPS = replace(_RATE, unit="FLOP/s", times=(Factor.MODEL_FLOPS,))
 _PER_DEVICE = (Factor.DEVICES,)
-_MFU = replace(_FLOPS, unit="1", over=(Factor.DEVICES, Factor.PEAK))
+_MFU = replace(_FLOPS, unit="1", over=(Factor.DEVICES, Factor.PEAK), share=True)
 _STEP = Metric(
     form=Form.ABSOLUTE, unit="s", read="steps.mean_s", tail="steps.p95_s", more_is_better=False
 )

@@ -1,6 +1,7 @@
 """Thresholds: what is required of which case, in which unit, and who says so."""
 
 import datetime
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -192,6 +193,22 @@ def rule_of(table: TomlTable, problems: Problems) -> Threshold | None:
     return from_doc(Threshold, doc)
 
 
+#: Of a unit with a prefix, or in hundredths.
+_PREFIXES = {
+    "m": 1e-3, "u": 1e-6, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
+}  # fmt: skip
+
+
+def _in_unit(values: Mapping[str, Json], unit: object, wanted: str) -> Iterator[str]:
+    """Bounds in the unit that is wanted: who corrects the unit alone would ask for less."""
+    factor = _PREFIXES.get(str(unit).removesuffix(wanted)) if wanted != "1" else None
+    factor = 0.01 if (unit, wanted) == ("%", "1") else factor
+    for key in ("at_least", "at_most"):
+        if factor and isinstance(bound := values.get(key), int | float):
+            yield f"{key} = {bound * factor:.12g}"
+
+
 def _check_metric(table: TomlTable, problems: Problems) -> bool:
     """Whether the metric is one; it is in its unit, and has what it is held against."""
     name = table.values["metric"]
@@ -205,7 +222,8 @@ def _check_metric(table: TomlTable, problems: Problems) -> bool:
         problems.add(table.line, f"a bound on {name} needs its unit", f'unit = "{metric.unit}"')
     elif (unit := table.values.get("unit", metric.unit)) != metric.unit:
         message = f"{name} is in {metric.unit!r}, not {unit!r}"
-        problems.add(table.lines.get("unit", table.line), message, f'unit = "{metric.unit}"')
+        hint = ", ".join([*_in_unit(table.values, unit, metric.unit), f'unit = "{metric.unit}"'])
+        problems.add(table.lines.get("unit", table.line), message, hint)
     if metric.form is Form.RATIO and "baseline" not in table.values:
         hint = f"baseline = one of {', '.join(BASELINES)}"
         problems.add(table.line, f"{name} needs a baseline", hint)

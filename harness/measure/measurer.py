@@ -153,6 +153,8 @@ class Measurer:
 
     def _refer(self, plan: Plan) -> None:
         """Train what the losses of timed launches are compared with, once for all that need it."""
+        if not plan.contrasts:
+            return  # nothing is timed
         for arms, wanted in referring.missing(self._session, plan, self._arms[plan.hash]):
             self._launch(
                 plan,
@@ -279,17 +281,19 @@ class Measurer:
         self.run.keep()
 
     def _usable(self, plan: Plan, launches: Sequence[LaunchRecord]) -> bool:
-        """Whether the plan goes on: a failed launch ends it, a profile or an ablation itself."""
+        """Whether the plan goes on: a failed launch ends it; a profile, an ablation or an arm that
+        nothing is compared with ends itself.
+        """
         for launch in (x for x in launches if not (x.usable or x.discarded)):
             arm = plan.arm(launch.arm)
             wrong = [*launch.wrong, obstacles.blame(launch)]
             self._progress.note(f"{arm.case.id}: {wrong[0]}")
             if launch.purpose is Purpose.PROFILE:
                 return False
-            if arm.role is not Role.ABLATION:
+            if arm.role is not Role.ABLATION and plan.contrasts:
                 self._arms[plan.hash] = []
                 return False
-            self._arms[plan.hash].remove(arm)
+            self._arms[plan.hash] = [a for a in self._arms[plan.hash] if a is not arm]
         return True
 
     def _launch(

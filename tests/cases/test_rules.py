@@ -65,11 +65,29 @@ def test_every_mistake_of_one_rule_is_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("metric", "bound", "unit", "says"),
+    [
+        ("flops_per_s", "at_least = 100", "TFLOP/s", "at_least = 1e+14, "),
+        ("peak_bytes", "at_most = 16", "GiB", 'at_most = 17179869184, unit = "B"'),
+        ("step_s", "at_most = 20", "ms", 'at_most = 0.02, unit = "s"'),
+        ("mfu", "at_least = 1.2", "1", "no mfu can meet that"),
+    ],
+)
+def test_a_bound_is_told_in_the_unit_that_is_wanted(
+    tmp_path: Path, metric: str, bound: str, unit: str, says: str
+) -> None:
+    rule = f'name = "a"\ncase = "ddp/*"\nmetric = "{metric}"\n{bound}\nunit = "{unit}"\n'
+    assert says in problems(tmp_path, f'[[rule]]\n{rule}source = "requirement"\n')
+
+
+@pytest.mark.parametrize(
     ("old", "new", "says"),
     [
         ('mode = "weak"\n', "", "efficiency needs a mode"),
         ('baseline = "plain"\n', "", "efficiency needs a baseline"),
         ('unit = "1"', 'unit = "x"', "efficiency is in '1', not 'x'"),
+        ('unit = "1"', 'unit = "%"', 'at_least = 0.0085, unit = "1"'),
+        ('metric = "efficiency"', 'metric = "Efficiency"', "did you mean 'efficiency'?"),
         ("at_least = 0.85\n", "", "a rule needs a bound"),
         ("at_least = 0.85", "at_least = 0.85\nat_most = 0.5", "at_least is above at_most"),
         ('source = "requirement"', 'source = "rumour"', "'rumour' is not allowed here"),

@@ -68,6 +68,12 @@ def best(run: RunRecord, plan: Plan) -> list[TunedLoss]:
     return lowest
 
 
+def untrained(run: RunRecord, plan: Plan) -> list[str]:
+    """The codecs of the plan of which no loss is there at any rate."""
+    shown = {lowest.name for lowest in best(run, plan)}
+    return [c for c in dict.fromkeys(a.case.compressor for a in plan.arms) if c and c not in shown]
+
+
 def _least(losses: dict[float, float | None]) -> tuple[float, float] | None:
     """The rate with the lowest loss, and that loss."""
     pairs = [(loss, lr) for lr, loss in losses.items() if loss is not None]

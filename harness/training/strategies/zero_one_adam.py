@@ -30,9 +30,10 @@ SUPPORTS = dict(
     initial="broadcast",
     replicas=True,
 )
-#: ``period``: local steps between two agreements; where the rate falls the paper makes it longer,
-#: and the rate of a case stays. ``until``: the steps after each of which all agree, and at which
-#: the variance is brought up to date, less and less often by ``kappa``.
+#: ``period``: local steps between two agreements, the authors' constant policy; where the rate
+#: falls the paper makes it longer, and the rate of a case stays. ``until``: the steps after each of
+#: which all agree, and at which the variance is brought up to date, less and less often by
+#: ``kappa``.
 KNOBS = dict(period=4, until=16, kappa=16, block=1024)
 TWIN = dict(period=2, until=1)
 

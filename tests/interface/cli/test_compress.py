@@ -59,6 +59,24 @@ def test_a_table_of_codecs(capsys: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_each_is_trained_at_every_rate_of_its_grid(capsys: Any, tmp_path: Path) -> None:
+    words = ("decoder-nano", "--cpus", "2", "--codecs", "topk", "--tuned")
+    status, out, _ = said(capsys, *words, "--results", str(tmp_path), "--json")
+    assert status == 0
+    (tuned,) = json.loads(out)["tuned"]
+    assert (tuned["name"], tuned["optimizer"]) == ("topk", "sgd")
+    assert tuned["lr"] in (0.01, 0.05, 0.25) and tuned["dense_lr"] in (0.01, 0.05, 0.25)
+    assert 1 < tuned["dense_loss"] <= tuned["loss"] < 6, "it throws gradients away"
+
+
+@pytest.mark.full
+def test_a_model_without_a_floor_is_told_to_have_no_loss(capsys: Any, tmp_path: Path) -> None:
+    words = ("mlp-nano", "--cpus", "2", "--codecs", "topk", "--tuned")
+    status, out, _ = said(capsys, *words, "--results", str(tmp_path))
+    assert status == 4 and "no loss of mlp-nano is compared" in out
+
+
+@pytest.mark.full
 def test_an_interrupt_keeps_and_shows_what_was_measured(tmp_path: Path) -> None:
     words = ["compress", "mlp-nano", "--cpus", "2", "--codecs", "int8"]
     process = subprocess.Popen(

@@ -153,7 +153,7 @@ def notes(plan: Plan) -> list[str]:
     sentences = (
         [f"{', '.join(ratios)}: beside {plan.arms[0].name}, in the same blocks"] if ratios else []
     )
-    if plan.to_loss is not None:
+    if plan.to_loss is not None and any(m.of_loss for m in of.values()):
         sentences.append(f"to loss: until it is {plan.to_loss:g} nats above its data's entropy")
     return sentences
 

@@ -164,14 +164,16 @@ def _times(t: TunedLoss) -> str:
     return "" if not t.dense_loss else f"{t.loss / t.dense_loss:.2f}x"
 
 
-def tuned_notes(losses: Sequence[TunedLoss]) -> list[str]:
-    """What was tried, and where the grid may have been too small."""
+def tuned_notes(losses: Sequence[TunedLoss], untrained: Sequence[str] = ()) -> list[str]:
+    """What was tried, where the grid may have been too small, and which codecs were not trained."""
     factors = ", ".join(f"{factor:g}" for factor in tuned.FACTORS)
     sentences = [
         f"each at the best of {factors} times its optimizer's usual rate; so is dense training"
     ]
     if any(t.at_edge for t in losses):
         sentences.append("*: the end of that grid: a better rate may lie beyond")
+    if untrained:
+        sentences.append(f"no loss at any rate: {', '.join(untrained)}")
     if ruined := [f"{t.name} at {lr:g}" for t in losses for lr in t.diverged]:
         sentences.append(f"no loss was left: {', '.join(ruined)}")
     return sentences
@@ -182,7 +184,8 @@ def tuned_tables(run: RunRecord) -> Iterator[TitledTable]:
     for plan in run.plans:
         if plan.name.endswith(TUNED):
             losses = tuned.best(run, plan)
-            yield TitledTable(title=plan.name, table=tuned_table(losses), notes=tuned_notes(losses))
+            notes = tuned_notes(losses, tuned.untrained(run, plan))
+            yield TitledTable(title=plan.name, table=tuned_table(losses), notes=notes)
 
 
 def curves(costs: Sequence[EncodingCost], here: float) -> list[Curve]:

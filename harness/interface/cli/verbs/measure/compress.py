@@ -146,9 +146,16 @@ def act(asked: Asked) -> Answer:
     tuned_plan = _tuned(args.target, _named(known, args), site, known)
     session = measuring.session(asked, known, site)
     confirmed: list[Confirmed] = []
+    without_loss: list[str] = []
 
     def follow(measurer: Measurer) -> None:
-        if args.tuned:
+        facts = session.run.described[plan.arms[0].case.hash].facts
+        if args.tuned and (facts is None or facts.loss_floor is None):
+            without_loss.append(
+                f" tuned    not trained: no loss of {args.target} is compared, since its data's"
+                " entropy is unknown; a decoder's is known"
+            )
+        elif args.tuned:
             session.run.announce([tuned_plan])
             measurer.measure([tuned_plan])
         if args.confirm:
@@ -166,14 +173,18 @@ def act(asked: Asked) -> Answer:
         "confirmed": to_doc(tuple(confirmed)),
         "run": str(session.run.folder),
     }
-    if args.tuned:
+    shown += [line for sentence in without_loss for line in text.wrap(sentence, width, 10)]
+    if args.tuned and not without_loss:
         document["tuned"] = to_doc(tuple(tuned.best(record, tuned_plan)))
         shown += [line for table in codecs.tuned_tables(record) for line in table.lines(width)]
     shown += _told(confirmed, args.confirm, width)
     failed = any(v.status is Status.ERROR for v in record.verdicts)
+    if args.tuned and not without_loss and not measured.interrupted:
+        failed |= bool(tuned.untrained(record, tuned_plan))
     missed = any(not c.right for c in confirmed)
     shown.append(f" report   scaleproof report {text.shown(session.run.folder)}")
     exit_ = Exit.ERROR if failed else Exit.FAILED if missed else Exit.PASSED
+    exit_ = Exit.USAGE if without_loss and exit_ is Exit.PASSED else exit_
     return measured.ended(replace(judged, document=document, lines=shown, exit=exit_))
 
 
@@ -246,7 +257,7 @@ def _plan(model: str, names: Sequence[str], site: Site, known: Catalogue, *, bar
 def _tuned(model: str, names: Sequence[str], site: Site, known: Catalogue) -> Plan:
     """Each codec under the optimizer of its ``METHOD``, and dense training under each of these.
 
-    Every one at every rate of its grid; only losses are asked for, so there are no blocks.
+    Every one at every rate of its grid; only losses are asked for, so there are pilots alone.
     """
     hooked, coding = _strategies(known)
     cases: dict[str, CaseSpec] = {}
@@ -272,7 +283,7 @@ def _tuned(model: str, names: Sequence[str], site: Site, known: Catalogue) -> Pl
         name=f"{model}{codecs.TUNED}",
         arms=tuple(Arm(name=name, case=case, role=Role.SUBJECT) for name, case in cases.items()),
         contrasts=(),
-        protocol=Protocol(steps=STEPS, cut=6, min_blocks=0, max_blocks=0, fixed=True),
+        protocol=Protocol(steps=STEPS, cut=6, min_blocks=0, max_blocks=1, fixed=True),
         to_loss=0.3,
     )
 

@@ -10,12 +10,14 @@ from typing import Any, TypedDict
 from harness.analysis.reading import load
 from harness.analysis.verify import rejudge
 from harness.base.documents import to_doc
+from harness.base.errors import Exit
 from harness.cases import Catalogue, Threshold, metrics, vacuous
 from harness.cases.rules import load_thresholds
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report.text import Column, columns, table, wrap
 from harness.record import RunRecord, Status
+from harness.record.outcome import exit_status
 
 HELP = dict(rules="check a file of rules, and show what each of them judges")
 EXAMPLES = dict(
@@ -67,11 +69,14 @@ def act(asked: Asked) -> Answer:
     """A line for each rule; every mistake of the file ends it before."""
     known = options.catalogue(asked.options.path)
     rules = load_thresholds(asked.options.file, known)
+    counted = list[Status]()
     if asked.options.run is None:
         lines = [RuleLine(rule=r, judges=_cases(r, known)) for r in rules]
     else:
         run = rejudge(load(asked.options.run), rules)
         lines = [RuleLine(rule=r, judges=_verdicts(r, run)) for r in rules]
+        names = {rule.name for rule in rules}
+        counted = [v.counts for v in run.verdicts if v.rule in names]
     width = columns()
     shown = table(_COLUMNS, lines, width)
     if asked.options.run is not None:
@@ -80,8 +85,9 @@ def act(asked: Asked) -> Answer:
     for rule, other in vacuous.implied(rules):
         reason = f" {rule.name} cannot fail while {other.name} holds ({other.metric} {other.bound})"
         shown += wrap(reason, width, 1)
+    exit_ = Exit.PASSED if asked.options.run is None else exit_status(counted)
     document = [{"rule": to_doc(line.rule), "judges": line.judges} for line in lines]
-    return Answer(document=document, lines=shown)
+    return Answer(document=document, lines=shown, exit=exit_)
 
 
 def _cases(rule: Threshold, known: Catalogue) -> str:

@@ -4,8 +4,8 @@
 
 Each ladder is 1 and 2 CPU ranks, as a user would run it. A mistake must be named, in the verdict or
 below the table of the script; of its right twin, as often as ``--repeats`` says, nothing may be
-said: no error, no remark. Pilots suffice for both, so a ladder has no time beyond them. The list is ``public_plants.toml``; scripts, data
-and FILE are those of ``public_scripts.py``.
+said: no error, no remark. Pilots suffice for both, so a ladder has no time beyond them. The list is
+``public_plants.toml``; scripts, data and FILE are as in ``public_scripts.py``.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def main() -> int:
                 continue
             for ladder in ladders(plant, scripts, asked.repeats):
                 found = done.get(ladder.digest)
-                if found is None:
+                if found is None or not found.right(plant.says):
                     found = measured(session, ladder, plant, asked.cache.resolve(), data)
                     done[ladder.digest] = found
                     if asked.results is not None:

@@ -63,7 +63,8 @@ def _starts(launches: Sequence[LaunchRecord]) -> Iterator[str]:
     elif len(starts) > 1:
         few = " and ".join(list(starts.values())[:2])
         yield (
-            f"{few} start from different parameters: was one resumed, or is no seed set?"
+            f"{few} start from different parameters: was one resumed, or are some never set"
+            " (to_empty)?"
             " A script that goes on from its last checkpoint needs a folder without one"
         )
 

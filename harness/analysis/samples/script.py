@@ -209,7 +209,7 @@ def _samples(
     if case.world_size > 1 and num_rows == max(arrived) and min(arrived) == num_rows and not alone:
         yield (
             f"samples: all {case.world_size} ranks train on the same {num_rows} samples:"
-            " is a DistributedSampler missing?"
+            " is a DistributedSampler missing, or do all draw by one seed?"
         )
 
 
@@ -240,21 +240,31 @@ def _training(
             "gradients: a step only broadcasts: what the other ranks have computed reaches nobody;"
             " are gradients all-reduced before every optimizer step?"
         )
-    reduced = watched[0].collectives.get("all_reduce")
-    bytes_ = watched[0].parameter_bytes
-    if reduced is None or reduced.payload_bytes < SMALL or not bytes_:
-        return
-    times = reduced.payload_bytes / bytes_
-    if times > ONCE[1]:
-        passes = watched[0].backwards
-        second = "is there a second all-reduce beside DistributedDataParallel's?"
+    if extra := extra_exchange(watched[0]):
+        yield extra
+
+
+def extra_exchange(watched: Watched) -> str:
+    """What is wrong where gradients are exchanged more often than weights are updated; else empty.
+
+    A step of several updates, as of a GAN, needs an exchange for each.
+    """
+    reduced = watched.collectives.get("all_reduce")
+    if reduced is None or reduced.payload_bytes < SMALL or not watched.parameter_bytes:
+        return ""
+    times = reduced.payload_bytes / watched.parameter_bytes
+    updates = max(1, len(watched.optimizers))
+    if times <= ONCE[1] * updates:
+        return ""
+    passes = watched.backwards
+    reason = second = "is there a second all-reduce beside DistributedDataParallel's?"
+    if passes > 1 and abs(times - passes) < 0.25 * passes:
         in_each = (
             f"in each of {passes} backward passes: is no_sync() missing while gradients accumulate"
         )
-        reason = second
-        if passes > 1 and abs(times - passes) < 0.25 * passes:
-            reason = f"{in_each}, or {second}" if passes == 2 else f"{in_each}?"
-        yield f"gradients: {times:.2f} times the parameters are all-reduced in a step, {reason}"
+        reason = f"{in_each}, or {second}" if passes == 2 * updates else f"{in_each}?"
+    of = "a step" if updates == 1 else f"a step of {updates} updates"
+    return f"gradients: {times:.2f} times the parameters are all-reduced in {of}, {reason}"
 
 
 def shards(watched: Watched) -> Iterator[str]:

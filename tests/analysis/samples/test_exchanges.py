@@ -1,0 +1,52 @@
+"""Gradients are exchanged as often as weights are updated: more is named, with what may be why."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.analysis.samples.script import extra_exchange
+from harness.record import Issued, Watched
+
+BYTES = 1_000_000
+
+
+def seen(times: float, updates: int, passes: int) -> Watched:
+    return Watched(
+        world_size=2, backend="gloo", optimizers=("Adam",) * updates, backwards=passes, regular=True,
+        even=True, roots={}, start="", first="", sharded=False, parameter_bytes=BYTES,
+        collectives={"all_reduce": Issued(count=1, payload_bytes=round(times * BYTES))},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("times", "updates", "passes"),
+    [
+        (1.0, 1, 1),
+        (1.0, 1, 4),  # accumulates with no_sync
+        (0.5, 1, 1),  # compressed
+        (1.0, 2, 3),  # a GAN of two wrapped networks
+        (2.0, 2, 2),  # one wrapper around both: what is not trained is exchanged, too
+        (0.0, 1, 1),
+    ],
+)
+def test_an_exchange_for_each_update_is_right(times: float, updates: int, passes: int) -> None:
+    assert extra_exchange(seen(times, updates, passes)) == ""
+
+
+@pytest.mark.parametrize(
+    ("times", "updates", "passes", "said"),
+    [
+        (2.0, 1, 1, ["is there a second all-reduce"]),
+        (
+            4.0,
+            1,
+            4,
+            ["in each of 4 backward passes: is no_sync() missing while gradients accumulate?"],
+        ),
+        (2.0, 1, 2, ["is no_sync() missing", "or is there a second all-reduce"]),
+        (4.0, 2, 2, ["a step of 2 updates", "is there a second all-reduce"]),
+    ],
+)
+def test_more_is_named(times: float, updates: int, passes: int, said: list[str]) -> None:
+    named = extra_exchange(seen(times, updates, passes))
+    assert all(words in named for words in said), named

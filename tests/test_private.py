@@ -31,6 +31,7 @@ USED = {
     "torch._C": "the profiler's fast spans, and the flight recorder",
     "torch._C._autograd": "outlines without the profiler's own cost",
     "torch._C._autograd._toggle_collection_dynamic": "an outline is paused between windows",
+    "torch._C._current_graph_task_id": "whether a backward pass runs",
     "torch._C._distributed_c10d": "the flight recorder of NCCL",
     "torch._C._profiler": "spans that cost less than record_function",
     "torch._C._profiler.ProfilerActivity": "outlines without the profiler's own cost",

@@ -13,13 +13,14 @@ from harness.record import RunRecord, chain, store
 LIBRARY = "library"
 
 
-def load(folder: Path) -> RunRecord:
-    """A run's folder, or its record.json; RecordError says what is wrong with it.
+def load(folder: Path, links: Sequence[chain.Link] | None = None) -> RunRecord:
+    """A run's folder, or its record.json; RecordError says what is wrong with it. ``links`` as of
+    ``store.load``.
 
     Verdicts are written when a run ends, in whatever way it knows of. Of one that was killed they
     follow from its launches, and from what its plans ask where there is none yet.
     """
-    run = store.load(folder)
+    run = store.load(folder, links)
     if run.complete or run.verdicts:
         return run
     return replace(run, verdicts=verdicts.verdicts(run))

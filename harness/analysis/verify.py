@@ -119,12 +119,12 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
     )
 
 
-def unsealed(run: RunRecord, folder: Path) -> str:
+def unsealed(run: RunRecord, folder: Path, links: Sequence[chain.Link] | None = None) -> str:
     """Why nobody vouches for what a record says; empty if its chain does, its figures follow from
-    its samples, and its verdicts from its figures.
+    its samples, and its verdicts from its figures. ``links`` of who has read the chain already.
     """
     try:
-        links = chain.read(folder)
+        links = chain.read(folder) if links is None else links
     except RecordError as error:
         return error.what
     if not links:

@@ -26,7 +26,8 @@ FEATURES = PACKAGE / "features"
 @functools.cache
 def files(mark: str) -> Sequence[Path]:
     """The files of all features whose head has this mark."""
-    return [path for path in sorted(FEATURES.rglob("*.py")) if mark in read_head(path)[1]]
+    named = (path for path in sorted(FEATURES.rglob("*.py")) if mark in path.read_text())
+    return [path for path in named if mark in read_head(path)[1]]
 
 
 @functools.cache

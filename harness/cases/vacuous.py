@@ -5,6 +5,7 @@ Such a rule would stand in its file, look like a requirement, and never fail.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +59,7 @@ def unknown(rule: Mapping[str, Json], known: Catalogue) -> tuple[str, str] | Non
         return None  # sweeps and trials have names of their own
     pattern = str(rule["case"])
     names = families(known)
-    if matching(pattern, names):
+    if next(_matching(pattern, names), None) is not None:
         return None
     family = _family(pattern)
     message = f"case = {pattern!r} matches no strategy, model and mode there is"
@@ -67,10 +68,16 @@ def unknown(rule: Mapping[str, Json], known: Catalogue) -> tuple[str, str] | Non
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:
     """The families that a rule's pattern is about, whatever it says of world and knobs."""
+    return list(_matching(pattern, names))
+
+
+def _matching(pattern: str, names: Sequence[str]) -> Iterator[str]:
+    """The same, as they are found: most rules match a family soon."""
     family = _family(pattern)
     if re.fullmatch(rf"{SCRIPT}/[^/]+-(own|\*)/(weak|strong|\*)", family):
-        return [family]  # a user's script is called as its file is
-    return [n for n in names if fnmatchcase(n, family) or fnmatchcase(n, pattern)]
+        yield family  # a user's script is called as its file is
+    else:
+        yield from (n for n in names if fnmatchcase(n, family) or fnmatchcase(n, pattern))
 
 
 def _family(pattern: str) -> str:
@@ -78,7 +85,8 @@ def _family(pattern: str) -> str:
     return named[0] if named else pattern.partition("@")[0].partition("+")[0]
 
 
-def families(known: Catalogue) -> list[str]:
+@functools.lru_cache(maxsize=1)
+def families(known: Catalogue) -> Sequence[str]:
     """Every family of cases that the files of a catalogue make."""
     strategies: list[str] = []
     for name, entry in known.entries["strategies"].items():

@@ -100,25 +100,26 @@ def save(record: RunRecord, folder: Path) -> None:
         files.write({folder / "record.json": written(record)})
 
 
-def load(folder: Path) -> RunRecord:
-    """Read a run's folder (or its record.json), and what only its chain has.
+def load(folder: Path, links: Sequence[chain.Link] | None = None) -> RunRecord:
+    """Read a run's folder (or its record.json), and what only its chain has; ``links`` of who has
+    read the chain already.
 
     RecordError says what is wrong with it. Verdicts older than a launch are left out, as
     ``folding`` says.
     """
     with collected.paused():
-        return _loaded(folder)
+        return _loaded(folder, links)
 
 
-def _loaded(folder: Path) -> RunRecord:
+def _loaded(folder: Path, links: Sequence[chain.Link] | None) -> RunRecord:
     path = folder / "record.json" if folder.is_dir() else folder
     try:
         begun = _record(path) if path.is_file() else None
         if begun is not None and begun.complete:
-            for _ in chain.walk(path.parent):  # whole, or an error: the record has what it says
-                pass
+            for _ in chain.walk(path.parent) if links is None else ():
+                pass  # whole, or an error: the record has what it says
             return _named(begun)
-        links = chain.read(path.parent)
+        links = chain.read(path.parent) if links is None else links
         if begun is None and not links:
             raise RecordError(
                 "no record.json here",

@@ -91,18 +91,19 @@ def figures(  # noqa: PLR0913  (what is known of a launch)
             if expected is None
             else consumed(samples, cut)
         )
+    kept = slowest(samples, cut) if samples else []
     return Figures(
         wrong=script.wrong(case, ranks, samples)
         if expected is None
         else wrong(case, expected, ranks, samples, cut, reference, seen),
-        steps=steps(samples, cut) if samples else None,
+        steps=steps(kept) if samples else None,
         consumed=seen,
         growth=growth(samples, cut) if samples else None,
         losses=losses(samples),
-        steadiness=steadiness(slowest(samples, cut)) if samples else None,
+        steadiness=steadiness(kept) if samples else None,
         foreign_load=foreign_load(ranks, beside),
         compared=compared(samples, reference),
-        stalls=stalls(samples, cut) if samples else None,
+        stalls=stalls(kept, cut) if samples else None,
         reached=reached(samples, target, expected) if samples and target and expected else None,
         final_loss=final_loss(samples) if samples and target else None,
     )
@@ -176,9 +177,8 @@ def foreign_load(ranks: Sequence[RankRecord], beside: Sequence[RankRecord] = ())
     return max(out, default=None)
 
 
-def steps(samples: Sequence[Samples], cut: int) -> Steps:
+def steps(kept: Sequence[float]) -> Steps:
     """Step statistics over the kept window."""
-    kept = slowest(samples, cut)
     return Steps(
         count=len(kept),
         mean_s=sum(kept) / len(kept),
@@ -188,9 +188,9 @@ def steps(samples: Sequence[Samples], cut: int) -> Steps:
     )
 
 
-def stalls(samples: Sequence[Samples], cut: int) -> Stalls:
+def stalls(step_times: Sequence[float], cut: int) -> Stalls:
     """Kept steps that took STALL times the median or more."""
-    kept = np.array(slowest(samples, cut))
+    kept = np.array(step_times)
     usual = float(np.median(kept))
     odd = np.flatnonzero(kept > STALL * usual)
     lost = float((kept[odd] - usual).sum() / kept.sum())

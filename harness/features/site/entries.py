@@ -25,7 +25,7 @@ from harness.base import digests
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError, SpecError
 from harness.interface.report.headline import headline
-from harness.record import RunRecord, Status
+from harness.record import RunRecord, Status, chain
 from harness.record.outcome import SEVERITY
 from harness.record.store import write_text
 
@@ -145,7 +145,9 @@ def _read(asked: tuple[Path, Path, str]) -> Entry | str:
     results, folder, key = asked
     place = str(folder.relative_to(results))
     try:
-        return entry_of(load(folder), folder, place, key)
+        links = chain.read(folder)
+        run = load(folder, links)
+        return entry_of(run, place, key, unsealed(run, folder, links))
     except RecordError as error:
         return f"{place}: {error.what}"
 
@@ -201,9 +203,8 @@ def stamp(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def entry_of(run: RunRecord, folder: Path, place: str, key: str) -> Entry:
-    """What a site says of one run."""
-    doubt = unsealed(run, folder)
+def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> Entry:
+    """What a site says of one run, for which nobody vouches where there is a ``doubt``."""
     counts = [v.counts for v in (*requirements(run), *wrong(run))]
     status = min(counts, key=SEVERITY.index, default=Status.RECORDED)
     return Entry(

@@ -87,7 +87,9 @@ def test_a_run_is_read_once_and_again_when_it_changed(
     shutil.copytree(results / "runs/c607/ddp-nano", whole / "runs/a")
     read: list[Path] = []
     usual = entries.load
-    monkeypatch.setattr(entries, "load", lambda folder: read.append(folder) or usual(folder))
+    monkeypatch.setattr(
+        entries, "load", lambda folder, *more: read.append(folder) or usual(folder, *more)
+    )
     assert main(["site", str(whole)]) == 0
     assert main(["site", str(whole)]) == 0
     assert len(read) == 1

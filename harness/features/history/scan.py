@@ -10,6 +10,7 @@ that depend on each other (``wandering``). What a straight line explains as well
 drift, and has no night.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -121,6 +122,10 @@ def _steps(x: np.ndarray, cuts: list[int], floor: float, alpha: float) -> list[C
     while True:
         steps = [_change(x, *ends) for ends in _around(cuts, len(x))]
         weak = [i for i, c in enumerate(steps) if c.p > alpha or abs(c.size.by) < floor]
+        # Neighbours may both be drawn to one night; a level has a few nights.
+        for i, (a, b) in enumerate(itertools.pairwise(steps)):
+            if b.at - a.at < FEWEST:
+                weak.append(i if a.p > b.p else i + 1)
         if not weak:
             return steps
         least = max(weak, key=lambda i: (steps[i].p, -abs(steps[i].size.by)))

@@ -11,6 +11,7 @@ import pytest
 from harness.analysis.compare import Reading
 from harness.base.errors import BusyError, Exit, LaunchError, ScaleproofError
 from harness.cases import Protocol
+from harness.interface.report.sides.comparison import interleaved
 from harness.measure.setups import interleaving
 from harness.measure.setups.interleaving import FEWEST, MOST, Interleaver, difference
 from harness.record import Purpose, RankRecord, RunRecord
@@ -114,3 +115,35 @@ def test_a_block_that_the_time_budget_cut_is_no_error(
 
 def incorrect(rank: RankRecord) -> RankRecord:
     return replace(rank, checks=tuple(replace(check, ok=False) for check in rank.checks))
+
+
+def test_an_a_b_shows_its_a_a() -> None:
+    """Launches of A that differ among themselves: what B seems to bring is theirs."""
+    told = difference("case", [-0.05, -0.05, -0.05, -0.05, -0.05, -0.06])
+    assert told.reading is Reading.FASTER and told.alike is None
+    quiet = interleaving.beside_itself(told, [0.002, -0.001, -0.001, 0.001])
+    loaded = interleaving.beside_itself(told, [0.051, 0.05, 0.049, 0.05, 0.05, 0.052])
+    names = [("A", "a/bin/python"), ("B", "b/bin/python")]
+    screens = [
+        " ".join(" ".join(interleaved([one], names, {}, 80)).split()) for one in (quiet, loaded)
+    ]
+    assert "A/A case: 1.000" in screens[0] and "differs from itself" not in screens[0]
+    assert "A/A case: 1.05" in screens[1] and "do not believe B/A" in screens[1]
+
+
+def test_the_a_a_is_of_launches_of_one_block(sample_run: RunRecord) -> None:
+    """By the throughputs in the record themselves, two and two."""
+    plan = next(p for p in sample_run.plans if p.contrasts)
+    interleaver = Interleaver.__new__(Interleaver)
+    interleaver._session = SimpleNamespace(run=SimpleNamespace(bare=lambda: sample_run))  # type: ignore[assignment]
+    interleaver._case = plan.arms[0].case
+    of_arm = [
+        launch.throughput
+        for launch in sample_run.launches
+        if launch.purpose is Purpose.TIMED
+        and launch.plan == plan.hash
+        and launch.arm == plan.arms[0].name
+    ]
+    ratios = [b / a for a, b in zip(of_arm[::2], of_arm[1::2], strict=False) if a and b]
+    alike = interleaver.alike(plan.arms[0].case.setup)
+    assert len(ratios) > 1 and np.exp(alike) == pytest.approx(ratios)

@@ -1,4 +1,6 @@
-"""Which size to measure next: the one that narrows a target's interval most for what it costs."""
+"""Which size to measure next: the one that narrows a target's interval most for what it costs, and
+the one that would show a knee which no term knows.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -9,6 +11,9 @@ from harness.features.foresight.shapes import Shape
 
 #: Draws for covariances; they are good to a few percent.
 NUM_DRAWS = 2000
+#: The size that shows a knee has this share of the target's ranks, and of its batch. What ranks
+#: exchange stays what it is, so a small batch shows it, and a knee of it, as nothing small does.
+KNEE_RANKS, KNEE_BATCH = 2, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +21,8 @@ class Advice:
     """One size to measure: what ``sd`` of ln(step time) the target has before and after.
 
     ``cost_s`` is GPU-seconds of one step. ``doubling_sd`` is what twice the largest size would
-    leave, for comparison.
+    leave, for comparison. ``knee`` would show a knee that no term knows: its step then takes more
+    than ``knee_s``. None where the largest calibrated size has as many ranks.
     """
 
     shape: Shape
@@ -24,6 +30,20 @@ class Advice:
     after_sd: float
     cost_s: float
     doubling_sd: float
+    knee: Shape | None = None
+    knee_s: float | None = None
+
+
+def knee_size(largest: Shape, target: Shape) -> Shape | None:
+    """Half of the target's ranks with an eighth of its batch: a network that is shared from some N
+    on shows there, wherever up to there it begins.
+    """
+    inner = target.tensor * target.context * target.stages
+    ranks = target.ranks // KNEE_RANKS // inner * inner
+    if ranks <= largest.ranks:
+        return None
+    micro_batch = max(1.0, target.micro_batch / KNEE_BATCH)
+    return replace(target, ranks=ranks, micro_batch=micro_batch)
 
 
 def candidates(largest: Shape, target: Shape) -> list[Shape]:
@@ -61,10 +81,19 @@ def advise(known: Posterior, target: Shape) -> Advice:
     cost = np.array([s.ranks for s in sizes]) * np.exp(seen.middle[1:])
     affordable = np.where(cost <= cost[-1] * 1.001, after, np.inf)
     best = int(np.argmin(affordable))
+    knee = knee_size(largest, target)
     return Advice(
         shape=sizes[best],
         before_sd=float(np.sqrt(before)),
         after_sd=float(np.sqrt(after[best])),
         cost_s=float(cost[best]),
         doubling_sd=float(np.sqrt(after[-1])),
+        knee=knee,
+        knee_s=None if knee is None else _longest_s(known, knee),
     )
+
+
+def _longest_s(known: Posterior, shape: Shape) -> float:
+    """Seconds of a step that nine in ten draws stay under."""
+    draws = foresee(known, [shape], num=NUM_DRAWS).draws
+    return float(np.exp(np.quantile(draws, 0.9)))

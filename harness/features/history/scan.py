@@ -10,6 +10,7 @@ that depend on each other (``wandering``). What a straight line explains as well
 drift, and has no night.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -121,6 +122,10 @@ def _steps(x: np.ndarray, cuts: list[int], floor: float, alpha: float) -> list[C
     while True:
         steps = [_change(x, *ends) for ends in _around(cuts, len(x))]
         weak = [i for i, c in enumerate(steps) if c.p > alpha or abs(c.size.by) < floor]
+        # Neighbours may both be drawn to one night; a level has a few nights.
+        for i, (a, b) in enumerate(itertools.pairwise(steps)):
+            if b.at - a.at < FEWEST:
+                weak.append(i if a.p > b.p else i + 1)
         if not weak:
             return steps
         least = max(weak, key=lambda i: (steps[i].p, -abs(steps[i].size.by)))
@@ -168,7 +173,7 @@ def drift(
     values: Sequence[float] | np.ndarray, floor: float, nodes: Sequence[str] = ()
 ) -> float | None:
     """By how much the nights moved in all, slowly; None where they did not, or clearly in steps."""
-    if len(values) < ENOUGH or any(c.certain for c in changes(values, floor, nodes=nodes)[-1:]):
+    if len(values) < ENOUGH:
         return None
     x = without_nodes(np.asarray(values, dtype=float), nodes)
     scores = tied_scores(x)
@@ -179,8 +184,10 @@ def drift(
     residuals = scores - np.polyval(np.polyfit(night, scores, 1), night)
     together = max(0.0, float(residuals[1:] @ residuals[:-1] / max(residuals @ residuals, 1e-12)))
     t = r * math.sqrt((len(x) - 2) / max(1e-12, 1 - r**2) * (1 - together) / (1 + together))
+    if abs(t) < DRIFTS or any(c.certain for c in changes(values, floor, nodes=nodes)[-1:]):
+        return None
     by = float(theilslopes(x, night)[0]) * (len(x) - 1)
-    return by if abs(t) >= DRIFTS and abs(by) >= floor else None
+    return by if abs(by) >= floor else None
 
 
 def sudden(values: Sequence[float] | np.ndarray, cuts: Sequence[int]) -> bool:

@@ -8,7 +8,6 @@ beside a walk, a drift and days of a week is held against the same nights withou
 likelihoods, restricted (Patterson & Thompson 1971) and weighed by how usual such nights are.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,12 +33,12 @@ CUT, WILD, NEIGHBOURS = 2.5, 5.0, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Whitening:
-    """Nights that depend on each other in one way, made independent: ``matrix`` times them.
-    ``log_weight`` is how usual such nights are, with the determinant of the likelihood.
+    """Nights that depend on each other in several ways, made independent: each of ``matrices``
+    times them. ``log_weights`` is how usual such nights are, with the likelihoods' determinants.
     """
 
-    matrix: np.ndarray
-    log_weight: float
+    matrices: np.ndarray  # (ways, nights, nights)
+    log_weights: np.ndarray
 
 
 def nats(
@@ -66,29 +65,31 @@ def nats(
     near = [k for k in range(at - NEAR, at + NEAR + 1) if start + 2 < k < end - 2]
     steps = np.column_stack([night >= k for k in near]).astype(float)
     regressors = np.column_stack(known).astype(float)
-    pairs = [_likelihoods(x, regressors, steps, white) for white in _whitenings(len(x))]
-    without, with_step = np.logaddexp.reduce(np.array(pairs), axis=0)
-    return float(with_step - without)
+    without, with_step = _likelihoods(x, regressors, steps, _whitening(len(x)))
+    return float(np.logaddexp.reduce(with_step) - np.logaddexp.reduce(without))
 
 
 def _likelihoods(
     x: np.ndarray, regressors: np.ndarray, steps: np.ndarray, white: Whitening
-) -> tuple[float, float]:
-    """Logarithms of the restricted likelihood without a step and with the best one."""
-    basis, triangle = np.linalg.qr(white.matrix @ regressors)
-    scale = np.abs(np.diag(triangle))
-    basis = basis[:, scale > 1e-9]
-    free = len(x) - basis.shape[1]
-    left = white.matrix @ x
-    left = left - basis @ (basis.T @ left)
-    turned = white.matrix @ steps
-    turned = turned - basis @ (basis.T @ turned)
-    square = float(left @ left) + 1e-30
-    size = (turned**2).sum(axis=0)
-    explained = np.where(size > 1e-9, (turned.T @ left) ** 2 / np.maximum(size, 1e-9), 0.0)
-    least = max(square - float(explained.max()), 1e-12 * square)
-    constant = white.log_weight - float(np.log(scale[scale > 1e-9]).sum())
-    return constant - free / 2 * math.log(square), constant - free / 2 * math.log(least)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of the restricted likelihoods without a step and with the best one, of each way in
+    which nights may depend on each other.
+    """
+    basis, triangle = np.linalg.qr(white.matrices @ regressors)
+    scale = np.abs(np.diagonal(triangle, axis1=1, axis2=2))
+    told_apart = scale > 1e-9
+    basis = basis * told_apart[:, None, :]
+    free = len(x) - told_apart.sum(axis=1)
+    turned = white.matrices @ np.column_stack([x, steps])
+    turned = turned - basis @ (basis.transpose(0, 2, 1) @ turned)
+    left, of_step = turned[:, :, :1], turned[:, :, 1:]
+    square = (left**2).sum(axis=(1, 2)) + 1e-30
+    size = (of_step**2).sum(axis=1)
+    along = (left * of_step).sum(axis=1) ** 2
+    explained = np.where(size > 1e-9, along / np.maximum(size, 1e-9), 0.0).max(axis=1)
+    least = np.maximum(square - explained, 1e-12 * square)
+    constant = white.log_weights - np.log(np.where(told_apart, scale, 1.0)).sum(axis=1)
+    return constant - free / 2 * np.log(square), constant - free / 2 * np.log(least)
 
 
 def _tamed(x: np.ndarray) -> np.ndarray:
@@ -102,8 +103,8 @@ def _tamed(x: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=16)
-def _whitenings(n: int) -> tuple[Whitening, ...]:
-    """One for each way in which ``n`` nights may depend on each other."""
+def _whitening(n: int) -> Whitening:
+    """All ways in which ``n`` nights may depend on each other."""
     night = np.arange(n)
     apart = np.abs(night[:, None] - night)
     alone = np.eye(n)
@@ -115,10 +116,7 @@ def _whitenings(n: int) -> tuple[Whitening, ...]:
         [alone + share * (np.minimum(night[:, None], night) + 1) for share in OF_WALKS],
         [alone + share * np.outer(line, line) for share in OF_LINES],
     )
-    out = []
-    for weight, group in zip(USUAL, groups, strict=True):
-        for covariance in group:
-            root = np.linalg.cholesky(covariance)
-            log_weight = math.log(weight / len(group)) - float(np.log(np.diag(root)).sum())
-            out.append(Whitening(matrix=np.linalg.inv(root), log_weight=log_weight))
-    return tuple(out)
+    weights = [w / len(g) for w, g in zip(USUAL, groups, strict=True) for _ in g]
+    roots = np.linalg.cholesky(np.stack([way for group in groups for way in group]))
+    determinants = np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(axis=1)
+    return Whitening(matrices=np.linalg.inv(roots), log_weights=np.log(weights) - determinants)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from harness.analysis.compare import Reading
 from harness.analysis.judging import obstacles, sequential
 from harness.analysis.judging.evidence import Evidence
-from harness.analysis.judging.pairs import pairs
+from harness.analysis.judging.pairs import pairs, purpose_of, timed
 from harness.base.errors import BusyError, LaunchError
 from harness.cases import CaseSpec, Contrast, Plan
 from harness.cases.plan import Protocol
@@ -53,6 +53,23 @@ class Interleaver:
             self._longer(measured, plan, contrast, (a, b))
             for contrast, b in zip(plan.contrasts, others, strict=True)
         ]
+
+    def alike(self, a: str) -> list[float]:
+        """Logarithms of the throughput of the second launch in ``a`` over the first, a value
+        for each block: the A/A that stands in every A/B.
+        """
+        measured = self._session.run.bare()
+        first = replace(self._case, setup=a)
+        out = []
+        for plan in measured.plans:
+            arm = plan.arms[0]
+            if arm.case != first or not plan.contrasts:
+                continue
+            launches = timed(measured, plan, 0, purpose_of(plan.contrasts[0].metric))
+            of_arm = sorted((x for x in launches if x.arm == arm.name), key=lambda x: x.turn)
+            rates = [x.throughput for x in of_arm if x.usable and x.throughput]
+            out += [math.log(y / x) for x, y in zip(rates[::2], rates[1::2], strict=False)]
+        return out
 
     def _longer(
         self, measured: RunRecord, plan: Plan, contrast: Contrast, setups: tuple[str, str]
@@ -125,7 +142,9 @@ def _plan(case: CaseSpec, a: str, others: Sequence[str], once: Protocol) -> Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Throughput of B over A in the same blocks, with an interval that holds at all looks."""
+    """Throughput of B over A in the same blocks, with an interval that holds at all looks. The same
+    of A over itself, launches of one block: what is no difference looks like that.
+    """
 
     case: str
     ratio: float
@@ -133,6 +152,9 @@ class Difference:
     high: float | None
     num_pairs: int
     reading: Reading
+    alike: float | None = None
+    alike_low: float | None = None
+    alike_high: float | None = None
 
 
 def difference(case: str, longer: list[float]) -> Difference:
@@ -158,6 +180,15 @@ def difference(case: str, longer: list[float]) -> Difference:
     )
 
 
+def beside_itself(told: Difference, alike: Sequence[float]) -> Difference:
+    """A difference with what A differed by from itself; ``alike`` as of ``Interleaver.alike``."""
+    if not alike:
+        return told
+    interval = sequential.t_sequence(alike, ALPHA)
+    low, high = (None if e is None else math.exp(e) for e in (interval.low, interval.high))
+    return replace(told, alike=math.exp(interval.mean), alike_low=low, alike_high=high)
+
+
 def compared(
     interleaver: Interleaver, case: str, a: str, b: str, told: Callable[[str], None]
 ) -> Difference:
@@ -169,9 +200,10 @@ def compared(
         except BusyError:
             if not longer:
                 raise
-            return replace(difference(case, longer), reading=Reading.UNDECIDED)
+            undecided = replace(difference(case, longer), reading=Reading.UNDECIDED)
+            return beside_itself(undecided, interleaver.alike(a))
         latest = difference(case, longer)
         told(f"{case}: B/A {latest.ratio:.4f} over {latest.num_pairs} pairs: {latest.reading}")
         done = len(longer) >= 2 * FEWEST and latest.reading is not Reading.UNDECIDED
         if done or len(longer) >= 2 * MOST:
-            return latest
+            return beside_itself(latest, interleaver.alike(a))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.features.foresight.closed_loop import TRUTHS, LoopTrial, told, trials
+from harness.features.foresight.closed_loop import TRUTHS, LoopTrial, knees, told, trials
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +38,17 @@ def test_the_advised_size_narrows_more_than_doubling() -> None:
 def test_the_figures_are_told() -> None:
     lines = told(trials(3, seed=3, advised=True))
     assert lines[0].startswith("3 worlds") and len(lines) == len(TRUTHS) + 3
+
+
+def test_the_size_that_is_advised_for_a_knee_shows_it() -> None:
+    """Planted knees in worlds that are played event by event; twice the largest size misses most."""
+    shown = knees(12, seed=4)
+    assert shown.worlds == 12
+    assert shown.by_knee >= 10 and shown.by_knee > 2 * shown.by_doubling
+    assert shown.false <= 4, "an 80 % interval has a tenth above it"
+
+
+@pytest.mark.full
+def test_knees_are_shown_in_nine_of_ten_worlds() -> None:
+    shown = knees(100)
+    assert shown.by_knee >= 90 and shown.false <= 25, shown

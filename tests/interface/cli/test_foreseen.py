@@ -31,6 +31,7 @@ def test_one_table_is_told_size_by_size(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["predict", "--table", PUBLISHED, *words]) == 0
     out = capsys.readouterr().out
     assert " 12288 " in out and "limited by" in out and "to hold 0.80" in out
+    assert "to see a knee" in out
     assert "measure next" in out and "laws in N" in out
     assert max(map(len, out.splitlines())) <= 80
 

@@ -50,6 +50,8 @@ def facts(one: Outlook) -> list[tuple[str, str]]:
     if one.knee is not None:
         out.append(("changes", f"from {one.knee.ranks:,} ranks on {one.knee.term} is the largest"))
     laws = ", ".join(f"{law} {value:.2f}" for law, value in seen.baselines.items())
+    if one.advice.knee is not None:
+        out.append(("to see a knee", knee_size(one)))
     return [*out, ("measure next", next_size(one)), ("laws in N", laws)]
 
 
@@ -89,6 +91,17 @@ def next_size(one: Outlook) -> str:
     return (
         f"{next_.shape.ranks} ranks, {batch}: ±{sd * next_.before_sd:.1f} becomes"
         f" ±{sd * next_.after_sd:.1f} points (twice the largest: ±{sd * next_.doubling_sd:.1f})"
+    )
+
+
+def knee_size(one: Outlook) -> str:
+    """The size that would show a knee which no term knows, and by what."""
+    knee, longest_s = one.advice.knee, one.advice.knee_s
+    assert knee is not None and longest_s is not None
+    batch = f"micro-batch {knee.micro_batch:g} x {knee.micros}"
+    return (
+        f"{knee.ranks} ranks, {batch}: a step above {si(longest_s, 's')} shows one that begins up"
+        " to there, since little compute hides the exchange"
     )
 
 

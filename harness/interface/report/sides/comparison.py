@@ -122,6 +122,8 @@ def interleaved(
         Column[Difference]("reading", 9, lambda d: str(d.reading), left=True),
     ]
     shown += ["", *table(columns, found, width), ""]
+    for one in found:
+        shown += wrap(_alike(one), width, 6)
     shown += wrap(
         f" measured in the same blocks, so drift is in neither; no change: all of the interval"
         f" within {SAME:.0%}; the interval stays valid however often it is looked at",
@@ -131,9 +133,25 @@ def interleaved(
     return shown
 
 
+def _alike(difference: Difference) -> str:
+    """What A differed by from itself; where that is a difference, nothing else can be read."""
+    where = f" A/A  {difference.case}:"
+    if difference.alike is None:
+        return f"{where} n/a, no block has two launches of A"
+    low, high = difference.alike_low, difference.alike_high
+    text = f"{where} {_ratio_of(difference.alike, low, high)}, launches of one block"
+    if low is not None and high is not None and not low <= 1.0 <= high:
+        text += "; A differs from itself, so do not believe B/A: look for load"
+    return text
+
+
 def _ends(one: Difference) -> str:
-    ends = "n/a" if one.low is None else f"{one.low:.4f}, {one.high:.4f}"
-    return f"{one.ratio:.4f} [{ends}]"
+    return _ratio_of(one.ratio, one.low, one.high)
+
+
+def _ratio_of(ratio: float, low: float | None, high: float | None) -> str:
+    ends = "n/a" if low is None else f"{low:.4f}, {high:.4f}"
+    return f"{ratio:.4f} [{ends}]"
 
 
 def _table(comparison: Comparison, width: int) -> list[str]:

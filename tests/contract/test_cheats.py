@@ -261,6 +261,18 @@ def test_a_codec_that_leaves_gradients_out_is_seen_by_its_shares(
     assert how == "honest" or seen in check.detail, check
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_codec_that_shares_the_parameters_out_is_no_mean(stand: Stand, ranks: int) -> None:
+    """Each rank is heard, and has an even share over all parameters."""
+    plan, described = stand.described("compressed:shared_out/mlp-nano", ranks)
+    gate, reference = stand.launch(plan, described, Purpose.GATE, Purpose.REFERENCE)
+    assert gate_failure(gate) is None, "the gate does not see it"
+    checks = {check.name: check for check in reference.ranks[0].checks}
+    assert checks["codec.hears_every_rank"].ok and not checks["codec.shares"].ok
+    assert "in part" in checks["codec.shares"].detail
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "how", "seen"),

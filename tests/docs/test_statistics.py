@@ -27,3 +27,13 @@ def test_places_that_are_drawn_err_no_more_often_than_is_stated() -> None:
     pinned = [float(row[4]) for row in rows if row[1] == "pinned"]
     assert len(drawn) == 30 and max(drawn) < 5
     assert len(pinned) == 10 and min(pinned) > 15
+
+
+def test_cells_of_the_world_err_as_often_as_is_stated() -> None:
+    section = PAGE.partition("**The noise of the world.**")[2].partition("### Neighbours")[0]
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.+) \|$", section, re.M)[1:]]
+    assert len(rows) == 10
+    assert {int(row[2]) for row in rows if row[2].strip()} == {0}
+    assert "No cell passes wrongly" in section
+    wrong_fails = {int(row[3]) for row in rows if row[3].strip() and row[1] == "0.85"}
+    assert wrong_fails == {3} and "Three cells fail wrongly" in section

@@ -42,6 +42,8 @@ STALL = 3.0
 BESIDE = 0.02
 #: The rank's clock and the kernel's may differ by two ticks, and by this share.
 TICKS_S, CLOCKS = 0.02, 0.01
+#: What a rank computes for on each of its cores, of its window, at most; 1.013 was seen.
+MOST_BUSY = 1.05
 #: Steps whose losses are averaged before they are compared with a target.
 SMOOTH = 8
 #: A router that asks fewer experts than this many times ``top`` has collapsed.
@@ -313,6 +315,17 @@ def _waits(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
         )
 
 
+def _cores(rank: RankRecord) -> Iterator[str]:
+    """A rank that took more cores than it was given: its baseline had no more than these."""
+    has_s = len(rank.affinity) * rank.window_s
+    if has_s and rank.cpu_s > MOST_BUSY * has_s + TICKS_S:
+        cores = f"{len(rank.affinity)} core" + "s" * (len(rank.affinity) > 1)
+        yield (
+            f"cores: rank {rank.rank} computed for {rank.cpu_s:.3g} s in a window of"
+            f" {rank.window_s:.3g} s, but was given {cores}"
+        )
+
+
 def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterator[str]:
     """Whether a rank sent what its case has to send, all of it, and nothing past the sockets."""
     if rank.sent_bytes is None:
@@ -406,7 +419,7 @@ def wrong(
         *_miscounted(seen, kept * expected.global_batch),
         *_collapsed(ranks),
         *_unlike_replicas(ranks),
-        *(why for r in ranks for why in (*_bytes(r, expected, cut, kept), *_clock(r))),
+        *(why for r in ranks for why in (*_bytes(r, expected, cut, kept), *_clock(r), *_cores(r))),
         *_behind_schedule(ranks, len(samples[0].sample_ids), kept),
         # Without communication it trains on what nobody sent.
         *(_losses(samples, reference) if case.communicate else ()),

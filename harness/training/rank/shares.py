@@ -4,7 +4,8 @@ A reference that goes through the case's own codec can't tell whether the codec 
 reference's training the sum of what it made, over a block of steps and over all of them, is fitted
 by the ranks' own gradients of those steps: made = sum over r of share_r / N * gradient_r (least
 squares). The mean of all ranks has shares of 1. Zeros, the negative, or one rank's gradient only
-have others, whatever the codec claims of itself.
+have others, whatever the codec claims of itself. Each part of the parameters is fitted by itself,
+too: one rank for these, another one for those is no mean of all.
 
 What a lossy codec rounds or still owes is the rest of the fit. It isn't noise: it can look like a
 gradient. So a share is off by at most what a rest of that length could make of it
@@ -25,8 +26,10 @@ from harness.training.context import RankContext
 
 #: Numbers that a gradient is folded into: each is a sum of elements with signs that were drawn.
 WIDTH = 65_536
-#: Steps of a block.
-BLOCK = 8
+#: Steps of a block, and parts of the parameters in their order.
+BLOCK, PARTS = 8, 16
+#: Parts of fewer numbers than that, in all, say nothing of so many ranks.
+LEAST_WIDTH = 16_384
 #: A rank has too little with less than this part of an even share; all of them, with less than
 #: this part of their gradients.
 LEAST, LEAST_EVEN = 0.25, 0.01
@@ -61,6 +64,7 @@ class Shares:
         self._all: Sums | None = None
         self._silent = self._longest = 0
         self.blocks: list[Fit] = []
+        self._of_parts: list[tuple[Fit, str]] = []
 
     def add(self, own: Sequence[Tensor], made: Sequence[Tensor]) -> None:
         """A step's gradients of this rank, and what all ranks were given."""
@@ -68,7 +72,9 @@ class Shares:
         self._all = self._all + step if self._all else step
         self._block = self._block + step if self._block else step
         if self._block.steps == BLOCK:
-            self.blocks.append(self._fitted(self._block))
+            gradients, handed_on = self._gathered(self._block)
+            self._look_at_parts(gradients, handed_on, _steps(len(self.blocks)))
+            self.blocks.append(self._fitted(gradients, handed_on))
             self._block = None
         self._silent += 1
         if step.made.any():
@@ -84,14 +90,25 @@ class Shares:
             drawn = torch.randint(2, flat.shape, generator=generator, device=flat.device)
             self._signs = (2 * drawn - 1).to(torch.int8)
         signed = torch.nn.functional.pad(flat * self._signs, (0, -len(flat) % WIDTH))
-        return signed.view(-1, WIDTH).sum(0)
+        return signed.view(PARTS, -1, WIDTH // PARTS).sum(1).flatten()
 
-    def _fitted(self, sums: Sums) -> Fit:
-        ranks = self._ctx.world_size
-        sums_of_ranks = [torch.zeros_like(sums.own) for _ in range(ranks)]
+    def _look_at_parts(self, gradients: Tensor, made: Tensor, when: str) -> None:
+        """Fits each part of the parameters by itself, where there are enough of them."""
+        if len(made) < LEAST_WIDTH:
+            return
+        parts = zip(gradients.chunk(PARTS, 1), made.chunk(PARTS), strict=True)
+        for number, (theirs, handed_on) in enumerate(parts):
+            fit = self._fitted(theirs, handed_on)
+            self._of_parts.append((fit, f"in part {number + 1} of {PARTS} {when}"))
+
+    def _gathered(self, sums: Sums) -> tuple[Tensor, Tensor]:
+        """All ranks' sums (ranks, numbers), and what was made of them (numbers)."""
+        sums_of_ranks = [torch.zeros_like(sums.own) for _ in range(self._ctx.world_size)]
         dist.all_gather(sums_of_ranks, sums.own)
-        gradients = torch.stack(sums_of_ranks).double().cpu()
-        handed_on = sums.made.double().cpu()
+        return torch.stack(sums_of_ranks).double().cpu(), sums.made.double().cpu()
+
+    def _fitted(self, gradients: Tensor, handed_on: Tensor) -> Fit:
+        ranks = len(gradients)
         finite = gradients.isfinite().all() and handed_on.isfinite().all()
         if not finite or not handed_on.any():  # told elsewhere: by the losses, by the silence
             return Fit([1.0] * ranks, [math.inf] * ranks)
@@ -115,18 +132,23 @@ class Shares:
         if self._silent > max(BLOCK - 1, 2 * self._longest):
             detail = f"nothing was handed on in the last {self._silent} steps"
             return Check(name=name, ok=False, value=0.0, limit=LEAST, detail=detail)
-        looks = [
-            (fit, f"in steps {number * BLOCK} to {number * BLOCK + BLOCK - 1}")
-            for number, fit in enumerate(self.blocks)
-        ]
-        looks.append((self._fitted(self._all), f"in all {self._all.steps} steps"))
+        looks = [(fit, _steps(number)) for number, fit in enumerate(self.blocks)]
+        gradients, handed_on = self._gathered(self._all)
+        steps = f"in all {self._all.steps} steps"
+        looks.append((self._fitted(gradients, handed_on), steps))
+        self._look_at_parts(gradients, handed_on, steps)
+        looks += self._of_parts
         worst = Check(name=name, ok=True, value=1.0, limit=LEAST)
         for fit, when in looks:
             even = max(sum(fit.shares) / len(fit.shares), 0.0)
             for rank, (share, error) in enumerate(zip(fit.shares, fit.errors, strict=True)):
                 ok = share + error > LEAST * even and even + error > LEAST_EVEN
-                part = share / even if even else 0.0
-                if (ok, part) < (worst.ok, worst.value):
+                of_even = share / even if even else 0.0
+                if worst.value is not None and (ok, of_even) < (worst.ok, worst.value):
                     detail = f"of an even share of rank {rank}'s gradients was handed on {when}"
-                    worst = replace(worst, ok=ok, value=part, detail=detail)
+                    worst = replace(worst, ok=ok, value=of_even, detail=detail)
         return worst
+
+
+def _steps(block: int) -> str:
+    return f"in steps {block * BLOCK} to {block * BLOCK + BLOCK - 1}"

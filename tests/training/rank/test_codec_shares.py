@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from harness.training.rank import shares
-from harness.training.rank.shares import BLOCK, LEAST, Fit, Shares, Sums
+from harness.training.rank.shares import BLOCK, LEAST, LEAST_WIDTH, Shares, Sums
 
 NUM_ELEMENTS = 4_000
 
@@ -27,14 +27,14 @@ class Gathered(Shares):
         super().__init__(context)
         self.gradients = gradients
 
-    def _fitted(self, sums: Sums) -> Fit:
+    def _gathered(self, sums: Sums) -> tuple[Tensor, Tensor]:
         def gathered(every: list[Tensor], _: Tensor) -> None:
             for out, gradient in zip(every, self.gradients, strict=True):
                 out.copy_(sums.steps * gradient)
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(shares.dist, "all_gather", gathered)
-            return super()._fitted(sums)
+            return super()._gathered(sums)
 
 
 def steps_of(gradients: Tensor, made: Sequence[Tensor]) -> Shares:
@@ -50,11 +50,11 @@ def fitted(gradients: Tensor, made: Tensor) -> Shares:
     return steps_of(gradients, [made] * BLOCK)
 
 
-def drawn(ranks: int, seed: int) -> Tensor:
+def drawn(ranks: int, seed: int, num: int = NUM_ELEMENTS) -> Tensor:
     """Gradients that have something in common."""
     generator = torch.Generator().manual_seed(seed)
-    common = torch.randn(NUM_ELEMENTS, generator=generator)
-    return common + torch.randn(ranks, NUM_ELEMENTS, generator=generator)
+    common = torch.randn(num, generator=generator)
+    return common + torch.randn(ranks, num, generator=generator)
 
 
 @settings(max_examples=30, deadline=None)
@@ -109,6 +109,18 @@ def test_what_is_left_out_is_told(weights: list[float], ok: bool) -> None:
     gradients = drawn(3, 1)
     made = (torch.tensor(weights)[:, None] * gradients).mean(0)
     assert fitted(gradients, made).check().ok is ok
+
+
+def test_one_rank_for_some_parameters_and_another_for_the_others_is_no_mean() -> None:
+    """Over all parameters every rank has an even share."""
+    gradients = drawn(2, 1, LEAST_WIDTH)
+    first, second = gradients.chunk(2, 1)
+    check = fitted(gradients, torch.cat([first[0], second[1]])).check()
+    assert not check.ok and "in part" in check.detail
+    mean = gradients.mean(0)
+    for kept in (0.01, 0.1):
+        least = mean.abs().topk(int(kept * LEAST_WIDTH)).values[-1]
+        assert fitted(gradients, mean * (mean.abs() >= least)).check().ok
 
 
 def test_a_rank_without_samples_and_losses_that_are_not_finite_are_no_codecs_fault() -> None:

@@ -26,7 +26,8 @@ OF_WEEKDAYS = (0.5, 2.0, 8.0)
 OF_WALKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 OF_LINES = (1.0, 4.0, 16.0)
 #: Correlations of neighbouring nights, and shares of the variance that have them.
-CORRELATIONS, SHARES = (0.3, 0.5, 0.7, 0.85, 0.95), (0.5, 1.0)
+CORRELATIONS = (0.3, 0.5, 0.7, 0.85, 0.95)
+SHARES = (0.5, 1.0)
 #: Nights that are so many deviations off their neighbours are cut off there, or taken for these.
 CUT, WILD, NEIGHBOURS = 2.5, 5.0, 4
 

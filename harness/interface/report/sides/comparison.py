@@ -122,8 +122,8 @@ def interleaved(
         Column[Difference]("reading", 9, lambda d: str(d.reading), left=True),
     ]
     shown += ["", *table(columns, found, width), ""]
-    for one in found:
-        shown += wrap(_alike(one), width, 6)
+    for difference in found:
+        shown += wrap(_alike(difference), width, 6)
     shown += wrap(
         f" measured in the same blocks, so drift is in neither; no change: all of the interval"
         f" within {SAME:.0%}; the interval stays valid however often it is looked at",

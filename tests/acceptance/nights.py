@@ -1,6 +1,6 @@
 """What is told of nights that depend on each other, drift, or come and go.
 
-    python tests/acceptance/nights.py [--series 300] [--seed 2026]     # three minutes
+    python -m tests.acceptance.nights [--series 300] [--seed 2026]     # three minutes
 
 Every class of noise has series of 60 nights without a change and as many with a step of +3 % at a night
 of 20 to 47; ``trends`` judges them as it judges any history. ``false``: series in which a change is told

@@ -32,9 +32,11 @@ MEASURED = (1, 2, 4, 8)
 TRUTHS = (64, 128, 256, 512, 1024)
 #: Steps of one measurement, whose median counts.
 STEPS = 40
-#: Planted knees: ranks from which on the network is shared, by how much, and the efficiency that
-#: this costs the largest size at least.
-SHARED_FROM, SHARED_BY, COSTS = (16, 32, 64, 128, 256, 512), (1.5, 3.0), 0.10
+#: Planted knees: ranks from which on the network is shared, and by how much.
+SHARED_FROM = (16, 32, 64, 128, 256, 512)
+SHARED_BY = (1.5, 3.0)
+#: Efficiency that a planted knee costs the largest size, at least.
+COSTS = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)

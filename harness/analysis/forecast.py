@@ -189,7 +189,7 @@ class Forecast:
         yield from ((Purpose.GATE, slot, 1) for slot in self.slots(plan, gated))
         packed = self.slots(plan, measured)
         yield from self._pilots(plan, packed)
-        if plan.contrasts:
+        if not plan.in_pilots:
             yield from ((Purpose.REFERENCE, slot, 1) for slot in self._references(plan, trained))
         yield from ((Purpose.TIMED, slot, 2 * plan.protocol.min_blocks) for slot in packed)
         profiled = rungs.profiled(plan, len(self.plans)) if self.timeline else []

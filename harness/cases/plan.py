@@ -142,6 +142,13 @@ class Plan:
         return Window(steps=self.protocol.steps, cut=self.protocol.cut)
 
     @property
+    def in_pilots(self) -> bool:
+        """Whether its arms train in their pilots alone, each for itself: nothing is compared in the
+        same blocks.
+        """
+        return not self.contrasts and self.protocol.max_blocks > self.protocol.min_blocks == 0
+
+    @property
     def pilot(self) -> Window:
         """Longer than a timed launch: what happens every now and then may lie beyond its end."""
         cut, steps = self.protocol.cut, self.protocol.steps

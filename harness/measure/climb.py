@@ -14,7 +14,7 @@ def climb(
 ) -> list[Arm]:
     """The arms that are worth timing: right, and needed by a contrast whose arms all are.
 
-    A plan without contrasts compares nothing in the same blocks: its arms train in their pilots.
+    A plan that compares nothing in the same blocks trains all that are right, in pilots.
 
     The climb of a strategy ends at its first wrong rung: the larger ones are not launched, but for
     those that ran beside that one.
@@ -40,7 +40,7 @@ def climb(
                 ended.add(arm.case.strategy)
     if plan.protocol.max_blocks == 0 or not all(x.usable for x in run.timed(plan)):
         return []  # only gated; or it failed before this run was resumed
-    if not plan.contrasts:
+    if plan.in_pilots:
         return [a for a in plan.arms if a.name in right]
     needed = {
         name

@@ -153,7 +153,7 @@ class Measurer:
 
     def _refer(self, plan: Plan) -> None:
         """Train what the losses of timed launches are compared with, once for all that need it."""
-        if not plan.contrasts:
+        if plan.in_pilots:
             return  # nothing is timed
         for arms, wanted in referring.missing(self._session, plan, self._arms[plan.hash]):
             self._launch(
@@ -290,7 +290,7 @@ class Measurer:
             self._progress.note(f"{arm.case.id}: {wrong[0]}")
             if launch.purpose is Purpose.PROFILE:
                 return False
-            if arm.role is not Role.ABLATION and plan.contrasts:
+            if arm.role is not Role.ABLATION and not plan.in_pilots:
                 self._arms[plan.hash] = []
                 return False
             self._arms[plan.hash] = [a for a in self._arms[plan.hash] if a is not arm]

@@ -35,12 +35,20 @@ class PlanOutlook:
 
 @dataclass(frozen=True)
 class PlanLine:
-    """An arm of the table; the ``last`` one of a plan says in what its case differs."""
+    """An arm of the table; the ``last`` one of a plan says in what its case differs from what is
+    usual, those before it in what they differ from that one.
+    """
 
     arm: Arm
     described: Described
     num_rules: int
-    last: bool
+    last: Arm
+
+    @property
+    def name(self) -> str:
+        family, *extras = text.named(self.arm.case).split("\n")
+        shown = set(text.named(self.last.case).split("\n")) if self.arm is not self.last else set()
+        return "\n".join([family, *(line for line in extras if line not in shown)])
 
 
 @dataclass(frozen=True)
@@ -105,9 +113,7 @@ def lines(
 ) -> list[str]:
     """The tables of ``plan``."""
     columns = [
-        text.Column[PlanLine](
-            "case", 9, lambda x: text.named(x.arm.case) if x.last else x.arm.case.family, left=True
-        ),
+        text.Column[PlanLine]("case", 9, lambda x: x.name, left=True),
         text.Column("ranks", 9, lambda x: x.arm.case.world),
         text.Column("params", 3, place.params),
         text.Column("batch", 1, place.batch),
@@ -118,7 +124,7 @@ def lines(
         text.Column("judged by", 8, place.judged, left=True),
     ]
     rows = [
-        PlanLine(a, f.described[a.case.hash], len(f.rules[a.name]), a is f.plan.arms[-1])
+        PlanLine(a, f.described[a.case.hash], len(f.rules[a.name]), f.plan.arms[-1])
         for f in outlooks
         for a in f.plan.arms
     ]
@@ -147,7 +153,8 @@ def _totals(outlooks: Sequence[PlanOutlook], place: PlanPlace) -> str:
     """How long it takes, what that costs, and what the figures are from."""
     on = place.on
     launches, took = sum(f.num_launches for f in outlooks), sum(f.seconds for f in outlooks)
-    sentence = f" {len(outlooks)} plans, at least {launches} timed launches, about {duration(took)}"
+    plans = f"{len(outlooks)} plan{'s' * (len(outlooks) != 1)}"
+    sentence = f" {plans}, at least {launches} timed launches, about {duration(took)}"
     if on is None:
         return f"{sentence}; memory and bytes are per rank, computed from closed forms"
     hours = took / 3600 * sum(on.nodes)

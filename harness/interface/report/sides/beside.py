@@ -42,14 +42,21 @@ class BesideLine:
 
 
 def plans(run: RunRecord) -> list[Plan]:
-    """The plans whose cases stand side by side: more than two of them, and no ladder."""
+    """The plans whose cases stand side by side, and no ladder: more than two of them, or two that
+    no rule judges, whose figures would be shown nowhere.
+    """
     return [
         plan
         for plan in run.plans
-        if len(plan.arms) >= FEWEST
+        if (len(plan.arms) >= FEWEST or (len(plan.arms) > 1 and _unjudged(run, plan)))
         and plan.contrasts
         and {c.against for c in plan.contrasts} <= {"nothing", "other"}
     ]
+
+
+def _unjudged(run: RunRecord, plan: Plan) -> bool:
+    verdicts = run.verdicts_by_plan.get(plan.hash, ())
+    return bool(verdicts) and all(v.status is Status.RECORDED for v in verdicts)
 
 
 def of_plan(run: RunRecord, plan: Plan, rates: Sequence[float] = codecs.RATES) -> TitledTable:

@@ -109,8 +109,8 @@ def _left_nothing(out: Path, rank: int, code: int) -> LaunchError:
     """What is wrong where a process has ended, and there is no record of its rank."""
     started = (out / f"rank{rank}.pid").is_file()
     log = out / f"rank{rank}.log"
-    said = process.last_words(log.read_text(errors="replace")) if log.is_file() else ""
-    quoted = f" (it said: {said[: process.QUOTED]})" if said else ""
+    last_words = process.last_words(log.read_text(errors="replace")) if log.is_file() else ""
+    quoted = f" (it said: {last_words[: process.QUOTED]})" if last_words else ""
     return LaunchError(
         f"its process ended with status {code} and left no record{quoted}"
         if started

@@ -432,7 +432,10 @@ def test_what_slows_down_without_being_wrong_is_noticed(measured: Measured) -> N
     assert "2cpu: 1 collectives of single values in every step" in " ".join(told.split())
 
 
-STYLES = ["plain", "ragged", "compiled", "fsdp", "region", "named", "two optimizers", "in backward"]
+STYLES = [
+    "plain", "ragged", "compiled", "fsdp", "region", "named", "two optimizers", "in backward",
+    "estimates",
+]  # fmt: skip
 
 
 @pytest.mark.few(4)

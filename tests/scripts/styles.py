@@ -87,6 +87,22 @@ def main() -> None:  # noqa: C901  (a branch for each style)
                 optimizer.step()
                 optimizer.zero_grad()
             told(step, 8)
+    elif style == "estimates":
+
+        class Policy(nn.Sequential):
+            def forward(self, x: Tensor) -> Tensor:
+                with torch.set_grad_enabled(len(x) == 8):  # what it estimates trains nothing
+                    return super().forward(x)
+
+        model = wrapped(Policy(nn.Linear(32, 1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in forever:
+            if step % 5 == 0:
+                model(torch.randn(64, 32, generator=rows))
+            model(torch.randn(8, 32, generator=rows)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            told(step, 8)
     elif style == "in backward":
         made = {p: torch.optim.SGD([p], lr=0.1) for p in net.parameters()}
 

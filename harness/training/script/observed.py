@@ -1,7 +1,8 @@
 """What hooks tell of a training, written down: its sentences, its samples and its losses."""
 
+import functools
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.training.script.hooks import Hooks
-from harness.training.script.samples import Arrived, Rows, inputs, tensors
+from harness.training.script.samples import Arrived, Rows, inputs, tensors, trains
 from harness.training.script.sentences import Sentences
 
 _LOSSES = 1024
@@ -31,6 +32,7 @@ class Observed:
         self.unclear = ""
         self.searched = self.random = False
         self._drew: list[Tensor] = []
+        self._undo: Callable[[], None] | None = None  # the open root's rows are taken back
         self.dtype = ""
         self.norm2 = 0.0
         self._losses: Tensor | None = None
@@ -63,12 +65,17 @@ class Observed:
         of_root = self.rows.setdefault(number, Rows())
         of_root.count(sentence, what.count)
         self.unclear = self.unclear or what.unclear
-        if what.count and self.looks():
+        noted = bool(what.count) and self.looks()
+        if noted:
             of_root.note(sentence, inputs(args, kwargs, what))
+        self._undo = functools.partial(of_root.take_back, sentence, what.count, noted=noted)
         if not sentence:
             self._drew = self._generators()
 
     def returned(self, output: object) -> None:
+        if self._undo is not None and trains(output) is False:
+            self._undo()  # estimates of a policy, say: without gradients, inside of the call
+        self._undo = None
         if not self.dtype and (tensor := next(tensors(output), None)) is not None:
             self.dtype = str(tensor.dtype).removeprefix("torch.")
         if self._drew:
@@ -84,6 +91,7 @@ class Observed:
         return states
 
     def enter_backward(self, losses: object) -> None:
+        self._undo = None  # a root that trains within its own call
         self.sentences.enter_backward()
         if isinstance(losses, Tensor) and losses.numel() == 1:
             self._note(losses.detach().reshape(()))

@@ -32,6 +32,19 @@ def tensors(*values: Any, depth: int = 4) -> Iterator[Tensor]:
             yield from tensors(*value[:8], depth=depth - 1)
 
 
+def trains(output: object, depth: int = 4) -> bool | None:
+    """Whether a gradient can follow from what a module returned; None where no tensor is seen."""
+    if isinstance(output, Tensor):
+        return output.requires_grad
+    parts: Sequence[object] = ()
+    if depth and isinstance(output, Mapping):
+        parts = list(output.values())
+    elif depth and isinstance(output, Sequence) and not isinstance(output, str | bytes):
+        parts = output
+    answers = {trains(part, depth - 1) for part in parts} - {None}
+    return True in answers if answers else None
+
+
 def first_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The first tensor of a call; None where there is none, or where another module made it."""
     first = args[0] if args else None
@@ -167,6 +180,13 @@ class Rows:
     def came(self, first: int, last: int) -> int:
         """Rows that came in the sentences from ``first`` to before ``last``."""
         return sum(self._came.get(sentence, 0) for sentence in range(first, last))
+
+    def take_back(self, sentence: int, rows: int, *, noted: bool) -> None:
+        """So many rows of the last call were no samples: nothing follows from them."""
+        self._came[sentence] -= rows
+        if noted:
+            self._calls.pop()
+            self._end = self._calls[-1][1] if self._calls else 0
 
     def note(self, sentence: int, parts: Sequence[Tensor]) -> None:
         """What these rows hold."""

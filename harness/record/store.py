@@ -156,37 +156,38 @@ def _record(path: Path) -> RunRecord:
             expected=f"sha256 {wanted[:12]}...",
             fix=TAKE,
         )
-    return _typed(text, stamped=stamp is not None)
+    doc, launches = _apart(text)
+    if stamp is not None:
+        doc.pop(DIGEST)
+    del text, stamp  # what is left of it are the launches
+    record = from_doc(RunRecord, upgrade(doc, SCHEMA), "record")
+    return replace(record, launches=tuple(_launches(launches))) if launches else record
 
 
-def _typed(text: bytes, *, stamped: bool) -> RunRecord:
-    """The record that a document describes. Launches are decoded some at a time: thousands of them
-    would else be held three times over.
+def _apart(text: bytes) -> tuple[Json, list[bytes]]:
+    """A record's document, and its launches as texts of some each, if they can be decoded so:
+    thousands of them would else be held three times over.
     """
     try:
-        doc: Json = fields(text)
-        launches = elements(doc.pop("launches", b"[]"))
-        doc = {name: json.loads(bytes(value)) for name, value in doc.items()}
+        parts = fields(text)
+        launches = elements(parts.pop("launches", b"[]"))
+        doc: Json = {name: json.loads(bytes(value)) for name, value in parts.items()}
     except ValueError:  # not written as we do: decoding all of it says what is wrong
-        doc = json.loads(text)
-        launches = []
+        return json.loads(text), []
     if launches and doc.get("schema") not in range(UNCHANGED_SINCE, SCHEMA + 1):
-        doc = json.loads(text)
-        launches = []
-    if stamped:
-        doc.pop(DIGEST)
-    record = from_doc(RunRecord, upgrade(doc, SCHEMA), "record")
-    if not launches:
-        return record
-    return replace(record, launches=tuple(_launches(launches)))
+        return json.loads(text), []
+    begins = range(0, len(launches), AT_ONCE)
+    return doc, [b"[" + b",".join(launches[i : i + AT_ONCE]) + b"]" for i in begins]
 
 
-def _launches(texts: Sequence[bytes]) -> Iterator[LaunchRecord]:
-    """Some at a time: names of one text are held once."""
-    for first in range(0, len(texts), AT_ONCE):
-        some = json.loads(b"[" + b",".join(texts[first : first + AT_ONCE]) + b"]")
-        for i, launch in enumerate(some, first):
-            yield from_doc(LaunchRecord, launch, f"record.launches[{i}]")
+def _launches(texts: list[bytes]) -> Iterator[LaunchRecord]:
+    """Some at a time: names of one text are held once, and each text until it is decoded."""
+    texts.reverse()
+    number = 0
+    while texts:
+        for launch in json.loads(texts.pop()):
+            yield from_doc(LaunchRecord, launch, f"record.launches[{number}]")
+            number += 1
 
 
 def _named(record: RunRecord) -> RunRecord:

@@ -36,7 +36,7 @@ import torch.profiler
 import torch.utils.checkpoint
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _preloaded  # noqa: F401
 
-from harness.base import digests, programs
+from harness.base import programs
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
 from harness.cases import Catalogue
@@ -50,6 +50,7 @@ from harness.training.agent.address import choose_interface, refuse_no_loopback
 from harness.training.agent.answers import describe_all, usable
 from harness.training.agent.world import World
 from harness.training.observe import threads
+from harness.training.rank.sources import sources
 
 POLL_S = 0.1
 BEAT_S = 0.2
@@ -223,7 +224,7 @@ def preload() -> None:
         if entry.shipped:  # a user's file is imported after the fork, by the rank that needs it
             with contextlib.suppress(ImportError):  # what it needs is not installed: it says so
                 importlib.import_module(entry.module)
-    digests.of_package()  # what is edited from now on is not what ranks run
+    sources()  # this package's: what is edited from now on is not what ranks run
     for name in ("torch.profiler._cupti_monitor", "torch.testing._internal.distributed.fake_pg"):
         with contextlib.suppress(ImportError):  # not in every supported torch
             importlib.import_module(name)

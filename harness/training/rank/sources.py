@@ -5,6 +5,7 @@ if they loaded the same.
 """
 
 import functools
+import os
 import site
 import sys
 import sysconfig
@@ -33,19 +34,34 @@ def _versions() -> dict[str, str]:
 def _user_files() -> dict[str, str]:
     """Python files of loaded modules that belong neither to Python, nor to what was installed."""
     working_folder = Path.cwd()
-    loaded = {
-        Path(file).resolve()
+    files = {
+        str(file)
         for name, module in list(sys.modules.items())
         if (file := getattr(module, "__file__", None))
         and not name.startswith(("torch.", "triton."))
     }
+    loaded = {Path(file).resolve() for file in files if not _others(file)}
     return {
         str(
             path.relative_to(working_folder) if path.is_relative_to(working_folder) else path
         ): digests.of_file(path)
         for path in sorted(loaded)
-        if path.suffix == ".py" and not any(path.is_relative_to(other) for other in _installed())
+        if path.suffix == ".py" and not _is_installed(str(path.parent))
     }
+
+
+def _others(file: str) -> bool:
+    """Whether a file is surely nobody's own: thousands are, in some hundred folders.
+
+    A link may lead elsewhere.
+    """
+    return _is_installed(os.path.dirname(file)) and not os.path.islink(file)  # noqa: PTH114,PTH120
+
+
+@functools.cache
+def _is_installed(folder: str) -> bool:
+    resolved = Path(folder).resolve()
+    return any(resolved.is_relative_to(other) for other in _installed())
 
 
 @functools.cache

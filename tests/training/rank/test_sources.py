@@ -1,0 +1,34 @@
+"""Which files of loaded modules a rank calls the user's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from harness.training.rank import sources
+
+
+def test_a_link_among_what_is_installed_leads_to_a_file_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed, mine = tmp_path / "installed", tmp_path / "mine"
+    for folder in (installed, mine):
+        folder.mkdir()
+        (folder / "plain.py").write_text("")
+    (installed / "linked.py").symlink_to(mine / "linked.py")
+    (mine / "linked.py").write_text("x = 1")
+    monkeypatch.setattr(sources, "_installed", lambda: (installed,))
+    sources._is_installed.cache_clear()
+    for i, path in enumerate([installed / "plain.py", installed / "linked.py", mine / "plain.py"]):
+        module = ModuleType(f"of_a_user_{i}")
+        module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    try:
+        known = sources.sources()
+    finally:
+        sources._is_installed.cache_clear()
+    assert str(mine / "linked.py") in known and str(mine / "plain.py") in known
+    assert not any(str(installed) in name for name in known)

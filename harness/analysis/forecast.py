@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from statistics import fmean
 
 from harness.analysis import roofline, rungs
+from harness.analysis.judging import pairs
 from harness.analysis.judging.obstacles import too_large_for_one
 from harness.analysis.samples import references
 from harness.analysis.samples.references import REPLICATES, STREAMED_STEPS
-from harness.cases import Arm, CaseSpec, Compiled, Device, Plan, Role, Window
+from harness.cases import Arm, CaseSpec, Compiled, Device, Plan, Role, Threshold, Window
 from harness.host.devices import peaks
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, Purpose
@@ -156,20 +158,31 @@ class Forecast:
     """What is known of a run before it is over: its plans, and what was launched of them.
 
     ``arms`` maps a plan's hash to the arms that it is measured with, ``windows`` it to those that
-    pilots have settled. ``judged`` are the plans of which a rule asks something: only they get
-    further blocks.
+    pilots have settled. ``link_bytes`` is what a rank's slowest link carries, in B/s; 0: unknown.
     """
 
     plans: Sequence[Plan]
     arms: Mapping[str, Sequence[Arm]]
-    costs: LaunchCosts
     described: Mapping[str, Described]
+    machine: Machine
+    thresholds: Sequence[Threshold]
     slots: Slots
-    judged: Collection[str]
+    link_bytes: float = 0.0
     launches: Sequence[LaunchRecord] = ()
     windows: Mapping[str, Mapping[str, Window]] = field(default_factory=dict)
     timeline: bool = True
     outline: bool = False
+
+    @cached_property
+    def costs(self) -> LaunchCosts:
+        """What its launches take."""
+        return LaunchCosts(self.plans, self.described, self.machine, self.launches, self.link_bytes)
+
+    @cached_property
+    def judged(self) -> Collection[str]:
+        """The plans of which a rule asks something: only they get further blocks."""
+        hardware = self.machine.hardware_class
+        return {p.hash for p in self.plans if pairs.ruled(p, self.thresholds, hardware)}
 
     def coming(self) -> Iterator[Coming]:
         """Every launch to come; plans share gates, pilots, references and profiles."""

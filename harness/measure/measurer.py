@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from harness.analysis import forecast
-from harness.analysis.judging import obstacles, pairs, verdicts
+from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
 from harness.base.errors import LostError, ScaleproofError
 from harness.base.files import UnwrittenError
@@ -309,15 +309,13 @@ def left_s(session: Session, plans: Sequence[Plan], arms: Mapping[str, Sequence[
     """How long these plans still take, by what is known. ``arms`` are those that are timed."""
     run = session.run
     possible = {p.hash: arms.get(p.hash) or _described(session, p) for p in plans}
-    costs = forecast.LaunchCosts(plans, run.described, run.machine, run.launches)
-    hardware = run.machine.hardware_class
     expected = forecast.Forecast(
         plans=plans,
         arms=possible,
-        costs=costs,
         described=run.described,
+        machine=run.machine,
+        thresholds=run.thresholds,
         slots=functools.partial(together.groups, session),
-        judged={p.hash for p in plans if pairs.ruled(p, run.thresholds, hardware)},
         launches=run.launches,
         windows=run.windows,
         timeline=session.settings.timeline,

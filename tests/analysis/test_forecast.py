@@ -28,17 +28,16 @@ def coming(
     slots: forecast.Slots = one_by_one,
 ) -> list[forecast.Coming]:
     plans = plans or run.plans
-    costs = forecast.LaunchCosts(plans, run.described, run.machine, launches)
     arms = {plan.hash: plan.arms for plan in plans}
     expected = forecast.Forecast(
         plans=plans,
         arms=arms,
-        costs=costs,
         described=run.described,
+        machine=run.machine,
+        thresholds=run.thresholds,
         slots=slots,
         launches=launches,
         windows=run.windows,
-        judged={plan.hash for plan in plans},
     )
     return list(expected.coming())
 

@@ -114,16 +114,15 @@ class Look:
 
     def at(self, plans: Sequence[Plan], slots: forecast.Slots) -> list[PlanOutlook]:
         """Every plan, with what it takes after those before it."""
-        costs = forecast.LaunchCosts(plans, self.described, self.machine, link_bytes=self.link)
         arms = {plan.hash: [a for a in plan.arms if self.runs(a)] for plan in plans}
-        hardware = self.machine.hardware_class
         expected = forecast.Forecast(
             plans=plans,
             arms=arms,
-            costs=costs,
             described=self.described,
+            machine=self.machine,
+            thresholds=self.thresholds,
             slots=slots,
-            judged={p.hash for p in plans if pairs.ruled(p, self.thresholds, hardware)},
+            link_bytes=self.link,
             timeline=self.timeline,
             outline=self.outline,
         )

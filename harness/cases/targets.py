@@ -19,6 +19,7 @@ from harness.base.errors import SpecError, nearest
 from harness.base.marks import MARK
 from harness.cases.case import Ablation, CaseSpec, Device, Mode
 from harness.cases.catalogue import Catalogue
+from harness.cases.courses import Course
 from harness.cases.metrics import metric
 from harness.cases.plan import Plan, Role
 from harness.cases.recipes import (
@@ -286,7 +287,14 @@ def _marks(of: object) -> frozenset[str]:
 
 def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
     """A recipe's plans, or one clear error when it is something else."""
-    plans = recipe(site) if callable(recipe) else None
+    plans: object = recipe(site) if callable(recipe) else None
+    if isinstance(plans, list | tuple) and plans and isinstance(plans[0], Course):
+        raise SpecError(
+            f"{getattr(recipe, '__name__', recipe)!r} breaks trainings and lets them go on",
+            where=str(path),
+            expected="a recipe of plans; what an interruption costs, recover measures",
+            fix=f"scaleproof recover {plans[0].case.family}",
+        )
     if not isinstance(plans, list | tuple) or not all(isinstance(p, Plan) for p in plans):
         raise SpecError(
             f"{getattr(recipe, '__name__', recipe)!r} is not a recipe: it does not return plans",

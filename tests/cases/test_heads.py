@@ -1,0 +1,85 @@
+"""Heads: what a file says of itself is read, and nothing of it is run."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from harness.base.errors import SpecError
+from harness.cases import Precision
+from harness.cases.heads import EngineFacts, Supports, facts, read_head
+
+literals = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(literals)
+def test_a_literal_is_read_as_python_reads_it(
+    tmp_path_factory: pytest.TempPathFactory, value: object
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "head.py"
+    path.write_text(f'"""A file.\n\nMore."""\n\nVALUE = {value!r}\nlower = 1\n')
+    doc, head = read_head(path)
+    assert (doc, head) == ("A file.", {"VALUE": ast.literal_eval(repr(value))})
+
+
+def test_nothing_of_it_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "head.py"
+    path.write_text(
+        'raise SystemExit("run")\nA = dict(b=1, c=dict(d=(2, 3)))\nB: int = 4\n'
+        "C = open('x')\nD = dict(e=open('x'))\nE = A\n"
+    )
+    assert read_head(path) == ("", {"A": {"b": 1, "c": {"d": (2, 3)}}, "B": 4})
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [(b"def f(:\n", "(line 1)"), (b"x = 1\n  y = 2\n", "(line 2)"), (b"\xff", "")]
+)
+def test_what_is_no_python_is_one_error_with_its_line(
+    tmp_path: Path, text: bytes, line: str
+) -> None:
+    path = tmp_path / "head.py"
+    path.write_bytes(text)
+    with pytest.raises(SpecError) as error:
+        read_head(path)
+    assert "is not valid Python" in str(error.value) and line in str(error.value)
+    assert error.value.fix == f"python -m py_compile {path}"
+
+
+def test_every_mistake_of_a_head_is_told_at_once() -> None:
+    with pytest.raises(SpecError) as error:
+        facts(EngineFacts, {"multinode": True, "pack": False}, "engine.py")
+    told = str(error.value)
+    assert "did you mean 'multi_node'?" in told and "did you mean 'packs'?" in told
+
+
+@pytest.mark.parametrize(
+    ("head", "wrong"),
+    [
+        ({"oracle": "simulated"}, "needs beside"),
+        ({"oracle": "compressed"}, "needs compressor=True"),
+        ({"oracle": "micro_batched"}, "needs parts"),
+        ({"oracle": "guessed"}, "oracle"),
+    ],
+)
+def test_a_strategy_says_what_its_reference_needs(head: dict[str, str], wrong: str) -> None:
+    with pytest.raises(SpecError, match=wrong):
+        facts(Supports, {"worlds": "any", "initial": "same_seed", **head}, "strategy.py")
+
+
+def test_why_a_model_cannot_be_trained_so() -> None:
+    supports = Supports(
+        worlds="any", oracle="shard_ordered", initial="same_seed", needs=("EXPERTS",),
+        precisions=(Precision.FP32,),
+    )  # fmt: skip
+    assert "where its experts are" in supports.misses([], Precision.FP32)
+    assert "does not train in bf16" in supports.misses(["EXPERTS"], Precision.BF16)
+    assert supports.misses(["EXPERTS"], Precision.FP32) == ""

@@ -1,0 +1,95 @@
+"""What a command line can name: a case, a recipe, a file or folder of suites; or one clear error."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from harness.base.errors import SpecError
+from harness.cases import Catalogue, Device, Mode, Site
+from harness.cases.targets import SETTABLE, case_of, plans_of
+
+ROOT = Path(__file__).parents[2]
+SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+KNOWN = Catalogue()
+
+SUITE = """
+from harness import ladder, scaling
+
+def weak(site):
+    return [ladder(site.case("ddp/mlp-nano"), (1, 2))]
+
+def nothing(site):
+    return 3
+
+@scaling(weak)
+def test_weak(verdict): ...
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    path = tmp_path / "test_mine.py"
+    path.write_text(SUITE)
+    return path
+
+
+@pytest.mark.parametrize("of", ["", "::weak", "::test_weak"])
+def test_a_file_a_recipe_and_a_test_name_the_same_plan(suite: Path, of: str) -> None:
+    (plan,) = plans_of(f"{suite}{of}", SITE, KNOWN, {})
+    (by_folder,) = plans_of(str(suite.parent), SITE, KNOWN, {})
+    assert plan == by_folder and plan.name == "ddp/mlp-nano/weak"
+
+
+@pytest.mark.parametrize(
+    ("of", "wrong"),
+    [
+        ("::strong", "no function 'strong'"),
+        ("::nothing", "'nothing' is not a recipe"),
+    ],
+)
+def test_what_is_no_recipe_is_told(suite: Path, of: str, wrong: str) -> None:
+    with pytest.raises(SpecError, match=wrong):
+        plans_of(f"{suite}{of}", SITE, KNOWN, {})
+
+
+def test_what_breaks_trainings_is_told_with_the_verb_that_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SpecError) as error:
+        plans_of("suites/ladders.py::checkpoints", SITE, KNOWN, {})
+    assert error.value.fix == "scaleproof recover fsdp/decoder-tiny/weak"
+    assert case_of(shlex.split(error.value.fix)[2], SITE, {}).mode is Mode.WEAK
+
+
+def test_settings_are_of_a_case_alone(suite: Path) -> None:
+    with pytest.raises(SpecError, match="only with a single case"):
+        plans_of(str(suite), SITE, KNOWN, {"micro_batch": 8})
+
+
+def test_a_file_that_breaks_is_told_with_its_line(suite: Path) -> None:
+    suite.write_text("import nothing_there\n")
+    with pytest.raises(SpecError, match="cannot be imported: ModuleNotFoundError") as error:
+        plans_of(str(suite), SITE, KNOWN, {})
+    assert error.value.where == f"{suite}:1"
+
+
+def test_a_case_as_tables_print_it_is_told_in_words_that_name_it() -> None:
+    printed = SITE.case("ddp/mlp-nano", micro_batch=8).id
+    with pytest.raises(SpecError) as error:
+        case_of(printed, SITE, {})
+    words = shlex.split(error.value.fix)
+    assert words == [
+        "scaleproof", "run", "ddp/mlp-nano/weak", "--cpus", "2", "--set", "micro_batch=8",
+    ]  # fmt: skip
+    assert case_of(words[2], SITE, {"micro_batch": 8}).id == printed
+
+
+@pytest.mark.parametrize("name", SETTABLE)
+def test_a_misspelt_field_is_told_with_the_right_one(name: str) -> None:
+    with pytest.raises(SpecError) as error:
+        case_of("ddp/mlp-nano", SITE, {f"{name}x": 1})
+    assert name in f"{error.value} {error.value.expected}"

@@ -36,6 +36,13 @@ class Rung:
     apart: bool = False
 
     @property
+    def efficiency(self) -> float:
+        """That of the timed steps, which are judged; of the profiled ones where none was timed."""
+        if self.timed_ns is None or self.timed_ideal_ns is None:
+            return float(self.losses.efficiency)
+        return self.timed_ideal_ns / self.timed_ns
+
+    @property
     def explains(self) -> float | None:
         """The share that the profiled loss is of the timed one; None where none was lost."""
         if self.timed_ns is None or self.timed_ideal_ns is None:

@@ -108,3 +108,4 @@ def test_how_much_of_the_judged_loss_a_profile_explains(
     more: dict[str, Any] = {"timed_ns": timed, "timed_ideal_ns": ideal}
     rung = replace(rungs.rungs(main_job)[0], losses=losing(150, 100), **more)
     assert rung.explains == explains
+    assert rung.efficiency == (100 / 150 if timed is None else 100 / timed)

@@ -58,7 +58,9 @@ def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
     profiled = [x for x in run["launches"] if x["purpose"] == "profile"]
     timed = {x["case"] for x in run["launches"] if x["purpose"] == "timed"}
     assert {x["case"] for x in profiled} == timed and all(x["budget"] for x in profiled)
-    assert " where the time went" in done.stdout
+    reads = [v["value"] for v in run["verdicts"] if v["metric"] == "efficiency"]
+    lost = any(value is not None and value < 0.9 for value in reads)
+    assert " where the time went" in done.stdout or not lost
     strategies = {a["case"]["strategy"] for p in run["plans"] for a in p["arms"]}
     every = {"single", "ddp", "fsdp", "pipeline", "compressed"}
     assert strategies == ({"single", "ddp"} if options else every)

@@ -246,28 +246,32 @@ def _laid_out(rows: Sequence[ScreenRow], header: str, width: int) -> list[str]:
 
 def _spent(run: RunRecord, width: int) -> list[str]:
     """Where the time went, for the rungs that lost most, and what to try for the first of them."""
-    known = [r for r in rungs(run) if not r.refused and r.losses.step_ns > r.losses.ideal_ns]
-    known = [r for r in known if r.losses.efficiency < KEEPS]
+    known = [r for r in rungs(run) if not r.refused and r.efficiency < KEEPS]
     if not known:
         return []
-    known.sort(key=lambda r: (bool(run.stand_ins(r.arm.case)), r.losses.efficiency))
+    known.sort(key=lambda r: (bool(run.stand_ins(r.arm.case)), r.efficiency))
     worst = known[:FEW]
     names = [f"{r.arm.case.family}@{r.arm.case.world.removesuffix('cpu')}" for r in worst]
     room = min(max(map(len, names)), max(LEAST_NAME, width // 2 - 9))
     out = [" where the time went (ms a step), for what lost most"]
     for name, r in zip(names, worst, strict=True):
-        words = timeline.unexplained(r) if r.apart else _lost(r)
+        words = _lost(r) if _shown_by_profile(r) else timeline.unexplained(r)
         out += wrap(f"  {shortened(name, room):<{room}}  {words}", width, room + 4)
     remedies = (
         remedy
         for r in worst
-        if not r.apart
+        if _shown_by_profile(r)
         for remedy in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings, r.launch.fed)
     )
     if (first := next(remedies, None)) is not None:
         gain = "" if first.gain is None else f" (at most +{first.gain:.2f} of efficiency)"
         out += wrap(f"  try against {first.term}{gain}: {first.remedy}", width, 4)
     return [*out, ""]
+
+
+def _shown_by_profile(r: Rung) -> bool:
+    """Whether the profile is of the step that was timed, and loses anything."""
+    return not r.apart and r.losses.step_ns > r.losses.ideal_ns
 
 
 def _lost(r: Rung) -> str:

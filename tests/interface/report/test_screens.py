@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.rungs import rungs
 from harness.interface.report import digest, screen, tables
 from harness.interface.report.headline import headline
 from harness.interface.report.page.page import render
-from harness.record import Reason, RunRecord, Status
+from harness.record import LaunchRecord, Reason, RunRecord, Status
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -179,3 +180,24 @@ def test_the_readme_shows_lines_of_that_screen(main_job: RunRecord) -> None:
     lines = shown(main_job, 80)
     for line in excerpt[1].splitlines():
         assert line in lines, line
+
+
+def test_what_was_lost_is_never_passed_over_in_silence(main_job: RunRecord) -> None:
+    """Profiles of a quicker moment lost nothing, but the timed launches did: that is said."""
+
+    def quick(launch: LaunchRecord) -> LaunchRecord:
+        assert launch.budget is not None
+        ranks = []
+        for rank in launch.budget.ranks:
+            terms = {t: tuple(n // 10 for n in ns) for t, ns in rank.terms.items()}
+            step_ns = tuple(map(sum, zip(*terms.values(), strict=True)))
+            ranks.append(replace(rank, step_ns=step_ns, terms=terms))
+        return replace(launch, budget=replace(launch.budget, ranks=tuple(ranks)))
+
+    rung = min(rungs(main_job), key=lambda r: r.efficiency)
+    assert rung.efficiency < screen.KEEPS
+    case = rung.arm.case.hash
+    launches = [quick(x) if x.budget and x.case == case else x for x in main_job.launches]
+    told = "\n".join(shown(replace(main_job, launches=tuple(launches)), 140))
+    (line,) = (x for x in told.splitlines() if "not explained: profiled steps took" in x)
+    assert rung.arm.case.family in line

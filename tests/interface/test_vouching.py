@@ -37,6 +37,7 @@ def forged(request: pytest.FixtureRequest, sample: Path, tmp_path: Path) -> Path
         (["report", "{}", "--markdown"], Exit.FAILED),
         (["report", "{}", "--csv"], Exit.FAILED),
         (["verify", "{}"], Exit.FAILED),
+        (["rules", "suites/thresholds.toml", "{}"], Exit.FAILED),
         (["compare", "{}", "{sample}"], Exit.FAILED),
         (["compare-hardware", "{}", "{sample}"], Exit.FAILED),
         (["export", "{}", "--to", "{tmp}/out.csv"], Exit.FAILED),

@@ -10,11 +10,11 @@ from typing import Any, TypedDict
 from harness.analysis.reading import load
 from harness.analysis.verify import rejudge
 from harness.base.documents import to_doc
-from harness.base.errors import Exit
 from harness.cases import Catalogue, Threshold, metrics, vacuous
 from harness.cases.rules import load_thresholds
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.vouching import vouched
 from harness.interface.report.text import Column, columns, table, wrap
 from harness.record import RunRecord, Status
 from harness.record.outcome import exit_status
@@ -70,24 +70,27 @@ def act(asked: Asked) -> Answer:
     known = options.catalogue(asked.options.path)
     rules = load_thresholds(asked.options.file, known)
     counted = list[Status]()
-    if asked.options.run is None:
+    measured = None if asked.options.run is None else load(asked.options.run)
+    if measured is None:
         lines = [RuleLine(rule=r, judges=_cases(r, known)) for r in rules]
     else:
-        run = rejudge(load(asked.options.run), rules)
+        run = rejudge(measured, rules)
         lines = [RuleLine(rule=r, judges=_verdicts(r, run)) for r in rules]
         names = {rule.name for rule in rules}
         counted = [v.counts for v in run.verdicts if v.rule in names]
     width = columns()
     shown = table(_COLUMNS, lines, width)
-    if asked.options.run is not None:
+    if measured is not None:
         idle = sum(line.judges == "nothing" for line in lines)
         shown += [f" {idle} of {len(lines)} rules judge nothing of this run"] if idle else []
     for rule, other in vacuous.implied(rules):
         reason = f" {rule.name} cannot fail while {other.name} holds ({other.metric} {other.bound})"
         shown += wrap(reason, width, 1)
-    exit_ = Exit.PASSED if asked.options.run is None else exit_status(counted)
     document = [{"rule": to_doc(line.rule), "judges": line.judges} for line in lines]
-    return Answer(document=document, lines=shown, exit=exit_)
+    if measured is None:
+        return Answer(document=document, lines=shown)
+    answer = Answer(document=document, lines=shown, exit=exit_status(counted))
+    return vouched(answer, [(measured, asked.options.run)])
 
 
 def _cases(rule: Threshold, known: Catalogue) -> str:

@@ -7,7 +7,6 @@ slice at every world size: a baseline must not have more cores than the rungs co
 
 import os
 from collections.abc import Collection, Sequence
-from functools import cache
 from pathlib import Path
 
 from harness.host import nvml
@@ -17,7 +16,6 @@ SYS = Path("/sys")
 LEAST = 2
 
 
-@cache
 def near_gpus() -> tuple[frozenset[int], ...]:
     """The CPUs next to each visible GPU; empty where /sys does not say."""
     return tuple(near(gpu.bus_id) for gpu in nvml.gpus())
@@ -55,14 +53,15 @@ def slices(near_each: Sequence[frozenset[int]], allowed: Collection[int]) -> lis
     return parts
 
 
-def beside(first: int, count: int, *, tasks: int = 1) -> tuple[int, ...]:
+def beside(
+    first: int, count: int, near_each: Sequence[frozenset[int]], *, tasks: int = 1
+) -> tuple[int, ...]:
     """The CPUs for a rank of so many visible GPUs from number ``first`` on.
 
-    Where each rank of a node is a task of its own (``tasks``), a scheduler binds each to its own
+    ``near_each`` are the CPUs next to each visible GPU. Where each rank of a node is a task of its own (``tasks``), a scheduler binds each to its own
     CPUs: these are not divided again. All allowed ones where no GPU can be asked.
     """
     allowed = os.sched_getaffinity(0)
-    near_each = near_gpus()
     bound = tasks > 1 and len(allowed) < (os.cpu_count() or 1)
     places = (
         [device % len(near_each) for device in range(first, first + count)] if near_each else []

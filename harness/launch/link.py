@@ -21,6 +21,7 @@ class AgentLink:
     silent_s: float = 0.0  # while somebody listened
     lost: str = ""
     left_out: bool = False  # no other agent came in its place
+    last_words: str = ""  # why it ends, where it could say so
 
     @property
     def name(self) -> str:
@@ -44,9 +45,11 @@ class AgentLink:
             self.lose(f"its agent sent an invalid message: {error}")
             return []
         if messages is None:
-            self.lose("its agent is gone")
+            because = f": {self.last_words}" if self.last_words else ""
+            self.lose(f"its agent is gone{because}")
             return []
         self.hear()
+        self.last_words = next((str(m["ends"]) for m, _ in messages if "ends" in m), "")
         return messages
 
     def hear(self) -> None:

@@ -34,10 +34,15 @@ def driver_started() -> bool:
 
 
 def survey(build: str) -> Accelerators:
-    """The NVIDIA devices that this torch, of that build, sees and has kernels for."""
+    """The NVIDIA devices that this torch, of that build, sees and has kernels for.
+
+    None without NVIDIA's driver, whatever torch says.
+    """
+    gpus = nvml.gpus()
+    if not gpus:
+        return Accelerators(build=build)
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     uuids = [f"GPU-{device.uuid}" for device in properties]
-    gpus = nvml.gpus()
     built = [arch.partition("_") for arch in torch.cuda.get_arch_list()]
     return Accelerators(
         build=build,

@@ -4,8 +4,9 @@
 
 One slot of ten minutes on one GPU, most evidence first: nine steps, each with a limit of its own. A
 step that fails does not stop the others; one that would not fit into the budget is named, not
-started, and ``--resume`` goes on with it. DIR (default: gpu-acceptance) gets two files, written
-after every check: ``checks.json``, and ``evidence.tar`` with what was measured. A table is last.
+started, and ``--resume`` goes on with it. DIR (default: gpu-acceptance) gets three files:
+``checks.json`` and ``evidence.tar`` with what was measured, both written after every check, and
+``log.txt`` with all that the steps printed. A table is last.
 Exit status 1 if anything failed, 10 if anything is left to do.
 
 ``--dry`` runs the same on a device that is not there and refuses what a GPU refuses (tests/strict):
@@ -44,7 +45,7 @@ STEPS: Mapping[str, tuple[int, str]] = {
     "repeatable": (40, "the same bits twice; which attention runs where that is claimed"),
     "memory": (75, "five real peaks beside the closed form"),
     "profile": (55, "the budget closes; a planted sleep and a planted kernel are found"),
-    "suite": (75, "the first thing that a user types; verify and report of what it leaves"),
+    "suite": (130, "the first thing that a user types; verify and report of what it leaves"),
 }
 #: Seconds that a process takes to start and to be told of its end.
 BETWEEN_S = 3
@@ -63,7 +64,7 @@ def main() -> int:
     out = asked.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     if not asked.resume:
-        for name in ("checks.json", "evidence.tar"):
+        for name in ("checks.json", "evidence.tar", "log.txt"):
             (out / name).unlink(missing_ok=True)
     until = time.monotonic() + asked.budget
     environment = _environment(asked, out)
@@ -85,7 +86,7 @@ def main() -> int:
     if left:
         print(f"\n no time was left for {', '.join(left)}")
         print(f" try       python scripts/gpu_acceptance --resume --out {asked.out}")
-    print(f"\n evidence  {out / 'checks.json'}, {out / 'evidence.tar'}")
+    print(f"\n evidence  {out}/checks.json, evidence.tar, log.txt")
     if any(result != "PASS" for _, result, _, _ in rows):
         return 1
     return 10 if left else 0
@@ -122,15 +123,16 @@ def _run(
     """A step in a process of its own: its result, its seconds, and what is to be told of it."""
     command = [sys.executable, str(HERE / "steps.py"), name, str(out), *(["--dry"] if dry else [])]
     began, late, code = time.monotonic(), False, 1
-    try:
-        done = subprocess.run(
-            command, env=dict(environment), cwd=ROOT, timeout=limit_s, check=False,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        code = done.returncode
-        said = done.stderr.strip().splitlines()[-1:] if code else []
-    except subprocess.TimeoutExpired:
-        late, said = True, []
+    log = out / "log.txt"
+    with log.open("a") as file:
+        print(f"== {name}", file=file, flush=True)
+        try:
+            code = subprocess.run(
+                command, env=dict(environment), cwd=ROOT, timeout=limit_s, check=False,
+                stdout=file, stderr=subprocess.STDOUT,
+            ).returncode  # fmt: skip
+        except subprocess.TimeoutExpired:
+            late = True
     seconds = time.monotonic() - began
     checks = _of(out, name).get("checks", [])
     told = [f"BAD  {c['what']}: {c['seen']}" for c in checks if c["ok"] is False]
@@ -138,7 +140,7 @@ def _run(
     if late:
         told.insert(0, f"BAD  it took longer than {limit_s} s")
     elif code:
-        told.insert(0, f"BAD  it broke: {' '.join(said)}")
+        told.insert(0, f"BAD  it broke: {log.read_text().strip().splitlines()[-1]}")
     bad = code or not checks or any(c["ok"] is False for c in checks)
     return "FAIL" if bad else "PASS", seconds, told
 

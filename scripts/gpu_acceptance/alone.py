@@ -65,6 +65,7 @@ def _apart(question: str, **given: Any) -> Any:
     command = [sys.executable, str(Path(__file__)), question, json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
+        sys.stderr.write(done.stderr)
         raise SystemExit(f"{question}: {done.stderr.strip().splitlines()[-1]}")
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -132,7 +133,6 @@ def collectives(p2p: bool) -> dict[str, Any]:
         dist.broadcast(a, 0)
         dist.all_gather_into_tensor(torch.empty_like(a), a)
         dist.reduce_scatter_tensor(torch.empty_like(a), a)
-        names = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
         names = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
         wanted = dict.fromkeys(names, (1, a.nbytes))
         if p2p:

@@ -58,14 +58,13 @@ def test_a_mask_of_one_rank_is_not_divided_again(
     dgx: list[frozenset[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm with a task for each rank binds each to 14 CPUs: they are all its own."""
-    monkeypatch.setattr(cores, "near_gpus", lambda: tuple(dgx))
     monkeypatch.setattr(os, "cpu_count", lambda: 224)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(14, 28)))
-    assert cores.beside(1, 1, tasks=8) == tuple(range(14, 28))
+    assert cores.beside(1, 1, dgx, tasks=8) == tuple(range(14, 28))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(14), *range(56, 70)})
-    assert cores.beside(1, 1) == (3, 4, 5), "one task for the node: its GPUs share what it has"
+    assert cores.beside(1, 1, dgx) == (3, 4, 5), "one task for the node: its GPUs share what it has"
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(224)))
-    assert cores.beside(1, 1, tasks=8) == cores.beside(1, 1), "bound to nothing: each its slice"
+    assert cores.beside(1, 1, dgx, tasks=8) == cores.beside(1, 1, dgx), "bound to nothing: each its slice"
 
 
 def test_too_few_cores_are_no_slice(dgx: list[frozenset[int]]) -> None:
@@ -106,6 +105,4 @@ def test_cpu_ranks_take_cores_in_turn() -> None:
 def test_where_a_gpu_is_plugged_in(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = nvml.Gpu(index=0, name="a", uuid="b", memory_bytes=1, mig=False, bus_id=None)
     monkeypatch.setattr(nvml, "gpus", lambda: (gpu, gpu))
-    cores.near_gpus.cache_clear()
     assert cores.near_gpus() == (frozenset(), frozenset())
-    cores.near_gpus.cache_clear()

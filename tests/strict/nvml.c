@@ -4,10 +4,12 @@
    STRICT_NAME, STRICT_MIG=1, STRICT_LOST=index (it answers nothing but its count), STRICT_THROTTLE
    (the mask), STRICT_UNSUPPORTED (functions, with commas between), STRICT_DRIVER=none.
    Structs and numbers are those of NVIDIA's nvml.h. With -DOLD_DRIVER newer functions do not exist. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef int Return;
 typedef struct { int index; } Device;
@@ -39,8 +41,13 @@ static Return asked(const Device *device, const char *function) {
 }
 #define ASK(device) do { Return why = asked(device, __func__); if (why) return why; } while (0)
 
+/* A library may start threads: whoever is to fork ranks may not load it. */
+static void *wait_for_events(void *nothing) { for (;;) pause(); return nothing; }
+
 Return nvmlInitWithFlags(unsigned int flags) {
     const char *driver = getenv("STRICT_DRIVER");
+    static pthread_t thread;
+    if (!thread) pthread_create(&thread, NULL, wait_for_events, NULL);
     for (int i = 0; i < 64; i++) devices[i].index = i;
     return driver && !strcmp(driver, "none") ? DRIVER_NOT_LOADED : OK;
 }

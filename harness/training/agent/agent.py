@@ -22,6 +22,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -40,14 +41,13 @@ from harness.base import programs
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
 from harness.cases import Catalogue
-from harness.host import environment, facts, leftovers, machine
-from harness.host.doctor import examination
+from harness.host import leftovers, machine
 from harness.launch.wire import processes, trainjob
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token, server
 from harness.launch.wire.messages import Address, HowFar, LaunchSpec, Node, Share
 from harness.training.accelerator import driver_started
 from harness.training.agent.address import choose_interface, refuse_no_loopback
-from harness.training.agent.answers import describe_all, usable
+from harness.training.agent.answers import describe_all, examined, observed, usable
 from harness.training.agent.world import World
 from harness.training.observe import threads
 from harness.training.rank.sources import sources
@@ -78,19 +78,22 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.selector.register(channel, selectors.EVENT_READ, None)
         self.worlds: list[World] = []
+        self.near: tuple[frozenset[int], ...] = ()
         self.beaten_at = 0.0
         self.reporter = trainjob.Reporter()
 
     def hello(self) -> None:
+        here = observed()
+        self.near = tuple(frozenset(cpus) for cpus in here["near"])
         node = Node(
             agent=f"{os.getpid()}-{int(time.time())}",
             door=Address(self.address, self.door.getsockname()[1]),
             order=self.order,
-            machine=machine.detect(),
-            software=machine.software(),
-            environment=environment.of_backends(),
+            machine=from_doc(machine.Machine, here["machine"]),
+            software=here["software"],
+            environment=here["environment"],
             accelerators=usable(),
-            facts=facts.facts(),
+            facts=here["facts"],
         )
         self.channel.send({"hello": to_doc(node)})
 
@@ -99,6 +102,11 @@ class Agent:
         try:
             while self.turn():
                 pass
+        except Exception as error:
+            why = error.what if isinstance(error, ScaleproofError) else last_line(error)
+            with contextlib.suppress(OSError):  # nobody is left to tell
+                self.channel.send({"ends": why})
+            raise
         finally:
             try:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes with the channel's end,
@@ -149,7 +157,7 @@ class Agent:
             for world in (w for w in self.worlds if w.spec.launch == message["kill"]):
                 world.end()
         elif "examine" in message:
-            self.channel.send({"examined": examination()})
+            self.channel.send({"examined": examined()})
         elif "standing" in message:
             standing = from_doc(HowFar, message["standing"])
             self.reporter.tell(standing.elapsed_s, standing.left_s, standing.launch)
@@ -164,7 +172,7 @@ class Agent:
         if self.scratch is not None:
             spec = replace(spec, out=str(self.scratch / spec.launch))
         private = (self.channel.fileno(), self.door.fileno(), self.selector.fileno())
-        world = World(spec, share, self.address, private)
+        world = World(spec, share, self.address, self.near, private)
         if share.store is None:
             self.say(world, {"store": to_doc(world.store)})
         for rank, descriptor in world.fds.items():
@@ -198,6 +206,12 @@ class Agent:
                     self.say(world, {"file": path.name, "begins": begins}, piece)
                     begins = False
         shutil.rmtree(world.out, ignore_errors=True)
+
+
+def last_line(error: Exception) -> str:
+    """An error that nobody expected, as Python would end its traceback, and where it came from."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
 
 
 def stay_forkable() -> None:

@@ -14,8 +14,10 @@ from importlib import metadata
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.cases import CaseSpec
-from harness.host import nvml, power
+from harness.base.errors import LaunchError
+from harness.host import cores, environment, facts, machine, power
 from harness.host.accelerators import Accelerators, torch_build
+from harness.host.doctor import examination
 from harness.record import Described
 from harness.training.accelerator import survey
 from harness.training.context import load
@@ -129,10 +131,44 @@ def _installed(package: str) -> bool:
     return True
 
 
+def observed() -> dict[str, Json]:
+    """What there is to say of this machine: fields of ``wire.messages.Node``, and ``near``.
+
+    Of a forked child: NVML's library may start threads of its own, and they would stay.
+    """
+    return answered(
+        lambda: {
+            "machine": to_doc(machine.detect()),
+            "software": machine.software(),
+            "environment": environment.of_backends(),
+            "facts": facts.facts(),
+            "near": [sorted(cpus) for cpus in cores.near_gpus()],
+        }
+    )
+
+
+def examined() -> Json:
+    """How this machine is now, as a forked child found it."""
+    return answered(examination)
+
+
+def answered(function: Callable[[], Json]) -> Json:
+    """A forked child's answer; LaunchError where it gives none."""
+    answer = in_child(function)
+    if "error" in answer:
+        raise LaunchError(
+            answer["error"],
+            where="agent",
+            expected="a machine that can be examined",
+            fix="scaleproof doctor",
+        )
+    return answer["ok"]
+
+
 def usable() -> Accelerators:
     """The GPUs that ranks can use here, as a forked child found them: this process starts none."""
     build = torch_build()
-    if not (build.startswith("cuda") and nvml.gpus()):
+    if not build.startswith("cuda"):
         return Accelerators(build=build)
     answer = in_child(lambda: to_doc(survey(build)))
     if "error" in answer:

@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from harness.cases import Device, StandIn
-from harness.host import cores
 from harness.launch.wire.beats import Beats
 from harness.launch.wire.channel import server
 from harness.launch.wire.evidence import examine, memory_kills, rank_end
@@ -39,13 +38,19 @@ def device_of(rank: int, share: Share, num_visible: int, per_rank: int = 1) -> i
 class World:
     """This node's share of a world. ``address`` is where rank 0 can be met by other nodes.
 
-    ``private`` are the agent's own sockets, which no rank may hold.
+    ``near`` are the CPUs next to each visible GPU; ``private`` are the agent's own sockets, which
+    no rank may hold.
     """
 
     def __init__(
-        self, spec: LaunchSpec, share: Share, address: str, private: Collection[int] = ()
+        self,
+        spec: LaunchSpec,
+        share: Share,
+        address: str,
+        near: Sequence[frozenset[int]],
+        private: Collection[int] = (),
     ) -> None:
-        self.spec, self.share, self._private = spec, share, private
+        self.spec, self.share, self._near, self._private = spec, share, near, private
         self.began = time.monotonic()
         self.out = Path(spec.out)
         self.out.mkdir(parents=True, exist_ok=True)
@@ -69,8 +74,6 @@ class World:
             listener = server(address, 0, spec.case.world_size + 8)
             self.store = Address(address, listener.getsockname()[1])
         agent = os.getpid()
-        if spec.case.device is Device.CUDA:
-            cores.near_gpus()  # once, and not by every rank
         for rank in self.ranks:
             pid = os.fork()
             if pid == 0:
@@ -109,7 +112,11 @@ class World:
                 local_rank=local_rank,
                 device=device,
                 cpus=cpus_of(
-                    self.spec.case, device, share.core + local_rank * per_rank, share.agents
+                    self.spec.case,
+                    device,
+                    share.core + local_rank * per_rank,
+                    self._near,
+                    share.agents,
                 ),
                 node=share.node,
                 parent=agent,

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -272,12 +272,14 @@ def device_of(case: CaseSpec, place: RankPlace) -> torch.device:
     return numbered(index % torch.accelerator.device_count() if shared else index)
 
 
-def cpus_of(case: CaseSpec, device: int, core: int, agents: int = 1) -> tuple[int, ...]:
+def cpus_of(
+    case: CaseSpec, device: int, core: int, near: Sequence[frozenset[int]], agents: int = 1
+) -> tuple[int, ...]:
     """What a rank runs on: cores next to its GPU, or where it computes, as many as are asked."""
     if case.device is Device.CPU:
         allowed = os.sched_getaffinity(0)
         return cores.in_turn(case.first_device + core, case.devices_per_rank, allowed)
-    return cores.beside(case.first_device + device, case.devices_per_rank, tasks=agents)
+    return cores.beside(case.first_device + device, case.devices_per_rank, near, tasks=agents)
 
 
 def _write(path: Path, samples: Samples) -> str:

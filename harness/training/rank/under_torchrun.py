@@ -11,6 +11,7 @@ from torch.distributed.distributed_c10d import rendezvous
 
 from harness.base import programs
 from harness.base.documents import from_doc
+from harness.host import cores
 from harness.launch.wire import processes
 from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec
@@ -42,7 +43,7 @@ def main() -> None:
         local_rank=int(env["LOCAL_RANK"]),
         node=int(env["GROUP_RANK"]),
         device=device,
-        cpus=cpus_of(case, device, core),
+        cpus=cpus_of(case, device, core, cores.near_gpus()),
         parent=os.getppid(),
         store=env_store,
     )

@@ -38,14 +38,14 @@ ROOT = HERE.parents[1]
 #: Step -> seconds that it may take, and what it is for.
 STEPS: Mapping[str, tuple[int, str]] = {
     "facts": (40, "versions, nvidia-smi, NVML; five forked ranks start the driver and leave it"),
-    "first": (40, "one timed and one profiled launch: does a figure come out at all?"),
+    "first": (60, "one timed and one profiled launch: does a figure come out at all?"),
     "nccl": (40, "every collective at world 1, sends to itself, read by the harness's own reader"),
-    "gates": (115, "strategies x precisions and five codecs train right; margins of all checks"),
-    "truth": (75, "step times against a bare loop, in turn; MFU; ceilings of random data and ones"),
-    "repeatable": (40, "the same bits twice; which attention runs where that is claimed"),
+    "gates": (150, "strategies x precisions and five codecs train right; margins of all checks"),
+    "truth": (110, "step times against a bare loop, in turn; MFU; ceilings of random data and ones"),
+    "repeatable": (60, "the same bits twice; which attention runs where that is claimed"),
     "memory": (75, "five real peaks beside the closed form"),
-    "profile": (55, "the budget closes; a planted sleep and a planted kernel are found"),
-    "suite": (130, "the first thing that a user types; verify and report of what it leaves"),
+    "profile": (75, "the budget closes; a planted sleep and a planted kernel are found"),
+    "suite": (200, "the first thing that a user types; verify and report of what it leaves"),
 }
 #: Seconds that a process takes to start and to be told of its end.
 BETWEEN_S = 3

@@ -108,13 +108,14 @@ def script_plan(
     """
     case = script_case(words, site, mode, samples)
     if site.world_size <= first_rung:
+        ranks = f"--cpus {2 * first_rung}"
+        if first_rung > 1:
+            ranks += f" --first-rung {first_rung}"
         many = "one rank has" if site.world_size == 1 else f"{site.world_size} ranks have"
         raise SpecError(
             f"{many} nothing to be compared with",
             expected=f"more than {first_rung} rank{'s' * (first_rung > 1)}",
-            fix=EXAMPLE.replace("--cpus 2", f"--cpus {2 * first_rung} --first-rung {first_rung}")
-            if first_rung > 1
-            else EXAMPLE,
+            fix=f"{RUN.replace('--cpus 2', ranks)} {shlex.join(words)}",
         )
     worlds = rungs(site.world_size, first_rung)
     against = "wrapped" if first_rung == 1 else "smallest_fit"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -57,3 +59,22 @@ def test_kernels_run_on_what_they_were_built_for(
 ) -> None:
     kind, _, arch = built.partition("_")
     assert accelerator._runs(kind, arch, *device) is runs
+
+
+def test_the_compiler_is_imported_once_unless_a_thread_comes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU's machine what Inductor imports may load NVML, which starts a thread."""
+    (tmp_path / "quiet_compiler.py").write_text("")
+    (tmp_path / "noisy_compiler.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = threading.active_count()  # the tests' own process may have some
+    monkeypatch.setattr(
+        agent, "not_forkable", lambda: "threads" * (threading.active_count() > before)
+    )
+    for name, imported in (("quiet_compiler", True), ("noisy_compiler", False)):
+        monkeypatch.setattr(agent, "COMPILER", name)
+        agent.preload_compiler()
+        assert (name in sys.modules) is imported, name

@@ -40,14 +40,20 @@ from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _prel
 from harness.base import programs
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
-from harness.cases import Catalogue
+from harness.cases import Catalogue, Compiled
 from harness.host import leftovers, machine
 from harness.launch.wire import processes, trainjob
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token, server
 from harness.launch.wire.messages import Address, HowFar, LaunchSpec, Node, Share
 from harness.training.accelerator import driver_started
 from harness.training.agent.address import choose_interface, refuse_no_loopback
-from harness.training.agent.answers import describe_all, examined, observed, usable
+from harness.training.agent.answers import (
+    describe_all,
+    examined,
+    in_child,
+    observed,
+    usable,
+)
 from harness.training.agent.world import World
 from harness.training.observe import threads
 from harness.training.rank.sources import sources
@@ -56,6 +62,7 @@ POLL_S = 0.1
 BEAT_S = 0.2
 JOIN_S = 600.0  # by hand, a node may be up long before the program that waits for it
 REACH_S = 1.0
+COMPILER = "torch._inductor.compile_fx"
 PIECE = 1 << 24  # bytes of a file that are sent at a time: traces can be larger than memory
 
 
@@ -168,6 +175,8 @@ class Agent:
 
     def launch(self, spec: LaunchSpec, share: Share) -> None:
         """Fork this node's ranks of a world."""
+        if spec.case.compiled is Compiled.INDUCTOR:
+            preload_compiler()
         stay_forkable()
         if self.scratch is not None:
             spec = replace(spec, out=str(self.scratch / spec.launch))
@@ -214,18 +223,38 @@ def last_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
 
 
-def stay_forkable() -> None:
-    """LaunchError where a rank forked from here would inherit a broken lock or a driver."""
+def not_forkable() -> str:
+    """What has been started here that a forked rank would inherit broken; empty if nothing."""
     threads_here = Path("/proc/self/task").iterdir()
     names = [(thread / "comm").read_text().strip() for thread in threads_here]
-    if len(names) > 1 or driver_started():
-        what = f"threads {', '.join(names[1:])}" if len(names) > 1 else "a CUDA driver"
+    if len(names) > 1:
+        return f"threads {', '.join(names[1:])}"
+    return "a CUDA driver" if driver_started() else ""
+
+
+def stay_forkable() -> None:
+    """LaunchError where a rank forked from here would inherit a broken lock or a driver."""
+    if started := not_forkable():
         raise LaunchError(
-            f"the agent has started {what}: it cannot fork ranks",
+            f"the agent has started {started}: it cannot fork ranks",
             where="agent",
             expected="one thread and no driver, in spite of what torch's plugins import",
             fix="python -X importtime -c 'import torch' 2>&1 | grep -v ' torch'",
         )
+
+
+def preload_compiler() -> None:
+    """Import Inductor, which costs every rank that compiles 0.9 s, where no thread comes with it.
+
+    A child tries that first: what Inductor imports may ask for GPUs, and thereby start threads.
+    """
+
+    def tried() -> str:
+        importlib.import_module(COMPILER)
+        return not_forkable()
+
+    if COMPILER not in sys.modules and in_child(tried) == {"ok": ""}:
+        importlib.import_module(COMPILER)
 
 
 def preload() -> None:

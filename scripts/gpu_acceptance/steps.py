@@ -284,7 +284,7 @@ def memory(step: Step) -> None:
 
 def profile(step: Step) -> None:
     """What is planted must be found, in the term where it belongs."""
-    plants = {"none": {}, "sleep": {"late.sleep_ms": 60.0}, "kernel": {"late.products": 20}}
+    plants = {"none": {}, "sleep": {"late.sleep_ms": 300.0}, "kernel": {"late.products": 20}}
     terms: dict[str, dict[str, float]] = {}
     with step.worlds() as fleet:
         for name, knobs in plants.items():
@@ -300,11 +300,12 @@ def profile(step: Step) -> None:
             step.keep("terms_ms", terms)
     if len(terms) == len(plants):
         slept = terms["sleep"][Term.IDLE] - terms["none"][Term.IDLE]
-        step.check("60 ms of sleep are idleness", abs(slept - 60) < 2, f"{slept:.1f} ms")
+        # Under the profiler the host is late by itself, by 11 to 26 ms a step on an H100.
+        step.check("300 ms of sleep are idleness", abs(slept - 300) < 30, f"{slept:.1f} ms")
         more = terms["kernel"][Term.COMPUTE] - terms["none"][Term.COMPUTE]
         step.check("a planted kernel is compute", more > 0, f"{more:+.2f} ms")
     else:
-        step.on_device("60 ms of sleep are idleness", False, "no budget")
+        step.on_device("300 ms of sleep are idleness", False, "no budget")
 
 
 def suite(step: Step) -> None:

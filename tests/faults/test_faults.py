@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from harness.cases import Arm, Catalogue, Device, Plan, Protocol, Role, Site
+from harness.launch import causes
+from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
 from harness.launch.engines.emulated import Emulated
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.evidence import lives
-from harness.launch.wire.messages import Deadlines
+from harness.launch.wire.messages import Deadlines, LaunchSpec, Timed
 from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.record import Purpose
@@ -129,6 +131,31 @@ ALIKE = (
     "exit3", "segfault", "recursion", "io_error", "chatty", "system_exit", "interrupted", "exec",
     "device_oom", "agent_stops", "agent_at_start",
 )  # fmt: skip
+
+
+#: Starts a thread in whatever process an agent is, as libraries do that it loads.
+THREADED = """
+import sys, threading
+if any("agent" in word for word in sys.orig_argv):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+def test_an_agent_that_ends_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over its channel, as any engine's agent: "its agent is gone" alone helps nobody."""
+    (tmp_path / "sitecustomize.py").write_text(THREADED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    site = Site(device=Device.CPU, backend="gloo", nodes=(1,))
+    case = KNOWN.normalise(site.case("single/mlp-nano"))
+    spec = LaunchSpec(
+        launch="first", case=case, out=str(tmp_path / "out"), files=KNOWN.files(case),
+        deadlines=QUICK, task=Timed(steps=2, cut=1, draw=1),
+    )  # fmt: skip
+    with contextlib.closing(open_worlds(KNOWN.get("engines", "local"), Where())) as fleet:
+        ended = fleet.launch(spec, lambda step: None)
+    cause = causes.attribute(ended.ranks, ended.unreachable)
+    assert cause is not None
+    assert "its agent is gone: the agent has started threads python" in cause.message
 
 
 @pytest.mark.few(11)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, LostError
-from harness.cases import CaseSpec
+from harness.cases import CaseSpec, Compiled
 from harness.launch.cluster import WAITS
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
 from harness.launch.hearing import TICK_S, Ear, unreachable
@@ -218,6 +218,8 @@ class Fleet:
     def launch_together(self, specs: Sequence[LaunchSpec], tick: Tick) -> list[Ended]:
         """Start worlds at once, on nodes or devices of their own, and wait until all are over."""
         self.ready()
+        if any(spec.case.compiled is Compiled.INDUCTOR for spec in specs):
+            self._load_compiler()
         assert self._job is not None
         for spec in specs:
             self._job.prepare(spec)
@@ -239,6 +241,13 @@ class Fleet:
         ended = [_ended(world, self._ear, self._lost_s) for world in worlds]
         clear(self._links, self._job)
         return ended
+
+    def _load_compiler(self) -> None:
+        """Let agents import Inductor before their ranks would: no beat comes meanwhile."""
+        fresh = [link for link in self._links if not (link.compiles or link.left_out)]
+        self._ask(fresh, {"preload": "inductor"}, DESCRIBE_S)
+        for link in fresh:
+            link.compiles = True
 
     def _attend(self, worlds: Sequence[Running]) -> None:
         """Hear what has come, and look after every world; LaunchError with nobody left to hear."""

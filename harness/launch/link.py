@@ -21,6 +21,7 @@ class AgentLink:
     silent_s: float = 0.0  # while somebody listened
     lost: str = ""
     left_out: bool = False  # no other agent came in its place
+    compiles: bool = False  # it has imported what ranks compile with
     last_words: str = ""  # why it ends, where it could say so
 
     @property

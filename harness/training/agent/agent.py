@@ -40,7 +40,7 @@ from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as _prel
 from harness.base import programs
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
-from harness.cases import Catalogue, Compiled
+from harness.cases import Catalogue
 from harness.host import leftovers, machine
 from harness.launch.wire import processes, trainjob
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token, server
@@ -163,6 +163,9 @@ class Agent:
         elif "kill" in message:
             for world in (w for w in self.worlds if w.spec.launch == message["kill"]):
                 world.end()
+        elif "preload" in message:
+            preload_compiler()
+            self.channel.send({"preloaded": message["preload"]})
         elif "examine" in message:
             self.channel.send({"examined": examined()})
         elif "standing" in message:
@@ -175,8 +178,6 @@ class Agent:
 
     def launch(self, spec: LaunchSpec, share: Share) -> None:
         """Fork this node's ranks of a world."""
-        if spec.case.compiled is Compiled.INDUCTOR:
-            preload_compiler()
         stay_forkable()
         if self.scratch is not None:
             spec = replace(spec, out=str(self.scratch / spec.launch))

@@ -6,12 +6,16 @@ while a step runs, calls that tell the world's size or a rank are noted with who
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import TypeAlias
 
 import torch.distributed as dist
+from torch._dynamo.callback import CallbackArgs, callback_handler
 
 from harness.base.programs import PACKAGE
 from harness.record import Check
@@ -23,6 +27,7 @@ _TORCH = Path(dist.__file__).parents[1]
 _TELLS: frozenset[CodeType] = frozenset(
     function.__code__ for function in (dist.get_world_size, dist.get_rank)
 )
+ProfileFunction: TypeAlias = Callable[[FrameType, str, object], object]
 #: Of a process group.
 _METHODS = ("size", "rank")
 #: What pybind's methods are bound to, by its version.
@@ -42,12 +47,23 @@ class Inquiries:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Calls of this thread are looked at."""
+        """Calls of this thread are looked at, a compiler's left out: it makes millions."""
         before = sys.getprofile()
         sys.setprofile(self._look)
+        thread = threading.get_ident()
+
+        def switch(look: ProfileFunction | None, _: CallbackArgs) -> None:
+            if threading.get_ident() == thread:  # autograd compiles in one of its own
+                sys.setprofile(look)
+
+        pause, resume = partial(switch, None), partial(switch, self._look)
+        callback_handler.register_start_callback(pause)
+        callback_handler.register_end_callback(resume)
         try:
             yield
         finally:
+            callback_handler.remove_start_callback(pause)
+            callback_handler.remove_end_callback(resume)
             sys.setprofile(before)
 
     def _look(self, frame: FrameType, event: str, called: object) -> None:

@@ -95,6 +95,7 @@ def test_a_bound_is_told_in_the_unit_that_is_wanted(
         ("world = 2", "world = 0", "world = 0 is of no run"),
         ("world = 2", 'waiver = "known"', "a waiver needs a reason and waiver_expires"),
         ('name = "a"\n', "", "missing required key 'name'"),
+        ('name = "a"', 'name = ""', "a rule needs a name"),
         ("[[rule]]", "[[rule]", "not valid TOML"),
     ],
 )

@@ -92,11 +92,15 @@ def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> s
 
 
 def _unruled(run: RunRecord) -> str:
-    """What came of a run that no rule judged: an error is one all the same."""
+    """What came of a run that no rule judged: an error is one all the same, and where nothing was
+    decided nothing is recorded.
+    """
     worst = min(run.verdicts, key=lambda v: SEVERITY.index(v.counts), default=None)
-    if worst is None or worst.counts not in (Status.ERROR, Status.FAIL, Status.INCONCLUSIVE):
-        return "RECORDED: no rule judged what was measured"
-    return f"{worst.counts}: {worst.case}: {worst.detail}"
+    if worst is not None and worst.counts in (Status.ERROR, Status.FAIL):
+        return f"{worst.counts}: {worst.case}: {worst.detail}"
+    if worst is not None and all(v.status is Status.INCONCLUSIVE for v in run.verdicts):
+        return f"{worst.status}: {worst.case}: {worst.detail}"
+    return "RECORDED: no rule judged what was measured"
 
 
 def decide(run: RunRecord) -> list[str]:
@@ -160,7 +164,7 @@ def _largest(run: RunRecord) -> str:
     efficiencies = [
         v
         for v in run.verdicts
-        if v.metric == "efficiency" and v.against in ("plain", "wrapped") and _stands(v)
+        if v.metric == "efficiency" and v.against in ("plain", "wrapped") and v.value is not None
     ]
     rungs = [(cases[v.case_hash], v) for v in efficiencies if v.case_hash in cases]
     rungs = [(c, v) for c, v in rungs if c.world_size > 1 and not run.stand_ins(c)]
@@ -168,7 +172,11 @@ def _largest(run: RunRecord) -> str:
         return ""
     largest = max(case.world_size for case, _ in rungs)
     rungs = [(c, v) for c, v in rungs if c.world_size == largest]
+    # Beside a requirement no other figure is quoted: it would stand in for one that is open.
     asked = [(c, v) for c, v in rungs if v.rule] or rungs
+    asked = [(c, v) for c, v in asked if _stands(v)]
+    if not asked:
+        return ""
     case, worst = min(asked, key=lambda rung: rung[1].value or 0.0)
     assert worst.value is not None
     span = "" if worst.low is None else f" [{100 * worst.low:.0f}, {100 * (worst.high or 0):.0f}]"

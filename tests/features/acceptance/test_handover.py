@@ -24,11 +24,12 @@ from harness.features.acceptance.clauses import margin
 from harness.features.acceptance.contract import Clause, Contract, Terms
 from harness.features.acceptance.handover import handover
 from harness.interface.cli.main import main
-from harness.record import RunRecord, Status
+from harness.record import RunRecord, Status, chain, signature
 from harness.record.fabric import Paired, Suspects
 from harness.record.record import SCHEMA
-from harness.record.store import save
+from harness.record.store import load, save
 from harness.record.upgrade import upgrade
+from tests.editing import change
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TODAY = datetime.date(2026, 11, 23)
@@ -97,6 +98,20 @@ def test_a_record_that_was_changed_is_no_acceptance(
     assert "DOES NOT VERIFY" in capsys.readouterr().out
     page = (tmp_path / "to" / "handover.html").read_text()
     assert "DOES NOT VERIFY" in page and '<p class="word ERROR">ERROR</p>' in page
+
+
+@pytest.mark.parametrize("lacks", ["nothing", "chain", "signature"])
+def test_what_nobody_vouches_for_is_no_acceptance(sample: Path, tmp_path: Path, lacks: str) -> None:
+    """Without a chain the worst launches may have been left out; a signature of another run is none."""
+    copy = Path(shutil.copytree(sample, tmp_path / "copy"))
+    if lacks == "chain":
+        (copy / chain.FILE).unlink()
+        change(copy, lambda doc: doc.update(head=""))
+    elif lacks == "signature":
+        other = signature.Signature(head="0" * 64, key="ssh-ed25519 AAAA", signature="")
+        (copy / signature.FILE).write_text(json.dumps(to_doc(other)))
+    word = handover([(load(copy), copy)], TODAY, agreed(rule())).status
+    assert word is (Status.PASS if lacks == "nothing" else Status.ERROR)
 
 
 def test_rules_of_a_contract_that_came_late_are_told(

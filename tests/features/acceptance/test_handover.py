@@ -114,6 +114,22 @@ def test_what_nobody_vouches_for_is_no_acceptance(sample: Path, tmp_path: Path, 
     assert word is (Status.PASS if lacks == "nothing" else Status.ERROR)
 
 
+def test_the_noise_of_the_launches_is_told(sample: Path, tmp_path: Path) -> None:
+    """A host that was quiet before the run may have been busy while its launches ran."""
+    copy = Path(shutil.copytree(sample, tmp_path / "copy"))
+
+    def busy(doc: Any) -> None:
+        doc["admission"] = [{"check": "load", "level": "ok", "text": "0 %", "advice": ""}]
+        for i, launch in enumerate(doc["launches"]):
+            launch["foreign_load"] = 0.78 if i == len(doc["launches"]) - 1 else 0.1
+
+    change(copy, busy)
+    main(["handover", str(copy), "--to", str(tmp_path / "to")])
+    page = (tmp_path / "to" / "handover.html").read_text()
+    assert "load, before the run" in page
+    assert re.search(r"load, during launches</dt>\s*<dd>others used 10%.*78% at most", page)
+
+
 def test_rules_of_a_contract_that_came_late_are_told(
     sample_run: RunRecord, sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

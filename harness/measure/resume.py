@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.analysis.verify import refuse_unsealed
 from harness.base import digests
 from harness.base.errors import RecordError
 from harness.cases import Site
@@ -43,6 +44,7 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
             expected="the files and versions that it was begun with",
             fix="scaleproof run CASE",
         )
+    refuse_unsealed(old, folder)  # what is measured now would be pooled with it
     return old
 
 

@@ -164,7 +164,9 @@ def test_what_is_trained_before_the_clock_is_of_other_samples(
 def test_each_run_draws_an_order_of_samples_of_its_own(tmp_path: Path) -> None:
     """As a session launches: the reference of a run sees its samples, and no other run does."""
     known = Catalogue()
-    case = known.normalise(Site(device=Device.CPU, backend="gloo", nodes=(1,)).case("single/mlp-nano"))
+    case = known.normalise(
+        Site(device=Device.CPU, backend="gloo", nodes=(1,)).case("single/mlp-nano")
+    )
     arm = Arm(name="@", case=case, role=Role.SUBJECT)
     plan = Plan(name=case.id, arms=(arm,), contrasts=(), protocol=Protocol(steps=4, cut=0))
     drawn = []

@@ -20,7 +20,7 @@ import pytest
 from harness.analysis.nodes import Examined, drift
 from harness.base.documents import from_doc, to_doc
 from harness.cases import Threshold
-from harness.features.acceptance.clauses import margin
+from harness.features.acceptance.clauses import evidence, margin, worst_first
 from harness.features.acceptance.contract import Clause, Contract, Terms
 from harness.features.acceptance.handover import handover
 from harness.interface.cli.main import main
@@ -304,8 +304,8 @@ def test_evidence_is_sorted_by_its_distance_from_the_bound(sample_run: RunRecord
         (dict(at_most=1.0, at_least=None), [0.9, 0.7, 0.55]),
     ):
         asked = rule(name=verdict.rule, **bound)
-        values = [v.value for v in sorted(verdicts, key=lambda v: margin(asked, v) or 0.0)]
-        assert values == order
+        shown = worst_first([evidence(sample_run, "", asked, v) for v in verdicts])
+        assert [e.verdict.value for e in shown] == order
     assert margin(rule(), replace(verdict, value=None)) is None
 
 

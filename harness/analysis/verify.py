@@ -93,8 +93,7 @@ def senseless(error: Exception) -> str:
 
 
 def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Verification:
-    counted = [x for x in run.launches if x.purpose not in _APART and x.status is LaunchStatus.OK]
-    checked = _all(run, folder, counted)
+    checked = _all(run, folder, _counted(run))
     differences = [text for replayed in checked for text in replayed.differences]
     for x in (x for x in run.launches if x.purpose is Purpose.GATE):
         differences += let_through(x.launch, x.ranks)
@@ -117,6 +116,23 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
         num_links=len(links),
         head=run.head,
     )
+
+
+def _counted(run: RunRecord) -> list[LaunchRecord]:
+    """Every launch that has samples of steps."""
+    return [x for x in run.launches if x.purpose not in _APART and x.status is LaunchStatus.OK]
+
+
+def misfigured(run: RunRecord, folder: Path) -> str:
+    """The first figure of a run, finished or not, that the samples which are there do not give;
+    empty if there is none.
+    """
+    there = [x for x in _counted(run) if (folder / "launches" / x.launch).is_dir()]
+    try:
+        replayed = _all(run, folder, there)
+        return next((text for launch in replayed for text in launch.differences), "")
+    except RecordError as error:
+        return error.what
 
 
 def unsealed(run: RunRecord, folder: Path, links: Sequence[chain.Link] | None = None) -> str:

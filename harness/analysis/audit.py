@@ -94,6 +94,17 @@ def _copies(launches: Sequence[LaunchRecord]) -> Iterator[str]:
                 return
 
 
+def twice(run: RunRecord, other: RunRecord) -> str:
+    """Which samples two runs share, as no two measurements do; empty if they share none."""
+    known = {rank.samples_sha256: x.launch for x in other.launches for rank in x.ranks}
+    for launch in (x for x in run.launches if x.asked is Purpose.TIMED):
+        for rank in launch.ranks:
+            if rank.samples_sha256 and rank.samples_sha256 in known:
+                before = known[rank.samples_sha256]
+                return f"{launch.launch} has the samples of {before} in {other.run}"
+    return ""
+
+
 def _times(run: RunRecord) -> Iterator[str]:
     """Launches follow each other, last as long as they step, and lie within the run."""
     began = datetime.datetime.fromisoformat(run.started_at)

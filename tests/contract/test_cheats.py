@@ -161,6 +161,22 @@ def test_what_is_trained_before_the_clock_is_of_other_samples(
     assert any(w.startswith("loss: step 0") for w in timed.wrong) is seen, timed.wrong
 
 
+def test_a_step_that_ends_after_its_window_is_no_step(stand: Stand) -> None:
+    """Gate and losses are right, and the window is over before the work is."""
+    plan, described = stand.described("deferred/mlp-nano")
+    with pytest.raises(AssertionError, match="returned a Later, not a tensor of torch"):
+        stand.launch(plan, described, Purpose.TIMED)
+
+
+def test_a_loss_that_shows_no_update_is_no_reference(stand: Stand) -> None:
+    """Of frozen weights nothing would be seen beside it."""
+    plan, described = stand.described("ddp/shifted-nano")
+    gate, reference = stand.launch(plan, described, Purpose.GATE, Purpose.REFERENCE)
+    assert gate_failure(gate) is None, "the gate compares weights"
+    failed = {c.name for rank in reference.ranks for c in rank.checks if not c.ok}
+    assert failed == {"loss.shows_updates"}
+
+
 def test_each_run_draws_an_order_of_samples_of_its_own(tmp_path: Path) -> None:
     """As a session launches: the reference of a run sees its samples, and no other run does."""
     known = Catalogue()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis import nodes as nodes_
+from harness.analysis.audit import twice
 from harness.analysis.judging import neighbours
 from harness.analysis.nodes import Drift, Examined
 from harness.analysis.reached import reached
@@ -110,7 +111,10 @@ def handover(
 
     Without a contract rules that ask for other hardware are no requirements of this one.
     """
-    seals = tuple(_seal(run, folder) for run, folder in runs)
+    seals = tuple(
+        _seal(run, folder, earlier=[other for other, _ in runs[:number]])
+        for number, (run, folder) in enumerate(runs)
+    )
     before = tuple(_seal(run, folder) for run, folder in accepted)
     records = [run for run, _ in runs]
     references = [run for run, _ in accepted]
@@ -292,7 +296,8 @@ def _drift(runs: Sequence[RunRecord]) -> Iterator[Drift]:
     )
 
 
-def _seal(run: RunRecord, folder: Path) -> Seal:
+def _seal(run: RunRecord, folder: Path, earlier: Sequence[RunRecord] = ()) -> Seal:
+    """What is wrong with a run, and of which earlier one it is a copy: nothing counts twice."""
     verified = verify(run, folder)
     wrong = list(verified.differences)
     made = signature.signed(folder)
@@ -300,6 +305,7 @@ def _seal(run: RunRecord, folder: Path) -> Seal:
         wrong.append(why)
     if not run.head:
         wrong.append("the run is unchained: whether launches were left out cannot be said")
+    wrong += filter(None, (twice(run, other) for other in earlier))
     return Seal(
         run=run.run,
         folder=str(folder),

@@ -317,7 +317,10 @@ def test_a_file_that_was_another_one_in_one_launch_passes_nothing(
         for launch in doc["launches"]:
             for rank in launch["ranks"]:
                 rank["sources"] = {"own/mine.py": "a" * 16}
-        last = [x for x in doc["launches"] if x["purpose"] == purpose][-1]
+        arm = "@2" if purpose is Purpose.TIMED else None
+        last = [x for x in doc["launches"] if x["purpose"] == purpose and arm in (None, x["arm"])][
+            -1
+        ]
         last["ranks"][0]["sources"] = {"own/mine.py": "b" * 16}
 
     verdict = judged(sample_run, edited)[SUBJECT]

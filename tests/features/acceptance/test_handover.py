@@ -114,6 +114,16 @@ def test_what_nobody_vouches_for_is_no_acceptance(sample: Path, tmp_path: Path, 
     assert word is (Status.PASS if lacks == "nothing" else Status.ERROR)
 
 
+def test_one_run_is_not_handed_over_as_two(sample: Path, sample_run: RunRecord) -> None:
+    other = sample.with_name("ddp-nano-again")
+    twice, once = (
+        handover([(sample_run, sample), (load(path), path)], TODAY, agreed(rule()))
+        for path in (sample, other)
+    )
+    assert twice.status is Status.ERROR and "has the samples of" in twice.seals[1].differences[0]
+    assert not any(seal.differences for seal in once.seals)
+
+
 def test_the_noise_of_the_launches_is_told(sample: Path, tmp_path: Path) -> None:
     """A host that was quiet before the run may have been busy while its launches ran."""
     copy = Path(shutil.copytree(sample, tmp_path / "copy"))

@@ -95,10 +95,12 @@ def senseless(error: Exception) -> str:
 def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Verification:
     checked = _all(run, folder, _counted(run))
     differences = [text for replayed in checked for text in replayed.differences]
-    for x in (x for x in run.launches if x.purpose is Purpose.GATE):
-        differences += let_through(x.launch, x.ranks)
-    for x in (x for x in run.launches if x.purpose is Purpose.BITS):
-        differences += _bits(x, folder)
+    for launch in run.launches:
+        if launch.purpose is Purpose.GATE:
+            differences += let_through(launch.launch, launch.ranks)
+    for launch in run.launches:
+        if launch.purpose is Purpose.BITS:
+            differences += _bits(launch, folder)
     if not differences:
         differences = _windows(run, folder)
     differences += audit(run, folder, links)
@@ -120,7 +122,11 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
 
 def _counted(run: RunRecord) -> list[LaunchRecord]:
     """Every launch that has samples of steps."""
-    return [x for x in run.launches if x.purpose not in _APART and x.status is LaunchStatus.OK]
+    return [
+        launch
+        for launch in run.launches
+        if launch.purpose not in _APART and launch.status is LaunchStatus.OK
+    ]
 
 
 def misfigured(run: RunRecord, folder: Path) -> str:
@@ -218,7 +224,7 @@ def _bits(launch: LaunchRecord, folder: Path) -> Iterator[str]:
     if launch.status is not LaunchStatus.OK:
         return
     try:
-        samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
+        samples = [load_samples(folder, launch.launch, rank) for rank in launch.ranks]
     except RecordError as error:
         yield str(error)
         return
@@ -288,7 +294,7 @@ def _differing(
                 continue  # words may change
         if recorded is None and run.schema < JUDGED_SINCE:
             continue  # not measured yet in its day
-        watched = any(r.watched is not None for r in launch.ranks)
+        watched = any(rank.watched is not None for rank in launch.ranks)
         if name == "consumed" and run.schema < DIRECTED_SINCE and watched:
             value = _counted_then(samples, cut, value, recorded)
         if not same(to_doc(value), to_doc(recorded)):

@@ -190,11 +190,11 @@ def _by_their_own(
     out = []
     for rule in rules:
         verdicts = [
-            evidence(run, "", rule, v)
+            evidence(run, "", rule, verdict)
             for run in runs
             if rule in run.thresholds
-            for v in run.verdicts
-            if v.rule == rule.name and v.status is not Status.SKIP
+            for verdict in run.verdicts
+            if verdict.rule == rule.name and verdict.status is not Status.SKIP
         ]
         clause = Clause(rule=rule, says=rule.note, asked_by="")
         shown = worst_first(verdicts)
@@ -207,7 +207,7 @@ def _counting(of: Requirement, today: datetime.date, *, apart: bool) -> Requirem
     shown = [e for e in of.evidence if e.apart is apart]
     if len(shown) == len(of.evidence):
         return of
-    units = [u for u in of.units if not apart or any(e.unit == u for e in shown)]
+    units = [unit for unit in of.units if not apart or any(e.unit == unit for e in shown)]
     lacking = [u for u in of.unmeasured if u not in of.units]
     return requirement(of.clause, shown, units, lacking, late=of.late, today=today)
 
@@ -233,14 +233,14 @@ def _severity(requirement: Requirement) -> int:
 def overall(
     requirements: Sequence[Requirement], runs: Sequence[RunRecord], seals: Sequence[Seal]
 ) -> Status:
-    if any(s.differences for s in seals):
+    if any(seal.differences for seal in seals):
         return Status.ERROR
     asked = {r.status for r in requirements if not r.waived}
     for status in (Status.ERROR, Status.FAIL):
         if status in asked:
             return status
     if not asked:
-        broken = any(v.counts is Status.ERROR for run in runs for v in run.verdicts)
+        broken = any(verdict.counts is Status.ERROR for run in runs for verdict in run.verdicts)
         return Status.ERROR if broken else Status.RECORDED
     open_ = {None, Status.INCONCLUSIVE, Status.RECORDED, Status.SKIP}
     return Status.INCONCLUSIVE if asked & open_ else Status.PASS

@@ -136,7 +136,7 @@ def observed() -> dict[str, Json]:
 
     Of a forked child: NVML's library may start threads of its own, and they would stay.
     """
-    return answered(
+    here: dict[str, Json] = answered(
         lambda: {
             "machine": to_doc(machine.detect()),
             "software": machine.software(),
@@ -145,6 +145,7 @@ def observed() -> dict[str, Json]:
             "near": [sorted(cpus) for cpus in cores.near_gpus()],
         }
     )
+    return here
 
 
 def examined() -> Json:

@@ -122,9 +122,7 @@ def test_the_page_leads_with_the_headline_and_links_its_cases(sample_run: RunRec
 def test_a_proposal_is_a_plot_a_table_and_a_method(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    shutil.copy(sample / "record.json", run)
+    run = Path(shutil.copytree(sample, tmp_path / "run"))
     assert main(["report", str(run), "--proposal"]) == 0
     told = (run / "proposal.md").read_text()
     assert "| 2cpu |" in told and "Reproduce: `scaleproof run ddp/decoder-nano/weak" in told

@@ -40,9 +40,10 @@ from harness.training.rank.streamed import Streamed
 OLD = 200
 #: Parts of a training whose gradients' squares are kept apart.
 PARTS = 16
-#: By so much, relatively, training must change a loss, after so many steps: a loss that hardly
-#: depends on the weights would not show an update that was left out. Honest ones change by 4e-4 and more in eight steps.
-SHOWN, SHOWN_AFTER = 1e-6, 4
+#: By so much, relatively, training must change a loss, after so many steps: one that hardly depends
+#: on the weights would not show an update that was left out. It is two roundings of fp32; honest
+#: losses change by 4e-4 and more in eight steps, and by less while the learning rate warms up.
+SHOWN, SHOWN_AFTER = 2.4e-7, 4
 #: The batches of a shard, step by step.
 Batches: TypeAlias = Callable[[int], Feed]
 

@@ -46,7 +46,7 @@ def cut_off(links: Sequence[Link]) -> frozenset[str]:
 
 def strays(run: RunRecord) -> list[str]:
     """Launches of plans, arms or cases that the record does not have: nothing can be recomputed."""
-    arms = {p.hash: {a.name: a.case.hash for a in p.arms} for p in run.plans}
+    arms = {plan.hash: {arm.name: arm.case.hash for arm in plan.arms} for plan in run.plans}
     return [
         f"{x.launch} is of a plan, an arm or a case that this record does not have"
         for x in run.launches
@@ -60,14 +60,14 @@ def _launches(run: RunRecord, folder: Path, cut: frozenset[str]) -> Iterator[str
     One that failed may have been launched once more, to be looked at closely; those that were
     ``cut`` off with their program count for nothing.
     """
-    looks = sum(x.status is LaunchStatus.FAILED for x in run.launches)
+    looks = sum(launch.status is LaunchStatus.FAILED for launch in run.launches)
     launches_folder = folder / "launches"
     present = (
         {p.name for p in launches_folder.iterdir() if p.is_dir()}
         if launches_folder.is_dir()
         else set()
     )
-    recorded = {x.launch for x in run.launches}
+    recorded = {launch.launch for launch in run.launches}
     extra = sorted(
         n for n in present - recorded - cut if not n.startswith(("fabric-", "recovery-"))
     )
@@ -94,6 +94,17 @@ def _copies(launches: Sequence[LaunchRecord]) -> Iterator[str]:
                 return
 
 
+def twice(run: RunRecord, other: RunRecord) -> str:
+    """Which samples two runs share, as no two measurements do; empty if they share none."""
+    known = {rank.samples_sha256: x.launch for x in other.launches for rank in x.ranks}
+    for launch in (x for x in run.launches if x.asked is Purpose.TIMED):
+        for rank in launch.ranks:
+            if rank.samples_sha256 and rank.samples_sha256 in known:
+                before = known[rank.samples_sha256]
+                return f"{launch.launch} has the samples of {before} in {other.run}"
+    return ""
+
+
 def _times(run: RunRecord) -> Iterator[str]:
     """Launches follow each other, last as long as they step, and lie within the run."""
     began = datetime.datetime.fromisoformat(run.started_at)
@@ -108,12 +119,12 @@ def _times(run: RunRecord) -> Iterator[str]:
         ended = at + datetime.timedelta(seconds=launch.wall_s)
         slot = launch.slot
         previous_end = max(previous_end, ended) if beside else ended
-        stepping = max((r.stepping_s for r in launch.ranks), default=0.0)
+        stepping = max((rank.stepping_s for rank in launch.ranks), default=0.0)
         if launch.status is LaunchStatus.OK and launch.wall_s + CLOCK_S < stepping:
             yield f"{launch.launch}: stepped for {stepping:.3f} s in {launch.wall_s:.3f} s"
             return
     hosts = {n.host for n in (run.machine, *run.nodes)}
-    if strange := {r.host for launch in run.launches for r in launch.ranks} - hosts:
+    if strange := {rank.host for launch in run.launches for rank in launch.ranks} - hosts:
         yield f"ranks ran on {', '.join(sorted(strange))}, which is no machine of this run"
 
 
@@ -152,7 +163,7 @@ def _stalled(run: RunRecord) -> Iterator[str]:
         slots.setdefault(launch.slot or launch.launch, []).append(launch)
     for launches in slots.values():
         still = [launch for launch in launches if launch.stood_still]
-        scheduled = all(r.planted_s is not None for launch in still for r in launch.ranks)
+        scheduled = all(rank.planted_s is not None for launch in still for rank in launch.ranks)
         if not (
             still and scheduled and all(launch.usable or launch in still for launch in launches)
         ):
@@ -195,7 +206,7 @@ def _seats(run: RunRecord) -> Iterator[str]:
         draw = packing.lot(plan.protocol.seed, first.asked, first.attempt, first.turn, names)
         worlds = [plan.arm(name).case for name in names]
         seats = packing.seats(worlds, run.settings.nodes, draw) or []
-        drawn = [(s.hosts, s.devices if first.slot else ()) for s in seats]
+        drawn = [(seat.hosts, seat.devices if first.slot else ()) for seat in seats]
         if drawn != [(launch.hosts, launch.devices) for launch in launches]:
             yield f"{first.launch} did not run on the nodes or devices that its seed draws"
             return
@@ -256,7 +267,7 @@ def _sealed(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
 
 def _announced(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     """Plans, and what was expected of their cases, are those that were announced."""
-    plans = {p.hash: _json(p) for p in run.plans}
+    plans = {plan.hash: _json(plan) for plan in run.plans}
     for body in chain.bodies(links, Kind.PLAN):
         if plans.get(body["hash"]) != body["plan"]:
             yield f"plan {body['plan']['name']} is not the one that was announced"

@@ -130,7 +130,7 @@ def _shifts(a: RunRecord, b: RunRecord) -> Iterator[Shift]:
 
 
 def _cases(run: RunRecord) -> list[CaseSpec]:
-    return list({arm.case.hash: arm.case for p in run.plans for arm in p.arms}.values())
+    return list({arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}.values())
 
 
 def key_of(case: CaseSpec, hardware: bool) -> str:
@@ -243,7 +243,9 @@ def differing(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
     pairs = zip(facts(a), facts(b), strict=True)
     texts = [text for pair in pairs for text in between(*pair)]
     names = sorted(a.environment.keys() | b.environment.keys())
-    unknown = [n for n in names if _unlike_digests(a.environment.get(n), b.environment.get(n))]
+    unknown = [
+        name for name in names if _unlike_digests(a.environment.get(name), b.environment.get(name))
+    ]
     return (*texts, *([f"environment: {', '.join(unknown)} differ"] if unknown else []))
 
 

@@ -93,13 +93,14 @@ def senseless(error: Exception) -> str:
 
 
 def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Verification:
-    counted = [x for x in run.launches if x.purpose not in _APART and x.status is LaunchStatus.OK]
-    checked = _all(run, folder, counted)
+    checked = _all(run, folder, _counted(run))
     differences = [text for replayed in checked for text in replayed.differences]
-    for x in (x for x in run.launches if x.purpose is Purpose.GATE):
-        differences += let_through(x.launch, x.ranks)
-    for x in (x for x in run.launches if x.purpose is Purpose.BITS):
-        differences += _bits(x, folder)
+    for launch in run.launches:
+        if launch.purpose is Purpose.GATE:
+            differences += let_through(launch.launch, launch.ranks)
+    for launch in run.launches:
+        if launch.purpose is Purpose.BITS:
+            differences += _bits(launch, folder)
     if not differences:
         differences = _windows(run, folder)
     differences += audit(run, folder, links)
@@ -117,6 +118,27 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
         num_links=len(links),
         head=run.head,
     )
+
+
+def _counted(run: RunRecord) -> list[LaunchRecord]:
+    """Every launch that has samples of steps."""
+    return [
+        launch
+        for launch in run.launches
+        if launch.purpose not in _APART and launch.status is LaunchStatus.OK
+    ]
+
+
+def misfigured(run: RunRecord, folder: Path) -> str:
+    """The first figure of a run, finished or not, that the samples which are there do not give;
+    empty if there is none.
+    """
+    there = [x for x in _counted(run) if (folder / "launches" / x.launch).is_dir()]
+    try:
+        replayed = _all(run, folder, there)
+        return next((text for launch in replayed for text in launch.differences), "")
+    except RecordError as error:
+        return error.what
 
 
 def unsealed(run: RunRecord, folder: Path, links: Sequence[chain.Link] | None = None) -> str:
@@ -202,7 +224,7 @@ def _bits(launch: LaunchRecord, folder: Path) -> Iterator[str]:
     if launch.status is not LaunchStatus.OK:
         return
     try:
-        samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
+        samples = [load_samples(folder, launch.launch, rank) for rank in launch.ranks]
     except RecordError as error:
         yield str(error)
         return
@@ -272,7 +294,7 @@ def _differing(
                 continue  # words may change
         if recorded is None and run.schema < JUDGED_SINCE:
             continue  # not measured yet in its day
-        watched = any(r.watched is not None for r in launch.ranks)
+        watched = any(rank.watched is not None for rank in launch.ranks)
         if name == "consumed" and run.schema < DIRECTED_SINCE and watched:
             value = _counted_then(samples, cut, value, recorded)
         if not same(to_doc(value), to_doc(recorded)):

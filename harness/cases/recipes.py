@@ -76,7 +76,10 @@ def _one_node(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Again
 
 
 def _smallest_fit(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
-    return [Against(kind="smallest_fit", arms=(_rung(case, n, nodes),), ranks=n) for n in worlds]
+    return [
+        Against(kind="smallest_fit", arms=(_rung(case, world, nodes),), ranks=world)
+        for world in worlds
+    ]
 
 
 def _sum_of_devices(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
@@ -85,7 +88,9 @@ def _sum_of_devices(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list
         for i in range(max(worlds))
     ]
     kind = "sum_of_devices"
-    return [Against(kind=kind, arms=tuple(alone[:n]), ranks=n, exactly=True) for n in worlds]
+    return [
+        Against(kind=kind, arms=tuple(alone[:world]), ranks=world, exactly=True) for world in worlds
+    ]
 
 
 def _one(ranks: int) -> tuple[int, ...]:
@@ -138,12 +143,14 @@ def ladder(  # noqa: PLR0913  (all that a ladder may ask for)
             expected=", ".join(_AGAINST),
             fix="scaleproof plan",
         )
-    rungs = [_rung(case, n, nodes, Role.SUBJECT) for n in worlds]
+    rungs = [_rung(case, world, nodes, Role.SUBJECT) for world in worlds]
     against = [a for kind in dict.fromkeys(baselines) for a in _AGAINST[kind](case, worlds, nodes)]
     arms = {arm.name: arm for arm in rungs}
     for arm in (arm for a in against for arm in a.arms):
         arms.setdefault(arm.name, arm)
-    contrasts = [c for name in metrics for n in worlds for c in _contrasts(name, n, against)]
+    contrasts = [
+        c for name in metrics for world in worlds for c in _contrasts(name, world, against)
+    ]
     for ablation in ablations:
         arm, contrast = ablated(arms[f"@{max(worlds)}"], ablation)
         arms[arm.name] = arm
@@ -331,8 +338,8 @@ def learning(
         "time_to_loss", "time_to_loss_ratio", "samples_to_loss", "samples_to_loss_ratio", "step_s",
     )  # fmt: skip
     plan = beside(f"{case.family}{case.extras} learning", cases, metrics, protocol=protocol)
-    apart = [replace(a, role=Role.ABLATION) for a in plan.arms if not a.case.communicate]
-    others = [a for a in plan.arms if a.case.communicate]
+    apart = [replace(arm, role=Role.ABLATION) for arm in plan.arms if not arm.case.communicate]
+    others = [arm for arm in plan.arms if arm.case.communicate]
     return replace(plan, arms=(*others, *apart), to_loss=to_loss)
 
 
@@ -404,5 +411,5 @@ def strong_worlds(case: CaseSpec, worlds: Sequence[int]) -> tuple[int, ...]:
     """The world sizes that divide the global batch, which a strong case has; all without one."""
     if case.global_batch is None:
         return tuple(worlds)
-    shards = [n * case.accumulate for n in worlds]
+    shards = [world * case.accumulate for world in worlds]
     return tuple(n for n, s in zip(worlds, shards, strict=True) if case.global_batch % s == 0)

@@ -180,6 +180,8 @@ def rule_of(table: TomlTable, problems: Problems) -> Threshold | None:
         if isinstance(value, str) and value != value.strip():
             message = f"{key} = {value!r} has a blank at its end: it would match nothing"
             problems.add(table.lines.get(key, table.line), message, f"{key} = {value.strip()!r}")
+    if values.get("name") == "":  # verdicts without the name of a rule count as unruled
+        problems.add(table.lines["name"], "a rule needs a name", 'name = "ddp_weak"')
     if _check_metric(table, problems):
         _check_bounds(table, problems)
     if len(problems.found) > before:

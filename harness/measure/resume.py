@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.analysis.verify import misfigured
 from harness.base import digests
 from harness.base.errors import RecordError
 from harness.cases import Site
@@ -42,6 +43,13 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
             where=str(folder),
             expected="the files and versions that it was begun with",
             fix="scaleproof run CASE",
+        )
+    if reason := misfigured(old, folder):
+        raise RecordError(
+            f"NOT VERIFIED: {reason}: what is measured now would be judged together with it",
+            where=str(folder),
+            expected="launches whose figures follow from their samples",
+            fix=f"scaleproof verify {folder}",
         )
     return old
 

@@ -236,7 +236,11 @@ class LaunchRecord:
     @property
     def throughput(self) -> float | None:
         """Samples really consumed / wall time of the kept window of the slowest rank."""
-        return None if self.steps is None else self.consumed / max(r.window_s for r in self.ranks)
+        return (
+            None
+            if self.steps is None
+            else self.consumed / max(rank.window_s for rank in self.ranks)
+        )
 
     @property
     def tail_throughput(self) -> float | None:
@@ -252,9 +256,9 @@ class LaunchRecord:
         None where neither is known.
         """
         shares = [
-            r.throttled_s / r.window_s
-            for r in self.ranks
-            if r.throttled_s is not None and r.window_s
+            rank.throttled_s / rank.window_s
+            for rank in self.ranks
+            if rank.throttled_s is not None and rank.window_s
         ]
         if self.foreign_load is None and not shares:
             return None
@@ -263,17 +267,17 @@ class LaunchRecord:
     @property
     def late(self) -> float | None:
         """The share of its window by which a scheduled stand-in missed its end; None of others."""
-        planted = [r.planted_s for r in self.ranks if r.planted_s]
+        planted = [rank.planted_s for rank in self.ranks if rank.planted_s]
         if self.steps is None or not planted or len(planted) < len(self.ranks):
             return None
         planned_s = self.steps.count * max(planted)
-        behind = max(0.0, max(r.window_s for r in self.ranks) / planned_s - 1)
+        behind = max(0.0, max(rank.window_s for rank in self.ranks) / planned_s - 1)
         return behind / (1 + behind)
 
     @property
     def peak_bytes(self) -> float | None:
         """Peak memory of the largest rank; None if a rank does not know its own."""
-        peaks = [r.peak_bytes for r in self.ranks if r.peak_bytes is not None]
+        peaks = [rank.peak_bytes for rank in self.ranks if rank.peak_bytes is not None]
         known = self.steps is not None and len(peaks) == len(self.ranks)
         return float(max(peaks)) if known else None
 
@@ -282,21 +286,21 @@ class LaunchRecord:
         """Peak of what the allocator of the largest rank took of its device, used or not; None on
         cores.
         """
-        peaks = [r.allocator.reserved_bytes for r in self.ranks if r.allocator is not None]
+        peaks = [rank.allocator.reserved_bytes for rank in self.ranks if rank.allocator is not None]
         known = self.steps is not None and len(peaks) == len(self.ranks)
         return float(max(peaks)) if known else None
 
     @property
     def sent_bytes(self) -> float | None:
         """Bytes that the busiest rank sent in a mean step; None where sockets do not carry them."""
-        sent = [r.sent_bytes for r in self.ranks if r.sent_bytes is not None]
+        sent = [rank.sent_bytes for rank in self.ranks if rank.sent_bytes is not None]
         known = self.steps is not None and len(sent) == len(self.ranks)
         return max(sent) / self.steps.count if known and self.steps else None
 
     @property
     def skipped_steps(self) -> float | None:
         """Steps that a scaler of losses left out, warm-up included; None without one."""
-        counts = [len(r.ran.skipped) for r in self.ranks if r.ran.skipped is not None]
+        counts = [len(rank.ran.skipped) for rank in self.ranks if rank.ran.skipped is not None]
         return float(max(counts)) if self.steps is not None and counts else None
 
     @property
@@ -304,7 +308,7 @@ class LaunchRecord:
         """Steps that the slowest rank was behind what a step was trained on, at most; None where
         all ranks step together.
         """
-        steps = [r.ran.staleness for r in self.ranks if r.ran.staleness is not None]
+        steps = [rank.ran.staleness for rank in self.ranks if rank.ran.staleness is not None]
         return float(max(steps)) if self.steps is not None and steps else None
 
     @property
@@ -313,22 +317,22 @@ class LaunchRecord:
 
         ``read_s`` and ``decode_s`` of all workers of a rank, ``disk_bytes`` that disks delivered.
         """
-        medians = [r.ran.fed for r in self.ranks if r.ran.fed]
+        medians = [rank.ran.fed for rank in self.ranks if rank.ran.fed]
         return {k: fmean(t[k] for t in medians) for k in medians[0]} if medians else None
 
     @property
     def compile_s(self) -> float | None:
         """Seconds for which the slowest rank compiled, none of them in the window."""
-        return max((r.ran.compile_s for r in self.ranks if r.ran.compile_s), default=None)
+        return max((rank.ran.compile_s for rank in self.ranks if rank.ran.compile_s), default=None)
 
     @property
     def codec_s(self) -> tuple[float, float] | None:
         """Seconds that encoding (and adding), and decoding, take the slowest rank in a step."""
-        parts = [r.ran.codec_s for r in self.ranks if r.ran.codec_s]
+        parts = [rank.ran.codec_s for rank in self.ranks if rank.ran.codec_s]
         if not parts:
             return None
-        encoding = max(t.get("encode", 0.0) + t.get("add", 0.0) for t in parts)
-        return encoding, max(t.get("decode", 0.0) for t in parts)
+        encoding = max(part.get("encode", 0.0) + part.get("add", 0.0) for part in parts)
+        return encoding, max(part.get("decode", 0.0) for part in parts)
 
     @property
     def expert_variation(self) -> float | None:
@@ -383,4 +387,4 @@ def loads(ranks: Iterable[RankRecord]) -> Mapping[str, tuple[int, ...]]:
 
 def num_again(launches: Iterable[LaunchRecord], purpose: Purpose) -> int:
     """How often some of these were launched again: ``STALLED`` or ``FLAKED``."""
-    return len({x.slot or x.launch for x in launches if x.purpose is purpose})
+    return len({launch.slot or launch.launch for launch in launches if launch.purpose is purpose})

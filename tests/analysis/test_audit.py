@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.audit import audit, strays
+from harness.analysis.audit import audit, strays, twice
 from harness.record import LaunchRecord, Purpose, RunRecord, chain
+from harness.record.store import load
 
 
 def edited(run: RunRecord, place: int, **fields: object) -> RunRecord:
@@ -68,6 +69,13 @@ def test_what_cannot_be_is_said(
     edit: Callable[[RunRecord], RunRecord], why: str, sample: Path, sample_run: RunRecord
 ) -> None:
     assert any(why in text for text in audit(edit(sample_run), sample, chain.read(sample)))
+
+
+def test_a_copy_of_a_run_is_no_second_measurement(sample: Path, sample_run: RunRecord) -> None:
+    """Whatever it is called, and whenever it says that it was made."""
+    copy = replace(sample_run, run="another", started_at="2027-01-01T00:00:00+00:00", head="0")
+    again = load(sample.with_name("ddp-nano-again"))
+    assert "has the samples of" in twice(copy, sample_run) and not twice(again, sample_run)
 
 
 def test_a_launch_of_no_plan_is_a_stray(sample_run: RunRecord) -> None:

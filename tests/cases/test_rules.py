@@ -12,6 +12,7 @@ from harness.cases import Catalogue, Contrast, Device, Mode, Reach, Site, Thresh
 from harness.cases.metrics import METRICS
 from harness.cases.rules import load_thresholds, reach
 from harness.cases.vacuous import implied
+from harness.interface.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,6 +96,7 @@ def test_a_bound_is_told_in_the_unit_that_is_wanted(
         ("world = 2", "world = 0", "world = 0 is of no run"),
         ("world = 2", 'waiver = "known"', "a waiver needs a reason and waiver_expires"),
         ('name = "a"\n', "", "missing required key 'name'"),
+        ('name = "a"', 'name = ""', "a rule needs a name"),
         ("[[rule]]", "[[rule]", "not valid TOML"),
     ],
 )
@@ -211,13 +213,17 @@ def test_a_blank_at_an_end_is_a_mistake(tmp_path: Path, key: str) -> None:
     ],
 )
 def test_a_rule_that_cannot_fail_beside_another_is_told(
-    tmp_path: Path, first: str, second: str, idle: list[str]
+    tmp_path: Path, first: str, second: str, idle: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A speedup of 1.8 at two ranks is an efficiency of 0.9."""
     other = GOOD.replace('name = "a"', 'name = "b"')
     other = other.replace('metric = "efficiency"\nat_least = 0.85\nunit = "1"', second)
     rules = load_thresholds_of(tmp_path, GOOD.replace(first, "") + other if first else GOOD + other)
     assert [rule.name for rule, _ in implied(rules)] == idle
+    assert main(["rules", str(tmp_path / "rules.toml")]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for rule in rules:
+        assert (f"{rule.name} cannot fail while" in told) is (rule.name in idle)
 
 
 def load_thresholds_of(tmp_path: Path, text: str) -> tuple[Threshold, ...]:

@@ -10,11 +10,26 @@ import pytest
 
 from harness.analysis.judging.obstacles import gate_failure
 from harness.analysis.samples import figures, references
-from harness.cases import Arm, Catalogue, Device, Plan, Precision, Protocol, Role, Site, Window
+from harness.cases import (
+    Arm,
+    Catalogue,
+    Device,
+    Plan,
+    Precision,
+    Protocol,
+    Role,
+    Settings,
+    Site,
+    Window,
+)
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
+from harness.measure.measurer import moment
 from harness.measure.order import Order
+from harness.measure.progress import Progress
+from harness.measure.session import Session
 from harness.record import Described, LaunchRecord, Purpose
+from harness.record.store import load_samples
 
 CHEATS = Path(__file__).parents[1] / "cheats"
 #: Of what trains too little; the nearest to the limits among them.
@@ -144,6 +159,43 @@ def test_what_is_trained_before_the_clock_is_of_other_samples(
     finally:
         stand.bench.data_seed = 0
     assert any(w.startswith("loss: step 0") for w in timed.wrong) is seen, timed.wrong
+
+
+def test_a_step_that_ends_after_its_window_is_no_step(stand: Stand) -> None:
+    """Gate and losses are right, and the window is over before the work is."""
+    plan, described = stand.described("deferred/mlp-nano")
+    with pytest.raises(AssertionError, match="returned a Later, not a tensor of torch"):
+        stand.launch(plan, described, Purpose.TIMED)
+
+
+def test_a_loss_that_shows_no_update_is_no_reference(stand: Stand) -> None:
+    """Of frozen weights nothing would be seen beside it."""
+    plan, described = stand.described("ddp/shifted-nano")
+    gate, reference = stand.launch(plan, described, Purpose.GATE, Purpose.REFERENCE)
+    assert gate_failure(gate) is None, "the gate compares weights"
+    failed = {c.name for rank in reference.ranks for c in rank.checks if not c.ok}
+    assert failed == {"loss.shows_updates"}
+
+
+def test_each_run_draws_an_order_of_samples_of_its_own(tmp_path: Path) -> None:
+    """As a session launches: the reference of a run sees its samples, and no other run does."""
+    known = Catalogue()
+    case = known.normalise(
+        Site(device=Device.CPU, backend="gloo", nodes=(1,)).case("single/mlp-nano")
+    )
+    arm = Arm(name="@", case=case, role=Role.SUBJECT)
+    plan = Plan(name=case.id, arms=(arm,), contrasts=(), protocol=Protocol(steps=4, cut=0))
+    drawn = []
+    for name in ("one", "other"):
+        session = Session(known, Settings(), tmp_path / name, (), Progress())
+        with session:
+            session.describe([case])
+            session.run.announce([plan])
+            order = Order(plan=plan, arm=arm, purpose=Purpose.TIMED, window=plan.window)
+            (timed,) = session.launch([order], moment(session, order, {}, []))
+        (rank,) = timed.ranks
+        drawn.append(load_samples(session.run.folder, timed.launch, rank).sample_ids.tolist())
+    assert drawn[0] != drawn[1]
 
 
 TOO_LITTLE = ["honest", "frozen", "half", "top", "stale", "slow", "forgetful", "lazy"]

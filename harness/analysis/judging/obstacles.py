@@ -73,7 +73,9 @@ def _edited(evidence: Evidence) -> Conclusion | None:
     trained = (references.launch_of(run.references, run.described, case) for case in setups)
     for launch in [*checked, *filter(None, trained), *evidence.all_launches]:
         setup = setups.get(launch.case, "")
-        for name, digest in ((n, d) for r in launch.ranks for n, d in (r.sources or {}).items()):
+        for name, digest in (
+            (n, d) for rank in launch.ranks for n, d in (rank.sources or {}).items()
+        ):
             of = setup if name in VERSIONS or setup in versions else ""
             first, before = known.setdefault((of, name), (launch.launch, digest))
             if before != digest:
@@ -149,8 +151,8 @@ def _unlike(evidence: Evidence) -> str | None:
         return None
     launches = [x for x in evidence.all_launches if x.usable and x.ranks]
     subject, baseline = evidence.contrast.subject, evidence.contrast.baseline
-    of_subject = [x for x in launches if x.arm == subject]
-    of_baseline = [x for x in launches if x.arm in baseline]
+    of_subject = [launch for launch in launches if launch.arm == subject]
+    of_baseline = [launch for launch in launches if launch.arm in baseline]
     versions = dict(evidence.run.settings.checkouts)
     edited = evidence.subject.setup in versions  # on purpose: it is what is compared
     return same_training.unlike(evidence.subject, of_subject, of_baseline, edited=edited)
@@ -158,7 +160,7 @@ def _unlike(evidence: Evidence) -> str | None:
 
 def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion | None:
     """Why a launch that counts is no evidence, if it is none."""
-    case = next((a.case for a in plan.arms if a.case.hash == launch.case), None)
+    case = next((arm.case for arm in plan.arms if arm.case.hash == launch.case), None)
     if launch.discarded:
         return None
     if launch.status is LaunchStatus.FAILED:
@@ -273,12 +275,12 @@ def _stopped_at(
 def smallest_fit(run: RunRecord, plan: Plan) -> str:
     """The name of the plan's smallest subject arm that fits."""
     fitting = [
-        a
-        for a in plan.arms
-        if a.role is Role.SUBJECT
-        and (d := run.described.get(a.case.hash)) is not None
+        arm
+        for arm in plan.arms
+        if arm.role is Role.SUBJECT
+        and (d := run.described.get(arm.case.hash)) is not None
         and not d.unsupported
-        and fits(d, a.case, run.machine)
+        and fits(d, arm.case, run.machine)
     ]
     return min(fitting, key=lambda a: a.case.world_size).name if fitting else ""
 
@@ -293,7 +295,7 @@ def gate_failure(gate: LaunchRecord) -> str | None:
         return f"correctness gate: {blame(gate)}"
     if (check := _failed(gate)) is not None:
         return check
-    if not gate.ranks or not all(r.checks for r in gate.ranks):
+    if not gate.ranks or not all(rank.checks for rank in gate.ranks):
         return "correctness gate: nothing was checked"
     return None
 
@@ -342,7 +344,9 @@ def _control(gate: LaunchRecord | None) -> Conclusion:
     """A control passes only if its bytes gave it away: not by crashing, not by another check."""
     if gate is None or gate.status is not LaunchStatus.OK:
         return Conclusion(Status.ERROR, Reason.NOT_MEASURED, "the correctness gate did not finish")
-    wrong = [c for c in gate.ranks[0].checks if c.name.startswith("bytes.") and not c.ok]
+    wrong = [
+        check for check in gate.ranks[0].checks if check.name.startswith("bytes.") and not check.ok
+    ]
     if not wrong:
         return Conclusion(
             Status.FAIL, Reason.NOT_CAUGHT, "the byte checks missed a case that is wrong on purpose"

@@ -25,7 +25,7 @@ def rules_for(
     thresholds: Sequence[Threshold], case: CaseSpec, contrast: Contrast, hardware: str
 ) -> list[Threshold]:
     """Every rule that judges a contrast: all are judged, none wins silently."""
-    return [t for t in thresholds if t.matches(case, contrast, hardware)]
+    return [rule for rule in thresholds if rule.matches(case, contrast, hardware)]
 
 
 def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
@@ -114,7 +114,7 @@ def _untold(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
     if lacks:
         return f"{contrast.metric} needs {NEEDED[lacks[0]]}"
     launches = [x for x in timed(run, plan) if x.arm == contrast.subject and x.usable]
-    if launches and metric.of_device and all(x.value(metric) is None for x in launches):
+    if launches and metric.of_device and all(launch.value(metric) is None for launch in launches):
         return f"nothing on this machine tells {contrast.metric}"
     return None
 
@@ -163,7 +163,7 @@ def _claimed(evidence: Evidence) -> str:
         return reason
     if evidence.subject.script:
         launches = evidence.timed_of(arm.name for arm in evidence.plan.arms)
-        watched = [x.ranks[0].watched for x in launches if x.usable and x.ranks]
+        watched = [launch.ranks[0].watched for launch in launches if launch.usable and launch.ranks]
         if any(w is not None and not w.even for w in watched):
             return "steps do not exchange equally many bytes: what a step is, has one witness"
         if any(w is not None and len(w.roots) != 1 for w in watched):
@@ -186,7 +186,9 @@ def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:
 
 def unconfirmed(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """FAILs that no fresh set has confirmed yet."""
-    return [v for v in verdicts if v.reason in (Reason.UNCONFIRMED, Reason.DISAGREE)]
+    return [
+        verdict for verdict in verdicts if verdict.reason in (Reason.UNCONFIRMED, Reason.DISAGREE)
+    ]
 
 
 def together(all_verdicts: Sequence[Verdict]) -> tuple[int, int]:

@@ -1,13 +1,15 @@
-"""Work: whether a baseline computes more for a sample than the subject does.
+"""Work: whether a baseline computes more for a sample than the subject does, or waits longer.
 
 A model that looks for signs that it is alone, and then computes more, makes every rung look better.
 What it looks at does not matter here: the CPU time of a sample shows it. In weak scaling a rank of
 the subject does all that the baseline does for a sample, and exchanges gradients on top.
 """
 
+from collections.abc import Callable
+
 from harness.analysis.judging.evidence import Evidence
 from harness.cases import Device, Mode, StandIn, metrics
-from harness.record import HALVES_SINCE, Expected, LaunchRecord
+from harness.record import HALVES_SINCE, Expected, LaunchRecord, RankRecord
 
 #: Bytes that AdamW moves for a parameter, and those that slow memory moves in a second.
 ADAMW_BYTES = 28
@@ -17,6 +19,9 @@ MEMORY_BYTES = {Device.CPU: 5e9, Device.CUDA: 1e12}
 MOST = 1.5
 #: Launches of an arm, of which the one that was disturbed least counts.
 LEAST_LAUNCHES = 2
+#: Of a baseline's time for a sample: so much longer than the subject it may wait. Ranks that
+#: exchange gradients, and share a disk, wait longer than one alone.
+LONGER = 0.2
 
 
 def excess(evidence: Evidence) -> str:
@@ -28,18 +33,23 @@ def excess(evidence: Evidence) -> str:
     weak = case.mode is Mode.WEAK and evidence.contrast.against in ("plain", "wrapped")
     if not (weak and measured.read == "throughput" and case.device is Device.CPU):
         return ""
+    if evidence.run.schema < HALVES_SINCE or StandIn.PACED in case.stand_in:
+        return ""
+    subject = evidence.timed_of([evidence.contrast.subject])
+    baseline = evidence.timed_of(evidence.contrast.baseline)
     described = evidence.run.described[case.hash]
     expected, facts = described.expected, described.facts
-    if expected is None or facts is None or evidence.run.schema < HALVES_SINCE:
+    if expected is not None and _cut(expected):
         return ""
-    if case.script or StandIn.PACED in case.stand_in or _cut(expected):
+    if idle := _waits_longer(subject, baseline):
+        return idle
+    if case.script or expected is None or facts is None:
         return ""
-    subject_s = _cpu_s(evidence.timed_of([evidence.contrast.subject]))
-    theirs = _cpu_s(evidence.timed_of(evidence.contrast.baseline))
+    subject_s = _cpu_s(subject)
+    theirs = _cpu_s(baseline)
     if subject_s is None or theirs is None:
         return ""
-    below = evidence.timed_of(evidence.contrast.baseline)
-    samples = min(x.consumed / x.steps.count for x in below if x.steps and x.consumed)
+    samples = min(x.consumed / x.steps.count for x in baseline if x.steps and x.consumed)
     update_s = ADAMW_BYTES * facts.num_params / MEMORY_BYTES[case.device] / samples
     if theirs - min(update_s, theirs / 2) <= MOST * subject_s:  # ranks may share out the optimizer
         return ""
@@ -49,6 +59,36 @@ def excess(evidence: Evidence) -> str:
     )
 
 
+def _waits_longer(subject: list[LaunchRecord], baseline: list[LaunchRecord]) -> str:
+    """Whether a baseline's rank waits longer for a sample than one of the subject's, which has
+    others to wait for; its cores were idle, so that nobody took the time. Else empty.
+    """
+    least = _of_launches(baseline, lambda rank: rank.window_s - _held_s(rank))
+    most = _of_launches(subject, lambda rank: rank.window_s - rank.cpu_s)
+    whole = _of_launches(baseline, lambda rank: rank.window_s)
+    if not (least and most and whole) or min(least) <= max(most) + LONGER * min(whole):
+        return ""
+    return (
+        f"the baseline waits {1e3 * min(least):.3g} ms for a sample, its cores idle, and the"
+        f" subject {1e3 * max(most):.3g} ms at most: it is slow by more than the same training"
+    )
+
+
+def _held_s(rank: RankRecord) -> float:
+    """For how long somebody may have had the rank's cores, or a quota kept it from them."""
+    busy_s = rank.window_s if rank.busy_s is None else rank.busy_s
+    return max(rank.cpu_s, busy_s) + (rank.throttled_s or 0.0)
+
+
+def _of_launches(
+    launches: list[LaunchRecord], seconds: Callable[[RankRecord], float]
+) -> list[float]:
+    """Seconds of all ranks for a sample, of each launch; empty of too few."""
+    usable = [x for x in launches if x.usable and x.consumed and x.ranks]
+    per_sample = [sum(map(seconds, x.ranks)) / (x.consumed or 1) for x in usable]
+    return per_sample if len(per_sample) >= LEAST_LAUNCHES else []
+
+
 def _cut(expected: Expected) -> bool:
     """Whether ranks hold parts of the weights or layers, and so do less than the baseline."""
     return expected.stages > 1 or any("Shard" in placed for placed in expected.placements)
@@ -56,9 +96,5 @@ def _cut(expected: Expected) -> bool:
 
 def _cpu_s(launches: list[LaunchRecord]) -> float | None:
     """CPU seconds of all ranks for a sample, in the launch that took least."""
-    per_sample = [
-        sum(rank.cpu_s for rank in x.ranks) / x.consumed
-        for x in launches
-        if x.usable and x.consumed and x.ranks
-    ]
-    return min(per_sample) if len(per_sample) >= LEAST_LAUNCHES and min(per_sample) > 0 else None
+    per_sample = _of_launches(launches, lambda rank: rank.cpu_s)
+    return min(per_sample) if per_sample and min(per_sample) > 0 else None

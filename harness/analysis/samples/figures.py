@@ -164,15 +164,15 @@ def foreign_load(ranks: Sequence[RankRecord], beside: Sequence[RankRecord] = ())
     with worlds ``beside`` them.
     """
     out = []
-    for host in sorted({r.host for r in ranks}):
-        on_host = [r for r in ranks if r.host == host]
+    for host in sorted({rank.host for rank in ranks}):
+        on_host = [rank for rank in ranks if rank.host == host]
         cores = {r.affinity: r for r in on_host}
         union = {c for cpus in cores for c in cpus}
         shared = any(union.intersection(r.affinity) for r in beside if r.host == host)
         unlike = len(union) != sum(map(len, cores))
         if shared or unlike or any(r.busy_s is None for r in on_host):
             return None
-        busy = sum(r.busy_s or 0.0 for r in cores.values())
+        busy = sum(rank.busy_s or 0.0 for rank in cores.values())
         window = max(r.window_s for r in on_host)
         used = sum(r.cpu_s for r in on_host)
         out.append(max(0.0, busy - used) / (window * len(union)) if window else 0.0)
@@ -255,7 +255,7 @@ def consumed(samples: Sequence[Samples], cut: int) -> int:
 
 def _by_step(ranks: Sequence[np.ndarray], cut: int) -> list[list[int]]:
     """Each kept step's values over all ranks; sets of a few are quicker than sorted arrays."""
-    values: list[list[int]] = np.concatenate([r[cut:] for r in ranks], axis=1).tolist()
+    values: list[list[int]] = np.concatenate([rank[cut:] for rank in ranks], axis=1).tolist()
     return values
 
 
@@ -290,7 +290,7 @@ def _collapsed(ranks: Sequence[RankRecord]) -> Iterator[str]:
     never trained. Told by 1 / sum of squared shares, the number of equally busy experts.
     """
     for layer, load in loads(ranks).items():
-        top = next(r.routed[layer].top for r in ranks if r.routed and layer in r.routed)
+        top = next(rank.routed[layer].top for rank in ranks if rank.routed and layer in rank.routed)
         busy = sum(load) ** 2 / sum(x * x for x in load)
         if len(load) > top and busy < COLLAPSED * top:
             yield f"experts: the router of {layer} asks {busy:.2g} of {len(load)}: it has collapsed"
@@ -387,11 +387,11 @@ def _computed(case: CaseSpec, r: RankRecord, cut: int) -> Iterator[str]:
 
 def _shared_devices(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
     """Ranks whose place, or whose GPU by its UUID, is that of another rank."""
-    if len({(r.node, r.local_rank) for r in ranks}) != len(ranks):
+    if len({(rank.node, rank.local_rank) for rank in ranks}) != len(ranks):
         yield "world: two ranks on one device"
     if StandIn.SHARED_GPU in case.stand_in:
         return
-    for uuid, count in Counter(r.device_uuid for r in ranks if r.device_uuid).items():
+    for uuid, count in Counter(rank.device_uuid for rank in ranks if rank.device_uuid).items():
         if count > 1:
             yield f"world: {count} ranks on one device, {uuid}"
 
@@ -406,7 +406,7 @@ def wrong(
     seen: int | None = None,
 ) -> tuple[str, ...]:
     """What did not run as asked. A launch with anything here is never judged."""
-    joined = [r.rank for r in ranks]
+    joined = [rank.rank for rank in ranks]
     if joined != list(range(case.world_size)):
         return (f"world: ranks {joined} joined, expected {case.world_size} ranks",)
     kept = len(samples[0].sample_ids) - cut
@@ -415,11 +415,19 @@ def wrong(
         *_misplaced(case, ranks),
         *_shared_devices(case, ranks),
         *_waits(case, ranks),
-        *(why for r in ranks for why in (*_other(case, expected, r), *_computed(case, r, cut))),
+        *(
+            why
+            for rank in ranks
+            for why in (*_other(case, expected, rank), *_computed(case, rank, cut))
+        ),
         *_miscounted(seen, kept * expected.global_batch),
         *_collapsed(ranks),
         *_unlike_replicas(ranks),
-        *(why for r in ranks for why in (*_bytes(r, expected, cut, kept), *_clock(r), *_cores(r))),
+        *(
+            why
+            for rank in ranks
+            for why in (*_bytes(rank, expected, cut, kept), *_clock(rank), *_cores(rank))
+        ),
         *_behind_schedule(ranks, len(samples[0].sample_ids), kept),
         # Without communication it trains on what nobody sent.
         *(_losses(samples, reference) if case.communicate else ()),
@@ -427,9 +435,9 @@ def wrong(
 
 
 def _misplaced(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
-    if len({(r.host, r.pid) for r in ranks}) != len(ranks):
+    if len({(rank.host, rank.pid) for rank in ranks}) != len(ranks):
         yield "world: two ranks in one process"
-    per_node = Counter(r.node for r in ranks)
+    per_node = Counter(rank.node for rank in ranks)
     if tuple(per_node[n] for n in sorted(per_node)) != case.nodes:
         yield f"world: ranks per node {dict(per_node)}, asked for {case.nodes}"
 
@@ -440,16 +448,16 @@ def _miscounted(seen: int, asked: int) -> Iterator[str]:
 
 
 def _unlike_replicas(ranks: Sequence[RankRecord]) -> Iterator[str]:
-    held = {(r.part, r.replica) for r in ranks if r.replica}
+    held = {(rank.part, rank.replica) for rank in ranks if rank.replica}
     if unlike := len(held) - len({part for part, _ in held}):
         yield f"replicas: ranks ended with {unlike + 1} different sets of parameters"
 
 
 def _behind_schedule(ranks: Sequence[RankRecord], steps: int, kept: int) -> Iterator[str]:
     """Whether a stand-in whose steps end at set times missed many, and ended late."""
-    misses = max(r.clock_misses for r in ranks)
+    misses = max(rank.clock_misses for rank in ranks)
     planned_s = kept * (ranks[0].planted_s or math.inf)
-    late = max(r.window_s for r in ranks) / planned_s - 1
+    late = max(rank.window_s for rank in ranks) / planned_s - 1
     if misses > max(1, MISSED_SHARE * steps) and late > MISSED_SHARE / 2:
         yield f"{STOOD_STILL}: {misses} deadlines of the schedule missed, {late:.1%} late"
 

@@ -28,7 +28,7 @@ def unlike(
     ``edited``: the two are versions of one script, so that its file may differ between them.
     """
     for launches in (mine, base) if edited else ([*mine, *base],):
-        if len({_seen(x).source for x in launches}) > 1:
+        if len({_seen(launch).source for launch in launches}) > 1:
             return "the script's file was changed between launches"
     return next(_differences(case, mine, base, edited), None)
 
@@ -56,8 +56,8 @@ def _differences(
 
 def _starts(launches: Sequence[LaunchRecord]) -> Iterator[str]:
     """Launches of a training with a seed begin with the same parameters."""
-    starts = {_seen(x).start: x.launch for x in launches}
-    ways = {(_seen(x).way, _seen(x).start) for x in launches}
+    starts = {_seen(launch).start: launch.launch for launch in launches}
+    ways = {(_seen(launch).way, _seen(launch).start) for launch in launches}
     if len(starts) == len(ways) == 2 and len({way for way, _ in ways}) == 2:
         yield "a fork starts from other parameters than a fresh interpreter: use --fresh"
     elif len(starts) > 1:
@@ -86,7 +86,7 @@ def draws_whole(a: LaunchRecord, b: LaunchRecord) -> bool:
     """Whether each of several replicas draws from a data set as large as the baseline's, and what
     they store for its samples, if anything, is the same.
     """
-    seen = [r.watched for r in a.ranks if r.watched is not None]
+    seen = [rank.watched for rank in a.ranks if rank.watched is not None]
     size = _seen(b).whole
     alike = len({w.stored for w in seen}) == 1
     return (
@@ -145,7 +145,7 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
 
 def _per_sample(launch: LaunchRecord) -> float:
     """FLOPs of a sample; 0 where they were not counted on every rank, or there are none."""
-    flops = [r.watched.flops for r in launch.ranks if r.watched is not None]
+    flops = [rank.watched.flops for rank in launch.ranks if rank.watched is not None]
     if launch.steps is None or not launch.consumed or not sum(flops):
         return 0.0
     return sum(flops) / (launch.consumed / launch.steps.count)
@@ -153,11 +153,11 @@ def _per_sample(launch: LaunchRecord) -> float:
 
 def _aside(launch: LaunchRecord) -> float:
     """FLOPs that no gradient follows from, of the rank that has most of them."""
-    return max(r.watched.aside for r in launch.ranks if r.watched is not None)
+    return max(rank.watched.aside for rank in launch.ranks if rank.watched is not None)
 
 
 def _distinct(launch: LaunchRecord) -> float:
-    return min(r.watched.distinct for r in launch.ranks if r.watched is not None)
+    return min(rank.watched.distinct for rank in launch.ranks if rank.watched is not None)
 
 
 def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
@@ -187,22 +187,27 @@ def begin_alike(launches: Sequence[LaunchRecord]) -> bool:
 
     Without one each begins with others, which is no mistake, and is as fast.
     """
-    return _seeded(launches) or len({_seen(x).start for x in launches}) == 1
+    return _seeded(launches) or len({_seen(launch).start for launch in launches}) == 1
 
 
 def _seeded(launches: Sequence[LaunchRecord]) -> bool:
-    return all(_seen(x).seeded for x in launches)
+    return all(_seen(launch).seeded for launch in launches)
 
 
 def random(launches: Sequence[LaunchRecord]) -> bool:
     """Whether forward passes draw random numbers: dropout leaves out others on other ranks."""
-    return any(r.watched.random for x in launches for r in x.ranks if r.watched is not None)
+    return any(
+        rank.watched.random
+        for launch in launches
+        for rank in launch.ranks
+        if rank.watched is not None
+    )
 
 
 def same_samples(a: LaunchRecord, b: LaunchRecord) -> bool:
     """Whether both trained on the same samples in the first step, by the sum of their hashes."""
     first, second = (
-        sum(int(r.watched.first, 16) for r in x.ranks if r.watched is not None) % 2**64
+        sum(int(rank.watched.first, 16) for rank in x.ranks if rank.watched is not None) % 2**64
         for x in (a, b)
     )
     return first == second != 0
@@ -210,7 +215,7 @@ def same_samples(a: LaunchRecord, b: LaunchRecord) -> bool:
 
 def norm(launch: LaunchRecord) -> float:
     """The gradient's norm before the first step: a replica's, or that of all shards."""
-    norms = [r.grad_norm or 0.0 for r in launch.ranks]
+    norms = [rank.grad_norm or 0.0 for rank in launch.ranks]
     return math.hypot(*norms) if _seen(launch).sharded else norms[0]
 
 

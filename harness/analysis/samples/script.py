@@ -80,7 +80,7 @@ def declared(case: CaseSpec) -> int | None:
 
 def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
     """Why samples cannot be counted by their content; empty where they can."""
-    watched = [r.watched for r in ranks if r.watched is not None]
+    watched = [rank.watched for rank in ranks if rank.watched is not None]
     if reason := uncounted(watched, [float(np.median(_came(of_rank))) for of_rank in samples]):
         return reason
     last = len(samples[0].marks_s) - 2
@@ -138,9 +138,9 @@ def wrong(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples]
 ) -> tuple[str, ...]:
     """What keeps a launch from being evidence; each with what to add or to change."""
-    watched = [r.watched for r in ranks if r.watched is not None]
-    if [r.rank for r in ranks] != list(range(case.world_size)) or len(watched) != len(ranks):
-        have = [r.rank for r in ranks]
+    watched = [rank.watched for rank in ranks if rank.watched is not None]
+    if [rank.rank for rank in ranks] != list(range(case.world_size)) or len(watched) != len(ranks):
+        have = [rank.rank for rank in ranks]
         return (f"world: ranks {have} were watched, expected {case.world_size} ranks",)
     return (
         *_world(case, watched),
@@ -193,7 +193,7 @@ def _samples(
             f"samples: every step trains on the same {num_rows} samples: is a batch kept, or made"
             f" up? --samples-per-step N accepts that"
         )
-    if any(r.watched.repeated for r in ranks if r.watched is not None):
+    if any(rank.watched.repeated for rank in ranks if rank.watched is not None):
         yield (
             "samples: a DistributedSampler shuffles every epoch alike:"
             " is sampler.set_epoch(epoch) missing?"
@@ -204,7 +204,9 @@ def _samples(
     if 0 in arrived and max(arrived):
         yield f"idle: rank {arrived.index(0)} got no samples while others got {max(arrived)}"
     alone = any(
-        r.watched.sharded and not r.watched.parallel for r in ranks if r.watched is not None
+        rank.watched.sharded and not rank.watched.parallel
+        for rank in ranks
+        if rank.watched is not None
     )
     if case.world_size > 1 and num_rows == max(arrived) and min(arrived) == num_rows and not alone:
         yield (
@@ -229,7 +231,7 @@ def _training(
             "replicas: ranks start from different parameters: set one seed on all of them, or let"
             " DistributedDataParallel copy rank 0's"
         )
-    elif len({r.replica for r in ranks}) > 1:
+    elif len({rank.replica for rank in ranks}) > 1:
         yield (
             "replicas: ranks ended with different parameters: are gradients all-reduced before"
             " every optimizer step?"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis import nodes as nodes_
+from harness.analysis.audit import twice
 from harness.analysis.judging import neighbours
 from harness.analysis.nodes import Drift, Examined
 from harness.analysis.reached import reached
@@ -110,7 +111,10 @@ def handover(
 
     Without a contract rules that ask for other hardware are no requirements of this one.
     """
-    seals = tuple(_seal(run, folder) for run, folder in runs)
+    seals = tuple(
+        _seal(run, folder, earlier=[other for other, _ in runs[:number]])
+        for number, (run, folder) in enumerate(runs)
+    )
     before = tuple(_seal(run, folder) for run, folder in accepted)
     records = [run for run, _ in runs]
     references = [run for run, _ in accepted]
@@ -186,11 +190,11 @@ def _by_their_own(
     out = []
     for rule in rules:
         verdicts = [
-            evidence(run, "", rule, v)
+            evidence(run, "", rule, verdict)
             for run in runs
             if rule in run.thresholds
-            for v in run.verdicts
-            if v.rule == rule.name and v.status is not Status.SKIP
+            for verdict in run.verdicts
+            if verdict.rule == rule.name and verdict.status is not Status.SKIP
         ]
         clause = Clause(rule=rule, says=rule.note, asked_by="")
         shown = worst_first(verdicts)
@@ -203,7 +207,7 @@ def _counting(of: Requirement, today: datetime.date, *, apart: bool) -> Requirem
     shown = [e for e in of.evidence if e.apart is apart]
     if len(shown) == len(of.evidence):
         return of
-    units = [u for u in of.units if not apart or any(e.unit == u for e in shown)]
+    units = [unit for unit in of.units if not apart or any(e.unit == unit for e in shown)]
     lacking = [u for u in of.unmeasured if u not in of.units]
     return requirement(of.clause, shown, units, lacking, late=of.late, today=today)
 
@@ -229,14 +233,14 @@ def _severity(requirement: Requirement) -> int:
 def overall(
     requirements: Sequence[Requirement], runs: Sequence[RunRecord], seals: Sequence[Seal]
 ) -> Status:
-    if any(s.differences for s in seals):
+    if any(seal.differences for seal in seals):
         return Status.ERROR
     asked = {r.status for r in requirements if not r.waived}
     for status in (Status.ERROR, Status.FAIL):
         if status in asked:
             return status
     if not asked:
-        broken = any(v.counts is Status.ERROR for run in runs for v in run.verdicts)
+        broken = any(verdict.counts is Status.ERROR for run in runs for verdict in run.verdicts)
         return Status.ERROR if broken else Status.RECORDED
     open_ = {None, Status.INCONCLUSIVE, Status.RECORDED, Status.SKIP}
     return Status.INCONCLUSIVE if asked & open_ else Status.PASS
@@ -292,7 +296,8 @@ def _drift(runs: Sequence[RunRecord]) -> Iterator[Drift]:
     )
 
 
-def _seal(run: RunRecord, folder: Path) -> Seal:
+def _seal(run: RunRecord, folder: Path, earlier: Sequence[RunRecord] = ()) -> Seal:
+    """What is wrong with a run, and of which earlier one it is a copy: nothing counts twice."""
     verified = verify(run, folder)
     wrong = list(verified.differences)
     made = signature.signed(folder)
@@ -300,6 +305,7 @@ def _seal(run: RunRecord, folder: Path) -> Seal:
         wrong.append(why)
     if not run.head:
         wrong.append("the run is unchained: whether launches were left out cannot be said")
+    wrong += filter(None, (twice(run, other) for other in earlier))
     return Seal(
         run=run.run,
         folder=str(folder),

@@ -122,7 +122,7 @@ def _obstacle(point: Point, calibrated: Sequence[Point], table: PublishedTable) 
         return f"no calibrated point has {', '.join(differs) or 'its configuration'}"
     models = [p.shape.model for p in calibrated]
     if point.shape.model not in models:
-        if any(models.count(m) > 1 for m in models) or point.shape.model.params is None:
+        if any(models.count(model) > 1 for model in models) or point.shape.model.params is None:
             return f"no calibrated point has model {point.shape.model.name or 'of this size'}"
     return ""
 

@@ -71,8 +71,8 @@ class NightSeries:
     @property
     def scaled(self) -> list[float]:
         """Values whose differences are sizes: logarithms, or points."""
-        numbers = [v.value for v in self.values]
-        return numbers if self.kind.points else [math.log(max(v, 1e-12)) for v in numbers]
+        numbers = [value.value for value in self.values]
+        return numbers if self.kind.points else [math.log(max(number, 1e-12)) for number in numbers]
 
     def size(self, difference: float) -> float:
         """A difference of ``scaled`` as people say it: a relative change, or points."""

@@ -149,7 +149,9 @@ def compare_hardware(
     runs: Sequence[RunRecord], metric: str, prices: Sequence[float | None] = ()
 ) -> HardwareComparison:
     """Two or more runs. Stand-ins are refused: they say nothing of hardware."""
-    cases = [bool(run.stand_ins(a.case)) for run in runs for p in run.plans for a in p.arms]
+    cases = [
+        bool(run.stand_ins(arm.case)) for run in runs for plan in run.plans for arm in plan.arms
+    ]
     if cases and all(cases):
         raise SpecError(
             "the runs have only stand-ins (paced, emulated), which say nothing about hardware",
@@ -168,9 +170,9 @@ def compare_hardware(
         _side(name, run, price)
         for name, run, price in zip(names(len(runs)), runs, _padded(prices, runs), strict=True)
     ]
-    rows = [{key_of(r.case, True): r for r in c.rows} for c in against]
+    rows = [{key_of(row.case, True): row for row in c.rows} for c in against]
     taken = [side_by_side(first, run, ENERGY, hardware=True) for run in (first, *others)]
-    energies = [{key_of(r.case, True): r for r in c.rows} for c in taken]
+    energies = [{key_of(row.case, True): row for row in c.rows} for c in taken]
     ran = [{k for k, r in of_side.items() if r.b is not None} for of_side in rows]
     common = set.intersection(*ran)
     every = dict.fromkeys(k for of_side in rows for k in of_side)
@@ -198,8 +200,8 @@ def names(count: int) -> list[str]:
 
 def ceilings(run: RunRecord) -> list[Ceiling]:
     """What the devices of a run were measured to reach."""
-    gates = [x for x in run.launches if x.purpose is Purpose.GATE]
-    return [r.ceiling for x in gates for r in x.ranks if r.ceiling is not None]
+    gates = [launch for launch in run.launches if launch.purpose is Purpose.GATE]
+    return [rank.ceiling for x in gates for rank in x.ranks if rank.ceiling is not None]
 
 
 def _padded(prices: Sequence[float | None], runs: Sequence[RunRecord]) -> list[float | None]:
@@ -236,9 +238,9 @@ def _largest_bus(reduced: Sequence[Swept]) -> float | None:
 
 def _entries(side: Side, run: RunRecord, rows: Mapping[str, Compared]) -> dict[str, MachineEntry]:
     out: dict[str, MachineEntry] = {}
-    lost = {r.arm.case.hash: r.losses.excess_ns for r in rungs(run) if not r.refused}
+    lost = {rung.arm.case.hash: rung.losses.excess_ns for rung in rungs(run) if not rung.refused}
     for plan in run.plans:
-        of_case = {p.case: p for p in points(run, plan)}
+        of_case = {point.case: point for point in points(run, plan)}
         for arm in plan.arms:
             key = key_of(arm.case, True)
             compared = rows.get(key)
@@ -306,13 +308,13 @@ def _totals(sides: Sequence[Side], runs: Sequence[RunRecord]) -> Iterator[Total]
     seen: dict[str, list[Total]] = {}
     for side, run in zip(sides, runs, strict=True):
         for plan in run.plans:
-            if any(run.stand_ins(a.case) for a in plan.arms):
+            if any(run.stand_ins(arm.case) for arm in plan.arms):
                 continue
             largest = max(points(run, plan, "plain"), key=lambda p: p.world_size, default=None)
             if largest is None or largest.world_size == 1:
                 continue
             alone = largest.throughput / largest.speedup
-            case = next(a.case for a in plan.arms if a.case.id == largest.case)
+            case = next(arm.case for arm in plan.arms if arm.case.id == largest.case)
             ladder = case.family + case.extras
             before = next((t for t in seen.get(ladder, ()) if t.side == "A"), None)
             summed = alone * largest.world_size

@@ -39,7 +39,7 @@ def suspects(
     conclusions = rounds.conclude(seen(pairs, of), len(of), least(case))
     slow = [
         Slow(
-            hosts=tuple(of[n] for n in conclusion.nodes),
+            hosts=tuple(of[node] for node in conclusion.nodes),
             slower=conclusion.slower,
             log_evidence=conclusion.log_evidence,
         )
@@ -51,7 +51,7 @@ def suspects(
         case=case,
         slow=tuple(slow),
         nodes=tuple(slower.hosts[0] for slower in slow if len(slower.hosts) == 1),
-        links=tuple(next(p for p in pairs if {p.a, p.b} == {*link}) for link in links),
+        links=tuple(next(pair for pair in pairs if {pair.a, pair.b} == {*link}) for link in links),
         hosts=tuple(of),
         wanted=wanted,
     )
@@ -61,15 +61,15 @@ def seen(pairs: Sequence[Paired], of: Sequence[str]) -> list[TimedPair]:
     """Pairs that were timed, by the numbers of their nodes."""
     number = {host: i for i, host in enumerate(of)}
     return [
-        TimedPair(number[p.a], number[p.b], p.round, p.time_s)
-        for p in pairs
-        if p.time_s is not None
+        TimedPair(number[pair.a], number[pair.b], pair.round, pair.time_s)
+        for pair in pairs
+        if pair.time_s is not None
     ]
 
 
 def hidden(found: Suspects) -> str:
     """What a node may be slower by and not be named: a sentence for where nothing is slow."""
-    of = found.hosts or tuple(sorted({host for p in found.pairs for host in (p.a, p.b)}))
+    of = found.hosts or tuple(sorted({host for pair in found.pairs for host in (pair.a, pair.b)}))
     smallest = rounds.smallest(seen(found.pairs, of), len(of), least(found.case))
     if smallest is None:
         return "launches scatter so widely that a node of half the speed might have been missed"
@@ -78,7 +78,7 @@ def hidden(found: Suspects) -> str:
 
 def unseen(found: Suspects) -> tuple[str, ...]:
     """Hosts of which no launch ended well: nobody knows whether they are slow."""
-    timed = {host for p in found.pairs if p.time_s is not None for host in (p.a, p.b)}
+    timed = {host for pair in found.pairs if pair.time_s is not None for host in (pair.a, pair.b)}
     return tuple(host for host in found.hosts if host not in timed)
 
 

@@ -121,7 +121,7 @@ def costs(played: Sequence[Played]) -> Costs:
     loads = sum(len(p.sittings) - 1 for p in played)
 
     def each(name: str, count: int) -> float:
-        return sum(t[name] for t in terms) / 1e9 / max(1, count)
+        return sum(term[name] for term in terms) / 1e9 / max(1, count)
 
     return Costs(
         step_s=each("train", steps),

@@ -7,6 +7,7 @@ from pathlib import Path
 from _pytest.mark.expression import Expression
 
 from harness.analysis.reading import load
+from harness.analysis.verify import refuse_unsealed
 from harness.base.errors import SpecError
 from harness.cases import Device, Site
 from harness.host import hardware
@@ -40,6 +41,7 @@ def on(text: str | None) -> Hardware | None:
     path = Path(text)
     if path.is_dir() or path.name == "record.json":
         run = load(path)
+        refuse_unsealed(run, path if path.is_dir() else path.parent)
         return hardware.of_machine(path.name, run.machine, run.settings.nodes)
     return hardware.parse(text)
 

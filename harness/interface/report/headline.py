@@ -79,7 +79,7 @@ def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> s
     by_cores: dict[int, list[float]] = {}
     for launch in (launch for launch in run.launches if launch.purpose is Purpose.TIMED):
         if launch.foreign_load is not None:
-            num_cores = len({(r.host, core) for r in launch.ranks for core in r.affinity})
+            num_cores = len({(rank.host, core) for rank in launch.ranks for core in rank.affinity})
             by_cores.setdefault(num_cores, []).append(launch.foreign_load * num_cores)
     used = fmean(by_cores[max(by_cores)]) if by_cores else 0.0
     if used < LEAST_CORES:
@@ -92,11 +92,15 @@ def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> s
 
 
 def _unruled(run: RunRecord) -> str:
-    """What came of a run that no rule judged: an error is one all the same."""
+    """What came of a run that no rule judged: an error is one all the same, and where nothing was
+    decided nothing is recorded.
+    """
     worst = min(run.verdicts, key=lambda v: SEVERITY.index(v.counts), default=None)
-    if worst is None or worst.counts not in (Status.ERROR, Status.FAIL, Status.INCONCLUSIVE):
-        return "RECORDED: no rule judged what was measured"
-    return f"{worst.counts}: {worst.case}: {worst.detail}"
+    if worst is not None and worst.counts in (Status.ERROR, Status.FAIL):
+        return f"{worst.counts}: {worst.case}: {worst.detail}"
+    if worst is not None and all(verdict.status is Status.INCONCLUSIVE for verdict in run.verdicts):
+        return f"{worst.status}: {worst.case}: {worst.detail}"
+    return "RECORDED: no rule judged what was measured"
 
 
 def decide(run: RunRecord) -> list[str]:
@@ -105,8 +109,8 @@ def decide(run: RunRecord) -> list[str]:
     That of the case alone; that of the whole run where several requirements need the same. Nothing
     decides here what this machine does not tell.
     """
-    cases = {a.case.id: a.case for p in run.plans for a in p.arms}
-    rules = {t.name: t for t in run.thresholds}
+    cases = {arm.case.id: arm.case for plan in run.plans for arm in plan.arms}
+    rules = {rule.name: rule for rule in run.thresholds}
     by_remedy: dict[str, list[str]] = {}
     for verdict in run.verdicts:
         open_ = (
@@ -156,11 +160,13 @@ def _largest(run: RunRecord) -> str:
 
     Of several the worst; none that is undecided or in doubt, whatever it reads.
     """
-    cases = {a.case.hash: a.case for p in run.plans for a in p.arms}
+    cases = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
     efficiencies = [
-        v
-        for v in run.verdicts
-        if v.metric == "efficiency" and v.against in ("plain", "wrapped") and _stands(v)
+        verdict
+        for verdict in run.verdicts
+        if verdict.metric == "efficiency"
+        and verdict.against in ("plain", "wrapped")
+        and verdict.value is not None
     ]
     rungs = [(cases[v.case_hash], v) for v in efficiencies if v.case_hash in cases]
     rungs = [(c, v) for c, v in rungs if c.world_size > 1 and not run.stand_ins(c)]
@@ -168,7 +174,11 @@ def _largest(run: RunRecord) -> str:
         return ""
     largest = max(case.world_size for case, _ in rungs)
     rungs = [(c, v) for c, v in rungs if c.world_size == largest]
+    # Beside a requirement no other figure is quoted: it would stand in for one that is open.
     asked = [(c, v) for c, v in rungs if v.rule] or rungs
+    asked = [(c, v) for c, v in asked if _stands(v)]
+    if not asked:
+        return ""
     case, worst = min(asked, key=lambda rung: rung[1].value or 0.0)
     assert worst.value is not None
     span = "" if worst.low is None else f" [{100 * worst.low:.0f}, {100 * (worst.high or 0):.0f}]"

@@ -75,7 +75,7 @@ def lines(
 
 def measured_on(run: RunRecord) -> str:
     """``2 cores of AMD EPYC · torch 2.13.0+cpu gloo · 152 launches in 4:11``"""
-    backends = sorted({a.case.backend for p in run.plans for a in p.arms})
+    backends = sorted({arm.case.backend for plan in run.plans for arm in plan.arms})
     parts = [
         run.machine.title,
         f"torch {run.software.get('torch', 'n/a')} {' '.join(backends)}".strip(),
@@ -94,7 +94,9 @@ def _rows(run: RunRecord, width: int) -> list[str]:
     num_real = len(shown[False])
     out = [header, *laid_out[:num_real]]
     if shown[True]:
-        kinds = sorted({s for p in run.plans for a in p.arms for s in run.stand_ins(a.case)})
+        kinds = sorted(
+            {s for plan in run.plans for arm in plan.arms for s in run.stand_ins(arm.case)}
+        )
         out.append(f" stand-ins ({', '.join(kinds)}): they say nothing of hardware")
     out += laid_out[num_real:]
     if hidden:
@@ -132,7 +134,7 @@ class _Marks:
 
 def _apart(run: RunRecord, marks: _Marks) -> Mapping[bool, Sequence[ScreenRow]]:
     """All rows: those of hardware (False), and those of stand-ins."""
-    caught = [v for v in run.verdicts if v.reason is Reason.CAUGHT]
+    caught = [verdict for verdict in run.verdicts if verdict.reason is Reason.CAUGHT]
     asked = [*wrong(run), *requirements(run)]
     rungs_of = {
         (plan.hash, rung.row.case.hash): rung
@@ -146,7 +148,7 @@ def _apart(run: RunRecord, marks: _Marks) -> Mapping[bool, Sequence[ScreenRow]]:
         if v.value is None and v.status is Status.INCONCLUSIVE and (hint := _by_pilots(run, v)):
             row = replace(row, value=hint)  # of a wrong training there is no figure
         apart[of_stand_in(run, v)].append(row)
-    judged = {v.plan for v in requirements(run)}
+    judged = {requirement.plan for requirement in requirements(run)}
     ruled = {(v.plan, v.case_hash) for v in asked}
     for (plan, case), rung in rungs_of.items():
         if plan not in judged and (plan, case) not in ruled:
@@ -158,7 +160,7 @@ def _names(
     run: RunRecord, cases: Sequence[str], rungs_of: Sequence[tuple[str, str]]
 ) -> dict[str, str]:
     """Each case as short as it is unlike the others: family and ranks, else its whole name."""
-    known = {a.case.hash: a.case for p in run.plans for a in p.arms}
+    known = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
     hashes = [h for h in dict.fromkeys([*cases, *(case for _, case in rungs_of)]) if h in known]
     short = {h: f"{known[h].family}@{known[h].world.removesuffix('cpu')}" for h in hashes}
     alike = Counter(short.values())
@@ -237,8 +239,10 @@ def _laid_out(rows: Sequence[ScreenRow], header: str, width: int) -> list[str]:
     ]
     if width >= WIDE:
         figures.insert(0, Column("speedup", 95, lambda r: r.speedup))
-    figures = [c for c in figures if any(c.cell(row) for row in rows)]
-    taken = sum(2 + max(len(c.header), *(len(c.cell(row)) for row in rows)) for c in figures)
+    figures = [figure for figure in figures if any(figure.cell(row) for row in rows)]
+    taken = sum(
+        2 + max(len(figure.header), *(len(figure.cell(row)) for row in rows)) for figure in figures
+    )
     room = max(LEAST_NAME, width - taken - 2)
     name = Column[ScreenRow]("case @ ranks", 100, lambda r: shortened(r.name, room), left=True)
     return table([name, *figures], rows, width)
@@ -246,7 +250,7 @@ def _laid_out(rows: Sequence[ScreenRow], header: str, width: int) -> list[str]:
 
 def _spent(run: RunRecord, width: int) -> list[str]:
     """Where the time went, for the rungs that lost most, and what to try for the first of them."""
-    known = [r for r in rungs(run) if not r.refused and r.efficiency < KEEPS]
+    known = [rung for rung in rungs(run) if not rung.refused and rung.efficiency < KEEPS]
     if not known:
         return []
     known.sort(key=lambda r: (bool(run.stand_ins(r.arm.case)), r.efficiency))
@@ -286,8 +290,10 @@ def _lost(r: Rung) -> str:
 def _noticed(run: RunRecord, width: int) -> list[str]:
     """The first things that were noticed; of more their number."""
     every = [*notices.findings(run, load=not why_open(run)), *run.notes]
-    skipped = dict.fromkeys(v.detail for v in run.verdicts if v.status is Status.SKIP)
-    cut = [p.name for p in run.plans if p.hash in run.out_of_time]
+    skipped = dict.fromkeys(
+        verdict.detail for verdict in run.verdicts if verdict.status is Status.SKIP
+    )
+    cut = [plan.name for plan in run.plans if plan.hash in run.out_of_time]
     every += [f"skipped: {why}" for why in skipped]
     every += [f"cut by the time budget: {', '.join(cut)}"] if cut else []
     out = [line for text in every[:FEW] for line in wrap(f" noticed {text}", width, 9)]

@@ -32,7 +32,9 @@ class ScriptRow:
 
     @property
     def samples(self) -> float:
-        return median(x.consumed / x.steps.count for x in self.launches if x.steps)
+        return median(
+            launch.consumed / launch.steps.count for launch in self.launches if launch.steps
+        )
 
 
 @dataclass(frozen=True)
@@ -83,15 +85,22 @@ def _scripts(run: RunRecord) -> Iterator[list[ScriptRow]]:
         if not launches:
             pilots = timed(run, plan, None, Purpose.PILOT)
             launches = [x for x in pilots if x.usable and x.ranks]
-        arms = [a for a in plan.arms if a.case.script]
-        of_arms = [ScriptRow(a, [x for x in launches if x.arm == a.name]) for a in arms]
+        arms = [arm for arm in plan.arms if arm.case.script]
+        of_arms = [
+            ScriptRow(arm, [launch for launch in launches if launch.arm == arm.name])
+            for arm in arms
+        ]
         if rows := [row for row in of_arms if row.launches]:
             yield rows
 
 
 def _step(row: ScriptRow) -> str:
     """The slowest rank's window over its steps, as throughput has it."""
-    means = [max(r.window_s for r in x.ranks) / x.steps.count for x in row.launches if x.steps]
+    means = [
+        max(rank.window_s for rank in launch.ranks) / launch.steps.count
+        for launch in row.launches
+        if launch.steps
+    ]
     return si(fmean(means), "s")
 
 
@@ -113,8 +122,8 @@ PILOTS = "by pilots, one start of each: nothing is compared; more needs a longer
 
 def _note(rows: Sequence[ScriptRow]) -> str:
     """What a figure of the table is."""
-    launches = [x for row in rows for x in row.launches]
-    only_pilots = all(x.purpose is Purpose.PILOT for x in launches)
+    launches = [launch for row in rows for launch in row.launches]
+    only_pilots = all(launch.purpose is Purpose.PILOT for launch in launches)
     return f"{NOTE}; {PILOTS}" if only_pilots else NOTE
 
 
@@ -155,7 +164,7 @@ def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
 
 def _by_content(row: ScriptRow) -> bool:
     """Whether samples were counted by what reached the model, not by what the user says."""
-    watched = [r.watched for r in row.launches[0].ranks if r.watched is not None]
+    watched = [rank.watched for rank in row.launches[0].ranks if rank.watched is not None]
     came = [float(sum(w.roots.values())) for w in watched]
     alike = any(rows > 1 >= w.distinct * rows for w, rows in zip(watched, came, strict=True))
     return not alike and not script.uncounted(watched, came)
@@ -240,7 +249,9 @@ def _remarks(row: ScriptRow, base: LaunchRecord) -> list[str]:
             f"{world}: find_unused_parameters=True searches the graph in every step, and every"
             " parameter had a gradient: is it needed?"
         )
-    passes = [r.watched.evaluations for r in row.launches[0].ranks if r.watched is not None]
+    passes = [
+        rank.watched.evaluations for rank in row.launches[0].ranks if rank.watched is not None
+    ]
     if len(set(passes)) > 1:
         largest = passes.index(max(passes))
         remarks.append(

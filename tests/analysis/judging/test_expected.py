@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from harness.base.errors import ConfigError
 from harness.interface.cli.main import main
 from harness.interface.cli.verbs.measure.baseline import _taken
 from harness.record import Reason, RunRecord, Status
-from tests.editing import even, judged, timed
+from tests.editing import change, even, judged, rechain, timed
 
 GOOD = """
 [[reference]]
@@ -154,6 +155,11 @@ def test_a_better_value_waits_for_a_second_session(
     assert "by one session alone" in capsys.readouterr().err and path.read_text() == low
     assert main(["baseline", "accept", again, *place, "--again", str(sample)]) == 4
     assert "of the same day and of the same nodes" in capsys.readouterr().err
+    copy = Path(shutil.copytree(again, tmp_path / "copy"))  # the same run under another name
+    change(copy, lambda doc: doc.update(run="another", started_at="2026-11-01T00:00:00+00:00"))
+    rechain(copy)
+    assert main(["baseline", "accept", again, *place, "--again", str(copy)]) == 4
+    assert "is a copy of the run" in capsys.readouterr().err
     high = re.sub(r"^value = .*", lambda m: f"value = {2 * float(m[0][8:])}", low, flags=re.M)
     path.write_text(high)
     assert main(["baseline", "accept", again, *place]) == 0, "worse: the reason is enough"

@@ -7,16 +7,21 @@ are in ``tests/record/test_fabric.py``, renamed kernels in ``tests/analysis/time
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.analysis.judging.evidence import Evidence
 from harness.analysis.judging.obstacles import gate_failure
+from harness.analysis.judging.verdicts import _claimed, verdicts
 from harness.analysis.samples import figures
 from harness.analysis.verify import verify
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ConfigError, Exit
+from harness.cases import Arm, Contrast, Plan, Role, metrics
 from harness.cases.rules import load_thresholds
 from harness.cases.site import rungs
 from harness.interface.report import coverage
@@ -219,3 +224,105 @@ def test_a_strategy_that_excuses_itself_passes_nothing(sample_run: RunRecord) ->
     found = judged(sample_run, excused)[SUBJECT]
     assert (found.status, found.counts) == (Status.RECORDED, Status.RECORDED)
     assert "excuses it from the comparison of losses (casts=True)" in found.detail
+
+
+def replanned(run: RunRecord, change: Callable[[Plan], Plan]) -> RunRecord:
+    """A quiet run whose ladder was planned otherwise: its launches are of the changed plan."""
+    doc = json.loads(json.dumps(to_doc(run)))
+    even(doc, 0.95)
+    quiet = from_doc(RunRecord, doc)
+    before = next(p for p in quiet.plans if any(c.name == SUBJECT for c in p.contrasts))
+    after = change(before)
+    cases = {a.case.hash: b.case.hash for a, b in zip(before.arms, after.arms, strict=True)}
+
+    def moved(entry: Any) -> Any:
+        fields = {"plan": after.hash} if entry.plan == before.hash else {}
+        if case := cases.get(getattr(entry, "case", "")):
+            fields["case"] = case
+        return dataclasses.replace(entry, **fields)
+
+    return dataclasses.replace(
+        quiet,
+        plans=tuple(after if p is before else p for p in quiet.plans),
+        launches=tuple(map(moved, quiet.launches)),
+        blocks=tuple(map(moved, quiet.blocks)),
+        windows={after.hash if k == before.hash else k: w for k, w in quiet.windows.items()},
+        described={cases.get(k, k): answer for k, answer in quiet.described.items()},
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ("nothing", ""),
+        ("ideal", "its ideal is"),
+        ("baseline", "is not the plain of"),
+        ("ablation", "it is an ablation"),
+    ],
+)
+def test_a_plan_that_is_not_what_it_is_called_passes_nothing(
+    sample_run: RunRecord, wrong: str, word: str
+) -> None:
+    """What is told of a plan must reach its verdict."""
+
+    def of_arm(arm: Arm) -> Arm:
+        if wrong == "ablation" and arm.name == "@2":
+            return dataclasses.replace(arm, role=Role.ABLATION)
+        if wrong == "baseline" and arm.name == "plain":
+            larger = dataclasses.replace(arm.case, micro_batch=64)
+            return dataclasses.replace(arm, case=larger)
+        return arm
+
+    def of_contrast(contrast: Contrast) -> Contrast:
+        if wrong == "ideal" and contrast.name == SUBJECT:
+            return dataclasses.replace(contrast, ideal=0.95 * contrast.ideal)
+        return contrast
+
+    def change(plan: Plan) -> Plan:
+        return dataclasses.replace(
+            plan,
+            arms=tuple(map(of_arm, plan.arms)),
+            contrasts=tuple(map(of_contrast, plan.contrasts)),
+        )
+
+    run = replanned(sample_run, change)
+    verdict = next(v for v in verdicts(run) if v.contrast == SUBJECT)
+    assert verdict.status is (Status.RECORDED if word else Status.PASS), verdict
+    assert word in verdict.detail
+
+
+def test_a_strategys_own_ideal_passes_nothing(sample_run: RunRecord) -> None:
+    """An efficiency of the schedule is held against the ideal, which its file may state."""
+
+    doc = json.loads(json.dumps(to_doc(sample_run)))
+    for answer in doc["described"].values():
+        answer["own_ideal"] = True
+    run = from_doc(RunRecord, doc)
+    plan = next(p for p in run.plans if any(c.name == SUBJECT for c in p.contrasts))
+    efficiency = next(c for c in plan.contrasts if c.name == SUBJECT)
+    of_schedule = next(n for n, m in metrics.METRICS.items() if m.of_schedule)
+    contrast = dataclasses.replace(efficiency, metric=of_schedule)
+    assert "own claim" in _claimed(Evidence.of(run, plan, contrast))
+    assert _claimed(Evidence.of(run, plan, efficiency)) == ""
+
+
+@pytest.mark.parametrize("purpose", [Purpose.GATE, Purpose.REFERENCE, Purpose.TIMED])
+def test_a_file_that_was_another_one_in_one_launch_passes_nothing(
+    sample_run: RunRecord, purpose: Purpose
+) -> None:
+    """Each launch loads it anew: what was checked has to be what was timed."""
+
+    def edited(doc: Any) -> None:
+        even(doc, 0.95)
+        for launch in doc["launches"]:
+            for rank in launch["ranks"]:
+                rank["sources"] = {"own/mine.py": "a" * 16}
+        arm = "@2" if purpose is Purpose.TIMED else None
+        last = [x for x in doc["launches"] if x["purpose"] == purpose and arm in (None, x["arm"])][
+            -1
+        ]
+        last["ranks"][0]["sources"] = {"own/mine.py": "b" * 16}
+
+    verdict = judged(sample_run, edited)[SUBJECT]
+    assert (verdict.status, verdict.reason) == (Status.ERROR, Reason.WRONG_WORLD)
+    assert "own/mine.py was changed between" in verdict.detail

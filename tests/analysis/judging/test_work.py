@@ -41,3 +41,36 @@ def test_a_baseline_that_works_more_is_an_error(
 
 def test_records_of_before_are_judged_as_before(sample_run: RunRecord) -> None:
     assert judged(sample_run, working(2.0, schema=8))[SUBJECT].status is Status.PASS
+
+
+def waiting(least_s: float, busy: float | None = None) -> Any:
+    """The sample, whose baseline has nothing to do for so long of each step of 0.1 s."""
+
+    def edit(doc: Any) -> None:
+        working(0.5)(doc)
+        for arm, idle_s in (("@2", 0.02), ("plain", least_s)):
+            for x in timed(doc, arm):
+                for rank in x["ranks"]:
+                    rank["throttled_s"] = 0.0
+                    rank["cpu_s"] = rank["window_s"] - idle_s * x["steps"]["count"]
+                    rank["busy_s"] = rank["cpu_s"] if busy is None else busy * rank["window_s"]
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "busy", "status"),
+    [
+        (0.0, None, Status.PASS),
+        (0.03, None, Status.PASS),
+        (0.06, None, Status.ERROR),
+        (0.06, 1.0, Status.PASS),
+    ],
+)
+def test_a_baseline_that_waits_longer_is_an_error(
+    sample_run: RunRecord, idle_s: float, busy: float | None, status: Status
+) -> None:
+    """Whatever it waits for; where others had its cores, nobody can say so."""
+    verdict = judged(sample_run, waiting(idle_s, busy))[SUBJECT]
+    assert verdict.status is status, verdict.detail
+    assert ("its cores idle" in verdict.detail) is (status is Status.ERROR)

@@ -20,15 +20,16 @@ import pytest
 from harness.analysis.nodes import Examined, drift
 from harness.base.documents import from_doc, to_doc
 from harness.cases import Threshold
-from harness.features.acceptance.clauses import margin
+from harness.features.acceptance.clauses import evidence, margin, worst_first
 from harness.features.acceptance.contract import Clause, Contract, Terms
 from harness.features.acceptance.handover import handover
 from harness.interface.cli.main import main
-from harness.record import RunRecord, Status
+from harness.record import RunRecord, Status, chain, signature
 from harness.record.fabric import Paired, Suspects
 from harness.record.record import SCHEMA
-from harness.record.store import save
+from harness.record.store import load, save
 from harness.record.upgrade import upgrade
+from tests.editing import change
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TODAY = datetime.date(2026, 11, 23)
@@ -97,6 +98,46 @@ def test_a_record_that_was_changed_is_no_acceptance(
     assert "DOES NOT VERIFY" in capsys.readouterr().out
     page = (tmp_path / "to" / "handover.html").read_text()
     assert "DOES NOT VERIFY" in page and '<p class="word ERROR">ERROR</p>' in page
+
+
+@pytest.mark.parametrize("lacks", ["nothing", "chain", "signature"])
+def test_what_nobody_vouches_for_is_no_acceptance(sample: Path, tmp_path: Path, lacks: str) -> None:
+    """Without a chain the worst launches may have been left out; a signature of another run is none."""
+    copy = Path(shutil.copytree(sample, tmp_path / "copy"))
+    if lacks == "chain":
+        (copy / chain.FILE).unlink()
+        change(copy, lambda doc: doc.update(head=""))
+    elif lacks == "signature":
+        other = signature.Signature(head="0" * 64, key="ssh-ed25519 AAAA", signature="")
+        (copy / signature.FILE).write_text(json.dumps(to_doc(other)))
+    word = handover([(load(copy), copy)], TODAY, agreed(rule())).status
+    assert word is (Status.PASS if lacks == "nothing" else Status.ERROR)
+
+
+def test_one_run_is_not_handed_over_as_two(sample: Path, sample_run: RunRecord) -> None:
+    other = sample.with_name("ddp-nano-again")
+    twice, once = (
+        handover([(sample_run, sample), (load(path), path)], TODAY, agreed(rule()))
+        for path in (sample, other)
+    )
+    assert twice.status is Status.ERROR and "has the samples of" in twice.seals[1].differences[0]
+    assert not any(seal.differences for seal in once.seals)
+
+
+def test_the_noise_of_the_launches_is_told(sample: Path, tmp_path: Path) -> None:
+    """A host that was quiet before the run may have been busy while its launches ran."""
+    copy = Path(shutil.copytree(sample, tmp_path / "copy"))
+
+    def busy(doc: Any) -> None:
+        doc["admission"] = [{"check": "load", "level": "ok", "text": "0 %", "advice": ""}]
+        for i, launch in enumerate(doc["launches"]):
+            launch["foreign_load"] = 0.78 if i == len(doc["launches"]) - 1 else 0.1
+
+    change(copy, busy)
+    main(["handover", str(copy), "--to", str(tmp_path / "to")])
+    page = (tmp_path / "to" / "handover.html").read_text()
+    assert "load, before the run" in page
+    assert re.search(r"load, during launches</dt>\s*<dd>others used 10%.*78% at most", page)
 
 
 def test_rules_of_a_contract_that_came_late_are_told(
@@ -273,8 +314,8 @@ def test_evidence_is_sorted_by_its_distance_from_the_bound(sample_run: RunRecord
         (dict(at_most=1.0, at_least=None), [0.9, 0.7, 0.55]),
     ):
         asked = rule(name=verdict.rule, **bound)
-        values = [v.value for v in sorted(verdicts, key=lambda v: margin(asked, v) or 0.0)]
-        assert values == order
+        shown = worst_first([evidence(sample_run, "", asked, v) for v in verdicts])
+        assert [e.verdict.value for e in shown] == order
     assert margin(rule(), replace(verdict, value=None)) is None
 
 

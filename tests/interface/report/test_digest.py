@@ -53,6 +53,31 @@ def test_what_is_undecided_says_what_would_decide_it(
     assert headline(run).startswith("INCONCLUSIVE: 0 of 1 requirement holds, 1 undecided")
 
 
+@pytest.mark.parametrize("status", [Status.INCONCLUSIVE, Status.ERROR])
+def test_no_sentence_to_quote_has_a_figure_that_is_not_decided(
+    sample_run: RunRecord, status: Status
+) -> None:
+    run = changed(sample_run, status=status, reason=Reason.SPANS_BOUND)
+    assert "of a rank's speed" not in headline(run)
+
+
+@pytest.mark.parametrize(
+    ("status", "heading"),
+    [
+        (Status.RECORDED, "RECORDED: no rule judged"),
+        (Status.INCONCLUSIVE, "INCONCLUSIVE: "),
+        (Status.ERROR, "ERROR: "),
+    ],
+)
+def test_a_run_without_rules_is_headed_by_the_worst_of_what_came_of_it(
+    sample_run: RunRecord, status: Status, heading: str
+) -> None:
+    """Its exit status is that one: a headline of another word is read instead of it."""
+    verdict = replace(sample_run.verdicts[0], status=status, rule=None, detail="why")
+    run = replace(sample_run, thresholds=(), verdicts=(verdict,))
+    assert headline(run).startswith(heading)
+
+
 def test_what_many_verdicts_need_is_told_once(sample_run: RunRecord) -> None:
     run = changed(sample_run, status=Status.INCONCLUSIVE, reason=Reason.NOISY_HOST)
     undecided = next(v for v in run.verdicts if v.rule)
@@ -97,9 +122,7 @@ def test_the_page_leads_with_the_headline_and_links_its_cases(sample_run: RunRec
 def test_a_proposal_is_a_plot_a_table_and_a_method(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    shutil.copy(sample / "record.json", run)
+    run = Path(shutil.copytree(sample, tmp_path / "run"))
     assert main(["report", str(run), "--proposal"]) == 0
     told = (run / "proposal.md").read_text()
     assert "| 2cpu |" in told and "Reproduce: `scaleproof run ddp/decoder-nano/weak" in told

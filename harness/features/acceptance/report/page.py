@@ -110,7 +110,7 @@ def render(
             evidence=evidence(found.requirements).html("evidence"),
             nodes=_nodes(found).html("nodes"),
             covered=covered(found),
-            late=[r.rule.name for r in found.requirements if r.late],
+            late=[requirement.rule.name for requirement in found.requirements if requirement.late],
             remedy=_remedy(found, terms),
             dues=_dues(found),
             untested=list(untested(found, [run for run, _ in runs])),
@@ -121,7 +121,11 @@ def render(
             folders=folders,
             again=shlex.join(again),
             stand_ins=contract(found.stand_ins).html("rules of stand-ins"),
-            waived=[r for r in found.requirements if r.rule.waiver is not None],
+            waived=[
+                requirement
+                for requirement in found.requirements
+                if requirement.rule.waiver is not None
+            ],
             runs=[_run(run) for run, _ in runs],
             archived=archived,
             files=sorted(archived.manifest.files.items()),
@@ -131,7 +135,7 @@ def render(
                 if "/launches/" not in name
             ],
             narrow=narrow,
-            reproduce=[shlex.join(s.command) for s in found.seals],
+            reproduce=[shlex.join(seal.command) for seal in found.seals],
             data=Markup(data),
         )
     )
@@ -193,7 +197,10 @@ def _remedy(found: Handover, terms: Terms) -> str:
 def _dues(found: Handover) -> list[tuple[str, str]]:
     """When clauses are to be measured again."""
     made = datetime.date.fromisoformat(found.made_on)
-    dates = ((r.clause.name, due(r.clause, made)) for r in found.requirements)
+    dates = (
+        (requirement.clause.name, due(requirement.clause, made))
+        for requirement in found.requirements
+    )
     return [(name, on.isoformat()) for name, on in dates if on is not None]
 
 
@@ -285,7 +292,7 @@ def sentence(found: Handover) -> str:
     A rule is asked at several sizes; a requirement is a rule at one size, as reports count them.
     """
     total = len(found.requirements)
-    judged = [e.verdict.counts for r in found.requirements for e in r.evidence]
+    judged = [e.verdict.counts for requirement in found.requirements for e in requirement.evidence]
     sizes = f"({judged.count(Status.PASS)} of {len(judged)} requirements)"
     kind = "rule" if found.contract is None else "clause"
     noun = f"{kind} holds" if total == 1 else f"{kind}s hold"
@@ -348,7 +355,7 @@ def evidence(requirements: Sequence[Requirement]) -> Table[Shown]:
             Column("pairs", 30, lambda s: str(s.evidence.verdict.n)),
             Column("why", 20, lambda s: s.evidence.verdict.detail, left=True),
         ],
-        rows=[Shown(r, e) for r in requirements for e in r.evidence],
+        rows=[Shown(requirement, e) for requirement in requirements for e in requirement.evidence],
     )
 
 
@@ -391,7 +398,7 @@ def _where(r: Requirement) -> str:
 
 def _units(r: Requirement) -> str:
     """``62 of 64 hold``: of every unit that the clause names."""
-    named = [u for u in r.units if u]
+    named = [unit for unit in r.units if unit]
     if not named:
         return ""
     bad = {e.unit for e in r.evidence if e.verdict.status is not Status.PASS}
@@ -426,7 +433,7 @@ class _Run:
 
 def _run(run: RunRecord) -> _Run:
     noise = [(f"{f.check}, before the run", f.text) for f in run.admission]
-    loads = [x.foreign_load for x in run.launches if x.foreign_load is not None]
+    loads = [launch.foreign_load for launch in run.launches if launch.foreign_load is not None]
     if loads:
         usual = median(loads)
         most = max(loads)
@@ -438,7 +445,9 @@ def _run(run: RunRecord) -> _Run:
         )
     if run.launch_sd:
         noise.append(("launch to launch", f"{run.launch_sd:.2%} between like launches"))
-    detectable = [v.mde for v in run.verdicts if v.mde is not None and v.rule]
+    detectable = [
+        verdict.mde for verdict in run.verdicts if verdict.mde is not None and verdict.rule
+    ]
     if detectable:
         noise.append(("smallest change seen", f"{min(detectable):.1%} to {max(detectable):.1%}"))
     links = [

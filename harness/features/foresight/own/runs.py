@@ -86,13 +86,13 @@ def ladders(found: Sequence[RunRecord], known: Catalogue) -> dict[str, list[Meas
 def shortened(names: Sequence[str]) -> list[str]:
     """Names without the settings that all of them share."""
     parts = [name.split("+") for name in names]
-    common = set[str].intersection(*(set(p[1:]) for p in parts)) if len(parts) > 1 else set()
-    return ["+".join(p for p in words if p not in common) for words in parts]
+    common = set[str].intersection(*(set(part[1:]) for part in parts)) if len(parts) > 1 else set()
+    return ["+".join(word for word in words if word not in common) for words in parts]
 
 
 def rungs(run: RunRecord) -> Iterator[MeasuredRung]:
     """Every case of a run that was timed, but for plain ones."""
-    cases = {a.case.hash: a.case for p in run.plans for a in p.arms}
+    cases = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
     for key, case in cases.items():
         launches = [
             x
@@ -102,7 +102,7 @@ def rungs(run: RunRecord) -> Iterator[MeasuredRung]:
         described = run.described.get(key, Described() if case.script else None)
         if not launches or described is None or not case.communicate or case.plain:
             continue
-        timed = [x.steps for x in launches if x.steps is not None]
+        timed = [launch.steps for launch in launches if launch.steps is not None]
         yield MeasuredRung(
             run,
             case,
@@ -111,7 +111,7 @@ def rungs(run: RunRecord) -> Iterator[MeasuredRung]:
             median((s.p95_s - s.median_s) / Z95 for s in timed),
             launches[-1].ranks[0].watched,
             launches[-1].consumed / timed[-1].count,
-            fmean(r.cpu_s for r in launches[-1].ranks) / timed[-1].count,
+            fmean(rank.cpu_s for rank in launches[-1].ranks) / timed[-1].count,
         )
 
 
@@ -138,7 +138,7 @@ def table(
         return Refused(id=name, why=f"it was measured on {message}, two worlds are needed")
     rungs = [*ladder, *([target] if target else [])]
     try:
-        shapes = [_shape(r, known) for r in rungs]
+        shapes = [_shape(rung, known) for rung in rungs]
     except ValueError as error:
         return Refused(id=name, why=str(error))
     telling = [*calibrating, *([target] if target else [])]
@@ -175,9 +175,9 @@ def _wrong(rung: MeasuredRung) -> str:
 
 def _shared(rungs: Sequence[MeasuredRung]) -> int:
     """The cores of the one machine that all of these run on, emulated nodes too; 0 of several."""
-    cases = [r.case for r in rungs]
-    together = all(len(c.nodes) == 1 or StandIn.EMULATED in c.stand_in for c in cases)
-    on_cpus = all(c.device is Device.CPU for c in cases)
+    cases = [rung.case for rung in rungs]
+    together = all(len(case.nodes) == 1 or StandIn.EMULATED in case.stand_in for case in cases)
+    on_cpus = all(case.device is Device.CPU for case in cases)
     return rungs[0].run.machine.num_cores if together and on_cpus else 0
 
 

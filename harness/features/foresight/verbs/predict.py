@@ -32,6 +32,7 @@ from harness.features.foresight.report import outlooks as shown, scores
 from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.vouching import vouched
 from harness.interface.report import text
 from harness.measure.describing import described
 from harness.record import Described
@@ -204,11 +205,12 @@ def _of_runs(asked: Asked) -> Answer:
     lines += [x for t in refused for x in text.wrap(f" REFUSED  {t.id}: {t.why}", width, 10)]
     lines += _page(args, further, refused)
     any_ = further or any(p.predicted for p in compared.predictions)
-    return Answer(
+    answer = Answer(
         document=_document(compared, refused, further),
         lines=lines,
         exit=Exit.PASSED if any_ else Exit.NOTHING_JUDGED,
     )
+    return vouched(answer, zip(loaded, args.runs, strict=True))
 
 
 def _page(

@@ -19,6 +19,8 @@ EXAMPLES = dict(
         "nightly --again",
     ),
 )
+#: Verbs that draw nothing from a record, and why.
+UNVOUCHED = dict(nightly="it measures its runs itself, and keeps them as ingest does: vouched for")
 
 
 class Told(TypedDict):

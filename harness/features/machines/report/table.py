@@ -115,12 +115,12 @@ def notes(found: HardwareComparison) -> list[str]:
         f"better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift;"
         f" no difference: all of it within {DRIFT:.0%}; else undecided"
     )
-    attained = [e for e in found.entries if e.attained is not None]
+    attained = [entry for entry in found.entries if entry.attained is not None]
     if attained:
         sentences.append(
             "of ceiling = FLOP/s over those of a matrix product on the same device in the same run"
         )
-    if any(s.price is not None for s in found.sides):
+    if any(side.price is not None for side in found.sides):
         sentences.append(
             "prices: of a million samples or tokens, at the price of the devices in use"
         )
@@ -135,7 +135,7 @@ def _times(one: Mean) -> str:
 
 def sides(found: HardwareComparison) -> Table[Side]:
     """What each machine is, and what its devices were measured to reach."""
-    dtypes = dict.fromkeys(d for s in found.sides for d in s.matmul_flops)
+    dtypes = dict.fromkeys(d for side in found.sides for d in side.matmul_flops)
 
     def matmul(dtype: str) -> Column[Side]:
         return number(
@@ -239,8 +239,8 @@ def totals(found: HardwareComparison) -> Table[Total]:
 
 def lost(found: HardwareComparison) -> Table[MachineEntry]:
     """By how many ms each part of a profiled step grew against its baseline."""
-    rows = [e for e in found.entries if e.lost_ns]
-    terms = [t for t in timeline.TERMS if any(e.lost_ns.get(t) for e in rows)]
+    rows = [entry for entry in found.entries if entry.lost_ns]
+    terms = [t for t in timeline.TERMS if any(row.lost_ns.get(t) for row in rows)]
 
     def column(term: Term, keep: int) -> Column[MachineEntry]:
         return number(

@@ -54,8 +54,8 @@ class Case:
             "bytes": self.bytes.records(),
             "checks": self.checks.records(),
             "ranks": [
-                {"rank": r.name, "step_ms": r.step_ms, "cores": r.cores, "peak": r.peak}
-                for r in self.ranks
+                {"rank": rank.name, "step_ms": rank.step_ms, "cores": rank.cores, "peak": rank.peak}
+                for rank in self.ranks
             ],
         }
 
@@ -64,7 +64,7 @@ def anchors(run: RunRecord) -> dict[str, str]:
     """Case hash -> what links of the page call it; unlike cases never share one."""
     by_hash: dict[str, str] = {}
     taken: set[str] = set()
-    cases = {a.case.hash: a.case for p in run.plans for a in p.arms}
+    cases = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
     for case_hash, case in cases.items():
         name = "case-" + re.sub(r"[^\w-]+", "-", case.id)
         by_hash[case_hash] = f"{name}-{case_hash[:4]}" if name in taken else name
@@ -92,7 +92,7 @@ def cases(run: RunRecord, folder: Path | None) -> list[Case]:
 
 
 def _worst(verdicts: Sequence[Verdict]) -> int:
-    return min((SEVERITY.index(v.status) for v in verdicts), default=len(SEVERITY))
+    return min((SEVERITY.index(verdict.status) for verdict in verdicts), default=len(SEVERITY))
 
 
 def _case(
@@ -239,7 +239,7 @@ def _verdicts(judged: Sequence[Verdict]) -> Table[Verdict]:
             ),
             Column("interval", 9, interval, left=True),
             Column("bound", 9, lambda v: v.bound, left=True),
-            Column("pairs", 9, lambda v: " ".join(show(v, p) for p in v.pairs), left=True),
+            Column("pairs", 9, lambda v: " ".join(show(v, pair) for pair in v.pairs), left=True),
             Column("confirmed by", 9, lambda v: " ".join(show(v, p) for p in v.again), left=True),
         ],
         rows=judged,

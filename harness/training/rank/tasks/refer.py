@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from harness.cases import Passes
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import LaunchSpec, Refer
-from harness.record import RankRecord, WhatRan
+from harness.record import Check, RankRecord, WhatRan
 from harness.record.store import Samples
 from harness.training.context import Loaded, RankContext, build_model, load
 from harness.training.feeds import Feed
@@ -40,6 +40,10 @@ from harness.training.rank.streamed import Streamed
 OLD = 200
 #: Parts of a training whose gradients' squares are kept apart.
 PARTS = 16
+#: By so much, relatively, training must change a loss, after so many steps: one that hardly depends
+#: on the weights would not show an update that was left out. It is two roundings of fp32; honest
+#: losses change by 4e-4 and more in eight steps, and by less while the learning rate warms up.
+SHOWN, SHOWN_AFTER = 2.4e-7, 4
 #: The batches of a shard, step by step.
 Batches: TypeAlias = Callable[[int], Feed]
 
@@ -113,6 +117,13 @@ def run(task: Refer, rank: Rank) -> RankRecord:
         )
         for number in range(task.replicates)
     ]
+    checks = [who.check()]
+    if not alone and case.phase is not Passes.FORWARD and task.steps >= SHOWN_AFTER:
+        with ctx.device:
+            untrained = build_model(loaded, case, case.seed)
+        last = task.steps - 1
+        without = Oracle.of(untrained, loaded, ctx).forward([batches(ctx.shard)(last)])
+        checks.append(shows_updates(usual[last], without))
     zeros = np.zeros(task.steps)
     samples = Samples(
         marks_s=np.zeros(task.steps + 1),
@@ -122,7 +133,6 @@ def run(task: Refer, rank: Rank) -> RankRecord:
         step_s=zeros,
         replicates=np.array(replicates) if replicates else None,
     )
-    checks = [who.check()]
     if shares is not None and ctx.compressor is not None:
         checks += [shares.check(), *invariants.aged(ctx, ctx.compressor, min(task.steps, OLD))]
     return rank.record(
@@ -131,6 +141,19 @@ def run(task: Refer, rank: Rank) -> RankRecord:
         samples=samples,
         checks=tuple(checks),
         squares=_by_parts(squares),
+    )
+
+
+def shows_updates(trained: float, untrained: float) -> Check:
+    """Whether a loss of the same batch tells weights that were trained from those that were not."""
+    change = abs(trained - untrained) / max(abs(untrained), 1e-12)
+    return Check(
+        name="loss.shows_updates",
+        ok=not change < SHOWN,  # what is not finite is told elsewhere
+        value=change,
+        limit=SHOWN,
+        at_least=True,
+        detail="the loss hardly depends on the weights" if change < SHOWN else "",
     )
 
 

@@ -11,6 +11,7 @@ from harness.analysis.choices.trials import Loss, Tried, losses, trial, tried
 from harness.analysis.reading import load
 from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.remedies import Remedy
+from harness.analysis.verify import refuse_unsealed
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases import Catalogue
@@ -18,6 +19,7 @@ from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.measuring import MeasuredPlans
+from harness.interface.cli.vouching import vouched
 from harness.interface.report import text
 from harness.interface.report.live import Live
 from harness.interface.report.sides import advice
@@ -70,7 +72,8 @@ def act(asked: Asked) -> Answer:
     if not args.trying:
         if any(loss.remedies for loss in all_losses):
             lines.append(f" measure them  scaleproof advise {args.run} --try")
-        return Answer(document=document, lines=lines)
+        return vouched(Answer(document=document, lines=lines), [(run, args.run)])
+    refuse_unsealed(run, args.run if args.run.is_dir() else args.run.parent)
     changes = [(rung, remedies) for rung, of_rung in lost if (remedies := _changes(of_rung))]
     if not changes:
         raise SpecError(

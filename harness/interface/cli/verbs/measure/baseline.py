@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypedDict
 
+from harness.analysis.audit import twice
 from harness.analysis.compare import DRIFT
 from harness.analysis.judging import expected
 from harness.analysis.judging.expected import ExpectedValue
@@ -183,6 +184,13 @@ def _elsewhere(path: Path, run: RunRecord) -> dict[tuple[str, str, str | None], 
             f"--again {path} is of the same day and of the same nodes",
             where=str(path),
             expected="a run of another day, or of other nodes: one session shares its luck",
+            fix='scaleproof baseline accept RUN --again OTHER --reason "..."',
+        )
+    if shared := twice(second, run):
+        raise SpecError(
+            f"--again {path} is a copy of the run: {shared}",
+            where=str(path),
+            expected="a run that was measured again",
             fix='scaleproof baseline accept RUN --again OTHER --reason "..."',
         )
     if not second.complete or second.machine.hardware_class != run.machine.hardware_class:

@@ -12,6 +12,8 @@ from harness.record import RunRecord
 
 HELP = dict(demo="measure a small training here, in a minute, and write its page")
 EXAMPLES = dict(demo=("demo", "demo --results out"))
+#: Verbs that draw nothing from a record, and why.
+UNVOUCHED = dict(demo="it reports what it has just measured itself")
 #: What each verb prints with ``--json``: a document, or one for each way of asking.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {"demo": (RunRecord,)}
 

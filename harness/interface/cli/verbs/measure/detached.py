@@ -20,7 +20,7 @@ from typing import Any, TypedDict
 from harness.analysis.reading import load
 from harness.base import programs
 from harness.base.documents import from_doc, to_doc
-from harness.base.errors import LaunchError, SpecError
+from harness.base.errors import Exit, LaunchError, SpecError
 from harness.cases import Catalogue, Site
 from harness.interface import options
 from harness.interface.cli import measuring
@@ -49,6 +49,11 @@ EXAMPLES = dict(
         "collect 4711",
         "collect 4711 --json",
     ),
+)
+#: Verbs that draw nothing from a record, and why.
+UNVOUCHED = dict(
+    status="it tells of jobs, and reads no record",
+    cancel="it ends a job, and reads no record",
 )
 #: Tells a run that came out of the queue since when it was in it, in seconds of the epoch.
 SUBMITTED = "SCALEPROOF_SUBMITTED"
@@ -107,8 +112,10 @@ def act(asked: Asked) -> Answer:
     if asked.verb == "cancel":
         return cancel(results, job)
     folder = collect(results, job)
-    statuses = [v.counts for v in load(folder).verdicts]
-    return replace(report.of_run(folder), exit=exit_status(statuses))
+    shown = report.of_run(folder)
+    if shown.exit is not Exit.PASSED:
+        return shown  # nobody vouches for what its verdicts say
+    return replace(shown, exit=exit_status([v.counts for v in load(folder).verdicts]))
 
 
 def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:

@@ -34,6 +34,13 @@ EXAMPLES = dict(
 )
 
 
+#: Verbs that draw nothing from a record, and why.
+UNVOUCHED = dict(
+    pack="it hands a record on as it is, with the chain by which it can be verified",
+    unpack="it writes a record as it was packed, and says how it is verified",
+)
+
+
 class Archive(TypedDict):
     archive: str
     sha256: str

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from harness.analysis.judging.tally import Tally
 from harness.analysis.reading import load
+from harness.analysis.verify import refuse_unsealed
 from harness.base.documents import Json
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked
@@ -113,6 +114,7 @@ def _proposal(path: Path) -> Answer:
             expected="a ladder",
             fix="scaleproof run --script --cpus 2 -- train.py",
         )
+    refuse_unsealed(run, folder)  # it is handed on, apart from its record
     lines = digest.proposal(run, "proposal.svg")
     write_text(folder / "proposal.svg", plot)
     write_text(folder / "proposal.md", "\n".join(lines) + "\n")

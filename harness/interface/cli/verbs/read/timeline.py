@@ -24,6 +24,7 @@ from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
 from harness.base.packs import is_there
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.vouching import vouched
 from harness.interface.report import text, windows as pages
 from harness.record import Budget, LaunchRecord, Operator, Purpose
 
@@ -128,8 +129,10 @@ def act(asked: Asked) -> Answer:
     documents: list[Json] = []
     lines: list[str] = []
     windows = list(_windows(parsed.paths, parsed.step_name))
+    runs = [(load(p), p) for p in (*parsed.paths, *parsed.against) if _is_run(p)]
     if parsed.against:
-        return _difference(windows, list(_windows(parsed.against, parsed.step_name)), width)
+        after = list(_windows(parsed.against, parsed.step_name))
+        return vouched(_difference(windows, after, width), runs)
     for window in windows:
         document = {"title": window.title, "budget": to_doc(window.budget), "doubt": window.doubt}
         lines += pages.window_lines(window.title, window.budget, width)
@@ -147,7 +150,7 @@ def act(asked: Asked) -> Answer:
         path = parsed.merge / ALL
         merge.write(path, {w.title: w.open for w in windows})
         lines += [f" all of them side by side: {path}", ""]
-    return Answer(document={"windows": documents}, lines=lines[:-1])
+    return vouched(Answer(document={"windows": documents}, lines=lines[:-1]), runs)
 
 
 def _more(
@@ -210,10 +213,14 @@ def _everything(window: Traced) -> tuple[tuple[Operator, ...], bool]:
 
 
 def _windows(paths: Sequence[Path], step_name: str | None) -> Iterator[Traced]:
-    if len(paths) == 1 and (paths[0].is_dir() or paths[0].name == "record.json"):
+    if len(paths) == 1 and _is_run(paths[0]):
         yield from _of_run(paths[0])
     else:
         yield _of_traces(paths, step_name)
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() or path.name == "record.json"
 
 
 def _of_traces(paths: Sequence[Path], step_name: str | None) -> Traced:

@@ -1,7 +1,9 @@
 """What compiled blocks cost a fresh process: to compile them, and to find them in Inductor's cache.
 
-Each row is a process of its own over one empty cache: the first compiles, the others find. Seconds
-are of CPU, since others may use the machine, and of the first step beyond the second one.
+Each row is a process of its own: the first two compile into an empty cache, plain and as a gate
+does that notes who asks for the world's size; the others find what was compiled, by an agent's rank
+(Inductor is imported before) and by itself. Seconds are of CPU, since others may use the machine,
+and of the first step beyond the second one.
 
     python benchmarks/cost/compiled.py [--layers 24] [--again 3]
 """
@@ -9,23 +11,28 @@ are of CPU, since others may use the machine, and of the first step beyond the s
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 
-CHILD = "--child"
+CHILD, PLAIN, NOTED, IMPORTED = "--child", "plain", "noted", "imported"
 
 
-def first_step_s(layers: int) -> float:
+def first_step_s(layers: int, how: str) -> float:
     """What the first step of a decoder with compiled blocks takes more than its second, of CPU."""
     import torch
 
     from harness.cases import Compiled
     from harness.training.models import decoder
+    from harness.training.rank.inquiries import Inquiries
     from harness.training.tuning import kernels
 
+    if how == IMPORTED:
+        importlib.import_module("torch._inductor.compile_fx")
     torch.set_num_threads(1)
     size = {**decoder.SIZES["nano"], "layers": layers}
     model = decoder.build(size)
@@ -34,11 +41,20 @@ def first_step_s(layers: int) -> float:
     spent: list[float] = []
     for _ in range(2):
         before = time.process_time()
-        with torch.autocast("cpu", torch.bfloat16):
+        asked = Inquiries(decoder.__file__, []).noted() if how == NOTED else nullcontext()
+        with asked, torch.autocast("cpu", torch.bfloat16):
             loss = model(inputs).float().square().mean()
         loss.backward()
         spent.append(time.process_time() - before)
     return spent[0] - spent[1]
+
+
+def child(layers: int, how: str, cache: str) -> float:
+    """The same in a process of its own, over that cache."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+    command = [sys.executable, __file__, CHILD, how, "--layers", str(layers)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
 
 def main() -> None:
@@ -46,20 +62,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--again", type=int, default=3)
-    parser.add_argument(CHILD, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(CHILD, help=argparse.SUPPRESS)
     parsed = parser.parse_args()
     if parsed.child:
-        print(first_step_s(parsed.layers))
+        print(first_step_s(parsed.layers, parsed.child))
         return
-    with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
-        command = [sys.executable, __file__, CHILD, "--layers", str(parsed.layers)]
-        for number in range(1 + parsed.again):
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, check=True
-            )
-            what = "found in the cache" if number else "compiled"
-            print(f"{parsed.layers} blocks, {what:<20} {float(done.stdout):6.2f} s of CPU")
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as other:
+        rows = [("compiled", PLAIN, cache), ("compiled in a gate", NOTED, other)]
+        rows += [("found in the cache", PLAIN, cache)] * parsed.again
+        rows += [("found by an agent's rank", IMPORTED, cache)] * parsed.again
+        for what, how, folder in rows:
+            seconds = child(parsed.layers, how, folder)
+            print(f"{parsed.layers} blocks, {what:<24} {seconds:6.2f} s of CPU", flush=True)
 
 
 if __name__ == "__main__":

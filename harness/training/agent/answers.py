@@ -13,8 +13,8 @@ from functools import partial
 from importlib import metadata
 
 from harness.base.documents import Json, from_doc, to_doc
-from harness.cases import CaseSpec
 from harness.base.errors import LaunchError
+from harness.cases import CaseSpec
 from harness.host import cores, environment, facts, machine, power
 from harness.host.accelerators import Accelerators, torch_build
 from harness.host.doctor import examination

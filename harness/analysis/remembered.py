@@ -20,7 +20,7 @@ from harness.analysis.reading import load
 from harness.analysis.verify import unsealed
 from harness.base import caches
 from harness.base.programs import PACKAGE
-from harness.record import RunRecord, store
+from harness.record import RunRecord, chain, store
 
 #: What readers leave beside a record, and what says who is at it.
 BESIDE = frozenset({"report.html", "proposal.svg", "proposal.md", ".lock"})
@@ -41,8 +41,10 @@ def vouched(path: Path) -> tuple[RunRecord, str]:
     key = key_of(path)
     if known(key) and (whole := store.load_whole(path)) is not None:
         return whole, ""
-    run = load(path)
-    doubt = unsealed(run, path if path.is_dir() else path.parent)
+    folder = path if path.is_dir() else path.parent
+    links = chain.read(folder)
+    run = load(path, links)
+    doubt = unsealed(run, folder, links)
     if not doubt:
         keep(path, key)
     return run, doubt

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ import pytest
 from harness.analysis import remembered
 from harness.base.programs import PACKAGE, ROOT
 from harness.interface.cli.main import main
+from harness.record import RunRecord
+from harness.record.chain import Link
 from tests.editing import rechain, timed
 
 #: Verifies a run, and prints which files were opened meanwhile.
@@ -46,7 +48,9 @@ def recomputed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     folders: list[Path] = []
     usual = remembered.unsealed
     monkeypatch.setattr(
-        remembered, "unsealed", lambda run, folder: folders.append(folder) or usual(run, folder)
+        remembered,
+        "unsealed",
+        lambda run, folder, links: folders.append(folder) or usual(run, folder, links),
     )
     return folders
 
@@ -164,8 +168,8 @@ def test_what_changes_while_it_is_verified_is_not_kept(
 ) -> None:
     usual = remembered.unsealed
 
-    def meanwhile(run: object, folder: Path) -> str:
-        doubt = usual(run, folder)  # type: ignore[arg-type]
+    def meanwhile(run: RunRecord, folder: Path, links: Sequence[Link]) -> str:
+        doubt = usual(run, folder, links)
         (copy / "notes.txt").write_text("written meanwhile")
         return doubt
 

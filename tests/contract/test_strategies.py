@@ -125,9 +125,10 @@ def test_what_is_noted_of_steps_does_not_grow(launch: Any) -> None:
     assert world.cause is None
     with np.load(world.out / "rank0.npz") as samples:
         rss_bytes = samples["rss_bytes"]
-    looked = np.flatnonzero(rss_bytes)[10:]
+    looked = np.flatnonzero(rss_bytes)
+    looked = looked[looked >= 100]
     apart = int(looked[1] - looked[0])
-    assert len(looked) >= 5 and looked[0] <= 150, "memory is looked at often enough to tell"
+    assert len(looked) >= 5, "memory is looked at often enough to tell"
     assert stats.slope(rss_bytes[looked].astype(float).tolist()).mean < apart * 15_000
 
 

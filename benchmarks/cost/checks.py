@@ -18,9 +18,9 @@ import torch
 
 from harness.record import Purpose
 from harness.record.store import load
+from harness.training.agent.agent import preload
 from harness.training.observe.intake import digest
 from harness.training.rank.sources import sources
-from harness.training.rank.tasks import timed as timed  # what a rank has loaded
 
 SAMPLE = Path(__file__).parents[2] / "results" / "samples" / "ddp-nano"
 TIMES = 9
@@ -44,7 +44,7 @@ def main() -> None:
     launch = min((x for x in run.launches if x.purpose is Purpose.TIMED), key=lambda x: x.wall_s)
     facts = run.described[launch.case].facts
     assert facts is not None
-    sources()  # as an agent does before it forks ranks
+    preload()  # as an agent does before it forks ranks
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         rows = [pool.apply(cpu_times_s, (facts.num_params,)) for _ in range(TIMES)]
     files_s = median(files for files, _ in rows)

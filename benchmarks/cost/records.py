@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
+import hashlib
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,10 +32,11 @@ from scipy.stats import linregress, t as t_distribution
 
 from harness.analysis.judging import verdicts
 from harness.analysis.reading import load
+from harness.analysis.samples import pilots
 from harness.analysis.verify import verify
 from harness.interface.report import tables
 from harness.interface.report.page import page
-from harness.record import LaunchRecord, RunRecord
+from harness.record import LaunchRecord, RankRecord, RunRecord
 from harness.record.chain import STATED, Chain, Kind, read
 from harness.record.store import save
 
@@ -41,12 +45,23 @@ SAMPLE = Path(__file__).parents[2] / "results" / "samples" / "ddp-nano"
 LINEAR = 1.1
 #: A program that only reads a record.
 READING = "import pathlib, sys, harness.record.store as s; s.load(pathlib.Path(sys.argv[1]))"
+#: A small program that starts another, and prints its CPU seconds and its most memory in kB: the
+#: memory of whoever starts one counts as its own until it runs.
+STARTED = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
 #: Each reader is timed so often.
 TIMES = 3
 
 
 def grown(launches: int, folder: Path) -> RunRecord:
-    """The sample's plan as often as gives so many launches, each with a seed of its own."""
+    """The sample's plan as often as gives so many launches, each with a seed, times and samples'
+    digests of its own: a record that verifies.
+    """
     run = load(SAMPLE)
     (plan,) = run.plans
     entered: list[LaunchRecord] = []
@@ -59,18 +74,49 @@ def grown(launches: int, folder: Path) -> RunRecord:
         windows[other.hash] = run.windows[plan.hash]
         described |= {cases[old].hash: told for old, told in run.described.items() if old in cases}
         blocks += [dataclasses.replace(b, plan=other.hash) for b in run.blocks]
+        later = datetime.timedelta(seconds=seed * (run.elapsed_s + 1))
         for launch in run.launches:
+            at = datetime.datetime.fromisoformat(launch.started_at)
             name = f"{launch.launch.rpartition('-')[0]}-{seed}-{len(entered) + 1:05}"
+            (folder / "launches" / name).mkdir()
             made = dataclasses.replace(
-                launch, launch=name, plan=other.hash, case=cases[launch.case].hash
-            )
+                launch, launch=name, plan=other.hash, case=cases[launch.case].hash,
+                started_at=(at + later).isoformat(timespec="milliseconds"),
+                ranks=tuple(_left(launch, r, folder, name, seed) for r in launch.ranks),
+            )  # fmt: skip
             entered.append(made)
-            (folder / "launches" / name).symlink_to(SAMPLE / "launches" / launch.launch)
+    elapsed_s = len(plans) * (run.elapsed_s + 1)
     record = dataclasses.replace(
         run, plans=tuple(plans), described=described, blocks=tuple(blocks), windows=windows,
-        launches=tuple(entered), head="", verdicts=(),
+        launches=tuple(entered), head="", verdicts=(), elapsed_s=elapsed_s,
+        device_s=elapsed_s * sum(run.settings.nodes),
     )  # fmt: skip
+    pilots_read = pilots.read(record, folder)
+    record = dataclasses.replace(record, launch_sd=pilots.launch_sd(pilots_read))
     return dataclasses.replace(record, verdicts=verdicts.verdicts(record))
+
+
+def _left(launch: LaunchRecord, rank: RankRecord, folder: Path, name: str, seed: int) -> RankRecord:
+    """A rank's files of another launch: its samples are written at another time, traces linked."""
+    for source in (SAMPLE / "launches" / launch.launch).glob(f"rank{rank.rank}.*"):
+        target = folder / "launches" / name / source.name
+        if source.suffix != ".npz":
+            os.link(_copied(source, folder), target)
+            continue
+        raw = bytearray(source.read_bytes())
+        raw[10:14] = seed.to_bytes(4, "little")  # the time of its first member
+        target.write_bytes(raw)
+        rank = dataclasses.replace(rank, samples_sha256=hashlib.sha256(raw).hexdigest())
+    return rank
+
+
+def _copied(source: Path, folder: Path) -> Path:
+    """A copy in the run's folder, on whose file system files can be linked."""
+    copy = folder / "traces" / f"{source.parent.name}-{source.name}"
+    if not copy.is_file():
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, copy)
+    return copy
 
 
 def chained(run: RunRecord, folder: Path) -> RunRecord:
@@ -92,27 +138,28 @@ def chained(run: RunRecord, folder: Path) -> RunRecord:
 
 def programs(launches: int) -> None:
     """What reading and reporting a record of so many launches costs whoever types it."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as cache:
         folder = Path(name)
         (folder / "launches").mkdir()
         save(chained(grown(launches, folder), folder), folder)
+        os.environ["XDG_CACHE_HOME"] = cache
         _told("imports alone", ("-c", READING.partition(";")[0]))
         _told("read the record", ("-c", READING, name))
-        _told("scaleproof report", ("-m", "harness", "report", name))
         _told("scaleproof verify", ("-m", "harness", "verify", name))
+        _told("report, verified before", ("-m", "harness", "report", name))
+        shutil.rmtree(cache)
+        _told("report, the first time", ("-m", "harness", "report", name))
 
 
 def _told(what: str, words: Sequence[str]) -> None:
-    """A line for a program that ran to its end."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """A line for a program that ran to its end: one that succeeded."""
     began = time.monotonic()
-    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
-    _, _, own = os.wait4(process.pid, 0)
+    command = [sys.executable, "-c", STARTED, sys.executable, *words]
+    output = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
     lasted_s = time.monotonic() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    most = f"at most {own.ru_maxrss / 1e3:.0f} MB"
-    print(f"{what:20} {lasted_s:6.1f} s {cpu_s:6.1f} s of CPU, {most}", flush=True)
+    cpu_s, most_kb = map(float, output.split())
+    most = f"at most {most_kb / 1e3:.0f} MB"
+    print(f"{what:24} {lasted_s:6.1f} s {cpu_s:6.1f} s of CPU, {most}", flush=True)
 
 
 def seconds(call: Callable[[], object]) -> float:

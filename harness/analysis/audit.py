@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.analysis import packing
-from harness.base.documents import Json, to_doc
+from harness.base.documents import Json, reads_as, to_doc
 from harness.cases import features
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
 from harness.record.chain import Kind, Link
@@ -302,7 +302,7 @@ def _alike(
 ) -> Iterator[str]:
     """Entries of the record are those of the chain; an interrupted record may lack the last."""
     for i, (a, b) in enumerate(zip(record, links, strict=False)):
-        if to_doc(a) != b and _json(a) != b:  # most need not become text and be read again
+        if not reads_as(a, b) and _json(a) != b:
             yield f"{kind} {i + 1} of the record is not the one of the chain"
             return
     if len(record) > len(links) or (whole and len(record) < len(links)):

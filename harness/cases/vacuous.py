@@ -9,7 +9,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import TYPE_CHECKING
 
 from harness.base.documents import Json
@@ -77,7 +77,8 @@ def _matching(pattern: str, names: Sequence[str]) -> Iterator[str]:
     if re.fullmatch(rf"{SCRIPT}/[^/]+-(own|\*)/(weak|strong|\*)", family):
         yield family  # a user's script is called as its file is
     else:
-        yield from (n for n in names if fnmatchcase(n, family) or fnmatchcase(n, pattern))
+        either = re.compile(f"{translate(family)}|{translate(pattern)}").match
+        yield from filter(either, names)
 
 
 def _family(pattern: str) -> str:

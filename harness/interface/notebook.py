@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from harness.analysis import compare
+from harness.analysis import compare, remembered
 from harness.analysis.judging.points import points
-from harness.analysis.reading import load
-from harness.analysis.verify import unsealed
 from harness.base.errors import SpecError
 from harness.base.plain import still
 from harness.interface import frames
@@ -57,8 +55,8 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder if folder.is_dir() else folder.parent
-        self.record: RunRecord = load(folder)
-        self.doubt = unsealed(self.record, self.folder)
+        self.record: RunRecord
+        self.record, self.doubt = remembered.vouched(folder)
 
     @property
     def verdicts(self) -> list[ShownVerdict]:

@@ -109,13 +109,15 @@ class Fleet:
         since = looked_at = time.monotonic()
         pause_s = TICK_S
         silent = list(self._links)  # of thousands, only these are looked at whenever one comes
+        by_newcomers = Ear()  # one of its own: else all were registered anew between its rounds
         while len(self._links) < self.num_agents or silent:
             silent += joined(self._listener, self._links, TICK_S)
             within_s = TICK_S if self._listener is None else 0
             began = time.monotonic()
             everyone = began - looked_at > pause_s
             heard = self._links if everyone else silent
-            for link, message, _ in self._ear.receive(heard, within_s):
+            ear = self._ear if everyone else by_newcomers
+            for link, message, _ in ear.receive(heard, within_s):
                 if "hello" in message:
                     link.about = from_doc(Node, message["hello"])
             if everyone:  # the more there are, the longer that takes, and the rarer it is

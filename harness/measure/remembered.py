@@ -5,12 +5,10 @@ Kept in the user's cache folder, for plans alone: a run that measures asks its a
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 
-from harness.base import digests, files
+from harness.base import caches, digests, files
 from harness.base.documents import Json, from_doc, to_doc
 from harness.cases import CaseSpec, Catalogue
 from harness.record import Described
@@ -24,7 +22,7 @@ class Remembered:
     def __init__(self, known: Catalogue) -> None:
         self._known = known
         version = f"{digests.of_package()}-{metadata.version('torch')}"
-        folder = _folder()
+        folder = caches.folder()
         self._path = folder / f"described-{version}.json" if folder is not None else None
         self._answers: dict[str, Json] = {}
         if self._path is not None:
@@ -59,11 +57,3 @@ class Remembered:
         shipped = all(not file.endswith(".py") for file in self._known.files(case).values())
         packages = self._known.get("strategies", case.strategy).supports.packages
         return shipped and not case.script and not packages
-
-
-def _folder() -> Path | None:
-    """Where caches of this user lie; None for one without a home."""
-    if given := os.environ.get("XDG_CACHE_HOME"):
-        return Path(given) / "scaleproof"
-    home = os.environ.get("HOME")
-    return Path(home) / ".cache/scaleproof" if home else None

@@ -1,5 +1,6 @@
 """How a span is labelled wherever it is seen: in NVTX, in a profiler's trace, in our own log."""
 
+import functools
 from enum import StrEnum
 
 DOMAIN = "scaleproof"
@@ -32,6 +33,7 @@ def peer_label(kind: str, peer: int) -> str:
     return f"{DOMAIN}.peer.{kind}.{peer}"
 
 
+@functools.cache  # of every span of a trace
 def category_of(label: str) -> Category | None:
     """The category of a range in a trace; None if it is none of ours."""
     domain, _, rest = label.partition(".")

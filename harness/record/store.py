@@ -10,9 +10,7 @@ launches/<launch>/   rank<r>.json and rank<r>.npz as the ranks left them, logs; 
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import io
 import json
 import math
 import re
@@ -20,9 +18,9 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from harness.base import collected, files
+from harness.base import collected, files, npz
 from harness.base.documents import Json, elements, fields, from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.base.packs import opened
@@ -109,6 +107,16 @@ def load(folder: Path, links: Sequence[chain.Link] | None = None) -> RunRecord:
     """
     with collected.paused():
         return _loaded(folder, links)
+
+
+def load_whole(folder: Path) -> RunRecord | None:
+    """The same of a complete run whose chain was found whole before: that is not read again. None
+    of one that is not complete, and has part of what it says in its chain.
+    """
+    with collected.paused():
+        path = folder / "record.json" if folder.is_dir() else folder
+        run = _record(path) if path.is_file() else None
+        return _named(run) if run is not None and run.complete else None
 
 
 def _loaded(folder: Path, links: Sequence[chain.Link] | None) -> RunRecord:
@@ -224,55 +232,6 @@ def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
             fix=TAKE,
         )
     try:
-        return Samples(**_arrays(raw))
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        return Samples(**npz.arrays(raw, MOST_SAMPLES))
+    except ValueError as error:
         raise RecordError(f"samples cannot be read: {error}", where=str(path), fix=TAKE) from None
-
-
-def _arrays(raw: bytes) -> dict[str, Any]:
-    """The arrays of a file of them, by name.
-
-    ValueError for one that would take more memory than samples may, or whose headers claim more
-    than it holds. ``np.load`` would make room for what they say; and it parses each header as
-    Python, which takes longer than all else where files are many.
-    """
-    with zipfile.ZipFile(io.BytesIO(raw)) as file:
-        members = file.infolist()
-        num_bytes = len(raw) + sum(member.file_size for member in members)
-        if num_bytes > MOST_SAMPLES:
-            raise ValueError(f"{num_bytes} bytes are more than samples have")
-        return {m.filename.removesuffix(".npy"): _array(m.filename, file.read(m)) for m in members}
-
-
-def _array(name: str, body: bytes) -> Any:
-    """One array of a file, which can be written to."""
-    import numpy as np  # what only lists and collects has none
-
-    begin = _header_end(body)
-    shape, by_columns, kind = _header(body[:begin])
-    if math.prod(shape) * kind.itemsize > len(body) - begin:
-        raise ValueError(f"{name} claims {shape}, and has not got them")
-    order: Literal["C", "F"] = "F" if by_columns else "C"
-    return np.ndarray(shape, kind, buffer=body, offset=begin, order=order).copy()
-
-
-def _header_end(body: bytes) -> int:
-    """Where the values of an array begin: after magic, version and a header of a stated length."""
-    width = 2 if body[6:7] == b"\x01" else 4
-    return 8 + width + int.from_bytes(body[8 : 8 + width], "little")
-
-
-@functools.lru_cache(maxsize=4096)
-def _header(text: bytes) -> tuple[tuple[int, ...], bool, Any]:
-    """(shape, by columns, kind) of an array; many have the same."""
-    import numpy as np
-
-    handle = io.BytesIO(text)
-    version = np.lib.format.read_magic(handle)
-    read = np.lib.format.read_array_header_1_0
-    if version != (1, 0):
-        read = np.lib.format.read_array_header_2_0
-    shape, by_columns, kind = read(handle, max_header_size=10_000)
-    if kind.hasobject:
-        raise ValueError("objects are no samples")
-    return shape, by_columns, kind

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.base.documents import fields_of, from_doc, json_schema, to_doc
+from harness.base.documents import fields_of, from_doc, json_schema, reads_as, to_doc
 from harness.cases import Mode, Protocol
 from harness.record import Reason, Status, Verdict
 
@@ -32,6 +32,32 @@ def test_round_trip_through_text(verdict: Verdict) -> None:
 @given(verdicts)
 def test_schema_accepts_every_document(verdict: Verdict) -> None:
     jsonschema.validate(json.loads(json.dumps(to_doc(verdict))), json_schema(Verdict, title="v"))
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
+    max_leaves=6,
+)
+
+
+@given(values, values)
+def test_a_value_reads_as_its_document_and_as_no_other(value: object, other: object) -> None:
+    def read(x: object) -> object:
+        return json.loads(json.dumps(to_doc(x)))
+
+    assert not reads_as(value, read(other)) or read(value) == read(other)
+    if reads_as(value, read(value)):
+        assert not reads_as(value, [read(value)])
+
+
+def test_what_json_alone_can_write_is_looked_at_again() -> None:
+    assert reads_as({"a": (1, 2.5)}, {"a": [1, 2.5]})
+    for value in (float("nan"), "\ud800"):
+        assert not reads_as(value, value)
+    half = {**to_doc(Protocol(steps=10, cut=2)), "surprise": "\ud800"}
+    with pytest.raises(ValueError, match="unknown field 'surprise'"):
+        from_doc(Protocol, half)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from harness.analysis.verify import verify
-from harness.base import packs
+from harness.base import npz, packs
 from harness.base.errors import RecordError
-from harness.record import SCHEMA, Purpose, RunRecord, store
+from harness.record import SCHEMA, Purpose, RunRecord
 from harness.record.store import load, save
 from harness.record.upgrade import upgrade
 from tests.editing import change
@@ -78,7 +78,7 @@ def test_arrays_are_read_as_numpy_reads_them(compressed: bool) -> None:
     }
     file = io.BytesIO()
     (np.savez_compressed if compressed else np.savez)(file, **given)  # type: ignore[arg-type]
-    read = store._arrays(file.getvalue())
+    read = npz.arrays(file.getvalue(), 1 << 20)
     with np.load(io.BytesIO(file.getvalue())) as theirs:
         assert read.keys() == set(theirs.files)
         for name, array in read.items():
@@ -87,4 +87,30 @@ def test_arrays_are_read_as_numpy_reads_them(compressed: bool) -> None:
     objects = io.BytesIO()
     np.savez(objects, odd=np.array([{}], dtype=object))
     with pytest.raises(ValueError, match="objects are no samples"):
-        store._arrays(objects.getvalue())
+        npz.arrays(objects.getvalue(), 1 << 20)
+
+
+def test_a_file_of_arrays_with_another_bit_is_an_error_or_the_same() -> None:
+    """Nothing but ValueError, and no other values: of the bytes that say when it was written, and
+    the like, nothing is read.
+    """
+    values = np.arange(5)
+    file = io.BytesIO()
+    np.savez_compressed(file, values=values)
+    raw = file.getvalue()
+    refused = 0
+    for place in range(len(raw)):
+        changed = bytearray(raw)
+        changed[place] ^= 1 << (place % 8)
+        try:
+            read = npz.arrays(bytes(changed), 1 << 20)
+        except ValueError:
+            refused += 1
+            continue
+        assert all(np.array_equal(array, values) for array in read.values())
+    assert refused > len(raw) / 2
+    for end in range(len(raw)):
+        with pytest.raises(ValueError):
+            npz.arrays(raw[:end], 1 << 20)
+    with pytest.raises(ValueError, match="more than samples have"):
+        npz.arrays(raw, len(raw))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -23,3 +26,29 @@ def test_content_is_made_on_the_device_of_its_ids(make: object) -> None:
     """The meta device refuses a tensor of the CPU, as every GPU does."""
     ids = torch.zeros(3, dtype=torch.int64, device="meta")
     assert callable(make) and make(ids).device.type == "meta"
+
+
+def test_what_an_agent_prepares_changes_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "_prepared", [])
+    monkeypatch.setattr(intake, "CHUNK", 1 << 17)  # several pieces of the largest
+    rows = [torch.randn(2, width) for width in (1, 300, 70_000, intake.PREPARED + 5)]
+    before = [intake.row_hashes(x) for x in rows]
+    digest = intake.digest(iter(rows))
+    intake.prepare()
+    assert len(intake._prepared[0]) == intake.PREPARED
+    for x, hashes in zip(rows, before, strict=True):
+        assert torch.equal(intake.row_hashes(x), hashes)
+    assert intake.digest(iter(rows)) == digest
+
+
+def test_preparing_starts_no_thread() -> None:
+    """An agent forks: a thread that it had would be missing in its ranks."""
+    program = (
+        "import os, torch; torch.set_num_threads(4)\n"
+        "from harness.training.observe import intake\n"
+        "before = len(os.listdir('/proc/self/task')); intake.prepare()\n"
+        "print(len(os.listdir('/proc/self/task')) - before)"
+    )
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "0"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.analysis import remembered
 from harness.analysis.reading import load
 from harness.analysis.verify import refuse_unsealed
 from harness.base.errors import RecordError
@@ -35,8 +36,10 @@ def ingest(
         try:
             for folder in runs:
                 try:
+                    key = remembered.key_of(folder)
                     run = load(folder)
                     refuse_unsealed(run, folder if folder.is_dir() else folder.parent)
+                    remembered.keep(folder, key)
                     night = night_of(run, _from(results, folder))
                 except RecordError as error:
                     if refused is None:

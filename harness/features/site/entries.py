@@ -16,16 +16,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
+from harness.analysis import remembered
 from harness.analysis.judging.points import points
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.analysis.ladder import arm_row
-from harness.analysis.reading import load
-from harness.analysis.verify import unsealed
 from harness.base import digests
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError, SpecError
 from harness.interface.report.headline import headline
-from harness.record import RunRecord, Status, chain
+from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
 from harness.record.store import write_text
 
@@ -129,7 +128,7 @@ def entries(
 
     Those of the last time are in the file ``kept``; a run that is as it was then is not read again.
     """
-    known = {e.key: e for e in _kept(kept)}
+    known = {e.key: e for e in _kept(kept) if e.key}
     keys = {folder: stamp(folder) for folder in folders}
     new = [(results, folder, key) for folder, key in keys.items() if key not in known]
     read = on_all_cores(_read, new, lambda n: note(f"reading and verifying run {n} of {len(new)}"))
@@ -145,9 +144,8 @@ def _read(asked: tuple[Path, Path, str]) -> Entry | str:
     results, folder, key = asked
     place = str(folder.relative_to(results))
     try:
-        links = chain.read(folder)
-        run = load(folder, links)
-        return entry_of(run, place, key, unsealed(run, folder, links))
+        run, doubt = remembered.vouched(folder)
+        return entry_of(run, place, key, doubt)
     except RecordError as error:
         return f"{place}: {error.what}"
 
@@ -189,18 +187,11 @@ def _kept(file: Path) -> Sequence[Entry]:
 
 
 def stamp(folder: Path) -> str:
-    """A digest of a run: its record and chain whole, of every other file its name, size and time.
-
-    Where it lies is in it, too: the page of a run is found by it.
+    """What an entry was made from: every byte of the run, and where it lies, since its page is
+    found by that. Empty where that cannot be said; such a run is read each time.
     """
-    digest = hashlib.sha256(str(folder).encode())
-    for name in ("record.json", "chain.jsonl"):
-        file = folder / name
-        digest.update(file.read_bytes() if file.is_file() else b"none")
-    for path in sorted(folder.glob("launches/*/*")):
-        seen = path.lstat()
-        digest.update(f"{path.name} {seen.st_size} {seen.st_mtime_ns}".encode())
-    return digest.hexdigest()
+    key = remembered.key_of(folder)
+    return "" if key is None else hashlib.sha256(f"{folder}\0{key}".encode()).hexdigest()
 
 
 def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> Entry:

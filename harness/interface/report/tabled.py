@@ -47,9 +47,10 @@ class Table(Generic[Row]):
         columns = self.told
         head = "".join(f"<th{_aligned(c)}>{_escaped(c.header or 'result')}</th>" for c in columns)
         names = [f' id="{_escaped(anchor)}"' for anchor in ids] or [""] * len(self.rows)
+        by_column = [_cells(c, self.rows) for c in columns]
         body = "\n".join(
-            f"<tr{id_}>{''.join(_cell(c, row) for c in columns)}</tr>"
-            for id_, row in zip(names, self.rows, strict=False)
+            f"<tr{id_}>{''.join(cells)}</tr>"
+            for id_, *cells in zip(names, *by_column, strict=False)
         )
         return Markup(  # of its own making, or escaped
             f'<div class="wide" tabindex="0" role="region" aria-label="{_escaped(name)}"><table>'
@@ -113,11 +114,18 @@ def _escaped(words: str) -> str:
     return str(escape(words)) if _SPECIAL.search(words) else words
 
 
-def _cell(column: Column[Row], row: Row) -> str:
-    words = column.cell(row)
-    value = None if column.raw is None else column.raw(row)
-    first = words.partition(" ")[0]
-    kinds = " ".join(filter(None, ("" if column.left else "n", first if first in _STATUS else "")))
-    number = f' data-v="{value:.6g}"' if isinstance(value, int | float) else ""
-    lines = _escaped(words).replace("\n", "<br>")
-    return f'<td class="{kinds}"{number}>{lines}</td>'
+def _cells(column: Column[Row], rows: Sequence[Row]) -> list[str]:
+    """A column's cells as HTML: pages have hundreds of thousands."""
+    aligned = "" if column.left else "n"
+    out = []
+    for row in rows:
+        words = column.cell(row)
+        value = None if column.raw is None else column.raw(row)
+        kinds = aligned
+        first = words.partition(" ")[0]
+        if first in _STATUS:
+            kinds = f"{aligned} {first}" if aligned else first
+        number = f' data-v="{value:.6g}"' if isinstance(value, int | float) else ""
+        lines = _escaped(words).replace("\n", "<br>")
+        out.append(f'<td class="{kinds}"{number}>{lines}</td>')
+    return out

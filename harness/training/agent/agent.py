@@ -55,8 +55,8 @@ from harness.training.agent.answers import (
     usable,
 )
 from harness.training.agent.world import World
-from harness.training.observe import threads
-from harness.training.rank.sources import sources
+from harness.training.observe import intake, threads
+from harness.training.rank.sources import pass_over, sources
 
 POLL_S = 0.1
 BEAT_S = 0.2
@@ -269,9 +269,11 @@ def preload() -> None:
             with contextlib.suppress(ImportError):  # what it needs is not installed: it says so
                 importlib.import_module(entry.module)
     sources()  # this package's: what is edited from now on is not what ranks run
+    intake.prepare()
     for name in ("torch.profiler._cupti_monitor", "torch.testing._internal.distributed.fake_pg"):
         with contextlib.suppress(ImportError):  # not in every supported torch
             importlib.import_module(name)
+    pass_over()
 
 
 def scheduled_order() -> int:

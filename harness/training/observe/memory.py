@@ -12,6 +12,8 @@ from harness.training.accelerator import Accelerator
 #: Memory is looked at every so many steps: that costs more than all else that is noted, most of it
 #: where an allocator makes a table of all it knows.
 _EVERY, _EVERY_ON_DEVICE = 2, 16
+#: So many looks show a slope; a longer window asks for no more.
+LOOKS = 10
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -29,6 +31,10 @@ class Memory:
                 self._base = self.now()
             except OSError:
                 self._base = None
+
+    def spread(self, num_kept: int) -> None:
+        """Look as rarely as gives ``LOOKS`` in so many steps."""
+        self.every = max(self.every, num_kept // LOOKS)
 
     def settle(self) -> None:
         """Forget the peak of construction: from here on only what training needs counts."""

@@ -10,6 +10,7 @@ import site
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,14 +32,51 @@ def _versions() -> dict[str, str]:
     return versions
 
 
+def pass_over() -> None:
+    """Pass over what is loaded now and surely nobody's own, in this process and in its forks.
+
+    To look at a module after a fork copies the pages that it and its names lie in: thousands of
+    them take longer than all else here.
+    """
+    _passed_over[:] = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith(_NEVER) or not (file := _file(module)) or _others(file)
+    ]
+    _known.clear()
+    _known.update(map(id, _passed_over))
+
+
+#: Modules that are passed over. They are held, so that no other one ever has the id of one.
+_passed_over: list[Any] = []
+_known: set[int] = set()
+#: Whose modules may import something when they are asked for their file.
+_NEVER = ("torch.", "triton.")
+
+
+def _file(module: Any) -> str:
+    return str(getattr(module, "__file__", None) or "")
+
+
+def _others_than_known() -> list[tuple[str, Any]]:
+    """(Name, module) of what was loaded, or put in another one's place, since: newest first."""
+    unknown = sum(id(module) not in _known for module in sys.modules.values())
+    modules: list[tuple[str, Any]] = []
+    for name, module in reversed(sys.modules.items()):
+        if len(modules) == unknown:
+            break
+        if id(module) not in _known:
+            modules.append((name, module))
+    return modules
+
+
 def _user_files() -> dict[str, str]:
     """Python files of loaded modules that belong neither to Python, nor to what was installed."""
     working_folder = Path.cwd()
     files = {
-        str(file)
-        for name, module in list(sys.modules.items())
-        if (file := getattr(module, "__file__", None))
-        and not name.startswith(("torch.", "triton."))
+        file
+        for name, module in _others_than_known()
+        if not name.startswith(_NEVER) and (file := _file(module))
     }
     loaded = {Path(file).resolve() for file in files if not _others(file)}
     return {

@@ -5,6 +5,7 @@ and the device is synchronised once at either end of the kept window.
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter, sleep, time_ns  # before any file of a user's is imported
@@ -67,14 +68,17 @@ class StepLog:
     ) -> None:
         self.intake = intake
         self.trainer, self.memory, self.beat, self.period_s = trainer, memory, beat, period_s
-        self.marks_s = np.zeros(steps + 1)
-        self.rss_bytes = np.zeros(steps, dtype=np.int64)
-        self.losses: torch.Tensor | np.ndarray | None = None
+        # Lists: an array's code would be another thing that a step leaves no room for in caches.
+        self.marks_s = [0.0] * (steps + 1)
+        self.rss_bytes = [0] * steps
+        self.losses: torch.Tensor | list[float] | None = None
         self.steps = steps
         self.sample_ids: list[torch.Tensor] = []
         self.events = events
         self.misses = 0
         self.first = 0
+        self._step_span = span("step")
+        self._batch_span = span("batch", Category.DATA)
 
     def start(self, i: int) -> None:
         """Before step i: the window, or what is kept of it, begins now."""
@@ -85,8 +89,9 @@ class StepLog:
 
     def run(self, i: int, feed: Feed, phase: Phase) -> None:
         self.beat(phase, i)
-        with span("step", payload=i):
-            with span("batch", Category.DATA, i):
+        self._step_span.payload = self._batch_span.payload = i
+        with self._step_span:
+            with self._batch_span:
                 batch = feed(i)
             self.sample_ids.append(batch.ids)
             self._note(i, self.trainer.step(batch))
@@ -108,7 +113,7 @@ class StepLog:
     def _note(self, i: int, loss: torch.Tensor | None) -> None:
         """Into one tensor: one of its own for each step is small, but keeps the heap around it
         from being used again (45 kB a step of FSDP). On cores, where nothing has to be waited for,
-        into an array: that takes a third of the time. An object of a user's own could be read when
+        into a list: that takes a third of the time. An object of a user's own could be read when
         the window is over, and so could its step end then.
         """
         if loss is None:
@@ -117,18 +122,21 @@ class StepLog:
             raise TypeError(f"step() returned a {type(loss).__name__}, not a tensor of torch")
         if self.losses is None:
             self.losses = (
-                np.full(self.steps, np.nan)
+                [math.nan] * self.steps
                 if loss.is_cpu
                 else torch.full((self.steps,), torch.nan, dtype=torch.float64, device=loss.device)
             )
-        self.losses[i] = loss.item() if loss.is_cpu else loss.detach()
+        if isinstance(self.losses, list):
+            self.losses[i] = loss.item()
+        else:
+            self.losses[i] = loss.detach()
 
     def _losses(self, steps: int) -> np.ndarray:
         """NaN on ranks that have none."""
         if self.losses is None:
             return np.full(steps, np.nan)
         noted = self.losses[:steps]
-        return noted.cpu().numpy() if isinstance(noted, torch.Tensor) else noted
+        return noted.cpu().numpy() if isinstance(noted, torch.Tensor) else np.array(noted)
 
     def samples(self, feed: Feed) -> Samples:
         """What was noted; on CUDA the steps' times are the device's own.
@@ -136,15 +144,16 @@ class StepLog:
         The content of what was handed out is looked at once more: a sample depends on its id only.
         """
         steps = range(len(self.sample_ids))
-        step_s = np.diff(self.marks_s)
+        marks_s = np.array(self.marks_s)
+        step_s = np.diff(marks_s)
         if self.events:
             pairs = itertools.pairwise(self.events)
             step_s = np.array([a.elapsed_time(b) / 1e3 for a, b in pairs])
         return Samples(
-            marks_s=self.marks_s - self.marks_s[0],
+            marks_s=marks_s - marks_s[0],
             loss=self._losses(len(self.sample_ids)),
             sample_ids=np.stack([ids.cpu().numpy() for ids in self.sample_ids]),
-            rss_bytes=self.rss_bytes,
+            rss_bytes=np.array(self.rss_bytes, dtype=np.int64),
             step_s=step_s,
             seen=self.intake.rows(),
             content=np.stack(
@@ -173,6 +182,7 @@ def measure(  # noqa: PLR0913  (what the one window needs)
     ``known`` is the shared memory that a rank has anyhow.
     """
     steps, cut = window.steps, window.cut
+    memory.spread(steps - cut)
     log = StepLog(
         trainer,
         steps,

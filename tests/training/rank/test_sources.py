@@ -32,3 +32,31 @@ def test_a_link_among_what_is_installed_leads_to_a_file_of_the_users(
         sources._is_installed.cache_clear()
     assert str(mine / "linked.py") in known and str(mine / "plain.py") in known
     assert not any(str(installed) in name for name in known)
+
+
+def test_what_an_agent_passed_over_hides_nothing_that_came_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also not what takes the name of a module that was there, nor what was a user's before."""
+
+    def module(name: str, file: str) -> ModuleType:
+        (tmp_path / file).write_text("x = 1")
+        made = ModuleType(name)
+        made.__file__ = str(tmp_path / file)
+        monkeypatch.setitem(sys.modules, name, made)
+        return made
+
+    module("a_users_from_before", "before.py")
+    monkeypatch.setitem(sys.modules, "taken_by_a_user", ModuleType("nobodys"))
+    monkeypatch.setattr(sources, "_passed_over", [])
+    monkeypatch.setattr(sources, "_known", set())
+    everything = sources.sources()
+    sources.pass_over()
+    assert sources.sources() == everything, "no file is passed over"
+    assert len(sources._known) > 100
+    module("taken_by_a_user", "taken.py")
+    module("a_users", "later.py")
+    known = {Path(name).name for name in sources.sources()}
+    assert {"before.py", "taken.py", "later.py"} <= known
+    monkeypatch.delitem(sys.modules, "a_users")
+    assert "later.py" not in {Path(name).name for name in sources.sources()}

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from harness.analysis import remembered
 from harness.analysis.judging.tally import Tally
 from harness.analysis.reading import load
 from harness.analysis.verify import refuse_unsealed
+from harness.base import collected
 from harness.base.documents import Json
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.cli.vouching import vouched
+from harness.interface.cli.vouching import doubted
 from harness.interface.report import digest, screen, tables, text
 from harness.record import RunRecord
 from harness.record.store import write_text
@@ -92,10 +94,10 @@ def act(asked: Asked) -> Answer:
     """Print the tables, write the page beside the record."""
     given = asked.options
     if given.markdown or given.csv or given.summary:
-        run = load(given.run)
+        run, doubt = remembered.vouched(given.run)
         lines = digest.table(run) if given.csv else digest.markdown(run)
         answer = Answer(document=digest.document(run), lines=lines)
-        return vouched(answer, [(run, given.run)], table=given.csv)
+        return doubted(answer, [(given.run, doubt)], table=given.csv)
     if given.proposal:
         return _proposal(given.run)
     return of_run(given.run, every=given.every)
@@ -123,9 +125,15 @@ def _proposal(path: Path) -> Answer:
 
 
 def of_run(path: Path, *, every: bool = False) -> Answer:
+    """The screen, or with ``every`` all tables; the page lies beside the record."""
+    with collected.paused():  # a record, and a page of it, have no cycles
+        return _of_run(path, every=every)
+
+
+def _of_run(path: Path, *, every: bool) -> Answer:
     from harness.interface.report.page import page as pages
 
-    run = load(path)
+    run, doubt = remembered.vouched(path)
     page = pages.write(run, path if path.is_dir() else path.parent)
     rerun = shlex.join(run.settings.argv)
     width = text.columns()
@@ -133,4 +141,4 @@ def of_run(path: Path, *, every: bool = False) -> Answer:
         lines = tables.summary(run, path, rerun, width, page=page)
     else:
         lines = screen.lines(run, path, rerun, width, page=page)
-    return vouched(Answer(document=run, lines=lines), [(run, path)])
+    return doubted(Answer(document=run, lines=lines), [(path, doubt)])

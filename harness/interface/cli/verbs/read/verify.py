@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from harness.analysis import remembered
 from harness.analysis.reading import load
 from harness.analysis.verify import Verification, rejudge, verify
 from harness.base.documents import to_doc
@@ -91,9 +92,12 @@ def act(asked: Asked) -> Answer:
     if asked.verb == "sign":
         return _sign(asked.options.run, asked.options.key)
     path, rules = asked.options.run, asked.options.thresholds
+    key = remembered.key_of(path)
     run = load(path)
     folder = path if path.is_dir() else path.parent
     verified = verify(run, folder)
+    if verified.num_links and not verified.differences:
+        remembered.keep(path, key)
     signer, unvouched = _vouched(asked, run, folder)
     verified = replace(verified, differences=(*verified.differences, *unvouched), signer=signer)
     exit_ = Exit.FAILED if verified.differences else Exit.PASSED

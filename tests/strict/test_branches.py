@@ -35,6 +35,7 @@ COVERED = {
     "observe/memory.py settle": TIMED,
     "observe/memory.py now": TIMED,
     "observe/memory.py peak": TIMED,
+    "observe/intake.py _weights": TIMED,
     "parallel/experts.py note": GATE,
     "rank/ceiling.py ceiling": GATE,
     "rank/ceiling.py _steady_s": GATE,

@@ -58,8 +58,9 @@ def beside(
 ) -> tuple[int, ...]:
     """The CPUs for a rank of so many visible GPUs from number ``first`` on.
 
-    ``near_each`` are the CPUs next to each visible GPU. Where each rank of a node is a task of its own (``tasks``), a scheduler binds each to its own
-    CPUs: these are not divided again. All allowed ones where no GPU can be asked.
+    ``near_each`` are the CPUs next to each visible GPU. Where each rank of a node is a task of its
+    own (``tasks``), a scheduler binds each to its own CPUs: these are not divided again. All
+    allowed ones where no GPU can be asked.
     """
     allowed = os.sched_getaffinity(0)
     bound = tasks > 1 and len(allowed) < (os.cpu_count() or 1)

@@ -41,7 +41,7 @@ STEPS: Mapping[str, tuple[int, str]] = {
     "first": (60, "one timed and one profiled launch: does a figure come out at all?"),
     "nccl": (40, "every collective at world 1, sends to itself, read by the harness's own reader"),
     "gates": (150, "strategies x precisions and five codecs train right; margins of all checks"),
-    "truth": (110, "step times against a bare loop, in turn; MFU; ceilings of random data and ones"),
+    "truth": (110, "step times against a bare loop, in turn; MFU; ceilings of random data"),
     "repeatable": (60, "the same bits twice; which attention runs where that is claimed"),
     "memory": (75, "five real peaks beside the closed form"),
     "profile": (75, "the budget closes; a planted sleep and a planted kernel are found"),

@@ -30,9 +30,9 @@ def question(calibrated: Sequence[Point], fabric: Fabric) -> str:
             return (
                 f"at the rates of its links an exchange would take {share:.0%} of the measured step"
                 f" of {shape.ranks} GPUs: state which optimizer it has (zero), how many parameters"
-                " train (trainable_params), how many GPUs a node has (hardware.gpus_per_node); if all"
-                " of that is right, the network limits, and only a size as large as the target tells"
-                " how"
+                " train (trainable_params), how many GPUs a node has (hardware.gpus_per_node); if"
+                " all of that is right, the network limits, and only a size as large as the target"
+                " tells how"
             )
     return ""
 

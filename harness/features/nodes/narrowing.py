@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 #: Launches that break before it is known how often one does, and launches in which they have to.
 BREAKS, AT_MOST = 3, 20
+#: Of what breaks in a lower share of launches no set is told apart from flakes. None breaks surely.
+SELDOM, MOST = 0.2, 0.75
 #: Chance that a set which breaks is held to be well, or one that is well to break.
 WRONG = 0.005
 #: Share of launches that break although nothing is wrong with their nodes.
@@ -78,8 +80,10 @@ class Narrowing:
         while broke < BREAKS and launches < AT_MOST:
             broke += self.launch(tuple(self.nodes))
             launches += 1
-        self.share = max(broke / (launches + 1), 2 * FLAKES)  # it may be less than it was
-        self.tried.append(Tried(tuple(self.nodes), broke, launches, broke >= BREAKS))
+        # Launches ended with the last break: without it their share is unbiased.
+        self.share = min((broke - 1) / max(1, launches - 1), MOST)
+        often = broke >= BREAKS and self.share >= SELDOM
+        self.tried.append(Tried(tuple(self.nodes), broke, launches, often))
         return self.tried[-1].breaks
 
     def _try(self, nodes: tuple[int, ...]) -> Tried:

@@ -13,8 +13,8 @@ from functools import partial
 from importlib import metadata
 
 from harness.base.documents import Json, from_doc, to_doc
-from harness.cases import CaseSpec
 from harness.base.errors import LaunchError
+from harness.cases import CaseSpec
 from harness.host import cores, environment, facts, machine, power
 from harness.host.accelerators import Accelerators, torch_build
 from harness.host.doctor import examination
@@ -136,7 +136,7 @@ def observed() -> dict[str, Json]:
 
     Of a forked child: NVML's library may start threads of its own, and they would stay.
     """
-    return answered(
+    here: dict[str, Json] = answered(
         lambda: {
             "machine": to_doc(machine.detect()),
             "software": machine.software(),
@@ -145,6 +145,7 @@ def observed() -> dict[str, Json]:
             "near": [sorted(cpus) for cpus in cores.near_gpus()],
         }
     )
+    return here
 
 
 def examined() -> Json:

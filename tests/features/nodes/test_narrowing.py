@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from harness.analysis.verify import verify
+from harness.base.errors import Exit
 from harness.cases import Catalogue, Device, Settings, Site
 from harness.features.nodes.isolating import Isolator
 from harness.features.nodes.narrowing import Narrowing
+from harness.features.nodes.verbs import isolate as verb
+from harness.interface.cli.main import main
 from harness.launch.engines import emulated
 from harness.launch.wire.messages import Deadlines
 from harness.measure import bench
@@ -92,3 +97,26 @@ def test_a_real_hang_that_needs_three_of_eight_nodes(
         record = session.save(complete=True)
     assert not verify(record, session.run.folder).differences
     assert any(launch.cause and launch.cause.kind == "hang" for launch in record.launches)
+
+
+@pytest.mark.parametrize(
+    ("often", "exit_", "told"),
+    [(1.0, Exit.FAILED, "NEEDED  n1, n2"), (0.0, Exit.PASSED, "0 of 20"),
+     (0.05, Exit.INCONCLUSIVE, "too seldom to bisect")],
+)  # fmt: skip
+def test_the_verb_says_what_breaks_and_exits_by_it(
+    often: float, exit_: Exit, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    search = narrowing(4, {1, 2}, seed=1, often=often)
+    stub = SimpleNamespace(
+        breaks=search.launch, hosts=tuple(f"n{i}" for i in range(4)), why="silent for 20 s"
+    )
+    session = SimpleNamespace(
+        save=lambda complete: SimpleNamespace(run="r"), run=SimpleNamespace(folder=tmp_path)
+    )
+    monkeypatch.setattr(verb.measuring, "session", lambda *_: contextlib.nullcontext(session))
+    monkeypatch.setattr(verb, "Isolator", lambda *_: stub)
+    assert main(["isolate", "--engine", "emulated", "--nodes", "4x1"]) == exit_
+    out = capsys.readouterr().out
+    assert told in out and ("the other nodes train well together" in out) is (often == 1)

@@ -32,7 +32,7 @@ LEAST = 0.0005
 ALIKE = 0.1
 
 
-class Noise:
+class Scatter:
     """How launches scatter that nothing slow had a part in, as a density of log times."""
 
     def __init__(self, others: ArrayLike) -> None:
@@ -74,7 +74,7 @@ def log_evidence(times: ArrayLike, others: ArrayLike, least: float) -> tuple[flo
     x, rest = np.asarray(times, dtype=float), np.asarray(others, dtype=float)
     if not len(x) or not len(rest):
         return 0.0, 0.0
-    noise = Noise(rest)
+    noise = Scatter(rest)
     slower = SLOWER[math.log1p(least) <= SLOWER]
     return log_mean(noise.log_ratios(x, slower).sum(axis=0)), float(np.median(x)) - noise.centre
 

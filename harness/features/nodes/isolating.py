@@ -18,7 +18,9 @@ class Isolator:
     """Trains a case for some steps on the nodes that are asked for."""
 
     def __init__(self, session: Session, site: Site, case: CaseSpec, steps: int) -> None:
-        self._session, self._site, self._case = session, site, case
+        self._session = session
+        self._site = site
+        self._case = case
         self._steps = steps
         self._launches = 0
         session.ready()

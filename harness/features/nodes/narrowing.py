@@ -28,7 +28,7 @@ Launch = Callable[[Sequence[int]], bool]
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedSet:
     """A set of nodes, and how many launches on it broke."""
 
     nodes: tuple[int, ...]
@@ -44,7 +44,7 @@ class Narrowing:
     nodes: Sequence[int]
     launch: Launch
     #: Sets in the order in which they were tried.
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[TriedSet] = field(default_factory=list)
     #: In what share of launches a set breaks that does.
     share: float = 1.0
 
@@ -83,26 +83,29 @@ class Narrowing:
         # Launches ended with the last break: without it their share is unbiased.
         self.share = min((broke - 1) / max(1, launches - 1), MOST)
         often = broke >= BREAKS and self.share >= SELDOM
-        self.tried.append(Tried(tuple(self.nodes), broke, launches, often))
+        self.tried.append(TriedSet(tuple(self.nodes), broke, launches, often))
         return self.tried[-1].breaks
 
-    def _try(self, nodes: tuple[int, ...]) -> Tried:
+    def _try(self, nodes: tuple[int, ...]) -> TriedSet:
         broke = launches = 0
-        odds, sure = 0.0, -math.log(WRONG)
+        odds = 0.0
+        sure = -math.log(WRONG)
         while abs(odds) < sure:
             failed = self.launch(nodes)
             launches += 1
             broke += failed
             ratio = self.share / FLAKES if failed else (1 - self.share) / (1 - FLAKES)
             odds += math.log(ratio)
-        self.tried.append(Tried(nodes, broke, launches, odds > 0))
+        self.tried.append(TriedSet(nodes, broke, launches, odds > 0))
         return self.tried[-1]
 
     def _bisected(self) -> list[int]:
         """Nodes that break together, each found as the last one that those before it need."""
-        needed, rest = list[int](), [*self.nodes]
+        needed = list[int]()
+        rest = [*self.nodes]
         while rest and not (needed and self.breaks(needed)):
-            well, breaks = 0, len(rest)  # of how many of the rest, beside those that are needed
+            well = 0  # of the first so many of the rest, beside those that are needed
+            breaks = len(rest)
             while breaks - well > 1:
                 middle = (well + breaks) // 2
                 if self.breaks([*needed, *rest[:middle]]):

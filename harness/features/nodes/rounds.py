@@ -21,7 +21,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.features.nodes.evidence import SLOWER, Noise, log_evidence, log_mean
+from harness.features.nodes.evidence import SLOWER, Scatter, log_evidence, log_mean
 
 #: Chance that any node or link is named wrongly, of all together.
 ALPHA = 0.01
@@ -235,7 +235,8 @@ class Board:
         logs = self._apart({*self.found, *self._always_slow})
         if not len(logs):
             return False
-        noise, draw = Noise(logs), np.random.default_rng(0)
+        noise = Scatter(logs)
+        draw = np.random.default_rng(0)
         limit = math.log(self.num_nodes / ALPHA)
         hidden = self._tried >= math.log1p(self._wanted)
         times = np.empty((TRIALS, 0))  # of the nodes that are followed up still
@@ -284,7 +285,7 @@ class Board:
         if not len(times) or not len(others):
             return 0.0
         hidden = self._tried[self._tried >= math.log1p(self._wanted)]
-        return float(Noise(others).log_ratios(times, hidden).sum(axis=0).max())
+        return float(Scatter(others).log_ratios(times, hidden).sum(axis=0).max())
 
     def _by_partner(
         self, node: int, found: Collection[int], without: tuple[int, int] | None = None

@@ -8,7 +8,7 @@ from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases.targets import case_of
 from harness.features.nodes.isolating import Isolator
-from harness.features.nodes.narrowing import Narrowing, Tried
+from harness.features.nodes.narrowing import Narrowing, TriedSet
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
@@ -22,11 +22,12 @@ EXAMPLES = dict(
     ),
 )
 #: What is trained, and for how many steps in each launch.
-CASE, STEPS = "ddp/decoder-nano", 20
+CASE = "ddp/decoder-nano"
+STEPS = 20
 
 
 class TriedNodes(TypedDict):
-    hosts: Sequence[str]
+    nodes: Sequence[str]
     breaks: bool
     broke: int
     launches: int
@@ -84,7 +85,7 @@ def act(asked: Asked) -> Answer:
         "why": isolator.why,
         "tried": [
             {
-                "hosts": [hosts[node] for node in tried.nodes],
+                "nodes": [hosts[node] for node in tried.nodes],
                 "breaks": tried.breaks,
                 "broke": tried.broke,
                 "launches": tried.launches,
@@ -92,12 +93,16 @@ def act(asked: Asked) -> Answer:
             for tried in narrowing.tried
         ],
     }
-    lines = [line for said in _sentences(document) for line in wrap(f" {said}", text.columns(), 1)]
+    lines = [
+        line
+        for sentence in _sentences(document)
+        for line in wrap(f" {sentence}", text.columns(), 1)
+    ]
     lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
     return Answer(document=to_doc(document), lines=lines, exit=_exit(narrowing.tried[0]))
 
 
-def _exit(whole: Tried) -> Exit:
+def _exit(whole: TriedSet) -> Exit:
     """FAILED if all nodes break together; INCONCLUSIVE if they do so too seldom to bisect."""
     if whole.breaks:
         return Exit.FAILED
@@ -107,7 +112,8 @@ def _exit(whole: Tried) -> Exit:
 def _sentences(isolated: Isolated) -> list[str]:
     """What was found, and on which launches it rests."""
     tried = isolated["tried"]
-    whole, launches = tried[0], sum(row["launches"] for row in tried)
+    whole = tried[0]
+    launches = sum(row["launches"] for row in tried)
     if not whole["breaks"]:
         seldom = ", too seldom to bisect: more --steps may show it" if whole["broke"] else ""
         return [f"{whole['broke']} of {whole['launches']} launches on all nodes broke{seldom}"]
@@ -116,7 +122,7 @@ def _sentences(isolated: Isolated) -> list[str]:
     if len(needed) == 1:
         sentences = [f"NEEDED  {needed[0]} alone breaks"]
     for row in tried:
-        if {*row["hosts"]} == {*needed}:
+        if {*row["nodes"]} == {*needed}:
             sentences.append(f"they broke in {row['broke']} of {row['launches']} launches")
     sentences.append(f"the last one: {isolated['why']}")
     if isolated["others_break"]:

@@ -100,9 +100,10 @@ class Suspects:
 
     ``nodes`` are slow with whomever they were paired; ``links`` are between nodes that are well;
     ``slow`` are both with their evidence. ``case`` is what a pair trained; "" = it all-reduced.
-    ``hosts`` are all nodes; none of them may hide that it is slower by ``wanted`` (None: of records
-    that measured all of them twice). ``limit_bps``: of records that took every pair under it for
-    slow.
+    ``hosts`` are all nodes; none of them may hide that it is slower by ``wanted``, and of those
+    that are ``undecided`` nobody knows whether they do, after ``most`` rounds. ``most`` is None in
+    records whose rounds followed another rule; ``limit_bps`` stands in those that took every pair
+    under it for slow.
     """
 
     pairs: tuple[Paired, ...]
@@ -113,6 +114,8 @@ class Suspects:
     hosts: tuple[str, ...] = ()
     limit_bps: float | None = None
     wanted: float | None = None
+    most: int | None = None
+    undecided: tuple[str, ...] = ()
 
 
 def label(network: Sequence[tuple[str, Json]]) -> str:

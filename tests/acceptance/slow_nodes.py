@@ -1,6 +1,7 @@
-"""How often slow nodes are named, missed or named wrongly: the table of docs/clusters.md.
+"""How often slow nodes are named, missed or named wrongly.
 
     python tests/acceptance/slow_nodes.py [--worlds 100]     # simulated launches
+    python tests/acceptance/slow_nodes.py --clusters 2       # the table of docs/operations.md
     python tests/acceptance/slow_nodes.py --real 20          # 16 emulated nodes, paced work
 
 Every launch of a pair takes what its slower node needs, times the noise of a launch that was
@@ -11,6 +12,7 @@ published: of any system and benchmark, drawn anew for each launch (``of all``),
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from harness.cases import Catalogue, Device, Settings, Site
 from harness.cases.targets import case_of
@@ -30,7 +33,7 @@ from harness.measure.session import Session
 
 #: The time of so many launches, over what is usual.
 Noise = Callable[[np.random.Generator, int], np.ndarray]
-ROUNDS = 8
+ROUNDS = rounds.MOST
 
 
 def cells() -> list[np.ndarray]:
@@ -47,6 +50,13 @@ def pooled() -> Noise:
 
 def normal(sd: float) -> Noise:
     return lambda rng, n: np.asarray(np.exp(rng.normal(0, sd, n)))
+
+
+def between(count: int, of: int) -> str:
+    """``60 of 60 [94.0, 100] %``: Clopper and Pearson, two-sided 95 %."""
+    low = stats.beta.ppf(0.025, count, of - count + 1) if count else 0.0
+    high = stats.beta.ppf(0.975, count + 1, of - count) if count < of else 1.0
+    return f"{count} of {of} [{100 * low:.1f}, {100 * high:.1f}] %"
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ def play(
     rng, seen, last = np.random.default_rng(seed), list[TimedPair](), 0
     named = frozenset[tuple[int, ...]]()
     for number in range(most):
-        chosen = rounds.pairs(seen, num_nodes, seed, wanted=rounds.WANTED * rounds.LEAST)
+        chosen = rounds.pairs(seen, num_nodes, seed)
         if not chosen:
             break
         for (a, b), more in zip(chosen, noise(rng, len(chosen)), strict=True):
@@ -87,6 +97,30 @@ def lines(worlds: int) -> Iterator[str]:
         for slower in (0.0, 0.02, 0.05):
             yield _row(nodes, slower, "of all", lambda seed: every, of)
             yield _row(nodes, slower, "of one", lambda seed: _of(each[seed % len(each)]), of)
+
+
+def of_clusters(worlds: int) -> Iterator[str]:
+    """One slow node or none, in so many worlds of each cluster's noise, as Markdown."""
+    yield "| nodes | slow | worlds | missed | missed in 8 rounds | wrong name | rounds | launches |"
+    yield "|---|---|---|---|---|---|---|---|"
+    noises = [_of(cell) for cell in cells()]
+    for nodes, slower in itertools.product((16, 64, 1024), (0.0, 0.02)):
+        told = []
+        for seed in range(worlds * len(noises)):
+            bad = int(np.random.default_rng(seed).integers(nodes))
+            slow = {(bad,): slower} if slower else {}
+            told.append(play(nodes, slow, noises[seed % len(noises)], seed))
+        missed = [bool(t.planted - t.named) for t in told]
+        late = [lost or t.rounds > 8 for lost, t in zip(missed, told, strict=True)]
+        rounds_ = [t.rounds for t, lost in zip(told, missed, strict=True) if not lost]
+        shares = (between(sum(count), len(told)) if slower else "" for count in (missed, late))
+        wrong = between(sum(bool(t.named - t.planted) for t in told), len(told))
+        yield (
+            f"| {nodes:,} | {f'{slower:.0%}' if slower else 'none'} | {len(told)} |"
+            f" {' | '.join(shares)} | {wrong} |"
+            f" {f'{np.mean(rounds_):.1f} ({max(rounds_)})' if slower else ''} |"
+            f" {np.mean([t.node_launches for t in told]):,.0f} |"
+        )
 
 
 def _row(nodes: int, slower: float, name: str, noise: Callable[[int], Noise], worlds: int) -> str:
@@ -144,7 +178,9 @@ def _of(cell: np.ndarray) -> Noise:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worlds", type=int, default=100)
+    parser.add_argument("--clusters", type=int, default=0, help="worlds of each cluster's noise")
     parser.add_argument("--real", type=int, default=0, help="worlds of real processes instead")
     asked = parser.parse_args()
-    for line in real(asked.real) if asked.real else lines(asked.worlds):
+    table = of_clusters(asked.clusters) if asked.clusters else lines(asked.worlds)
+    for line in real(asked.real) if asked.real else table:
         print(line, flush=True)

@@ -30,6 +30,7 @@ import numpy as np
 import rates
 import slow_nodes
 from scipy import integrate, stats
+from slow_nodes import between
 
 from harness.features.foresight import unseen
 from harness.features.foresight.physics.stragglers import slowest_normal
@@ -201,13 +202,6 @@ def draw(known: Judged) -> None:
     text = chart.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     text = text.replace(">", f"><style>{style}</style>", 1)
     PAGE.with_suffix(".svg").write_text(text + "\n")
-
-
-def between(count: int, of: int) -> str:
-    """``60 of 60 [94.0, 100] %``: Clopper and Pearson, two-sided 95 %."""
-    low = stats.beta.ppf(0.025, count, of - count + 1) if count else 0.0
-    high = stats.beta.ppf(0.975, count + 1, of - count) if count < of else 1.0
-    return f"{count} of {of} [{100 * low:.1f}, {100 * high:.1f}] %"
 
 
 def on_detection(quick: bool) -> Iterator[str]:

@@ -30,8 +30,9 @@ def question(calibrated: Sequence[Point], fabric: Fabric) -> str:
             return (
                 f"at the rates of its links an exchange would take {share:.0%} of the measured step"
                 f" of {shape.ranks} GPUs: state which optimizer it has (zero), how many parameters"
-                " train (params), how many GPUs a node has (hardware.gpus_per_node); if all of that"
-                " is right, the network limits, and only a size as large as the target tells how"
+                " train (trainable_params), how many GPUs a node has (hardware.gpus_per_node); if"
+                " all of that is right, the network limits, and only a size as large as the target"
+                " tells how"
             )
     return ""
 
@@ -44,7 +45,7 @@ def asks(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
         return ""
     return (
         "a rank's batch is half of any calibrated one, or less, and what it exchanges is not known:"
-        " state how many parameters train (params)"
+        " state how many parameters train (trainable_params)"
     )
 
 
@@ -52,7 +53,7 @@ def caution(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
     """Why a prediction is doubtful whatever its terms say; empty where nothing speaks for that."""
     shapes = _of_model(shape, calibrated)
     if _unknown(shape, fabric):
-        return "what it exchanges is not known: params (those that train) are not stated"
+        return "what it exchanges is not known: params, or trainable_params, are not stated"
     cuts = {(s.tensor, s.context) for s in shapes}
     if (shape.tensor, shape.context) not in cuts:
         return "no calibrated size is cut by its tp and cp"

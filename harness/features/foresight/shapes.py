@@ -21,12 +21,18 @@ class KeptStates(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model's size; None where a table does not say."""
+    """A model's size; None where a table does not say.
+
+    ``trains``: parameters that do (None: all). ``keys``: the width of a layer's keys, which is that
+    of its values (None: the hidden size); fewer heads have them than ask.
+    """
 
     name: str = ""
     params: float | None = None
+    trains: float | None = None
     layers: int | None = None
     hidden: int | None = None
+    keys: int | None = None
 
     @property
     def width(self) -> float | None:
@@ -35,12 +41,19 @@ class Model:
             return self.hidden
         return sqrt(self.params / (12 * self.layers))
 
+    @property
+    def trained(self) -> float | None:
+        """Parameters that have gradients and an optimizer's state."""
+        return self.params if self.trains is None else self.trains
+
     def flops_per_token(self, seq: int) -> float | None:
-        """6 P, and 12 L h s for attention where layers are known (Narayanan et al., SC'21)."""
+        """6 P, and 12 L h s for attention where layers are known (Narayanan et al., SC'21); 4 P of
+        parameters that do not train.
+        """
         if self.params is None:
             return None
         attention = 12 * self.layers * self.hidden * seq if self.layers and self.hidden else 0
-        return 6 * self.params + attention
+        return 4 * self.params + 2 * (self.trained or 0.0) + attention
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ class ForeseenTerm(StrEnum):
 
     COMPUTE = "compute"
     BUBBLE = "pipeline bubble"
-    TENSOR = "tensor exchange"
+    TENSOR = "tensor exchange"  # and that of the parts of a sequence (context parallelism)
     BYTES = "exchange bytes"
     LATENCY = "exchange latency"
     HOST = "fixed cost"
@@ -80,7 +80,7 @@ class Facts:
     chunked: Array  # 1 where a stage has several chunks
     tensor_latency_s: Array  # of one micro-batch
     tensor_transfer_s: Array
-    tensor_nodes: Array  # log2 of the nodes over which tensor ranks lie
+    tensor_nodes: Array  # log2 of the nodes over which tensor and context ranks lie
     data_latency_s: Array  # of one step
     data_transfer_s: Array
     data_nodes: Array
@@ -110,7 +110,7 @@ _COLUMNS = tuple(Facts.__dataclass_fields__)[1:]
 
 
 def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> tuple[float, ...]:
-    tensor = _tensor_exchange(shape, fabric)
+    tensor = _tensor_exchange(shape, fabric).plus(_context_exchange(shape, fabric))
     data = data_exchange(shape, fabric)
     inner = shape.tensor * shape.context * shape.stages
     overlapped = shape.schedule is PipelineSchedule.INTERLEAVED
@@ -125,7 +125,7 @@ def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> tuple[fl
         shape.chunks > 1,
         tensor.latency_s,
         tensor.transfer_s,
-        np.log2(max(1.0, shape.tensor / fabric.per_node)),
+        np.log2(max(1.0, shape.tensor * shape.context / fabric.per_node)),
         data.latency_s,
         data.transfer_s,
         np.log2(max(1.0, shape.ranks / fabric.per_node)),
@@ -172,6 +172,23 @@ def _tensor_exchange(shape: Shape, fabric: Fabric) -> Cost:
     return exchange.times(4 * layers / shape.stages)
 
 
+def _context_exchange(shape: Shape, fabric: Fabric) -> Cost:
+    """Keys and values of all other parts of a sequence, in both passes, and their gradients back:
+    two bytes each, for every layer and micro-batch.
+    """
+    if shape.context == 1:
+        return FREE
+    layers, hidden = shape.model.layers or 32, shape.model.hidden or 4096
+    width = shape.model.keys or hidden
+    num_bytes = 2 * 2 * shape.micro_batch * shape.seq * width / shape.tensor
+    in_node = max(1, fabric.per_node // shape.tensor)
+    gather, scatter = (
+        nccl(kind, num_bytes, shape.context, in_node, fabric)
+        for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+    )
+    return gather.times(2).plus(scatter).times(layers / shape.stages)
+
+
 def data_exchange(shape: Shape, fabric: Fabric) -> Cost:
     """What NCCL needs for gradients and parameters of one step.
 
@@ -180,7 +197,8 @@ def data_exchange(shape: Shape, fabric: Fabric) -> Cost:
     if fabric.torus:
         return FREE
     ranks = round(shape.replicas * shape.context)
-    params = (shape.model.params or 1e9) / (shape.tensor * shape.stages)
+    cut = shape.tensor * shape.stages
+    params, trained = ((count or 1e9) / cut for count in (shape.model.params, shape.model.trained))
     in_node = max(1, fabric.per_node // shape.tensor)
     if shape.sent:
         return _stated(shape, ranks, in_node, fabric)
@@ -191,18 +209,20 @@ def data_exchange(shape: Shape, fabric: Fabric) -> Cost:
         return nccl(kind, num_bytes / pieces, group, near, fabric).times(pieces)
 
     if shape.kept is KeptStates.WHOLE:
-        return buckets(CollectiveKind.ALL_REDUCE, 4 * params, ranks, in_node)
+        return buckets(CollectiveKind.ALL_REDUCE, 4 * trained, ranks, in_node)
     if shape.kept is KeptStates.OPTIMIZER_CUT:
-        scattered = buckets(CollectiveKind.REDUCE_SCATTER, 4 * params, ranks, in_node)
-        return scattered.plus(buckets(CollectiveKind.ALL_GATHER, 2 * params, ranks, in_node))
+        scattered = buckets(CollectiveKind.REDUCE_SCATTER, 4 * trained, ranks, in_node)
+        return scattered.plus(buckets(CollectiveKind.ALL_GATHER, 2 * trained, ranks, in_node))
     layers = max(1, round((shape.model.layers or 32) / shape.stages))
     group = ranks if shape.kept is KeptStates.ALL_CUT else min(ranks, in_node)
     gathered = nccl(CollectiveKind.ALL_GATHER, 2 * params / layers, group, in_node, fabric).times(2)
-    scattered = nccl(CollectiveKind.REDUCE_SCATTER, 2 * params / layers, group, in_node, fabric)
+    scattered = nccl(CollectiveKind.REDUCE_SCATTER, 2 * trained / layers, group, in_node, fabric)
     cost = gathered.plus(scattered).times(layers * shape.micros)
     if group == ranks:
         return cost
-    return cost.plus(buckets(CollectiveKind.ALL_REDUCE, 4 * params / group, ceil(ranks / group), 1))
+    return cost.plus(
+        buckets(CollectiveKind.ALL_REDUCE, 4 * trained / group, ceil(ranks / group), 1)
+    )
 
 
 def _stated(shape: Shape, ranks: int, in_node: int, fabric: Fabric) -> Cost:

@@ -1,10 +1,16 @@
 """How strongly launches say that a node is slow, against launches that it had no part in.
 
-The e-value of a node is the likelihood of its times if it is slower by d, over their likelihood if
-it is like the others, as a mean over a ladder of d. It is a product over launches, so it holds
-after any number of rounds, whoever decides when to stop (Ramdas, Grunwald, Vovk and Shafer,
-"Game-theoretic statistics and safe anytime-valid inference", Statistical Science 38, 2023). How
-the others scatter is read off them: no shape of noise is assumed where there are many.
+The likelihood of a node's times if it is slower by d is that of the same times, made faster by d,
+if it is like the others; how the others scatter is read off them, so no shape of noise is assumed
+where there are many. Two questions are answered by the ratio of both:
+
+- Is it slow? The e-value is the mean of the ratio over a ladder of d. It is a product over
+  launches, so it holds after any number of rounds, whoever decides when to stop (Ramdas, Grunwald,
+  Vovk and Shafer, "Game-theoretic statistics and safe anytime-valid inference", Statistical Science
+  38, 2023).
+- May it be slow? Not if the ratio is small for every d from what is asked for upwards: a node that
+  is slower by d is let go by mistake with that chance at most (Wald, "Sequential tests of
+  statistical hypotheses", Annals of Mathematical Statistics 16, 1945).
 """
 
 import math
@@ -12,8 +18,9 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-#: How much slower a node may be, as logarithms; each stands for a quarter more and less.
-SLOWER = np.array([0.0125, 0.02, 0.035, 0.06, 0.1, 0.18, 0.35, 0.7, 1.4])
+#: How much slower a node may be, as logarithms; each stands for an eighth more and less.
+SLOWER = np.geomspace(0.01, 2.0, 24)
+SPREAD = 0.125
 #: Scatter that is expected before any launch is seen, and of how many launches that is worth.
 USUAL, WORTH = 0.005, 4.0
 #: Launches that the expected shape of noise is worth beside those that were seen; in it, the share
@@ -21,36 +28,64 @@ USUAL, WORTH = 0.005, 4.0
 SHAPE, ODD, WIDE = 32.0, 0.05, 0.02
 #: No clock and no fabric is steadier.
 LEAST = 0.0005
+#: Launches that differ by less than this share of the scatter are counted as alike.
+ALIKE = 0.1
+
+
+class Scatter:
+    """How launches scatter that nothing slow had a part in, as a density of log times."""
+
+    def __init__(self, others: ArrayLike) -> None:
+        """``others`` are log times, of one launch or more."""
+        logs = np.asarray(others, dtype=float)
+        self.centre = float(np.median(logs))
+        logs = logs - self.centre
+        spread = 1.4826 * float(np.median(np.abs(logs)))
+        usual = (len(logs) * spread**2 + WORTH * USUAL**2) / (len(logs) + WORTH)
+        self._scale = max(math.sqrt(usual), LEAST)
+        bins = np.rint(logs / (ALIKE * self._scale))
+        places, self._counts = np.unique(bins, return_counts=True)
+        self._places = places * ALIKE * self._scale
+        # an odd launch may be more or less odd
+        self._widths = np.maximum(self._scale / 2, np.abs(self._places) / 3)
+
+    def log_density(self, x: NDArray[np.float64], spread: ArrayLike = 0.0) -> NDArray[np.float64]:
+        """Of times over the centre; ``spread`` is what is not known of each beside the noise."""
+        more = np.broadcast_to(np.asarray(spread, dtype=float), x.shape)
+        widths = np.hypot(self._widths, more[..., None])
+        scale = np.hypot(self._scale, more)
+        seen = _density(x[..., None] - self._places, widths) @ self._counts
+        shape = (1 - ODD) * _density(x, scale) + ODD * _density(x, np.maximum(scale, WIDE))
+        return np.asarray(np.log((seen + SHAPE * shape) / (self._counts.sum() + SHAPE)))
+
+    def log_ratios(self, times: ArrayLike, slower: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Log likelihood of each log time if its node is slower by each, over that if it is not:
+        of shape (times, slower).
+        """
+        x = np.asarray(times, dtype=float)[:, None] - self.centre
+        return self.log_density(x - slower, SPREAD * slower) - self.log_density(x)
 
 
 def log_evidence(times: ArrayLike, others: ArrayLike, least: float) -> tuple[float, float]:
     """(log of the e-value that these launches are slower by ``least`` or more, their excess).
 
     ``times`` and ``others`` are log times, the excess is their median over that of the others.
-    What is no slower than the others is told as -inf, without counting it out.
     """
     x, rest = np.asarray(times, dtype=float), np.asarray(others, dtype=float)
     if not len(x) or not len(rest):
         return 0.0, 0.0
-    rest = rest - (centre := float(np.median(rest)))
-    x = x - centre
-    if x.mean() <= 0:
-        return -math.inf, float(np.median(x))
-    spread = 1.4826 * float(np.median(np.abs(rest)))
-    scale = math.sqrt((len(rest) * spread**2 + WORTH * USUAL**2) / (len(rest) + WORTH))
-    scale = max(scale, LEAST)
-    width = np.maximum(scale / 2, np.abs(rest) / 3)  # an odd launch may be more or less odd
-    density = _density(x[:, None] - rest, width).sum(axis=1)
-    shape = (1 - ODD) * _density(x, scale) + ODD * _density(x, max(scale, WIDE))
-    like = (density + SHAPE * shape) / (len(rest) + SHAPE)
+    noise = Scatter(rest)
     slower = SLOWER[math.log1p(least) <= SLOWER]
-    slow = _density(x[:, None] - slower, np.sqrt(scale**2 + (slower / 4) ** 2))
-    ratios = (np.log(slow) - np.log(like)[:, None]).sum(axis=0)
-    slowest = float(ratios.max())
-    return slowest + math.log(float(np.exp(ratios - slowest).mean())), float(np.median(x))
+    return log_mean(noise.log_ratios(x, slower).sum(axis=0)), float(np.median(x)) - noise.centre
 
 
-def _density(x: NDArray[np.float64], scale: float | NDArray[np.float64]) -> NDArray[np.float64]:
+def log_mean(logs: NDArray[np.float64]) -> float:
+    """The logarithm of the mean of what these are logarithms of."""
+    largest = float(logs.max())
+    return largest + math.log(float(np.exp(logs - largest).mean()))
+
+
+def _density(x: NDArray[np.float64], scale: NDArray[np.float64] | float) -> NDArray[np.float64]:
     """Student's t with 3 degrees of freedom: launches have heavy tails."""
     density: NDArray[np.float64] = 0.3675525969478614 / scale / (1 + (x / scale) ** 2 / 3) ** 2
     return density

@@ -61,15 +61,14 @@ class Pairer:
         """Rounds until nothing is left to find; what broke in the middle leaves those before."""
         done = list[Paired]()
         run = self._session.run
-        wanted = told.wanted(case)
-        suspects = told.suspects(done, self._hosts, case, wanted)
+        suspects = told.suspects(done, self._hosts, case, self._most)
         for number in range(self._most):
             seen = told.seen(done, self._hosts)
-            chosen = rounds.pairs(seen, len(self._hosts), told.SEED, told.least(case), wanted)
+            chosen = rounds.pairs(seen, len(self._hosts), told.SEED, told.least(case))
             if not chosen:
                 break
             done += measure(number, chosen)
-            suspects = told.suspects(done, self._hosts, case, wanted)
+            suspects = told.suspects(done, self._hosts, case, self._most)
         run.paired(suspects)
         return suspects
 

@@ -1,12 +1,13 @@
 """Rounds: which nodes are paired next, and which of them are named.
 
-    rounds 0, 1   every node, each time with another partner that is drawn; again, as long as a
-                  node could hide that is slower by what is wanted: launches scatter too much
-    then          suspects, each with a node that is well; pairs of well nodes beside them;
+    rounds 0, 1   every node, each time with another partner that is drawn
+    then          every node that may still be slower by what is wanted: a node that is let go was
+                  slow in ``MISSED`` of all cases at most; pairs of well nodes beside them;
                   once more, links that were slow between nodes that are well
     named         a node by what it was with all its partners, a link by what it was each time
 
-Fewer than ``FEW`` nodes meet all others in every round. A link is seen only if it was drawn.
+So a world whose launches scatter gets more rounds, of ever fewer nodes. Fewer than ``FEW`` nodes
+meet all others in every round. A link is seen only if it was drawn.
 """
 
 import itertools
@@ -15,34 +16,38 @@ import random
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.features.nodes.evidence import log_evidence
+from harness.features.nodes.evidence import SLOWER, Scatter, log_evidence, log_mean
 
 #: Chance that any node or link is named wrongly, of all together.
 ALPHA = 0.01
+#: Chance that a node is let go that is slower by what is wanted.
+MISSED = 0.005
 #: Under this many nodes, all pairs are measured in each round.
 FEW = 8
 #: Rounds in which every node is measured.
 FULL = 2
+#: Rounds after which a node that no launch ended well on is not tried again.
+TRIES = 4
 #: Pairs in a round from which on their median is what the round itself did to all of them.
 COMMON = 6
-#: e-values: of a node that is measured again, and of a link that is.
-SUSPECT, DOUBTED = 0.01, 20.0
+#: e-value of a link that is measured again.
+DOUBTED = 20.0
 #: By which share a node is slower that is worth naming.
 LEAST = 0.01
 #: Deviations beyond which a node that is there each time is no measure of noise.
 ALWAYS = 2.0
 #: Pairs of well nodes beside the suspects.
-BESIDE = 8
+BESIDE = 24
 #: Slowness that is tried on what was measured, how often, and in what share it has to be seen.
 TRIED = (0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
-TRIALS, SEEN = 200, 0.99
-#: Launches of a node in the rounds that are usual, and of others that are compared with.
-LAUNCHES, OTHERS = 8, 400
+TRIALS, SEEN = 400, 0.99
+#: Rounds at most: what scatters by as much as a node is slower needs so many launches of it.
+MOST = 32
 #: A node that is slower by so many times what is worth naming may not hide.
 WANTED = 2.0
 
@@ -71,15 +76,20 @@ class NamedSlow:
 
 
 class Board:
-    """Everything that was seen so far, and what follows from it."""
+    """Everything that was seen so far, and what follows from it.
 
-    def __init__(self, seen: Sequence[TimedPair], num_nodes: int, least: float) -> None:
-        self.num_nodes, self._seen, self._least = num_nodes, seen, least
+    Something slower by ``least`` is named once that is sure; a node that is slower by ``wanted``
+    may not hide.
+    """
+
+    def __init__(
+        self, seen: Sequence[TimedPair], num_nodes: int, least: float, wanted: float
+    ) -> None:
+        self.num_nodes, self._least, self._wanted = num_nodes, least, wanted
+        self._seen = tuple(seen)
         self.round = max((pair_seen.round for pair_seen in seen), default=-1) + 1
         self._ends = np.array([pair_seen.link for pair_seen in seen], dtype=int).reshape(-1, 2)
         self._logs = _logs(seen)
-        #: Rounds in which all nodes were measured, or most of them.
-        self.full = sum(2 * n >= num_nodes // 2 for n in Counter(s.round for s in seen).values())
         self._of: dict[int, list[int]] = {n: [] for n in range(num_nodes)}
         self.times: dict[tuple[int, int], list[int]] = {}
         for i, pair_seen in enumerate(seen):
@@ -93,10 +103,10 @@ class Board:
 
         One that was sure after an earlier round stays so: evidence holds whenever one looks.
         """
-        before = [s for s in self._seen if s.round < self.round - 1]
-        earlier = Board(before, self.num_nodes, self._least) if self.round > FULL else None
-        out = [] if earlier is None else [self._again(slow, earlier) for slow in earlier.slow_nodes]
-        suspects = [*range(self.num_nodes)]
+        out = list[NamedSlow]()
+        if (earlier := self._earlier) is not None:
+            out = [self._again(slow, earlier) for slow in earlier.slow_nodes]
+        suspects = [n for n in self._of if self._slower(self._of[n])]
         limit = math.log(self.num_nodes / ALPHA)
         while suspects:
             named = {n for slow in out for n in slow.nodes}
@@ -109,6 +119,19 @@ class Board:
                 log, slower = evidence[worst]
                 out.append(NamedSlow((worst,), math.expm1(slower), log))
         return out
+
+    @cached_property
+    def _earlier(self) -> "Board | None":
+        """What was known before the last round, if all nodes had been measured."""
+        if self.round <= FULL:
+            return None
+        before = tuple(s for s in self._seen if s.round < self.round - 1)
+        return board(before, self.num_nodes, self._least, self._wanted)
+
+    def _slower(self, launches: Sequence[int]) -> bool:
+        """Whether launches were slower than usual at all: else there is no evidence to weigh."""
+        half = math.log1p(self._least) / 2  # what is usual is not known exactly
+        return bool(launches) and float(np.median(self._logs[launches])) >= half
 
     def _again(self, one: NamedSlow, earlier: "Board") -> NamedSlow:
         """A node that was named, with all that is known of it by now."""
@@ -136,7 +159,8 @@ class Board:
     @cached_property
     def _doubted(self) -> dict[tuple[int, int], float]:
         """Links that may be slow: both their nodes are well without them."""
-        evidence = {k: self._of_link(k)[0] for k in self.times if not {*k} & self.found}
+        likely = [k for k, i in self.times.items() if self._slower(i) and not {*k} & self.found]
+        evidence = {link: self._of_link(link)[0] for link in likely}
         return {
             link: log
             for link, log in evidence.items()
@@ -171,21 +195,38 @@ class Board:
                 apart |= {*link}
         return links[: max(1, self.num_nodes // 4)]
 
+    @cached_property
+    def open_nodes(self) -> list[int]:
+        """Nodes that are not named and may be slower by what is wanted, the likeliest first.
+
+        One that was let go is looked at anew when it was measured anew, as another's partner. A
+        node that no launch ended well on in ``TRIES`` rounds is not among them.
+        """
+        likely = dict[int, float]()
+        again = {n for s in self._seen if s.round == self.round - 1 for n in s.link}
+        for node in self._of if self._earlier is None else again | {*self._earlier.open_nodes}:
+            tried = self._of[node] or self.round < TRIES
+            if tried and node not in self.found:
+                log = self._of_wanted(node)
+                if log > math.log(MISSED):
+                    likely[node] = log
+        return sorted(likely, key=lambda n: -likely[n])
+
     def suspects(self) -> list[int]:
-        """Nodes that may be slow, or have a link that may be, and are not named yet."""
-        evidence = {n: self.of_node(n, self.found)[0] for n in self._of if n not in self.found}
+        """Nodes to measure again: those that are open, and those of a link that may be slow."""
         known = {slow.nodes for slow in self.slow_links}
         linked = {n for link in self._doubted if link not in known for n in link}
-        likely = [n for n in evidence if evidence[n] > math.log(SUSPECT) or n in linked]
-        return sorted(likely, key=lambda n: -evidence[n])[: max(1, self.num_nodes // 4)]
+        return [*self.open_nodes, *sorted(linked - {*self.open_nodes} - self.found)]
 
-    def smallest(self) -> float | None:
+    def smallest(self, most: int) -> float | None:
         """The smallest slowness that a node could not have hidden: with the noise of these rounds,
-        it would have been named in ``SEEN`` of all cases. None where not even the largest.
+        it would have been named in ``SEEN`` of all cases after ``most`` rounds. None where not even
+        the largest.
         """
-        return next((x for x in TRIED if x >= self._least and self.shows(x)), None)
+        tried = (x for x in TRIED if x >= self._least)
+        return next((slower for slower in tried if self.shows(slower, most)), None)
 
-    def shows(self, slower: float) -> bool:
+    def shows(self, slower: float, most: int) -> bool:
         """Whether a node that is so much slower would have been named, in ``SEEN`` of all cases.
 
         Launches are drawn as they were measured, and made slower: a node is followed up as long as
@@ -194,26 +235,34 @@ class Board:
         logs = self._apart({*self.found, *self._always_slow})
         if not len(logs):
             return False
-        random = np.random.default_rng(0)
-        others = random.choice(logs, min(len(logs), OTHERS), replace=False)
-        drawn = random.choice(logs, (TRIALS, LAUNCHES))
-        missed = 0
-        for times in drawn:
-            missed += not self._names(times + math.log1p(slower), others)
-            if missed > (1 - SEEN) * TRIALS:
-                return False
-        return True
-
-    def _names(self, times: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
-        """Whether a node with these log times would be named before it is let go."""
+        noise = Scatter(logs)
+        draw = np.random.default_rng(0)
         limit = math.log(self.num_nodes / ALPHA)
-        for num in range(min(max(FULL, self.full), len(times)), len(times) + 1):
-            log, excess = log_evidence(times[:num], others, self._least)
-            if self._sure(log, excess, limit):
-                return True
-            if log <= math.log(SUSPECT):
-                return False
-        return False
+        hidden = self._tried >= math.log1p(self._wanted)
+        times = np.empty((TRIALS, 0))  # of the nodes that are followed up still
+        ratios = np.zeros((TRIALS, len(self._tried)))
+        missed = 0
+        for num in range(1, min(most, self.num_nodes - 1) + 1):
+            drawn = draw.choice(logs, len(times)) + math.log1p(slower)
+            times = np.column_stack([times, drawn - noise.centre])
+            ratios += noise.log_ratios(drawn, self._tried)
+            if num < FULL:
+                continue
+            evidence = np.array([log_mean(of_node) for of_node in ratios])
+            enough = np.expm1(np.median(times, axis=1)) >= self._least
+            go_on = ~(enough & (evidence >= limit))
+            lost = go_on & (ratios[:, hidden].max(axis=1) <= math.log(MISSED))
+            missed += int(lost.sum())
+            times, ratios = times[go_on & ~lost], ratios[go_on & ~lost]
+            if not len(times) or missed > (1 - SEEN) * TRIALS:
+                break
+        return missed + len(times) <= (1 - SEEN) * TRIALS
+
+    @cached_property
+    def _tried(self) -> NDArray[np.float64]:
+        """How much slower a node may be, as logarithms, from what is worth naming upwards."""
+        ladder = SLOWER[math.log1p(self._least) <= SLOWER]
+        return np.unique([math.log1p(self._wanted), *ladder])
 
     def _partner(self, i: int, node: int) -> int:
         return sum(self._seen[i].link) - node
@@ -225,15 +274,30 @@ class Board:
     def of_node(
         self, node: int, found: Collection[int], without: tuple[int, int] | None = None
     ) -> tuple[float, float]:
-        """Evidence of a node: one value for each partner, since a link may be what is slow."""
+        """Evidence that a node is slow, and by how much."""
+        times = self._by_partner(node, found, without)
+        return log_evidence(times, self._apart({node, *found, *self._always_slow}), self._least)
+
+    def _of_wanted(self, node: int) -> float:
+        """Log of how much likelier a node is slower by what is wanted, or by more, than well."""
+        times = self._by_partner(node, self.found)
+        others = self._apart({node, *self.found, *self._always_slow})
+        if not len(times) or not len(others):
+            return 0.0
+        hidden = self._tried[self._tried >= math.log1p(self._wanted)]
+        return float(Scatter(others).log_ratios(times, hidden).sum(axis=0).max())
+
+    def _by_partner(
+        self, node: int, found: Collection[int], without: tuple[int, int] | None = None
+    ) -> list[float]:
+        """Log times of a node: one value for each partner, since a link may be what is slow."""
         by_partner: dict[int, list[float]] = {}
         for i in self._of[node]:
             link = self._seen[i].link
             partner = link[0] + link[1] - node
             if link != without and partner not in found:
                 by_partner.setdefault(partner, []).append(self._logs[i])
-        ratios = [float(np.mean(times)) for times in by_partner.values()]
-        return log_evidence(ratios, self._apart({node, *found, *self._always_slow}), self._least)
+        return [float(np.mean(times)) for times in by_partner.values()]
 
     def _of_link(self, link: tuple[int, int]) -> tuple[float, float]:
         """Evidence of a link: every launch over it."""
@@ -249,65 +313,59 @@ class Board:
         return np.asarray(self._logs[~theirs[self._ends].any(axis=1)])
 
 
+@lru_cache(maxsize=2 * MOST)
+def board(seen: tuple[TimedPair, ...], num_nodes: int, least: float, wanted: float) -> Board:
+    """What follows from these rounds: asked for anew with every round that is added."""
+    return Board(seen, num_nodes, least, wanted)
+
+
 def conclude(seen: Sequence[TimedPair], num_nodes: int, least: float = LEAST) -> list[NamedSlow]:
     """The nodes and links that are slower by ``least`` or more, the surest first."""
-    board = Board(seen, num_nodes, least)
-    return board.slow_nodes + board.slow_links
-
-
-def smallest(seen: Sequence[TimedPair], num_nodes: int, least: float = LEAST) -> float | None:
-    """As ``Board.smallest``."""
-    return Board(seen, num_nodes, least).smallest()
+    known = board(tuple(seen), num_nodes, least, WANTED * least)
+    return known.slow_nodes + known.slow_links
 
 
 def pairs(
-    seen: Sequence[TimedPair],
-    num_nodes: int,
-    seed: int,
-    least: float = LEAST,
-    wanted: float | None = None,
+    seen: Sequence[TimedPair], num_nodes: int, seed: int, least: float = LEAST
 ) -> list[tuple[int, int]]:
-    """The next round's pairs; none when nothing is left to find. ``wanted`` is the slowness that no
-    node may hide: all are measured again until it would show. None asks for two such rounds, as
-    records of before do.
+    """The next round's pairs; none when nothing is left to find: every node that is slower by
+    ``WANTED`` times ``least`` is named.
     """
-    board = Board(seen, num_nodes, least)
-    draw = random.Random(f"{seed}-{board.round}")
+    known = board(tuple(seen), num_nodes, least, WANTED * least)
+    draw = random.Random(f"{seed}-{known.round}")
     nodes = list(range(num_nodes))
-    if board.round < FULL or (wanted is not None and not board.shows(wanted)):
-        if num_nodes < FEW:
-            return list(itertools.combinations(nodes, 2))
-        draw.shuffle(nodes)
-        met = Counter(n for s in seen for n in s.link)
-        return _matched(sorted(nodes, key=met.__getitem__), board)  # an odd one was left out
-    links, suspects = board.open_links(), board.suspects()
-    if not links and not suspects:
+    full = known.round < FULL
+    links, suspects = ([], []) if full else (known.open_links(), known.suspects())
+    if not full and not links and not suspects:
         return []
     if num_nodes < FEW:
         return list(itertools.combinations(nodes, 2))
     draw.shuffle(nodes)
+    if full:
+        met = Counter(n for s in seen for n in s.link)
+        return _matched(sorted(nodes, key=met.__getitem__), known)  # an odd one was left out
     apart = {n for link in links for n in link}
     first = [n for n in suspects if n not in apart]
-    well = [n for n in nodes if n not in apart | {*suspects} | board.found]
-    rest = _matched([*first, *well], board, {*well})
+    well = [n for n in nodes if n not in apart | {*suspects} | known.found]
+    rest = _matched([*first, *well], known, {*well})
     return links + rest[: len(first) + max(BESIDE, len(first) + len(links))]
 
 
 def _matched(
-    nodes: Sequence[int], board: Board, partners: Collection[int] = frozenset()
+    nodes: Sequence[int], known: Board, partners: Collection[int] = frozenset()
 ) -> list[tuple[int, int]]:
-    """Pairs in this order, each with a partner (any node if none are named) that is new to it."""
+    """Pairs in this order, each with a partner that is new to it: with one of ``partners`` as long
+    as one is free, else with any.
+    """
     free = dict.fromkeys(nodes)
     matched = list[tuple[int, int]]()
     for node in nodes:
         if node not in free:
             continue
         del free[node]
-        others = (n for n in free if not partners or n in partners)
-        first = next(others, None)
-        fresh = (n for n in others if (min(node, n), max(node, n)) not in board.times)
-        met = first is not None and (min(node, first), max(node, first)) in board.times
-        other = next(fresh, first) if met else first
+        preferred = [n for n in free if n in partners] or [*free]
+        fresh = (n for n in preferred if (min(node, n), max(node, n)) not in known.times)
+        other = next(fresh, preferred[0] if preferred else None)
         if other is not None:
             del free[other]
             matched.append((node, other))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from harness.features.nodes import rounds
-from harness.features.nodes.rounds import TimedPair
+from harness.features.nodes.rounds import Board, TimedPair
 from harness.record import RunRecord
 from harness.record.fabric import Paired, Slow, Suspects
 
@@ -11,6 +11,8 @@ AUDIT = "suspects"
 #: A training's step differs by this share before a node is named, a link's rate by that.
 STEP = rounds.LEAST
 LINK = 0.1
+#: Nodes that a sentence names.
+NODES_SHOWN = 8
 #: Draws the partners of a run.
 SEED = 0
 
@@ -32,11 +34,10 @@ def wanted(case: str) -> float:
     return rounds.WANTED * least(case)
 
 
-def suspects(
-    pairs: Sequence[Paired], of: Sequence[str], case: str, wanted: float | None = None
-) -> Suspects:
-    """What is slow of these hosts, by all that was measured of them."""
+def suspects(pairs: Sequence[Paired], of: Sequence[str], case: str, most: int) -> Suspects:
+    """What is slow of these hosts, by all that was measured of them in ``most`` rounds at most."""
     conclusions = rounds.conclude(seen(pairs, of), len(of), least(case))
+    known = _board(pairs, of, case)
     slow = [
         Slow(
             hosts=tuple(of[node] for node in conclusion.nodes),
@@ -53,8 +54,14 @@ def suspects(
         nodes=tuple(slower.hosts[0] for slower in slow if len(slower.hosts) == 1),
         links=tuple(next(pair for pair in pairs if {pair.a, pair.b} == {*link}) for link in links),
         hosts=tuple(of),
-        wanted=wanted,
+        wanted=wanted(case),
+        most=most,
+        undecided=tuple(of[n] for n in sorted(known.open_nodes)),
     )
+
+
+def _board(pairs: Sequence[Paired], of: Sequence[str], case: str) -> Board:
+    return rounds.board(tuple(seen(pairs, of)), len(of), least(case), wanted(case))
 
 
 def seen(pairs: Sequence[Paired], of: Sequence[str]) -> list[TimedPair]:
@@ -70,10 +77,20 @@ def seen(pairs: Sequence[Paired], of: Sequence[str]) -> list[TimedPair]:
 def hidden(found: Suspects) -> str:
     """What a node may be slower by and not be named: a sentence for where nothing is slow."""
     of = found.hosts or tuple(sorted({host for pair in found.pairs for host in (pair.a, pair.b)}))
-    smallest = rounds.smallest(seen(found.pairs, of), len(of), least(found.case))
+    smallest = _board(found.pairs, of, found.case).smallest(found.most or rounds.MOST)
     if smallest is None:
         return "launches scatter so widely that a node of half the speed might have been missed"
     return f"a node that is {100 * smallest:g}% slower would have been named 99 times in 100"
+
+
+def open_still(found: Suspects) -> str:
+    """Which nodes may be slow although they are not named, and what would tell."""
+    first = ", ".join(found.undecided[:NODES_SHOWN])
+    if more := len(found.undecided) - NODES_SHOWN:
+        first += f" and {more} more" if more > 0 else ""
+    slower = f"{wanted(found.case):.0%}"
+    most = found.most or rounds.MOST
+    return f"{first} may be {slower} slower: --rounds {2 * most} may tell, {most} did not"
 
 
 def unseen(found: Suspects) -> tuple[str, ...]:
@@ -84,20 +101,23 @@ def unseen(found: Suspects) -> tuple[str, ...]:
 
 def differences(run: RunRecord) -> Iterator[str]:
     """What ``verify`` finds where a record names other nodes than its pairs do."""
-    if run.suspects is not None and run.suspects.hosts:
-        yield from replayed(run.suspects)
+    if run.suspects is not None and run.suspects.most is not None:
+        yield from replayed(run.suspects, run.suspects.most)
 
 
-def replayed(recorded: Suspects) -> Iterator[str]:
+def replayed(recorded: Suspects, most: int) -> Iterator[str]:
     """Where a round had other pairs than those before it lead to, or other nodes are named."""
     measured, hosts, case = recorded.pairs, recorded.hosts, recorded.case
-    again = suspects(measured, hosts, case)
+    again = suspects(measured, hosts, case, most)
     if (again.nodes, again.links) != (recorded.nodes, recorded.links):
         named = ", ".join(words(slow) for slow in again.slow) or "nothing is slow"
         yield f"slow nodes or links are not those that their pairs give: {named}"
+    if (again.undecided, again.wanted) != (recorded.undecided, recorded.wanted):
+        undecided = ", ".join(again.undecided) or "none"
+        yield f"nodes that may be slow are not those that their pairs leave open: {undecided}"
     for number in sorted({p.round for p in measured}):
         before = seen([p for p in measured if p.round < number], hosts)
-        drawn = rounds.pairs(before, len(hosts), SEED, least(case), recorded.wanted)
+        drawn = rounds.pairs(before, len(hosts), SEED, least(case))
         mine = [(p.a, p.b) for p in measured if p.round == number]
         if [(hosts[a], hosts[b]) for a, b in drawn] != mine:
             yield f"round {number + 1} of the pairs is not the one that those before lead to"

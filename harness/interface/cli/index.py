@@ -26,7 +26,10 @@ WANTED = (
 FIRST = ("doctor", "plan", "run", "report", "compare", "history", "verify", "init")
 #: Task -> what it is about, and its verbs.
 TASKS: Mapping[str, tuple[str, Sequence[str]]] = {
-    "nodes": ("which node, link or collective is slow or wrong", ("gate", "fabric", "pairs")),
+    "nodes": (
+        "which node, link or collective is slow or wrong",
+        ("gate", "fabric", "pairs", "isolate"),
+    ),
     "jobs": ("runs in a scheduler's queue", ("status", "cancel", "collect", "attach", "join")),
     "tune": ("what would make a training faster", ("advise", "fit", "compress", "timeline")),
     "nights": ("how figures change over time", ("nightly", "ingest", "bisect", "baseline")),

@@ -106,3 +106,35 @@ def test_laws_find_their_own_coefficients_again() -> None:
         assert found == pytest.approx(100 * form(np.array([64.0]), *coefficients)[0], rel=1e-3)
     assert extrapolate(Law.CONSTANT, [4, 8], [40.0, 72.0], [16])[0] == 144.0
     assert extrapolate(Law.USL, [8], [72.0], [16])[0] == 144.0, "one size holds no shape"
+
+
+def test_only_what_trains_is_exchanged_as_gradients() -> None:
+    """A thousandth of the parameters: a thousandth of the bytes, and no gradients of the rest."""
+    whole = Shape(ranks=64, micro_batch=4.0, model=MODEL)
+    adapters = replace(whole, model=replace(MODEL, trains=1e6))
+    sent, few = (terms.data_exchange(shape, FABRIC).transfer_s for shape in (whole, adapters))
+    assert few < sent / 100
+    plain = replace(MODEL, layers=None)
+    assert plain.flops_per_token(2048) == 6e9
+    assert replace(plain, trains=0.0).flops_per_token(2048) == 4e9
+    cut = replace(adapters, kept=KeptStates.ALL_CUT)
+    gathered = terms.data_exchange(cut, FABRIC).transfer_s
+    assert (
+        0.5
+        < gathered / terms.data_exchange(replace(whole, kept=KeptStates.ALL_CUT), FABRIC).transfer_s
+        < 0.75
+    ), "frozen parameters are gathered all the same: two of three parts"
+
+
+def test_parts_of_a_sequence_exchange_keys_and_values() -> None:
+    """Gathered in both passes, their gradients scattered: 3 (c-1)/c of 4 b s w bytes a layer."""
+    shape = Shape(
+        ranks=8, context=8, micro_batch=2.0, seq=8192, model=replace(MODEL, hidden=8192, keys=1024)
+    )
+    row = draw([0.0] * (len(UNKNOWNS) + 1))
+    given_ = terms.facts([shape, replace(shape, context=1)], [0, 0], FABRIC, 8)
+    num_bytes = 24 * 3 * 7 / 8 * 4 * 2 * 8192 * 1024
+    assert given_.tensor_transfer_s[0] == pytest.approx(num_bytes / 300e9, rel=0.25)
+    assert given_.tensor_transfer_s[1] == 0
+    more = terms.seconds(given_, row)[ForeseenTerm.TENSOR][0]
+    assert more[0] > 0 and more[1] == 0

@@ -13,7 +13,8 @@ from hypothesis import given, settings, strategies as st
 
 from harness.features.nodes import rounds, told
 from harness.features.nodes.evidence import log_evidence
-from harness.features.nodes.rounds import TimedPair
+from harness.features.nodes.report.pairs import lines
+from harness.features.nodes.rounds import LEAST, MOST, WANTED, Board, TimedPair
 from harness.record.fabric import Paired, Suspects
 
 #: Of the world's clusters: three quarters of them are steadier.
@@ -21,8 +22,9 @@ SD = 0.0035
 
 
 def play(
-    num_nodes: int, slow: Mapping[tuple[int, ...], float], seed: int, most: int = 6, sd: float = SD
-) -> list[TimedPair]:
+    num_nodes: int, slow: Mapping[tuple[int, ...], float], seed: int, most: int = MOST,
+    sd: float = SD,
+) -> list[TimedPair]:  # fmt: skip
     """Rounds of a world in which these nodes and links are slow."""
     draw, seen = random.Random(seed), list[TimedPair]()
     for number in range(most):
@@ -35,6 +37,10 @@ def play(
     return seen
 
 
+def board(seen: list[TimedPair], num_nodes: int) -> Board:
+    return rounds.board(tuple(seen), num_nodes, LEAST, WANTED * LEAST)
+
+
 def named(seen: list[TimedPair], num_nodes: int) -> set[tuple[int, ...]]:
     return {one.nodes for one in rounds.conclude(seen, num_nodes)}
 
@@ -42,7 +48,7 @@ def named(seen: list[TimedPair], num_nodes: int) -> set[tuple[int, ...]]:
 @settings(max_examples=25, deadline=None)
 @given(st.data(), st.integers(24, 70))
 def test_slow_nodes_are_named_and_no_others(data: st.DataObject, num_nodes: int) -> None:
-    """Up to one of 24: in six rounds, without a word against the others."""
+    """Up to one of 24, without a word against the others."""
     most = num_nodes // 24
     nodes = st.lists(st.integers(0, num_nodes - 1), min_size=0, max_size=most, unique=True)
     slow = {(n,): 0.025 for n in data.draw(nodes)}
@@ -115,22 +121,22 @@ def _suspects() -> Suspects:
     hosts = tuple(f"n{i}" for i in range(16))
     seen = play(16, {(4,): 0.1}, seed=told.SEED)
     pairs = [Paired(a=hosts[s.a], b=hosts[s.b], round=s.round, time_s=s.time_s) for s in seen]
-    return told.suspects(pairs, hosts, "ddp/decoder-nano")
+    return told.suspects(pairs, hosts, "ddp/decoder-nano", MOST)
 
 
 def test_suspects_replay() -> None:
     suspects = _suspects()
-    assert suspects.nodes == ("n4",) and "n4 is 9.8% slower" in told.words(suspects.slow[0])
-    assert list(told.replayed(suspects)) == []
+    assert suspects.nodes == ("n4",) and "n4 is 9.9% slower" in told.words(suspects.slow[0])
+    assert list(told.replayed(suspects, MOST)) == []
 
 
 def test_a_doctored_search_is_found() -> None:
     """A name that is left out, a pair that was made fast, a round that had other pairs."""
     suspects = _suspects()
-    assert list(told.replayed(replace(suspects, nodes=())))
+    assert list(told.replayed(replace(suspects, nodes=()), MOST))
     fast = [replace(p, time_s=1.0) if "n4" in (p.a, p.b) else p for p in suspects.pairs]
-    assert list(told.replayed(replace(suspects, pairs=tuple(fast))))
-    assert list(told.replayed(replace(suspects, pairs=suspects.pairs[:-1])))
+    assert list(told.replayed(replace(suspects, pairs=tuple(fast)), MOST))
+    assert list(told.replayed(replace(suspects, pairs=suspects.pairs[:-1]), MOST))
 
 
 def test_a_node_that_was_never_measured_is_not_taken_for_a_fast_one() -> None:
@@ -138,32 +144,46 @@ def test_a_node_that_was_never_measured_is_not_taken_for_a_fast_one() -> None:
     suspects = _suspects()
     assert told.unseen(suspects) == ()
     broken = [replace(p, time_s=None) if "n7" in (p.a, p.b) else p for p in suspects.pairs]
-    assert told.unseen(told.suspects(broken, suspects.hosts, suspects.case)) == ("n7",)
+    assert told.unseen(told.suspects(broken, suspects.hosts, suspects.case, MOST)) == ("n7",)
     assert told.unseen(replace(suspects, pairs=())) == suspects.hosts
 
 
 def test_nothing_slow_says_what_might_have_hidden() -> None:
     """Planted at that size in other worlds of the same noise, hardly a node is missed."""
-    quiet = rounds.smallest(play(64, {}, seed=1, sd=0.001), 64)
-    wide = rounds.smallest(play(64, {}, seed=1, sd=0.01), 64)
+    quiet, wide = (board(play(64, {}, seed=1, sd=sd), 64).smallest(MOST) for sd in (0.001, 0.01))
     assert quiet is not None and quiet <= 0.0125
-    assert wide is not None and 0.02 <= wide <= 0.07
-    worlds = range(12)
+    assert wide is not None and 0.0125 < wide <= 0.03
+    worlds = range(8)
     missed = [(5,) not in named(play(64, {(5,): wide}, seed, sd=0.01), 64) for seed in worlds]
-    assert sum(missed) <= 2
+    assert sum(missed) <= 1
 
 
-def test_all_nodes_are_measured_again_as_long_as_one_could_hide() -> None:
-    """The noise is learnt from the rounds: quiet launches end after two, noisy ones go on."""
-    for sd, goes_on in ((0.001, False), (0.012, True)):
-        rng = np.random.default_rng(3)
-        seen: list[TimedPair] = []
-        for number in range(2):
-            drawn = rounds.pairs(seen, 64, 3, wanted=0.02)
-            times = np.exp(rng.normal(0, sd, len(drawn)))
-            seen += [TimedPair(a, b, number, t) for (a, b), t in zip(drawn, times, strict=True)]
-        nodes = {n for pair in rounds.pairs(seen, 64, 3, wanted=0.02) for n in pair}
-        assert (len(nodes) == 64) is goes_on
-    wild = [TimedPair(s.a, s.b, s.round, s.time_s) for s in seen]
-    assert not rounds.Board(wild, 64, 0.01).shows(0.02)
-    assert rounds.Board(wild, 64, 0.01).shows(0.5)
+def test_hardly_a_slow_node_is_missed_where_launches_scatter_by_half_of_that() -> None:
+    """At 1 % of scatter, a node that is 2 % slower: it is named in 99 % of worlds, and no other."""
+    worlds = [named(play(32, {(5,): 0.02}, seed, sd=0.01), 32) for seed in range(30)]
+    assert sum((5,) in nodes for nodes in worlds) >= 28  # of 99 %, fewer come in 0.3 % of cases
+    assert sum(bool(nodes - {(5,)}) for nodes in worlds) <= 1
+
+
+def test_the_noise_says_how_often_a_node_is_measured() -> None:
+    """Quiet launches end after two rounds; noisy ones go on, and ever fewer nodes are open."""
+    quiet, noisy = (play(128, {}, seed=3, sd=sd) for sd in (0.002, 0.01))
+    assert max(pair.round for pair in quiet) == 1
+    per_round = np.bincount([pair.round for pair in noisy])
+    assert per_round[4] == 64 and per_round[-1] < 32
+    assert board(noisy, 128).open_nodes == [] and board(noisy, 128).shows(WANTED * LEAST, MOST)
+
+
+def test_a_node_that_may_be_slow_when_rounds_end_is_said() -> None:
+    """After two of them nothing is named; the same nodes are told as open, and a search that says
+    less does not verify.
+    """
+    seen = play(16, {(4,): 0.02}, seed=told.SEED, most=2, sd=0.01)
+    pairs = [Paired(a=f"n{s.a}", b=f"n{s.b}", round=s.round, time_s=s.time_s) for s in seen]
+    suspects = told.suspects(pairs, [f"n{i}" for i in range(16)], "ddp/decoder-nano", 2)
+    assert suspects.nodes == () and "n4" in suspects.undecided
+    assert "n4" in told.open_still(suspects) and "--rounds 4" in told.open_still(suspects)
+    assert any(" OPEN " in line for line in lines(suspects, 100))
+    assert not any("no node and no link" in line for line in lines(suspects, 100))
+    assert list(told.replayed(suspects, 2)) == []
+    assert list(told.replayed(replace(suspects, undecided=()), 2))

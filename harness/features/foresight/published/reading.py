@@ -32,8 +32,10 @@ NUMBERS: dict[str, tuple[str, ...]] = {
     "global_tokens": ("tokens_per_batch", "global_tokens", "batch_tokens"),
     "seq": ("seq", "seq_len", "sequence_length", "seqlen", "context_length"),
     "params": ("params", "parameters", "num_params"),
+    "trains": ("trainable_params", "trainable", "trained_params"),
     "layers": ("layers", "num_layers"),
     "hidden": ("hidden", "hidden_size", "d_model"),
+    "keys": ("kv_hidden", "kv_dim"),
     "zero": ("zero", "zero_stage"),
 }  # fmt: skip
 #: No training has more of these, so that a slip of the pen is not played.
@@ -159,8 +161,10 @@ def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
         model=Model(
             name=str(model.get("name", "") if isinstance(model, Mapping) else model or ""),
             params=_params(row, fields, where),
+            trains=fields.number(row, "trains", where),
             layers=layers or None,
             hidden=int(hidden) if hidden else None,
+            keys=whole("keys", 0) or None,
         ),
         configuration=_configuration(row),
     )
@@ -199,10 +203,11 @@ def _batch(
 def _params(row: Mapping[str, Any], fields: Fields, where: str) -> float | None:
     """As stated, else 12 L h^2 of a transformer, else what the model's name says: 8B, 760m.
 
-    None of adapters: the parameters of the model are not those that are exchanged.
+    None of adapters, unless those that train are stated: those of the model are not exchanged.
     """
     words = (row.get("strategy"), fields.shared.get("strategy"), row.get("optimizer"))
-    if re.search(r"lora|adapter|frozen", " ".join(str(w or "") for w in words).lower()):
+    adapts = re.search(r"lora|adapter|frozen", " ".join(str(w or "") for w in words).lower())
+    if adapts and fields.number(row, "trains", where) is None:
         fields.notes.append("adapters train: what they exchange is not known")
         return None
     stated = fields.number(row, "params", where)

@@ -39,7 +39,9 @@ def lines(suspects: Suspects, width: int) -> list[str]:
     for slow in suspects.slow:
         kind = "NODE" if len(slow.hosts) == 1 else "LINK"
         shown += wrap(f" {kind}  {told.words(slow)}; odds {_odds(slow.log_evidence)}", width, 7)
-    if not suspects.slow:
+    if suspects.undecided:
+        shown += wrap(f" OPEN  {told.open_still(suspects)}", width, 7)
+    elif not suspects.slow:
         nothing = f" no node and no link is {told.least(suspects.case):.0%} slower than the others"
         shown += wrap(f"{nothing}; {told.hidden(suspects)}", width, 1)
     failed = len(suspects.pairs) - len(timed)

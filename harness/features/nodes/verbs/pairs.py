@@ -11,13 +11,12 @@ from harness.cases.targets import case_of
 from harness.features.nodes import told
 from harness.features.nodes.pairing import Pairer
 from harness.features.nodes.report import pairs
+from harness.features.nodes.rounds import MOST
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record.fabric import Suspects
 
-#: Rounds that name a node that is 2 % slower among 1,024, where launches scatter by 1 %.
-ROUNDS = 8
 HELP = dict(pairs="find the node or link that is slower than the others, by pairs of nodes")
 EXAMPLES = dict(
     pairs=(
@@ -36,9 +35,9 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument(
         "--rounds",
         type=measuring.positive,
-        default=ROUNDS,
+        default=MOST,
         metavar="N",
-        help=f"rounds at most (default: {ROUNDS}; once no node can hide, suspects only)",
+        help=f"rounds at most (default: {MOST}; of nodes that may be slow, once all were measured)",
     )
     sub.add_argument(
         "--exclude", type=Path, metavar="FILE", help="write the slow nodes to this file"
@@ -70,7 +69,8 @@ def act(asked: Asked) -> Answer:
         exclude.write_text("".join(f"{host}\n" for host in suspects.nodes))
         lines.append(f" {len(suspects.nodes)} slow nodes written to {exclude}")
     lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
-    exit_ = Exit.FAILED if suspects.slow else Exit.PASSED
+    exit_ = Exit.INCONCLUSIVE if suspects.undecided else Exit.PASSED
+    exit_ = Exit.FAILED if suspects.slow else exit_
     if unseen := told.unseen(suspects):
         lines.insert(-1, f" ERROR  no launch ended well on {', '.join(unseen)}")
         exit_ = Exit.ERROR

@@ -45,12 +45,12 @@ def test_a_rehearsal_passes_and_says_what_it_could_not_check(
 
 @pytest.mark.full
 def test_what_does_not_fit_the_budget_is_named_and_gone_on_with(tmp_path: Path) -> None:
-    done = rehearsed(tmp_path, "--only", "facts", "nccl", "--budget", "45")
-    assert done.returncode == 10 and "no time was left for nccl" in done.stdout, done.stdout
+    done = rehearsed(tmp_path, "--only", "facts", "first", "--budget", "40")
+    assert done.returncode == 10 and "no time was left for first" in done.stdout, done.stdout
     assert "--resume --out" in done.stdout
-    again = rehearsed(tmp_path, "--only", "facts", "nccl", "--resume")
+    again = rehearsed(tmp_path, "--only", "facts", "first", "--resume")
     assert again.returncode == 0 and " facts:" not in again.stdout, again.stdout
-    assert list(json.loads((tmp_path / "checks.json").read_text())) == ["facts", "nccl"]
+    assert list(json.loads((tmp_path / "checks.json").read_text())) == ["facts", "first"]
 
 
 @pytest.mark.full
@@ -65,5 +65,6 @@ def test_a_step_that_breaks_fails_and_is_told(tmp_path: Path) -> None:
 
 def test_all_steps_fit_into_one_slot_of_ten_minutes() -> None:
     script = runpy.run_path(str(SCRIPT / "__main__.py"))
-    limits = [limit_s + script["BETWEEN_S"] for limit_s, _ in script["STEPS"].values()]
-    assert sum(limits) <= 590 and len(limits) == 9
+    seconds = [usual_s + script["BETWEEN_S"] for usual_s, _, _ in script["STEPS"].values()]
+    assert sum(seconds) <= 580 and len(seconds) == 9
+    assert all(usual_s < limit_s for usual_s, limit_s, _ in script["STEPS"].values())

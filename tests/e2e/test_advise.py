@@ -35,7 +35,7 @@ def test_large_terms_are_listed_with_what_may_help(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = trusted(sample, tmp_path / "run")
-    assert main(["advise", str(run), "--json"]) == 0
+    assert main(["advise", str(run), "--json"]) == 1, "what is edited does not verify"
     told = json.loads(capsys.readouterr().out)
     growth = [loss["excess_ns"] for loss in told["losses"]]
     assert growth == sorted(growth, reverse=True) and told["tried"] == []

@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import TypeAlias
 
 import torch.distributed as dist
-from torch._dynamo.callback import CallbackArgs, callback_handler
+from torch._dynamo.callback import callback_handler
 
 from harness.base.programs import PACKAGE
 from harness.record import Check
@@ -52,7 +52,7 @@ class Inquiries:
         sys.setprofile(self._look)
         thread = threading.get_ident()
 
-        def switch(look: ProfileFunction | None, _: CallbackArgs) -> None:
+        def switch(look: ProfileFunction | None, _: object) -> None:
             if threading.get_ident() == thread:  # autograd compiles in one of its own
                 sys.setprofile(look)
 

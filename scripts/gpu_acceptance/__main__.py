@@ -37,22 +37,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 #: Step -> seconds that it took on an H100, seconds that it may take, and what it is for.
 STEPS: Mapping[str, tuple[int, int, str]] = {
-    "facts": (
-        15,
-        40,
-        "versions, NVML; five forked ranks start the driver and leave it",
-    ),
+    "facts": (15, 40, "versions, NVML; five forked ranks start the driver and leave it"),
     "first": (35, 60, "one timed and one profiled launch: does a figure come out at all?"),
-    "nccl": (
-        8,
-        40,
-        "every collective at world 1, read by the harness's own reader",
-    ),
-    "gates": (
-        90,
-        150,
-        "strategies x precisions, five codecs train right; margins of all checks",
-    ),
+    "nccl": (8, 40, "every collective at world 1, read by the harness's own reader"),
+    "gates": (90, 150, "strategies x precisions, five codecs train right; margins of all checks"),
     "truth": (80, 110, "step times against a bare loop, in turn; MFU; ceilings of random data"),
     "repeatable": (45, 80, "the same bits twice; which attention runs where that is claimed"),
     "memory": (60, 90, "five real peaks beside the closed form"),

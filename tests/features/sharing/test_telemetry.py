@@ -88,8 +88,12 @@ def collector() -> Iterator[Collector]:
     serving = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     serving.start()
     taken.url = f"http://127.0.0.1:{server.server_port}"
+    before = set(threading.enumerate())
     yield taken
     taken.answers.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)  # one that goes on trying draws random numbers while other tests do
+        assert not thread.is_alive(), thread.name
     server.shutdown()
     server.server_close()
 

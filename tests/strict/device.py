@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 import types
 import weakref
@@ -56,6 +57,10 @@ class Memory:
 MEMORY = Memory()
 
 
+#: Where torch has the class of the device's tensors, as it has those of every device.
+sys.modules["torch.strict_device"] = sys.modules[__name__]
+
+
 class Generator(torch._C.Generator):
     """Random numbers of the device; operators get another Python object of the same one."""
 
@@ -85,7 +90,7 @@ USUAL = Generator()
 class Strict(torch.Tensor):
     """A tensor of the device; ``raw`` is what the host computes with."""
 
-    __module__ = "torch.strict"  # a real device's tensors are torch's own: no file of a user's
+    __module__ = "torch.strict_device"  # a real device's tensors are torch's own: no file of a user's
     raw: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
 

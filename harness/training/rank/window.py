@@ -4,8 +4,10 @@ No per-step barrier and no per-step device synchronisation: on CUDA each step re
 and the device is synchronised once at either end of the kept window.
 """
 
+import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter, sleep, time_ns  # before any file of a user's is imported
@@ -118,7 +120,7 @@ class StepLog:
         """
         if loss is None:
             return
-        if type(loss).__module__.partition(".")[0] != "torch":
+        if not _of_torch(type(loss)):
             raise TypeError(f"step() returned a {type(loss).__name__}, not a tensor of torch")
         if self.losses is None:
             self.losses = (
@@ -160,6 +162,14 @@ class StepLog:
                 [h.cpu().numpy() for h in every_row_hashed([feed(i).inputs for i in steps])]
             ),
         )
+
+
+@functools.cache
+def _of_torch(kind: type) -> bool:
+    """Whether a class is torch's own: torch has it under the name that it gives itself."""
+    module = sys.modules.get(kind.__module__)
+    torchs = kind.__module__.partition(".")[0] == "torch"
+    return torchs and getattr(module, kind.__qualname__, None) is kind
 
 
 def measure(  # noqa: PLR0913  (what the one window needs)

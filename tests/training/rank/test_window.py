@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from harness.analysis.samples import figures
 from harness.launch.wire.beats import Phase
@@ -16,6 +17,7 @@ from harness.training.accelerator import Accelerator
 from harness.training.data import Batch
 from harness.training.observe.intake import Intake, row_hashes
 from harness.training.observe.memory import Memory
+from harness.training.rank import window
 from harness.training.rank.window import StepLog
 
 
@@ -86,3 +88,12 @@ def test_a_tensor_of_the_pool_with_other_memory_is_hashed_as_it_is() -> None:
     (seen,) = intake.rows()
     wanted = torch.cat([row_hashes(of_pool), row_hashes(torch.full((1, 4), 7.0))])
     assert sorted(h for h in seen.tolist() if h) == sorted(wanted.tolist())
+
+
+def test_a_class_that_calls_itself_torchs_is_not_torchs() -> None:
+    """A loss whose value comes later would let a step end before it is done."""
+    deferred = type("Deferred", (torch.Tensor,), {"__module__": "torch"})
+    assert not window._of_torch(deferred)
+    named_alike = type("Tensor", (torch.Tensor,), {"__module__": "torch"})
+    assert not window._of_torch(named_alike)
+    assert all(map(window._of_torch, (torch.Tensor, nn.Parameter, DTensor)))

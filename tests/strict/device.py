@@ -90,7 +90,7 @@ USUAL = Generator()
 class Strict(torch.Tensor):
     """A tensor of the device; ``raw`` is what the host computes with."""
 
-    __module__ = "torch.strict_device"  # a real device's tensors are torch's own: no file of a user's
+    __module__ = "torch.strict_device"  # a real device's tensors are torch's own
     raw: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
 

@@ -36,7 +36,7 @@ def command(case: CaseSpec, settings: Settings, change: Mapping[str, str] | None
         words += ["--path", folder]
     if case.script:
         return shlex.join([*words, *_of_script(case, settings)])
-    differing = {k: v for k, v in case.series.items() if k not in _STATED}
+    differing = {key: series for key, series in case.series.items() if key not in _STATED}
     if case.backend == case.usual_backend:
         differing.pop("backend")
     for name, value in {**differing, **(change or {})}.items():

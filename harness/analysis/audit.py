@@ -48,9 +48,10 @@ def strays(run: RunRecord) -> list[str]:
     """Launches of plans, arms or cases that the record does not have: nothing can be recomputed."""
     arms = {plan.hash: {arm.name: arm.case.hash for arm in plan.arms} for plan in run.plans}
     return [
-        f"{x.launch} is of a plan, an arm or a case that this record does not have"
-        for x in run.launches
-        if arms.get(x.plan, {}).get(x.arm) != x.case or x.case not in run.described
+        f"{launch.launch} is of a plan, an arm or a case that this record does not have"
+        for launch in run.launches
+        if arms.get(launch.plan, {}).get(launch.arm) != launch.case
+        or launch.case not in run.described
     ]
 
 
@@ -63,7 +64,7 @@ def _launches(run: RunRecord, folder: Path, cut: frozenset[str]) -> Iterator[str
     looks = sum(launch.status is LaunchStatus.FAILED for launch in run.launches)
     launches_folder = folder / "launches"
     present = (
-        {p.name for p in launches_folder.iterdir() if p.is_dir()}
+        {path.name for path in launches_folder.iterdir() if path.is_dir()}
         if launches_folder.is_dir()
         else set()
     )
@@ -123,7 +124,7 @@ def _times(run: RunRecord) -> Iterator[str]:
         if launch.status is LaunchStatus.OK and launch.wall_s + CLOCK_S < stepping:
             yield f"{launch.launch}: stepped for {stepping:.3f} s in {launch.wall_s:.3f} s"
             return
-    hosts = {n.host for n in (run.machine, *run.nodes)}
+    hosts = {machine.host for machine in (run.machine, *run.nodes)}
     if strange := {rank.host for launch in run.launches for rank in launch.ranks} - hosts:
         yield f"ranks ran on {', '.join(sorted(strange))}, which is no machine of this run"
 

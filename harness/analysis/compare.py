@@ -115,9 +115,9 @@ def _shifts(a: RunRecord, b: RunRecord) -> Iterator[Shift]:
         new = after[0].budget if after else None
         if old is None or new is None:
             continue
-        known = [t for t in Term if old.total_ns(t) or new.total_ns(t)]
+        known = [term for term in Term if old.total_ns(term) or new.total_ns(term)]
         if old.total_ns(Term.UNDIVIDED) or new.total_ns(Term.UNDIVIDED):
-            known = [t for t in known if t not in EXPOSED]
+            known = [term for term in known if term not in EXPOSED]
             whole = {Term.UNDIVIDED: new.mean_ns(*EXPOSED) - old.mean_ns(*EXPOSED)}
         else:
             whole = {}
@@ -125,7 +125,7 @@ def _shifts(a: RunRecord, b: RunRecord) -> Iterator[Shift]:
             case=case.id,
             before_ns=old.step_ns,
             after_ns=new.step_ns,
-            terms_ns={t: new.mean_ns(t) - old.mean_ns(t) for t in known} | whole,
+            terms_ns={term: new.mean_ns(term) - old.mean_ns(term) for term in known} | whole,
         )
 
 
@@ -138,7 +138,7 @@ def key_of(case: CaseSpec, hardware: bool) -> str:
     if not hardware:
         return case.hash
     skip = {"device", "backend"}
-    return str(sorted((k, v) for k, v in case.series.items() if k not in skip))
+    return str(sorted((key, series) for key, series in case.series.items() if key not in skip))
 
 
 def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comparison:
@@ -236,8 +236,8 @@ def differing(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
     skip = {"host", "kernel", "hardware_class", "key", "title"}
 
     def facts(run: RunRecord) -> list[Mapping[str, Json]]:
-        machine = {k: v for k, v in fields_of(run.machine).items() if k not in skip}
-        variables = {k: v for k, v in run.environment.items() if not is_digest(v)}
+        machine = {key: value for key, value in fields_of(run.machine).items() if key not in skip}
+        variables = {key: value for key, value in run.environment.items() if not is_digest(value)}
         return [machine, run.software, variables, {"engine": run.settings.engine}]
 
     pairs = zip(facts(a), facts(b), strict=True)
@@ -259,8 +259,10 @@ def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[Case
     by_case: dict[str, tuple[CaseSpec, list[float]]] = {}
     for plan in run.plans:
         for arm in plan.arms:
-            usable = (x for x in timed(run, plan) if x.arm == arm.name and x.usable)
-            read = (x.value(METRICS[metric]) for x in usable)
+            usable = (
+                launch for launch in timed(run, plan) if launch.arm == arm.name and launch.usable
+            )
+            read = (launch.value(METRICS[metric]) for launch in usable)
             values = [value for value in read if value is not None and value > 0]
             if values:
                 by_case.setdefault(key_of(arm.case, hardware), (arm.case, []))[1].extend(values)
@@ -281,16 +283,16 @@ def _welch(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None]
 
     The launches of two runs are not paired, so Welch's t with Satterthwaite's degrees of freedom.
     """
-    a = stats.t_interval([math.log(v) for v in x], ALPHA)
+    interval = stats.t_interval([math.log(v) for v in x], ALPHA)
     b = stats.t_interval([math.log(v) for v in y], ALPHA)
-    difference = b.mean - a.mean
-    if a.sd is None or b.sd is None:
+    difference = b.mean - interval.mean
+    if interval.sd is None or b.sd is None:
         return difference, None
-    variance_a = a.sd**2 / a.n
+    variance_a = interval.sd**2 / interval.n
     variance_b = b.sd**2 / b.n
     variance = variance_a + variance_b
     if variance == 0:
         return difference, 0.0
-    freedom = variance**2 / (variance_a**2 / (a.n - 1) + variance_b**2 / (b.n - 1))
+    freedom = variance**2 / (variance_a**2 / (interval.n - 1) + variance_b**2 / (b.n - 1))
     quantile = stats.t_quantile(1 - ALPHA / 2, max(1, int(freedom)))
     return difference, quantile * math.sqrt(variance)

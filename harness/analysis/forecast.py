@@ -75,11 +75,11 @@ class LaunchCosts:
         self._walls: dict[tuple[str, Purpose], list[float]] = {}
         self._steps: dict[str, list[float]] = {}
         starts: list[float] = []
-        for x in (x for x in launches if x.ranks):
+        for x in (launch for launch in launches if launch.ranks):
             self._walls.setdefault((x.case, x.purpose), []).append(x.wall_s)
             if x.steps is not None:
                 self._steps.setdefault(x.case, []).append(x.steps.mean_s)
-                starts.append(x.wall_s - max(r.stepping_s for r in x.ranks))
+                starts.append(x.wall_s - max(rank.stepping_s for rank in x.ranks))
         self._start_s = fmean(starts) if starts else None
         cases = {arm.case.hash: arm.case for plan in plans for arm in plan.arms}
         off = [fmean(s) / self._guess_s(cases[c]) for c, s in self._steps.items() if c in cases]
@@ -182,7 +182,7 @@ class Forecast:
     def judged(self) -> Collection[str]:
         """The plans of which a rule asks something: only they get further blocks."""
         hardware = self.machine.hardware_class
-        return {p.hash for p in self.plans if pairs.ruled(p, self.thresholds, hardware)}
+        return {plan.hash for plan in self.plans if pairs.ruled(plan, self.thresholds, hardware)}
 
     def coming(self) -> Iterator[Coming]:
         """Every launch to come; plans share gates, pilots, references and profiles."""
@@ -277,7 +277,9 @@ class Forecast:
 
     def _has_blocks(self, plan: Plan) -> bool:
         """Whether a plan has its first blocks."""
-        begun = sum(x.plan == plan.hash and x.purpose is Purpose.TIMED for x in self.launches)
+        begun = sum(
+            launch.plan == plan.hash and launch.purpose is Purpose.TIMED for launch in self.launches
+        )
         return begun >= 2 * plan.protocol.min_blocks * len(self.arms[plan.hash])
 
 
@@ -324,11 +326,11 @@ def _have(
     by_hash = {plan.hash: plan for plan in plans}
     slots = set[tuple[str, str]]()
     have: Counter[object] = Counter()
-    for x in launches:
-        if x.slot and (x.slot, x.case) in slots:
+    for launch in launches:
+        if launch.slot and (launch.slot, launch.case) in slots:
             continue  # a baseline at several places at once
-        slots.add((x.slot, x.case))
-        have[_key(by_hash.get(x.plan), x.case, x.purpose, described)] += 1
+        slots.add((launch.slot, launch.case))
+        have[_key(by_hash.get(launch.plan), launch.case, launch.purpose, described)] += 1
     return have
 
 

@@ -50,7 +50,7 @@ class ArmRow:
     @property
     def alike(self) -> int:
         """How many launches have the losses that most of them have, to the bit."""
-        counts = Counter(x.losses for x in self.launches)
+        counts = Counter(launch.losses for launch in self.launches)
         return max(counts.values(), default=0)
 
     @property
@@ -86,8 +86,10 @@ def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
 
 
 def _arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
-    launches = [x for x in timed(run, plan) if x.arm == arm.name and x.steps is not None]
-    steps: list[Steps] = [x.steps for x in launches if x.steps]
+    launches = [
+        launch for launch in timed(run, plan) if launch.arm == arm.name and launch.steps is not None
+    ]
+    steps: list[Steps] = [launch.steps for launch in launches if launch.steps]
     sent = values_of(launches, "sent_bytes")
     peaks = values_of(launches, "peak_bytes")
     energy = values_of(launches, "energy_per_sample")
@@ -97,9 +99,9 @@ def _arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
         launches=tuple(launches),
         described=run.described.get(arm.case.hash),
         throughput=throughput(run, plan, arm.name),
-        step_s=geometric_mean(s.mean_s for s in steps) if steps else None,
-        p95_s=max((s.p95_s for s in steps), default=None),
-        worst_s=max((s.worst_s for s in steps), default=None),
+        step_s=geometric_mean(step.mean_s for step in steps) if steps else None,
+        p95_s=max((step.p95_s for step in steps), default=None),
+        worst_s=max((step.worst_s for step in steps), default=None),
         sent_bytes=max(sent, default=None),
         peak_bytes=max(peaks, default=None),
         flops=flops(run, plan, arm.name),
@@ -121,12 +123,15 @@ def _ladder_rows(run: RunRecord, plan: Plan) -> list[LadderRow]:
     for point in points(run, plan):
         arm = next(a for a in plan.arms if a.case.id == point.case)
         verdicts = [
-            v
-            for v in run.verdicts_by_plan.get(plan.hash, ())
-            if v.case == point.case and metrics.metric(v.metric).scaling
+            verdict
+            for verdict in run.verdicts_by_plan.get(plan.hash, ())
+            if verdict.case == point.case and metrics.metric(verdict.metric).scaling
         ]
         judged = (
-            sorted((v for v in verdicts if v.rule), key=lambda v: SEVERITY.index(v.status))
+            sorted(
+                (verdict for verdict in verdicts if verdict.rule),
+                key=lambda verdict: SEVERITY.index(verdict.status),
+            )
             or verdicts
         )
         rows.append(

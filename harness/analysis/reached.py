@@ -9,17 +9,17 @@ from harness.record import RunRecord
 
 def reached(run: RunRecord) -> list[tuple[Threshold, Reach, str]]:
     """(rule, what it met, why nothing) of every rule; nothing for a run without cases."""
-    cases = [a.case for p in run.plans for a in p.arms]
+    cases = [arm.case for plan in run.plans for arm in plan.arms]
     hardware = run.machine.hardware_class
     others = series(run)
     judged = [
-        (p.arm(c.subject).case, c)
-        for p in run.plans
-        for c in pairs.judged_of(p, run.thresholds, hardware)
+        (plan.arm(contrast.subject).case, contrast)
+        for plan in run.plans
+        for contrast in pairs.judged_of(plan, run.thresholds, hardware)
     ]
     largest = sum(run.settings.nodes)
-    nodes = max((len(c.nodes) for c in cases), default=len(run.settings.nodes))
-    device = max((c.device for c in cases), key=str, default=run.settings.device)
+    nodes = max((len(case.nodes) for case in cases), default=len(run.settings.nodes))
+    device = max((case.device for case in cases), key=str, default=run.settings.device)
     reaches = []
     for rule in run.thresholds:
         met, reason = reach(rule, judged, hardware, device, largest, nodes)

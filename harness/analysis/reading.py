@@ -30,7 +30,9 @@ def runs_in(folder: Path) -> list[Path]:
     """The run that lies there, or those below it: a training that records itself leaves one for
     every start.
     """
-    is_run = not folder.is_dir() or any((folder / n).is_file() for n in ("record.json", chain.FILE))
+    is_run = not folder.is_dir() or any(
+        (folder / name).is_file() for name in ("record.json", chain.FILE)
+    )
     below = [] if is_run else sorted(path.parent for path in folder.glob("runs/*/*/record.json"))
     return below or [folder]
 

@@ -70,23 +70,33 @@ def _typical(factors: Sequence[float]) -> float:
 def shown(plan: Plan) -> Contrast | None:
     """The largest rung of a ladder, against what its table is shown against."""
     against = shown_against(plan)
-    contrasts = [c for c in tabled(plan) if c.against == against and len(c.baseline) == 1]
-    return max(contrasts, key=lambda c: plan.arm(c.subject).case.world_size, default=None)
+    contrasts = [
+        contrast
+        for contrast in tabled(plan)
+        if contrast.against == against and len(contrast.baseline) == 1
+    ]
+    return max(
+        contrasts, key=lambda contrast: plan.arm(contrast.subject).case.world_size, default=None
+    )
 
 
 def profiled(plan: Plan, num_plans: int) -> list[Arm]:
     """The arms that a run of so many plans profiles: of several ladders those that it shows."""
     arms = [arm for arm in plan.arms if arm.role not in (Role.ABLATION, Role.CONTROL)]
-    c = shown(plan)
-    if num_plans == 1 or c is None:
+    contrast = shown(plan)
+    if num_plans == 1 or contrast is None:
         return arms
-    return [arm for arm in arms if arm.name in {c.subject, *c.baseline}]
+    return [arm for arm in arms if arm.name in {contrast.subject, *contrast.baseline}]
 
 
 def steps_s(run: RunRecord, case: CaseSpec) -> list[float]:
     """The mean step of each timed launch of a case, in s."""
-    launches = [x for x in run.by_case.get(case.hash, ()) if x.purpose is Purpose.TIMED]
-    return [x.steps.mean_s for x in launches if x.steps is not None and x.usable]
+    launches = [
+        launch for launch in run.by_case.get(case.hash, ()) if launch.purpose is Purpose.TIMED
+    ]
+    return [
+        launch.steps.mean_s for launch in launches if launch.steps is not None and launch.usable
+    ]
 
 
 def apart(launch: LaunchRecord, timed_s: Sequence[float]) -> bool:
@@ -106,7 +116,7 @@ def nearest(run: RunRecord, case: CaseSpec) -> LaunchRecord | None:
     if not launches or not timed_s:
         return launches[0] if launches else None
     usual_s = geometric_mean(timed_s)
-    return min(launches, key=lambda x: abs(math.log(_step_s(x) / usual_s)))
+    return min(launches, key=lambda launch: abs(math.log(_step_s(launch) / usual_s)))
 
 
 def _step_s(launch: LaunchRecord) -> float:
@@ -150,8 +160,8 @@ def _rung(run: RunRecord, plan: Plan, contrast: Contrast) -> Rung | None:
         launch=of_arm,
         budget=of_arm.budget,
         losses=losses(other.budget, of_arm.budget, ranks=int(ranks), work=work),
-        perturbation=_typical([x.perturbation or 1.0 for x in profiled]),
-        changed=_typical([x.changed for x in profiled]),
+        perturbation=_typical([launch.perturbation or 1.0 for launch in profiled]),
+        changed=_typical([launch.changed for launch in profiled]),
         timed_ns=1e9 * geometric_mean(timed_s) if timed_s else None,
         timed_ideal_ns=1e9 * float(work) * geometric_mean(base_s) if base_s else None,
         apart=apart(of_arm, timed_s) or apart(other, base_s),

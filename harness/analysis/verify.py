@@ -317,7 +317,7 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
     for old, new in zip(run.verdicts, again, strict=False):
         if not directed and old.reason is Reason.NOISY_HOST:
             continue  # by the rules of its day load left it open
-        names = [f.name for f in dataclasses.fields(old) if f.name not in words]
+        names = [field.name for field in dataclasses.fields(old) if field.name not in words]
         changes = [
             f"{name} is {a}, recomputed {b}"
             for name in names

@@ -44,16 +44,16 @@ def _python(value: Any) -> Any:
 
 def fields_of(value: Any) -> dict[str, Any]:
     """The fields of a dataclass: ``vars`` lacks those that msgspec left at their default."""
-    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def lean(value: Any) -> Json:
     """The document without what has its default: a new field changes no old digest."""
     if dataclasses.is_dataclass(value):
-        fields = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
+        fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {f.name: lean(v) for f, v in fields if v != f.default}
     if isinstance(value, Mapping):
-        return {k: lean(v) for k, v in value.items()}
+        return {key: lean(part) for key, part in value.items()}
     return [lean(v) for v in value] if isinstance(value, list | tuple) else to_doc(value)
 
 
@@ -132,7 +132,9 @@ def closed(schema: Json) -> Json:
         return sorted(map(closed, schema), key=str)
     if not isinstance(schema, dict):
         return schema
-    inner = {k: v if k == "default" else closed(v) for k, v in sorted(schema.items())}
+    inner = {
+        key: value if key == "default" else closed(value) for key, value in sorted(schema.items())
+    }
     if "prefixItems" in schema:  # the places of a tuple
         inner["prefixItems"] = [closed(place) for place in schema["prefixItems"]]
     if isinstance(description := inner.get("description"), str):

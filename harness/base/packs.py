@@ -25,7 +25,9 @@ def pack(where: Path, ranks: Sequence[int]) -> None:
         return
     for pack in dict.fromkeys(PACKS.values()):
         ends = [end for end, name in PACKS.items() if name == pack]
-        loose_files = [p for r in ranks for e in ends if (p := where / f"rank{r}{e}").is_file()]
+        loose_files = [
+            p for r in ranks for entry in ends if (p := where / f"rank{r}{entry}").is_file()
+        ]
         if loose_files:
             _together(where / pack, loose_files)
     for rank in ranks:

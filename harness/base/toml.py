@@ -63,7 +63,7 @@ class Problems:
 
     def lines_of(self, pattern: str) -> list[int]:
         """The lines that begin with a pattern, indented or not."""
-        return [i for i, s in enumerate(self.lines, 1) if re.match(rf"\s*{pattern}", s)]
+        return [i for i, line in enumerate(self.lines, 1) if re.match(rf"\s*{pattern}", line)]
 
     def line_of(self, pattern: str) -> int:
         """The first of them, or 0."""

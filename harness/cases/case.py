@@ -244,7 +244,9 @@ class CaseSpec:
         for declared in fields(self)[len(required) :]:
             if declared.name in ("knobs", "environment"):
                 entries: Mapping[str, Json] = getattr(self, declared.name) or {}
-                fields_of_series.update({k: _text(v) for k, v in sorted(entries.items())})
+                fields_of_series.update(
+                    {key: _text(entry) for key, entry in sorted(entries.items())}
+                )
             elif getattr(self, declared.name) != declared.default:
                 fields_of_series[declared.name] = _text(doc[declared.name])
         return fields_of_series
@@ -275,7 +277,7 @@ class CaseSpec:
         """``+precision=bf16+ddp.bucket_cap_mb=5``: what differs from default, in order."""
         named = {"strategy", "model", "size", "mode", "world_size", "nodes", "device"}
         named |= {"compressor", "stand_in", "backend"}
-        suffixes = [f"+{k}={v}" for k, v in self.series.items() if k not in named]
+        suffixes = [f"+{key}={series}" for key, series in self.series.items() if key not in named]
         usual = self.backend == self.usual_backend
         return ("" if usual else f"+backend={self.backend}") + "".join(suffixes)
 
@@ -319,7 +321,7 @@ class CaseSpec:
 
     def knobs_of(self, file: str, defaults: Mapping[str, Json]) -> dict[str, Json]:
         """The knobs of one file: its defaults, with what this case says instead."""
-        return {k: self.knobs.get(f"{file}.{k}", v) for k, v in defaults.items()}
+        return {key: self.knobs.get(f"{file}.{key}", default) for key, default in defaults.items()}
 
     @cached_property
     def id(self) -> str:
@@ -334,7 +336,9 @@ class CaseSpec:
 
     def fed_by(self, data: str) -> CaseSpec:
         """The same case with another input, without the knobs of its own."""
-        knobs = {k: v for k, v in self.knobs.items() if not k.startswith(f"{self.data}.")}
+        knobs = {
+            key: knob for key, knob in self.knobs.items() if not key.startswith(f"{self.data}.")
+        }
         return replace(self, data=data, knobs=knobs)
 
     def at(self, world_size: int, nodes: tuple[int, ...] | None = None) -> CaseSpec:

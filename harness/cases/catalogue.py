@@ -126,25 +126,25 @@ class Catalogue:
     @staticmethod
     def _add(by_kind: dict[str, dict[str, Entry]], path: Path, kind: str | None) -> None:
         doc, head = read_head(path)
-        for k, known in _KINDS.items():
-            if known.mark in head and kind in (k, None):
-                if path.stem in by_kind[k]:
+        for key, known in _KINDS.items():
+            if known.mark in head and kind in (key, None):
+                if path.stem in by_kind[key]:
                     raise SpecError(
                         f"a {known.word} named {path.stem!r} exists already"
-                        f" ({by_kind[k][path.stem].path})",
+                        f" ({by_kind[key][path.stem].path})",
                         where=str(path),
                         expected="a new name",
                         fix=f"mv {path} {path.with_stem('my_' + path.stem)}",
                     )
-                entry = Entry(kind=k, name=path.stem, path=path, doc=doc, head=head)
+                entry = Entry(kind=key, name=path.stem, path=path, doc=doc, head=head)
                 entry.check()
-                by_kind[k][path.stem] = entry
+                by_kind[key][path.stem] = entry
 
     def get(self, kind: str, name: str) -> Entry:
         """The entry of that name, or a SpecError with the nearest names."""
         known = self.entries[kind]
         if name not in known:
-            if meant := [f for p in self.paths if (f := p / f"{name}.py").is_file()]:
+            if meant := [f for path in self.paths if (f := path / f"{name}.py").is_file()]:
                 raise SpecError(
                     f"a {_word(kind)} needs {_KINDS[kind].mark} at its top level, as a literal",
                     where=str(meant[0]),
@@ -180,14 +180,16 @@ class Catalogue:
         check(case, strategy.supports, model.head["SIZES"])
         engines = self.entries["engines"]
         emulated = StandIn.EMULATED in case.stand_in
-        named = dict.fromkeys(k.partition(".")[0] for k in case.knobs)
+        named = dict.fromkeys(knob.partition(".")[0] for knob in case.knobs)
         shaping = [engines[e] for e in named if emulated and e in engines]
         knobs = self.checked([*entries, *shaping], case.knobs, case.id)
         for entry in (*entries, *shaping):
             if (version := entry.head.get("VERSION", 1)) != 1:
                 knobs[f"{entry.name}.version"] = version
         if len(case.nodes) == 1:  # it uses no link
-            knobs = {k: v for k, v in knobs.items() if k.partition(".")[0] not in engines}
+            knobs = {
+                key: knob for key, knob in knobs.items() if key.partition(".")[0] not in engines
+            }
         stand_in = {*case.stand_in}
         if model.head.get("STAND_IN"):
             stand_in.add(StandIn(model.head["STAND_IN"]))
@@ -203,14 +205,22 @@ class Catalogue:
     @staticmethod
     def checked(entries: Sequence[Entry], asked: Mapping[str, Json], where: str) -> dict[str, Json]:
         """The knobs that differ from the defaults of these files."""
-        defaults = {f"{e.name}.{k}": v for e in entries for k, v in e.knobs.items()}
-        ranges = {f"{e.name}.{k}": v for e in entries for k, v in e.head.get("RANGES", {}).items()}
+        defaults = {
+            f"{entry.name}.{key}": knob for entry in entries for key, knob in entry.knobs.items()
+        }
+        ranges = {
+            f"{entry.name}.{key}": value
+            for entry in entries
+            for key, value in entry.head.get("RANGES", {}).items()
+        }
         return check_knobs(asked, defaults, ranges, where)
 
     def network(self, case: CaseSpec) -> tuple[tuple[str, Json], ...]:
         """What the engine's network is set to for this case: names and values of its knobs."""
         engines = self.entries["engines"]
-        return tuple((k, v) for k, v in case.knobs.items() if k.partition(".")[0] in engines)
+        return tuple(
+            (key, knob) for key, knob in case.knobs.items() if key.partition(".")[0] in engines
+        )
 
     def twin(self, case: CaseSpec, number: int = 0) -> CaseSpec:
         """Same strategy, knobs, world, precision; smallest size and its batch: for the gate.

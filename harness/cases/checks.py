@@ -155,7 +155,7 @@ def _mesh(case: CaseSpec, supports: Supports) -> Mistakes:
     except ValueError as error:
         yield str(error), flat, f"--set mesh={flat}"
         return
-    for dim in (d for d in mesh.sizes if d not in supports.dims):
+    for dim in (size for size in mesh.sizes if size not in supports.dims):
         what = f"strategy {case.strategy!r} has no dimension {str(dim)!r}"
         yield what, ", ".join(supports.dims), f"--set mesh={flat}"
     if mesh.ranks != case.world_size:
@@ -245,7 +245,9 @@ def check_knobs(
             raise SpecError(
                 f"unknown knob {key!r}{nearest(key, defaults)}",
                 where=where,
-                expected=", ".join(sorted(k for k in defaults if not k.endswith(".version"))),
+                expected=", ".join(
+                    sorted(default for default in defaults if not default.endswith(".version"))
+                ),
                 fix="scaleproof list",
             )
         want = type(defaults[key])

@@ -151,7 +151,7 @@ def _head_of(source: str) -> tuple[str, dict[str, Json]]:
 
 def facts(kind: type[Facts], head: Json, where: str) -> Facts:
     """A head as its type; SpecError with every mistake at once."""
-    known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     wrong = []
     for name in head if isinstance(head, Mapping) else ():
         if name not in known:
@@ -183,10 +183,10 @@ def _literals(tree: ast.Module) -> Iterator[tuple[str, Json]]:
 def _literal(node: ast.expr) -> Json:
     """The value of a literal, ``dict(a=1)`` counted as one; else _NOT_LITERAL."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
-        values = {k.arg: _literal(k.value) for k in node.keywords if k.arg}
+        values = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}
         return _NOT_LITERAL if _NOT_LITERAL in values.values() else values
     if isinstance(node, ast.Dict):
-        keys = [_literal(k) if k is not None else _NOT_LITERAL for k in node.keys]
+        keys = [_literal(key) if key is not None else _NOT_LITERAL for key in node.keys]
         items = [_literal(v) for v in node.values]
         bad = any(x is _NOT_LITERAL for x in (*keys, *items))
         return _NOT_LITERAL if bad else dict(zip(keys, items, strict=True))

@@ -64,7 +64,7 @@ class Mesh:
     @cached_property
     def shards(self) -> int:
         """Parts of a batch that are trained on side by side."""
-        return self.size(*(d for d in self.sizes if d in DATA))
+        return self.size(*(size for size in self.sizes if size in DATA))
 
     @property
     def uncut(self) -> bool:

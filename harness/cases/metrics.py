@@ -371,8 +371,10 @@ METRICS: Mapping[str, Metric] = {
 #: What two runs can be compared on: a launch's own figures.
 COMPARABLE = tuple(
     name
-    for name, m in METRICS.items()
-    if m.form is Form.ABSOLUTE and m.read and not (m.profiled or m.signed or m.times or m.over)
+    for name, metric in METRICS.items()
+    if metric.form is Form.ABSOLUTE
+    and metric.read
+    and not (metric.profiled or metric.signed or metric.times or metric.over)
 )
 
 

@@ -166,10 +166,12 @@ class Plan:
 
     def only(self, wanted: Collection[Contrast]) -> Plan:
         """The same plan with these contrasts, and only the arms that they need."""
-        names = {c.subject for c in wanted} | {b for c in wanted for b in c.baseline}
-        contrasts = tuple(c for c in self.contrasts if c in wanted)
+        names = {contrast.subject for contrast in wanted} | {
+            b for contrast in wanted for b in contrast.baseline
+        }
+        contrasts = tuple(contrast for contrast in self.contrasts if contrast in wanted)
         return replace(
-            self, contrasts=contrasts, arms=tuple(a for a in self.arms if a.name in names)
+            self, contrasts=contrasts, arms=tuple(arm for arm in self.arms if arm.name in names)
         )
 
     @cached_property

@@ -30,7 +30,7 @@ ON_GPUS = Protocol(steps=8, cut=2, cut_s=2.0, kept_s=2.0)
 
 def plain(case: CaseSpec) -> CaseSpec:
     """One device, no wrapper: what a user would run without any parallelism."""
-    knobs = {k: v for k, v in case.knobs.items() if k.startswith(f"{case.model}.")}
+    knobs = {key: knob for key, knob in case.knobs.items() if key.startswith(f"{case.model}.")}
     return replace(case.at(1), strategy=PLAIN, compressor=None, mesh="", knobs=knobs)
 
 
@@ -201,13 +201,13 @@ def compared(plan: Plan, name: str, other: CaseSpec, metrics: Sequence[str]) -> 
     arm = Arm(name=name, case=other.at(rung.case.world_size, rung.case.nodes), role=Role.BASELINE)
     contrasts = tuple(
         Contrast(
-            name=f"{m}{rung.name}/{name}",
-            metric=m,
+            name=f"{metric}{rung.name}/{name}",
+            metric=metric,
             subject=rung.name,
             baseline=(name,),
             against="other",
         )
-        for m in metrics
+        for metric in metrics
     )
     return replace(plan, arms=(*plan.arms, arm), contrasts=(*plan.contrasts, *contrasts))
 
@@ -275,8 +275,14 @@ def versus(a: CaseSpec, b: CaseSpec, metrics: Sequence[str], *, protocol: Protoc
         name=f"{b.family}{b.extras} vs {a.id}",
         arms=(Arm(name="a", case=a, role=Role.BASELINE), Arm(name="b", case=b, role=Role.SUBJECT)),
         contrasts=tuple(
-            Contrast(name=f"{m}@b/other", metric=m, subject="b", baseline=("a",), against="other")
-            for m in metrics
+            Contrast(
+                name=f"{metric}@b/other",
+                metric=metric,
+                subject="b",
+                baseline=("a",),
+                against="other",
+            )
+            for metric in metrics
         ),
         protocol=protocol,
     )
@@ -331,7 +337,7 @@ def learning(
     Args:
         to_loss: nats above the floor of the data.
     """
-    knobs = {k: v for k, v in case.knobs.items() if k.startswith(f"{case.model}.")}
+    knobs = {key: knob for key, knob in case.knobs.items() if key.startswith(f"{case.model}.")}
     usual = replace(case, strategy=by, knobs=knobs)
     cases = {by: usual, "no communication": replace(usual, communicate=False), case.strategy: case}
     metrics = (
@@ -412,4 +418,6 @@ def strong_worlds(case: CaseSpec, worlds: Sequence[int]) -> tuple[int, ...]:
     if case.global_batch is None:
         return tuple(worlds)
     shards = [world * case.accumulate for world in worlds]
-    return tuple(n for n, s in zip(worlds, shards, strict=True) if case.global_batch % s == 0)
+    return tuple(
+        n for n, shard in zip(worlds, shards, strict=True) if case.global_batch % shard == 0
+    )

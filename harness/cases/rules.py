@@ -169,7 +169,7 @@ def load_thresholds(path: Path, known: Catalogue | None = None) -> tuple[Thresho
         message = f"contradicts the rule at line {good[other].line}: one of the two must fail"
         problems.add(good[this].line, message, "remove one")
     problems.raise_any()
-    return tuple(r for r in rules if r is not None)
+    return tuple(threshold for threshold in rules if threshold is not None)
 
 
 def rule_of(table: TomlTable, problems: Problems) -> Threshold | None:

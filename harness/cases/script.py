@@ -80,7 +80,7 @@ def _launched(words: Sequence[str]) -> ScriptCommand:
             expected="train.py, python train.py, -m package.train, or a launcher with a script",
             fix=EXAMPLE,
         )
-    if not any("{ranks}" in w or "{world}" in w for w in words):
+    if not any("{ranks}" in word or "{world}" in word for word in words):
         raise SpecError(
             "the launcher is not told how many ranks to start",
             where=shlex.join(words),
@@ -120,7 +120,9 @@ def script_plan(
     worlds = rungs(site.world_size, first_rung)
     against = "wrapped" if first_rung == 1 else "smallest_fit"
     plan = ladder(case, worlds, baselines=(against,), protocol=protocol, shape=site.shape)
-    lowest = tuple(c for c in plan.contrasts if c.baseline == (f"@{first_rung}",))
+    lowest = tuple(
+        contrast for contrast in plan.contrasts if contrast.baseline == (f"@{first_rung}",)
+    )
     return replace(plan, contrasts=lowest)
 
 

@@ -81,7 +81,7 @@ class Site:
             stand_in=frozenset(stand_in),
             environment=environment.of_backends(self.backend) or None,
         )
-        known = [f.name for f in dataclass_fields(CaseSpec)]
+        known = [field.name for field in dataclass_fields(CaseSpec)]
         for unknown in (name for name in fields if name not in known):
             raise SpecError(
                 f"{name}: a case has no field {unknown!r}{nearest(unknown, known)}",
@@ -195,7 +195,7 @@ def _engine(name: str, known: Mapping[str, Entry], nodes: str) -> EngineFacts:
         )
     facts = known[name].engine
     if parse_nodes(nodes)[0] > 1 and not facts.multi_node:
-        several = [n for n, e in known.items() if e.engine.multi_node]
+        several = [name for name, entry in known.items() if entry.engine.multi_node]
         raise SpecError(
             f"--engine {name} can start one node only, but --nodes is {nodes}",
             expected=f"--engine {' or '.join(several)}",

@@ -141,7 +141,11 @@ def _named(
     def recipe(site: Site) -> list[Plan]:
         case: CaseSpec = site.case(name, mode, **fields)
         worlds = strong_worlds(case, site.worlds)
-        rungs = worlds if baseline == "wrapped" else ([n for n in worlds if n > 1] or worlds)
+        rungs = (
+            worlds
+            if baseline == "wrapped"
+            else ([world for world in worlds if world > 1] or worlds)
+        )
         protocol = ON_GPUS if site.device is Device.CUDA else REAL
         return [
             ladder(

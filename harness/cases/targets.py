@@ -58,7 +58,7 @@ _ID = re.compile(
     r"(?P<family>[^@+]+)@(?P<nodes>\d+x\d+|\d+(\+\d+)*)(?P<unit>cpu|gpu)(?P<fields>(\+[^+=]+=[^+]*)*)$"
 )
 #: All others may be set.
-SETTABLE = tuple(f.name for f in fields(CaseSpec) if f.name not in NAMED)
+SETTABLE = tuple(field.name for field in fields(CaseSpec) if field.name not in NAMED)
 
 
 def plans_of(
@@ -232,7 +232,7 @@ def _value_for(name: str, value: Json) -> str:
         return str(near[0])
     if type(value) is float and int in (hint, *get_args(hint)) and value >= 1:
         return str(round(value))
-    default = next(f.default for f in fields(CaseSpec) if f.name == name)
+    default = next(field.default for field in fields(CaseSpec) if field.name == name)
     return "8" if default is None else str(default)
 
 
@@ -261,7 +261,10 @@ def _recipes(
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        line = next((f.lineno for f in reversed(frames) if f.filename == str(path.resolve())), "")
+        line = next(
+            (frame.lineno for frame in reversed(frames) if frame.filename == str(path.resolve())),
+            "",
+        )
         raise SpecError(
             f"cannot be imported: {type(error).__name__}: {error}",
             where=f"{path}:{line}" if line else str(path),
@@ -295,7 +298,7 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
             expected="a recipe of plans; what an interruption costs, recover measures",
             fix=f"scaleproof recover {plans[0].case.family}",
         )
-    if not isinstance(plans, list | tuple) or not all(isinstance(p, Plan) for p in plans):
+    if not isinstance(plans, list | tuple) or not all(isinstance(plan, Plan) for plan in plans):
         raise SpecError(
             f"{getattr(recipe, '__name__', recipe)!r} is not a recipe: it does not return plans",
             where=str(path),
@@ -309,16 +312,16 @@ def normalise(plan: Plan, known: Catalogue, control: bool = False) -> Plan:
     """The plan with every case checked and brought to its one spelling; maybe with a control."""
     plan = pinned(plan) if control else plan
     _learns(plan, known)
-    subjects_first = sorted(plan.arms, key=lambda a: a.role is not Role.SUBJECT)  # to be blamed
-    cases = {a.name: known.normalise(a.case) for a in subjects_first}
+    subjects_first = sorted(plan.arms, key=lambda arm: arm.role is not Role.SUBJECT)  # to be blamed
+    cases = {arm.name: known.normalise(arm.case) for arm in subjects_first}
     target = None if plan.target is None else known.normalise(plan.target)
-    arms = tuple(replace(a, case=cases[a.name]) for a in plan.arms)
+    arms = tuple(replace(arm, case=cases[arm.name]) for arm in plan.arms)
     return replace(plan, arms=arms, target=target)
 
 
 def _learns(plan: Plan, known: Catalogue) -> None:
     """SpecError if only the speed of a strategy is measured that trains other mathematics."""
-    if any(metric(c.metric).of_loss for c in plan.contrasts):
+    if any(metric(contrast.metric).of_loss for contrast in plan.contrasts):
         return
     for arm in plan.arms:
         if arm.case.script or arm.role is Role.CONTROL:

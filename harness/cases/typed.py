@@ -55,7 +55,7 @@ def refuse_foreign(words: Sequence[str]) -> None:
     rest = list(words)
     if rest and rest[0] == "env":
         rest = rest[1:]
-    given = [w for w in rest if _ASSIGNMENT.match(w)]
+    given = [word for word in rest if _ASSIGNMENT.match(word)]
     if given and rest[: len(given)] == given:
         script = shlex.join(rest[len(given) :])
         raise SpecError(
@@ -178,7 +178,7 @@ def _begins_script(word: str) -> bool:
 
 
 def asks_for_ranks(words: Sequence[str]) -> bool:
-    return any("{ranks}" in w or "{world}" in w for w in words)
+    return any("{ranks}" in word or "{world}" in word for word in words)
 
 
 def script_of(words: Sequence[str]) -> tuple[str, bool] | None:

@@ -98,17 +98,19 @@ def families(known: Catalogue) -> Sequence[str]:
         for name, entry in known.entries["models"].items()
         for size in entry.head.get("SIZES", {})
     ]
-    return [f"{s}/{m}/{mode}" for s in strategies for m in models for mode in Mode]
+    return [
+        f"{strategy}/{model}/{mode}" for strategy in strategies for model in models for mode in Mode
+    ]
 
 
 def contradictions(rules: Sequence[Mapping[str, Json]]) -> Iterator[tuple[int, int]]:
     """Places of two rules on the same values of which one must fail."""
-    for i, a in enumerate(rules):
+    for i, rule in enumerate(rules):
         for j, b in enumerate(rules[:i]):
-            if any(a.get(key) != b.get(key) for key in _SAME):
+            if any(rule.get(key) != b.get(key) for key in _SAME):
                 continue
-            least = max(r.get("at_least", -math.inf) for r in (a, b))
-            if least > min(r.get("at_most", math.inf) for r in (a, b)):
+            least = max(r.get("at_least", -math.inf) for r in (rule, b))
+            if least > min(r.get("at_most", math.inf) for r in (rule, b)):
                 yield i, j
 
 
@@ -118,16 +120,18 @@ def implied(rules: Sequence[Threshold]) -> Iterator[tuple[Threshold, Threshold]]
     A speedup is an efficiency, too, where the number of ranks, or of nodes, is stated.
     """
     alike = [key for key in _SAME if key != "metric"]
-    for a in rules:
-        for b in rules:
-            if a is b or any(getattr(a, key) != getattr(b, key) for key in alike):
+    for threshold in rules:
+        for rule in rules:
+            if threshold is rule or any(
+                getattr(threshold, key) != getattr(rule, key) for key in alike
+            ):
                 continue
-            asked = _share(a)
-            beside = _share(b)
-            if a.at_most is not None or asked is None or beside is None:
+            asked = _share(threshold)
+            beside = _share(rule)
+            if threshold.at_most is not None or asked is None or beside is None:
                 continue
-            if asked < beside or (asked == beside and rules.index(a) > rules.index(b)):
-                yield a, b
+            if asked < beside or (asked == beside and rules.index(threshold) > rules.index(rule)):
+                yield threshold, rule
                 break
 
 

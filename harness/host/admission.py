@@ -155,15 +155,15 @@ def gpus(devices: Sequence[nvml.Gpu]) -> list[Finding]:
     """Foreign processes, power caps, throttling and unequal clocks of the visible devices."""
     if not devices:
         return []
-    findings = [finding for g in devices for finding in _gpu(g)]
+    findings = [finding for device in devices for finding in _gpu(device)]
     for window in nvml.summarise([nvml.poll()]):
         if slowed := [r for r in window.throttle if r != "sw_power_cap"]:
             advice = "nvidia-smi -q -d PERFORMANCE; check cooling and power"
             findings.append(
                 _bad("gpus", f"GPU {window.index} is slowed: {', '.join(slowed)}", advice)
             )
-    names = sorted({g.name for g in devices})
-    clocks = [g.max_clock_mhz for g in devices if g.max_clock_mhz]
+    names = sorted({device.name for device in devices})
+    clocks = [device.max_clock_mhz for device in devices if device.max_clock_mhz]
     if len(names) == 1 and clocks and min(clocks) < (1 - CLOCK_SPREAD) * max(clocks):
         text = f"equal GPUs have unequal clocks: {min(clocks)} to {max(clocks)} MHz"
         findings.append(_bad("gpus", text, "nvidia-smi --reset-applications-clocks"))

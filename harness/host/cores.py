@@ -67,8 +67,8 @@ def beside(
     places = (
         [device % len(near_each) for device in range(first, first + count)] if near_each else []
     )
-    parts = slices([near_each[d] for d in places] if bound else near_each, allowed)
-    chosen = parts if bound else [parts[d] for d in places]
+    parts = slices([near_each[place] for place in places] if bound else near_each, allowed)
+    chosen = parts if bound else [parts[place] for place in places]
     return tuple(sorted({cpu for part in chosen for cpu in part} or allowed))
 
 

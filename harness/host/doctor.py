@@ -40,7 +40,9 @@ def examination() -> dict[str, Json]:
 
 def notes() -> list[str]:
     """What is not as it should be, as sentences for a record."""
-    return [f"{f.check}: {f.text}" for f in examine() if f.level is not Level.OK]
+    return [
+        f"{finding.check}: {finding.text}" for finding in examine() if finding.level is not Level.OK
+    ]
 
 
 def _found(check: str, good: bool, text: str, advice: str = "", bad: Level = Level.WARN) -> Finding:
@@ -60,7 +62,7 @@ def _torch() -> Finding:
 
 
 def _plugin() -> Finding:
-    good = "scaleproof" in {p.name for p in metadata.entry_points(group="pytest11")}
+    good = "scaleproof" in {entry.name for entry in metadata.entry_points(group="pytest11")}
     text = "installed" if good else "not installed"
     return _found("pytest plugin", good, text, "pip install -e .", Level.BAD)
 
@@ -148,12 +150,16 @@ def _ways() -> Finding:
 def _versions() -> Finding:
     """Every component beside the table of least versions; what is not known is SKIPped."""
     known = versions.compared()
-    below = [v for v in known if v.standing is Standing.BELOW]
-    good = [f"{v.name} {v.here}" for v in known if v.standing is Standing.OK]
-    skipped = [v.name for v in known if v.standing is Standing.SKIP]
-    text = ", ".join([f"{v.name} {v.here} is below {v.wanted}" for v in below] or good)
+    below = [version for version in known if version.standing is Standing.BELOW]
+    good = [
+        f"{version.name} {version.here}" for version in known if version.standing is Standing.OK
+    ]
+    skipped = [version.name for version in known if version.standing is Standing.SKIP]
+    text = ", ".join(
+        [f"{version.name} {version.here} is below {version.wanted}" for version in below] or good
+    )
     text += f"; SKIP: {', '.join(skipped)}" if skipped else ""
-    advice = "; ".join(f"{v.name}: {v.source}" for v in below)
+    advice = "; ".join(f"{version.name}: {version.source}" for version in below)
     return _found("least versions", not below, text, advice)
 
 

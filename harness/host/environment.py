@@ -47,7 +47,9 @@ def recorded() -> dict[str, str]:
     Of variables that no known library reads only a digest is kept: it tells whether two runs had
     the same, and says nothing of what it was.
     """
-    variables = secrets.kept({k: v for k, v in os.environ.items() if not _SESSION.match(k)})
+    variables = secrets.kept(
+        {key: value for key, value in os.environ.items() if not _SESSION.match(key)}
+    )
     return {
         name: value if _LIBRARIES.match(name) else _digest(value)
         for name, value in sorted(variables.items())
@@ -70,7 +72,11 @@ def of_backends(*backends: str) -> dict[str, str]:
     """
     prefixes = tuple(f"{backend.upper()}_" for backend in backends or _BACKENDS)
     variables = secrets.kept(dict(sorted(os.environ.items())))
-    return {k: v for k, v in variables.items() if k.startswith(prefixes) and changes_speed(k)}
+    return {
+        key: variable
+        for key, variable in variables.items()
+        if key.startswith(prefixes) and changes_speed(key)
+    }
 
 
 def of_backend(name: str) -> bool:

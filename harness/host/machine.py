@@ -95,9 +95,9 @@ def busy_s(cpus: Collection[int]) -> float | None:
 def detect() -> Machine:
     """This machine, without torch and without a CUDA context."""
     gpus = nvml.gpus()
-    names = sorted({g.name for g in gpus})
+    names = sorted({gpu.name for gpu in gpus})
     # A slice has less than the GPU that NVML tells of.
-    memories = [g.memory_bytes for g in gpus if g.memory_bytes and not g.mig]
+    memories = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes and not gpu.mig]
     return Machine(
         cpu=_cpu_model(),
         num_cores=physical_cores(),
@@ -108,9 +108,9 @@ def detect() -> Machine:
         host=platform.node(),
         kernel=platform.release(),
         driver=nvml.driver(),
-        mig=any(g.mig for g in gpus),
+        mig=any(gpu.mig for gpu in gpus),
         infiniband=_infiniband(),
-        power_limit_w=min((g.power_limit_w for g in gpus if g.power_limit_w), default=None),
+        power_limit_w=min((gpu.power_limit_w for gpu in gpus if gpu.power_limit_w), default=None),
     )
 
 

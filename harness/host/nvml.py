@@ -116,7 +116,9 @@ class _Device:
             return self.index == int(token)
         slices = range(self("GetMaxMigDeviceCount") or 0) if token.startswith("MIG-") else ()
         handles = (self("GetMigDeviceHandleByIndex", i) for i in slices)
-        uuids = [_ask(self.nvml, "DeviceGetUUID", h) for h in handles if h is not None]
+        uuids = [
+            _ask(self.nvml, "DeviceGetUUID", handle) for handle in handles if handle is not None
+        ]
         return _text(self("GetUUID")).startswith(token) or token in map(_text, uuids)
 
 
@@ -128,13 +130,13 @@ def _visible(nvml: Any) -> list[_Device]:
     """Every device that CUDA_VISIBLE_DEVICES leaves, by index or UUID."""
     count = _ask(nvml, "DeviceGetCount") or 0
     devices = (_Device(nvml, i, _ask(nvml, "DeviceGetHandleByIndex", i)) for i in range(count))
-    known = [d for d in devices if d.handle is not None]
+    known = [device for device in devices if device.handle is not None]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return known
     chosen = []
     for token in filter(None, (t.strip() for t in wanted.split(","))):
-        match = [d for d in known if d.named(token)]
+        match = [device for device in known if device.named(token)]
         if not match:
             break  # CUDA ignores everything after the first invalid entry
         chosen += match[:1]
@@ -144,7 +146,7 @@ def _visible(nvml: Any) -> list[_Device]:
 def gpus() -> tuple[Gpu, ...]:
     """Every visible device; () without a driver."""
     with _nvml() as nvml:
-        return tuple(_gpu(d) for d in _visible(nvml)) if nvml is not None else ()
+        return tuple(_gpu(device) for device in _visible(nvml)) if nvml is not None else ()
 
 
 def _gpu(device: _Device) -> Gpu:
@@ -161,7 +163,7 @@ def _gpu(device: _Device) -> Gpu:
         power_limit_w=_watts(device("GetEnforcedPowerLimit")),
         default_limit_w=_watts(device("GetPowerManagementDefaultLimit")),
         max_clock_mhz=device("GetMaxClockInfo", device.nvml.NVML_CLOCK_SM),
-        pids=tuple(sorted(int(p.pid) for p in processes)),
+        pids=tuple(sorted(int(process.pid) for process in processes)),
         bus_id=None if plugged is None else _text(plugged.busId),
     )
 
@@ -201,7 +203,7 @@ class PowerLimit:
 def power_limits() -> tuple[PowerLimit, ...]:
     """Of every visible device; () without a driver."""
     with _nvml() as nvml:
-        return tuple(_limit(d) for d in _visible(nvml)) if nvml is not None else ()
+        return tuple(_limit(device) for device in _visible(nvml)) if nvml is not None else ()
 
 
 def _limit(device: _Device) -> PowerLimit:
@@ -240,7 +242,9 @@ def driver() -> str | None:
 def poll() -> list[dict[str, Json]]:
     """One reading of every visible device, its links too."""
     with _nvml() as nvml:
-        return [_reading(d, links=True) for d in _visible(nvml)] if nvml is not None else []
+        return (
+            [_reading(device, links=True) for device in _visible(nvml)] if nvml is not None else []
+        )
 
 
 def follow(
@@ -329,9 +333,9 @@ def summarise(
     for index in sorted({r["index"] for poll_ in polls for r in poll_}):
         readings = [r for poll_ in polls for r in poll_ if r["index"] == index]
         low, high = window_ns or (readings[0]["time_ns"], readings[-1]["time_ns"])
-        rows = [r for r in readings if low <= r["time_ns"] <= high] or readings
-        named = [r["name"] for r in readings if r["name"] is not None]
-        masks = [r["throttle"] for r in rows if r["throttle"] is not None]
+        rows = [reading for reading in readings if low <= reading["time_ns"] <= high] or readings
+        named = [reading["name"] for reading in readings if reading["name"] is not None]
+        masks = [row["throttle"] for row in rows if row["throttle"] is not None]
         reasons = {name for mask in masks for bit, name in THROTTLE.items() if mask & bit}
         windows.append(
             GpuWindow(
@@ -355,7 +359,7 @@ def _energy_j(rows: Sequence[dict[str, Json]], low: int, high: int) -> float | N
 
     None, too, where a moment lies outside of all readings: nobody knows how it went on.
     """
-    known = [(r["time_ns"], r["energy_mj"]) for r in rows if r.get("energy_mj") is not None]
+    known = [(row["time_ns"], row["energy_mj"]) for row in rows if row.get("energy_mj") is not None]
     if len(known) < 2 or not known[0][0] <= low < high <= known[-1][0]:
         return None
 
@@ -368,5 +372,5 @@ def _energy_j(rows: Sequence[dict[str, Json]], low: int, high: int) -> float | N
 
 
 def _spread(rows: Sequence[dict[str, Json]], key: str) -> tuple[Any, ...] | None:
-    values = [r[key] for r in rows if r.get(key) is not None]
+    values = [row[key] for row in rows if row.get(key) is not None]
     return (min(values), max(values)) if values else None

@@ -110,7 +110,7 @@ def main_stack(program: str, pid: int) -> list[tuple[str, str, int]]:
     if done.returncode:
         return []
     threads: list[dict[str, Any]] = json.loads(done.stdout)
-    main = next((t for t in threads if t.get("thread_name") == "MainThread"), {})
+    main = next((thread for thread in threads if thread.get("thread_name") == "MainThread"), {})
     return [
         (f["name"], f.get("filename") or "", int(f.get("line") or 0))
         for f in main.get("frames", ())

@@ -15,13 +15,15 @@ def facts(sys: Path = Path("/sys")) -> Iterator[tuple[str, str]]:
     """``topology: ...`` and what it is, for a map: name by name, an unknown one is empty."""
     yield "topology: cpus", _cpus(sys)
     yield "topology: shared caches", _caches(sys)
-    nodes = sorted((sys / "devices/system/node").glob("node[0-9]*"), key=lambda n: int(n.name[4:]))
+    nodes = sorted(
+        (sys / "devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:])
+    )
     yield (
         "topology: numa nodes",
-        ", ".join(f"{n.name[4:]}: cpus {_read(n / 'cpulist')}" for n in nodes),
+        ", ".join(f"{node.name[4:]}: cpus {_read(node / 'cpulist')}" for node in nodes),
     )
     if len(nodes) > 1:
-        yield "topology: numa distances", "; ".join(_read(n / "distance") for n in nodes)
+        yield "topology: numa distances", "; ".join(_read(node / "distance") for node in nodes)
     yield from _gpus(sys)
     for card in sorted((sys / "class/net").glob("*")):
         near = _read(card / "device/numa_node")
@@ -54,7 +56,7 @@ def _cpus(sys: Path) -> str:
         "core": len(set(places)),
         "thread": len(places),
     }
-    return ", ".join(f"{n} {word}{'s' if n > 1 else ''}" for word, n in counts.items())
+    return ", ".join(f"{count} {word}{'s' if count > 1 else ''}" for word, count in counts.items())
 
 
 def _caches(sys: Path) -> str:

@@ -65,7 +65,7 @@ def compare(component: Component, here: str) -> ComparedVersion:
     wanted = component.least
     if component.trains:
         line = _numbers(here)[:1]
-        wanted = next((t for t in component.trains if _numbers(t)[:1] == line), "")
+        wanted = next((train for train in component.trains if _numbers(train)[:1] == line), "")
     standing = Standing.SKIP
     if _numbers(here) and wanted:
         standing = Standing.OK if _numbers(here) >= _numbers(wanted) else Standing.BELOW

@@ -53,7 +53,7 @@ def table(frame: pd.DataFrame, form: str) -> bytes:
 
 
 def _named(row: Mapping[object, object]) -> dict[str, object]:
-    return {str(k): v for k, v in row.items()}
+    return {str(key): value for key, value in row.items()}
 
 
 #: name, unit, what it is; each a gauge with labels of the case and where it ran.
@@ -78,7 +78,7 @@ def openmetrics(runs: Sequence[RunRecord]) -> str:
 
     def add(name: str, labels: Mapping[str, str], value: float | None) -> None:
         if value is not None and math.isfinite(value):
-            listed = ",".join(f'{k}="{_escaped(verdict)}"' for k, verdict in labels.items())
+            listed = ",".join(f'{key}="{_escaped(verdict)}"' for key, verdict in labels.items())
             samples[name].append(f"scaleproof_{name}{{{listed}}} {value!r}")
 
     for run in runs:

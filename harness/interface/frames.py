@@ -44,12 +44,12 @@ def points(runs: Runs) -> pd.DataFrame:
     return _frame(
         {
             **dict(run=run.run, hardware=run.machine.hardware_class, plan=plan.name),
-            **_of(next(a.case for a in plan.arms if a.case.id == point.case), Purpose.TIMED),
+            **_of(next(arm.case for arm in plan.arms if arm.case.id == point.case), Purpose.TIMED),
             **to_doc(point),
         }
         for run, _ in _load(runs)
         for plan in run.plans
-        for against in dict.fromkeys(c.against for c in plan.contrasts)
+        for against in dict.fromkeys(contrast.against for contrast in plan.contrasts)
         for point in scaling_points(run, plan, against)
     )
 
@@ -58,12 +58,12 @@ def verdicts(runs: Runs) -> pd.DataFrame:
     return _frame(
         {
             **dict(run=run.run, hardware=run.machine.hardware_class),
-            **_of(cases.get(v.case_hash), Purpose.TIMED),
-            **to_doc(v),
+            **_of(cases.get(verdict.case_hash), Purpose.TIMED),
+            **to_doc(verdict),
         }
         for run, _ in _load(runs)
         for cases in [_cases(run)]
-        for v in run.verdicts
+        for verdict in run.verdicts
     )
 
 
@@ -71,15 +71,15 @@ def budgets(runs: Runs) -> pd.DataFrame:
     """One row a term of a rank's step in a profiled launch; ns, which sum to the step."""
     return _frame(
         {
-            **dict(run=run.run, launch=x.launch, arm=x.arm),
-            **_of(cases.get(x.case), x.purpose),
+            **dict(run=run.run, launch=launch.launch, arm=launch.arm),
+            **_of(cases.get(launch.case), launch.purpose),
             **dict(rank=rank.rank, step=step, term=term, ns=ns),
         }
         for run, _ in _load(runs)
         for cases in [_cases(run)]
-        for x in run.launches
-        if x.budget is not None
-        for rank in x.budget.ranks
+        for launch in run.launches
+        if launch.budget is not None
+        for rank in launch.budget.ranks
         for term, values in rank.terms.items()
         for step, ns in enumerate(values)
     )
@@ -98,7 +98,7 @@ def _frame(rows: Iterator[dict[str, Any]]) -> pd.DataFrame:
 
 def _cases(run: RunRecord) -> dict[str, CaseSpec]:
     """By hash."""
-    return {a.case.hash: a.case for p in run.plans for a in p.arms}
+    return {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
 
 
 def _of(case: CaseSpec | None, purpose: Purpose) -> dict[str, Any]:
@@ -126,15 +126,15 @@ def _launch_rows(run: RunRecord) -> Iterator[dict[str, Any]]:
             "status": str(launch.status),
             **{name: getattr(launch, name) for name in _READ},
             **{f"step_{name}": getattr(launch.steps, name, None) for name in _STEPS},
-            "setup_s": max((r.setup_s for r in launch.ranks), default=None),
-            "cpu_s": sum(r.cpu_s for r in launch.ranks),
+            "setup_s": max((rank.setup_s for rank in launch.ranks), default=None),
+            "cpu_s": sum(rank.cpu_s for rank in launch.ranks),
             "planted_s": launch.ranks[0].planted_s if launch.ranks else None,
             "drift": launch.steadiness.drift if launch.steadiness else None,
         }
 
 
 def _step_rows(run: RunRecord, folder: Path) -> Iterator[dict[str, Any]]:
-    plans = {p.hash: p for p in run.plans}
+    plans = {plan.hash: plan for plan in run.plans}
     cases = _cases(run)
     for launch in run.launches:
         if launch.steps is None:

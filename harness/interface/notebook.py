@@ -61,8 +61,8 @@ class Run:
     @property
     def verdicts(self) -> list[ShownVerdict]:
         """Worst first."""
-        ranked = sorted(self.record.verdicts, key=lambda v: SEVERITY.index(v.status))
-        return [ShownVerdict(verdict=v, doubt=self.doubt) for v in ranked]
+        ranked = sorted(self.record.verdicts, key=lambda verdict: SEVERITY.index(verdict.status))
+        return [ShownVerdict(verdict=verdict, doubt=self.doubt) for verdict in ranked]
 
     def verdict(self, case: str) -> ShownVerdict:
         """The worst verdict of the cases whose id has these words in it; SpecError for none."""
@@ -117,14 +117,22 @@ class Run:
         )
         worlds = set()
         for plan in self.record.plans:
-            for against in dict.fromkeys(c.against for c in plan.contrasts):
-                of_ladder = [p for p in points(self.record, plan, against) if p.efficiency]
+            for against in dict.fromkeys(contrast.against for contrast in plan.contrasts):
+                of_ladder = [
+                    point for point in points(self.record, plan, against) if point.efficiency
+                ]
                 if not of_ladder:
                     continue
-                x = [p.world_size for p in of_ladder]
-                y = [p.efficiency for p in of_ladder]
-                low = [p.efficiency - (p.efficiency_low or p.efficiency) for p in of_ladder]
-                high = [(p.efficiency_high or p.efficiency) - p.efficiency for p in of_ladder]
+                x = [point.world_size for point in of_ladder]
+                y = [point.efficiency for point in of_ladder]
+                low = [
+                    point.efficiency - (point.efficiency_low or point.efficiency)
+                    for point in of_ladder
+                ]
+                high = [
+                    (point.efficiency_high or point.efficiency) - point.efficiency
+                    for point in of_ladder
+                ]
                 label = f"{plan.name} v {against}"
                 axes.errorbar(x, y, yerr=(low, high), marker="o", capsize=3, label=label)
                 worlds.update(x)
@@ -138,8 +146,10 @@ class Run:
 
     def _bounds(self) -> Iterator[tuple[int, float]]:
         """What is asked of a rung: ranks, and the least efficiency."""
-        rules = {t.name: t.at_least for t in self.record.thresholds}
-        worlds = {a.case.hash: a.case.world_size for p in self.record.plans for a in p.arms}
+        rules = {threshold.name: threshold.at_least for threshold in self.record.thresholds}
+        worlds = {
+            arm.case.hash: arm.case.world_size for plan in self.record.plans for arm in plan.arms
+        }
         for verdict in self.record.verdicts:
             bound = rules.get(verdict.rule or "")
             if verdict.metric == "efficiency" and bound is not None:
@@ -171,8 +181,14 @@ class Run:
 
     def _repr_html_(self) -> str:
         rows = [
-            (v.status, v.case, f"{v.metric} v {v.against}", _span(v), v.bound)
-            for v in (shown.verdict for shown in self.verdicts)
+            (
+                verdict.status,
+                verdict.case,
+                f"{verdict.metric} v {verdict.against}",
+                _span(verdict),
+                verdict.bound,
+            )
+            for verdict in (shown.verdict for shown in self.verdicts)
         ]
         title = f"NOT VERIFIED: {self.doubt}" if self.doubt else headline(self.record)
         about = f"{self.record.run} · {self.record.machine.title} · {self.record.started_at[:16]}"
@@ -204,15 +220,17 @@ class ShownVerdict:
     doubt: str = ""
 
     def _repr_html_(self) -> str:
-        v = self.verdict
-        title = f"{v.status}: {v.case}" + (f" · NOT VERIFIED: {self.doubt}" if self.doubt else "")
+        verdict = self.verdict
+        title = f"{verdict.status}: {verdict.case}" + (
+            f" · NOT VERIFIED: {self.doubt}" if self.doubt else ""
+        )
         rows = [
-            ("metric", f"{v.metric} v {v.against}"),
-            ("value [95 %]", _span(v)),
-            ("bound", f"{v.bound} ({v.rule or 'no rule'})"),
-            ("pairs of launches", str(v.n)),
-            ("why", v.detail),
-            *([("doubt", v.doubt)] if v.doubt else []),
+            ("metric", f"{verdict.metric} v {verdict.against}"),
+            ("value [95 %]", _span(verdict)),
+            ("bound", f"{verdict.bound} ({verdict.rule or 'no rule'})"),
+            ("pairs of launches", str(verdict.n)),
+            ("why", verdict.detail),
+            *([("doubt", verdict.doubt)] if verdict.doubt else []),
         ]
         return _titled(title, "") + _table((), rows)
 
@@ -225,15 +243,25 @@ class ShownComparison:
     doubts: tuple[str, str] = ("", "")
 
     def _repr_html_(self) -> str:
-        c = self.comparison
+        comparison = self.comparison
         rows = [
-            (r.case.id, _plain(r.a), _plain(r.b), _ends(r.ratio, r.low, r.high), str(r.reading))
-            for r in c.rows
+            (
+                row.case.id,
+                _plain(row.a),
+                _plain(row.b),
+                _ends(row.ratio, row.low, row.high),
+                str(row.reading),
+            )
+            for row in comparison.rows
         ]
-        mean = "no case in common" if c.mean is None else _ends(c.mean, c.mean_low, c.mean_high)
+        mean = (
+            "no case in common"
+            if comparison.mean is None
+            else _ends(comparison.mean, comparison.mean_low, comparison.mean_high)
+        )
         doubt = "".join(f" NOT VERIFIED: {d}." for d in self.doubts if d)
-        about = "; ".join([*c.forced, *c.differs, *c.not_compared])
-        title = f"{c.metric}, B over A: {mean}.{doubt}"
+        about = "; ".join([*comparison.forced, *comparison.differs, *comparison.not_compared])
+        title = f"{comparison.metric}, B over A: {mean}.{doubt}"
         return _titled(title, about) + _table(("case", "A", "B", "B/A [95 %]", "reading"), rows)
 
 
@@ -278,7 +306,9 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
         )
         for row in rows
     ]
-    head = Markup("").join(Markup('<th style="text-align:left">{}</th>').format(h) for h in header)
+    head = Markup("").join(
+        Markup('<th style="text-align:left">{}</th>').format(digest) for digest in header
+    )
     body = Markup("").join(Markup("<tr>{}</tr>").format(line) for line in lines)
     return Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(head, body)
 

@@ -23,12 +23,14 @@ from harness.launch import cluster
 def add_to(parser: argparse.ArgumentParser, *, cases: bool) -> None:
     """The options under their short names; what is not given is taken from the environment."""
     group = parser.add_argument_group("where and how to measure")
-    for o in OPTIONS:
-        usual = from_environment(o)
-        if o.cases and not cases:
-            parser.set_defaults(**{o.name.replace("-", "_"): o.kwargs.get("default")})
+    for option in OPTIONS:
+        usual = from_environment(option)
+        if option.cases and not cases:
+            parser.set_defaults(**{option.name.replace("-", "_"): option.kwargs.get("default")})
             continue
-        group.add_argument(f"--{o.name}", help=o.help, **{**o.kwargs, "default": usual})
+        group.add_argument(
+            f"--{option.name}", help=option.help, **{**option.kwargs, "default": usual}
+        )
 
 
 def seconds(text: str | None, option: str = "time-budget") -> float | None:
@@ -56,7 +58,7 @@ def moment(text: str) -> datetime.datetime:
 
 def catalogue(paths: Sequence[str], suites: Sequence[Path] = ()) -> Catalogue:
     """Everything that can be named, with the user's folders."""
-    return Catalogue([Path(p) for p in paths], suites)
+    return Catalogue([Path(path) for path in paths], suites)
 
 
 def site(values: Mapping[str, Any], known: Catalogue) -> Site:

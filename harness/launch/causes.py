@@ -57,7 +57,7 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
     time-out is a victim; the one that said nothing is the suspect. One that was still at work is
     never sure to be it: it may only be slow. ``unreachable`` are numbers of nodes.
     """
-    failed = [e for e in ends if not (e.finished and e.exit_code == 0)]
+    failed = [end for end in ends if not (end.finished and end.exit_code == 0)]
     if not failed:
         return None
     by_order = sorted(failed, key=lambda e: e.order)
@@ -76,22 +76,22 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
         _silent,
     )
     suspect = next(filter(None, (find(by_order) for find in ways)), None) or _noticed(by_order)
-    culprit = next(e for e in ends if e.rank == suspect.rank)
+    culprit = next(end for end in ends if end.rank == suspect.rank)
     return Cause(
         **vars(suspect),
         phase=culprit.phase,
         step=culprit.step,
         node=culprit.node,
-        victims=tuple(e.rank for e in failed if e.rank != culprit.rank),
+        victims=tuple(end.rank for end in failed if end.rank != culprit.rank),
     )
 
 
 def _lost(failed: Sequence[RankEnd]) -> Suspect | None:
-    if not (lost := [e for e in failed if e.lost]):
+    if not (lost := [end for end in failed if end.lost]):
         return None
     first = lost[0]
-    rank = min(e.rank for e in lost if e.lost == first.lost)
-    sure = len({e.lost for e in lost}) == 1
+    rank = min(end.rank for end in lost if end.lost == first.lost)
+    sure = len({end.lost for end in lost}) == 1
     return Suspect(rank=rank, kind="node", message=first.lost, sure=sure)
 
 
@@ -144,10 +144,10 @@ def _left(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _cut_off(failed: Sequence[RankEnd], unreachable: Sequence[int]) -> Suspect | None:
-    if not (unreached := [e for e in failed if e.node in unreachable]):
+    if not (unreached := [end for end in failed if end.node in unreachable]):
         return None
     text = f"node {unreached[0].node} cannot be reached by the others"
-    rank = min(e.rank for e in unreached if e.node == unreached[0].node)
+    rank = min(end.rank for end in unreached if end.node == unreached[0].node)
     return Suspect(rank=rank, kind="node", message=text, sure=len(unreachable) == 1)
 
 
@@ -165,12 +165,14 @@ def _short(failed: Sequence[RankEnd]) -> Suspect | None:
     """The rank that has made the fewest updates, and waits for what the others, who are through,
     will never join.
     """
-    through = [e for e in failed if e.killed and e.phase == _THROUGH]
-    behind = [e for e in failed if e.killed and e.phase != _THROUGH and waits_in_torch(e.stack)]
-    if not through or not behind or any(_aborts(e) for e in failed):
+    through = [end for end in failed if end.killed and end.phase == _THROUGH]
+    behind = [
+        end for end in failed if end.killed and end.phase != _THROUGH and waits_in_torch(end.stack)
+    ]
+    if not through or not behind or any(_aborts(end) for end in failed):
         return None
-    furthest = max(e.step for e in through)
-    fewest = min(behind, key=lambda e: (e.step, e.rank))
+    furthest = max(end.step for end in through)
+    fewest = min(behind, key=lambda end: (end.step, end.rank))
     if fewest.step >= furthest:
         return None
     text = (
@@ -185,10 +187,10 @@ def _asleep(failed: Sequence[RankEnd]) -> Suspect | None:
 
     Where one has aborted by itself, the others may be anywhere.
     """
-    if any(_aborts(e) for e in failed):
+    if any(_aborts(end) for end in failed):
         return None
-    silent = [e for e in failed if e.killed and e.error is None and e.stack]
-    elsewhere = [e for e in silent if not waits_in_torch(e.stack)]
+    silent = [end for end in failed if end.killed and end.error is None and end.stack]
+    elsewhere = [end for end in silent if not waits_in_torch(end.stack)]
     if len(elsewhere) != 1 or len(failed) < 2:
         return None
     suspect = _silent(elsewhere)
@@ -200,7 +202,7 @@ def _out_of_step(failed: Sequence[RankEnd]) -> Suspect | None:
 
     One that is ahead of ranks which were still at work has done nothing wrong.
     """
-    working = {e.rank for e in failed if _at_work(e)}
+    working = {end.rank for end in failed if _at_work(end)}
     if (by_torch := _told_by_torch(failed)) is not None:
         return replace(by_torch, sure=by_torch.sure and by_torch.rank not in working)
     if (parting := divergence(_flights(failed))) is None:
@@ -214,7 +216,7 @@ def _out_of_step(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _flights(failed: Sequence[RankEnd]) -> dict[int, tuple[Collective, ...]]:
-    return {e.rank: e.flight for e in failed if e.flight}
+    return {end.rank: end.flight for end in failed if end.flight}
 
 
 def _at_work(e: RankEnd) -> bool:
@@ -254,7 +256,7 @@ def _aborts(e: RankEnd) -> bool:
 
 def _aborted(failed: Sequence[RankEnd]) -> Suspect | None:
     """The first of those that aborted while their collectives were those of the others."""
-    if not (aborted := [e for e in failed if _aborts(e)]):
+    if not (aborted := [end for end in failed if _aborts(end)]):
         return None
     text = "signal 6 (SIGABRT): the rank aborted itself, see its log"
     return Suspect(rank=aborted[0].rank, kind="signal", message=text, sure=len(aborted) == 1)
@@ -262,8 +264,8 @@ def _aborted(failed: Sequence[RankEnd]) -> Suspect | None:
 
 def _silent(failed: Sequence[RankEnd]) -> Suspect | None:
     silent = sorted(
-        (e for e in failed if e.killed and e.error is None),
-        key=lambda e: (waits_in_torch(e.stack), e.step, -e.silent_s),
+        (end for end in failed if end.killed and end.error is None),
+        key=lambda end: (waits_in_torch(end.stack), end.step, -end.silent_s),
     )
     if not silent:
         return None
@@ -305,7 +307,14 @@ def innermost(stack: str) -> tuple[str, int] | None:
 def _own_frame(stack: str) -> tuple[str, int] | None:
     """The innermost frame of the main thread that belongs to no library."""
     libraries = ("/lib/python", "site-packages", "<")
-    return next((f for f in _frames(stack) if not any(x in f[0] for x in libraries)), None)
+    return next(
+        (
+            frame
+            for frame in _frames(stack)
+            if not any(library in frame[0] for library in libraries)
+        ),
+        None,
+    )
 
 
 def _frames(stack: str) -> Iterator[tuple[str, int]]:

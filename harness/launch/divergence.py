@@ -65,7 +65,10 @@ def divergence(flights: Mapping[int, Sequence[Collective]]) -> Divergence | None
     for flying in _logs(flights).values():
         for number in range(_first(flying), max(map(max, flying.values())) + 1):
             at = {rank: log.get(number) for rank, log in flying.items()}
-            did = {rank: f"{c.operation} of {c.sizes}" if c else "" for rank, c in at.items()}
+            did = {
+                rank: f"{collective.operation} of {collective.sizes}" if collective else ""
+                for rank, collective in at.items()
+            }
             if len(set(did.values())) > 1:
                 return Divergence(number=number, did=did)
     return None
@@ -90,9 +93,9 @@ def latest(flights: Mapping[int, Sequence[Collective]]) -> LateRank | None:
     ]
     if not last:
         return None
-    at = max(last, key=lambda at: max(c.created_s for c in at.values()))
+    at = max(last, key=lambda at: max(collective.created_s for collective in at.values()))
     rank = max(at, key=lambda r: at[r].created_s)
-    by_s = at[rank].created_s - min(c.created_s for c in at.values())
+    by_s = at[rank].created_s - min(collective.created_s for collective in at.values())
     if by_s < LATE_S:
         return None
     return LateRank(rank=rank, number=at[rank].number, what=at[rank].operation, by_s=by_s)

@@ -291,7 +291,7 @@ class Fleet:
 
 def _ended(world: Running, ear: Ear, lost_s: float) -> Ended:
     """How a world ended; of one that broke also which nodes the others cannot reach."""
-    agents = "+".join(x.about.agent for x in world.links if x.about is not None)
+    agents = "+".join(link.about.agent for link in world.links if link.about is not None)
     asked = world.failing and len(world.links) > 1
     return Ended(
         ranks=world.ends(),

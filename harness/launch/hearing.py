@@ -67,7 +67,7 @@ def unreachable(ear: Ear, links: Sequence[AgentLink], within_s: float) -> tuple[
                 answers[link.node] = message["reached"]
     unreached = []
     for i, link in enumerate(alive):
-        heard = [a[i] for node, a in answers.items() if node != link.node]
+        heard = [answer[i] for node, answer in answers.items() if node != link.node]
         if heard and 2 * sum(heard) < len(heard) + (len(heard) == 1):
             unreached.append(link.node)
     return tuple(unreached)

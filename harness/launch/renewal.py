@@ -59,8 +59,8 @@ def mend(
 def _fits(fresh: AgentLink, place: int, links: list[AgentLink], where: Where) -> None:
     """LaunchError if the new agent is not what the lost one was to the others."""
     assert fresh.about is not None
-    others = [x for i, x in enumerate(links) if i != place and x.about is not None]
-    same = (x for x in others if x.about and x.about.machine == fresh.about.machine)
+    others = [link for i, link in enumerate(links) if i != place and link.about is not None]
+    same = (other for other in others if other.about and other.about.machine == fresh.about.machine)
     examine(fresh, links[0] if place else fresh, next(same, fresh), where)
 
 

@@ -47,7 +47,7 @@ class Running:
     @property
     def over(self) -> bool:
         """Whether nothing more is to come."""
-        return all(x.node in self._ended for x in self.links)
+        return all(link.node in self._ended for link in self.links)
 
     @property
     def step(self) -> int:
@@ -75,7 +75,7 @@ class Running:
         elif "ended" in message:
             share = self._shares[link.node]
             ends = [from_doc(RankEnd, r) for r in message["ended"]]
-            if [e.rank for e in ends] == list(range(share.first, share.first + share.count)):
+            if [end.rank for end in ends] == list(range(share.first, share.first + share.count)):
                 self._close(link, ends)
             else:
                 link.lose(f"its agent reports {len(ends)} ranks, expected {share.count}")

@@ -328,8 +328,8 @@ def _swept(
     network = label(catalogue.network(spec.case))
     knobs = spec.case.knobs_of(engine.name, engine.knobs)
     rate_mbit = knobs.get("rate_mbit") if engine.engine.shapes_links else None
-    parsed = (from_doc(Row, r) for r in rows)
-    return [replace(r, launch=number, network=network, link_mbit=rate_mbit) for r in parsed]
+    parsed = (from_doc(Row, row) for row in rows)
+    return [replace(row, launch=number, network=network, link_mbit=rate_mbit) for row in parsed]
 
 
 def _record(order: Order, spec: LaunchSpec, ended: Ended) -> LaunchRecord:
@@ -371,7 +371,9 @@ def _gpus(
     for end in ended.ranks:
         file = readings_file(out, end.rank)
         polls = nvml.followed(file)
-        windows = [r.window_ns for r in ranks if r.window_ns is not None and r.node == end.node]
+        windows = [
+            rank.window_ns for rank in ranks if rank.window_ns is not None and rank.node == end.node
+        ]
         window = (min(w[0] for w in windows), max(w[1] for w in windows)) if windows else None
         gpus += nvml.summarise(polls, window, end.node)
         if kept and polls and not end.rank:
@@ -389,7 +391,7 @@ def _with_shared(message: str) -> str:
 
 def _compared(launch: LaunchRecord, folder: Path) -> LaunchRecord:
     """The launch with what its ranks' bits come to."""
-    compared = bits.compare([load_samples(folder, launch.launch, r) for r in launch.ranks])
+    compared = bits.compare([load_samples(folder, launch.launch, rank) for rank in launch.ranks])
     sentences = bits.told(compared, launch.ranks)
     return replace(launch, compared=compared.num, wrong=sentences)
 
@@ -405,7 +407,7 @@ def _figured(
     case = order.arm.case
     expected = described.expected
     ranks = launch.ranks
-    samples = [load_samples(folder, launch.launch, r) for r in ranks]
+    samples = [load_samples(folder, launch.launch, rank) for rank in ranks]
     cut = order.window.cut
     curve = order.reference
     target = figures.target(order.plan, described)
@@ -427,7 +429,9 @@ def _figured(
 def _left_by(ended: Ended, out: Path) -> tuple[RankRecord, ...]:
     """The records that the ranks left, of those that did."""
     paths = (out / f"rank{end.rank}.json" for end in ended.ranks)
-    return tuple(from_doc(RankRecord, json.loads(p.read_text())) for p in paths if p.is_file())
+    return tuple(
+        from_doc(RankRecord, json.loads(path.read_text())) for path in paths if path.is_file()
+    )
 
 
 def _deadlines(case: CaseSpec, described: Described) -> Deadlines:
@@ -469,10 +473,10 @@ def mean_wall_s(launches: Sequence[LaunchRecord]) -> Mapping[str, float]:
     out: dict[str, list[float]] = {}
     for purpose in (Purpose.PILOT, Purpose.PROBE, Purpose.TIMED):
         by_case: dict[str, list[float]] = {}
-        for x in launches:
-            if x.purpose is purpose:
+        for launch in launches:
+            if launch.purpose is purpose:
                 more = 1 - 1 / HORIZON if purpose is Purpose.PILOT else 0.0
-                stepping = max((r.stepping_s for r in x.ranks), default=0.0)
-                by_case.setdefault(x.case, []).append(x.wall_s - more * stepping)
+                stepping = max((rank.stepping_s for rank in launch.ranks), default=0.0)
+                by_case.setdefault(launch.case, []).append(launch.wall_s - more * stepping)
         out |= by_case
     return {case: fmean(walls) for case, walls in out.items()}

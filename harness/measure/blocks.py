@@ -28,9 +28,9 @@ def drawn(plan: Plan, attempt: int, number: int, slots: Sequence[Sequence[Arm]])
 def missing(run: Run, plan: Plan, block: Block) -> Iterator[tuple[int, list[Arm]]]:
     """(turn, arms that run at once) of every slot that is still to come, there and back."""
     done = {
-        (x.turn, x.arm)
-        for x in run.timed(plan)
-        if (x.attempt, x.block) == (block.attempt, block.number)
+        (launch.turn, launch.arm)
+        for launch in run.timed(plan)
+        if (launch.attempt, launch.block) == (block.attempt, block.number)
     }
     for turn, slot in block.passes:
         if left := [plan.arm(name) for name in slot if (turn, name) not in done]:
@@ -53,11 +53,15 @@ def extra(
         blocks_left = plan.protocol.max_blocks - len(run.blocks_of(plan))
         if not arms[plan.hash] or blocks_left <= 0 or not run.blocks_of(plan):
             continue
-        still_open = [v for v in undecided(bare, plan) if _blocks(v) <= OPTIMISM * blocks_left]
+        still_open = [
+            verdict
+            for verdict in undecided(bare, plan)
+            if _blocks(verdict) <= OPTIMISM * blocks_left
+        ]
         more = needed(run, plan, still_open, arms[plan.hash])
         block_s = run.block_s([[arm] for arm in more])
         if more and run.in_time(block_s, limit_s):
-            alone = any(v.reason is Reason.NEIGHBOURS for v in still_open)
+            alone = any(verdict.reason is Reason.NEIGHBOURS for verdict in still_open)
             soonest_s = min(map(_blocks, still_open)) * block_s
             ranked.append((soonest_s, -_widest(still_open), plan, more, alone))
     return min(ranked, key=lambda r: r[:2])[2:] if ranked else None
@@ -70,12 +74,16 @@ def _blocks(v: Verdict) -> float:
 
 def needed(run: Run, plan: Plan, open_: Sequence[Verdict], arms: Sequence[Arm]) -> list[Arm]:
     """The arms that the contrasts of these verdicts rest on."""
-    names = {v.contrast for v in open_}
-    contrasts = [c for c in run.contrasts_of(plan) if c.name in names]
-    wanted = {a.name for a in plan.only(contrasts).arms}
-    return [a for a in arms if a.name in wanted]
+    names = {verdict.contrast for verdict in open_}
+    contrasts = [contrast for contrast in run.contrasts_of(plan) if contrast.name in names]
+    wanted = {arm.name for arm in plan.only(contrasts).arms}
+    return [arm for arm in arms if arm.name in wanted]
 
 
 def _widest(still_open: Sequence[Verdict]) -> float:
-    widths = [math.log(v.high / v.low) for v in still_open if v.low and v.high and v.low > 0]
+    widths = [
+        math.log(verdict.high / verdict.low)
+        for verdict in still_open
+        if verdict.low and verdict.high and verdict.low > 0
+    ]
     return max(widths, default=0.0)

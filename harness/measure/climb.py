@@ -30,7 +30,7 @@ def climb(
     for slot in together.groups(session, plan, checked):
         new = {a.case.hash: a for a in slot if a.case.strategy not in ended}
         missing = [a for case, a in new.items() if case not in gated]
-        gated |= {x.case: x for x in (gate(missing) if missing else ())}
+        gated |= {launch.case: launch for launch in (gate(missing) if missing else ())}
         for arm in (a for a in slot if a.case.hash in gated and a.case.strategy not in ended):
             problem = obstacles.gate_failure(gated[arm.case.hash])
             if problem is None:
@@ -38,15 +38,15 @@ def climb(
             elif arm.role is not Role.CONTROL:
                 session.progress.note(f"{arm.case.id}: {problem}")
                 ended.add(arm.case.strategy)
-    if plan.protocol.max_blocks == 0 or not all(x.usable for x in run.timed(plan)):
+    if plan.protocol.max_blocks == 0 or not all(launch.usable for launch in run.timed(plan)):
         return []  # only gated; or it failed before this run was resumed
     if plan.in_pilots:
         return [a for a in plan.arms if a.name in right]
     needed = {
         name
-        for c in run.contrasts_of(plan)
-        if {c.subject, *c.baseline} <= right
-        for name in (c.subject, *c.baseline)
+        for contrast in run.contrasts_of(plan)
+        if {contrast.subject, *contrast.baseline} <= right
+        for name in (contrast.subject, *contrast.baseline)
     }
     return [a for a in plan.arms if a.name in needed]
 

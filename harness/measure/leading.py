@@ -24,8 +24,10 @@ def lead(
     """
     if len(plans) < 2 or sum(seconds.values()) < LONG_S:
         return None
-    judged = [p for p in plans if _on_hardware(p) and pairs.ruled(p, thresholds, hardware)]
-    return min(judged, key=lambda p: seconds[p.hash], default=None)
+    judged = [
+        plan for plan in plans if _on_hardware(plan) and pairs.ruled(plan, thresholds, hardware)
+    ]
+    return min(judged, key=lambda plan: seconds[plan.hash], default=None)
 
 
 def first_verdict(verdicts: Sequence[Verdict], elapsed_s: float) -> str | None:
@@ -33,7 +35,9 @@ def first_verdict(verdicts: Sequence[Verdict], elapsed_s: float) -> str | None:
 
     It is said as it stands: more blocks, or a fresh set, may still change the word.
     """
-    ruled = [v for v in verdicts if v.rule is not None and v.value is not None]
+    ruled = [
+        verdict for verdict in verdicts if verdict.rule is not None and verdict.value is not None
+    ]
     if not ruled:
         return None
     largest = ruled[-1]

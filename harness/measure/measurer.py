@@ -48,7 +48,7 @@ class Measurer:
     @property
     def waiting(self) -> list[Plan]:
         """Plans that are still to come."""
-        return [p for p in self.run.plans if p.hash not in self._done]
+        return [plan for plan in self.run.plans if plan.hash not in self._done]
 
     def measure(self, plans: Sequence[Plan]) -> None:
         """Measure what is not measured yet; ``verdicts`` gives the answers.
@@ -127,7 +127,10 @@ class Measurer:
     def judged(self) -> tuple[Verdict, ...]:
         """Verdicts of what was measured apart, and of the plans that were measured to their end."""
         apart = verdicts.of_series(self.run.bare())
-        return (*apart, *(v for plan_verdicts in self._done.values() for v in plan_verdicts))
+        return (
+            *apart,
+            *(verdict for plan_verdicts in self._done.values() for verdict in plan_verdicts),
+        )
 
     def _attempt(self, plans: Sequence[Plan], stage: Callable[[Plan], None]) -> None:
         """One stage of plans; what breaks one is kept for whoever asks for its verdicts."""
@@ -219,7 +222,9 @@ class Measurer:
 
         def judged() -> list[Verdict]:
             plan_verdicts = verdicts.of_plan(self.run.bare(), plan)
-            return [v for v in plan_verdicts if not metrics.metric(v.metric).profiled]
+            return [
+                verdict for verdict in plan_verdicts if not metrics.metric(verdict.metric).profiled
+            ]
 
         if not (failing := unconfirmed(judged())):
             return
@@ -308,7 +313,7 @@ class Measurer:
 def left_s(session: Session, plans: Sequence[Plan], arms: Mapping[str, Sequence[Arm]]) -> float:
     """How long these plans still take, by what is known. ``arms`` are those that are timed."""
     run = session.run
-    possible = {p.hash: arms.get(p.hash) or _described(session, p) for p in plans}
+    possible = {plan.hash: arms.get(plan.hash) or _described(session, plan) for plan in plans}
     expected = forecast.Forecast(
         plans=plans,
         arms=possible,
@@ -341,7 +346,7 @@ def moment(
     """Where a run is as a launch begins. ``arms`` are those that plans are timed with, so far."""
     run = session.run
     timed = run.timed(order.plan)
-    plans = [p.hash for p in run.plans]
+    plans = [plan.hash for plan in run.plans]
     last_rate = timed[-1].throughput if timed else None
     num_wanted = 2 * order.plan.protocol.min_blocks * len(arms.get(order.plan.hash, ()))
     return Moment(
@@ -355,6 +360,8 @@ def moment(
         step=0,
         num_steps=order.window.steps,
         elapsed_s=run.elapsed_s,
-        left_s=left_s(session, waiting, arms) if any(x.steps for x in run.launches) else None,
+        left_s=left_s(session, waiting, arms)
+        if any(launch.steps for launch in run.launches)
+        else None,
         last="" if last_rate is None else f"{rate(last_rate)} samples/s",
     )

@@ -67,8 +67,12 @@ def probe_again(run: Run, arms: Sequence[Arm]) -> Iterator[tuple[int, Arm]]:
     That takes one launch, and a block that runs one by one takes several.
     """
     for arm in arms:
-        probes = [x for x in run.launches if x.purpose is Purpose.PROBE and x.case == arm.case.hash]
-        if probes and (alone := sum(not x.slot for x in probes)) < neighbours.PROBES:
+        probes = [
+            launch
+            for launch in run.launches
+            if launch.purpose is Purpose.PROBE and launch.case == arm.case.hash
+        ]
+        if probes and (alone := sum(not probe.slot for probe in probes)) < neighbours.PROBES:
             yield 1 + alone, arm
             return
 
@@ -77,7 +81,8 @@ def _count(run: Run, plan: Plan, arm: Arm, purpose: Purpose) -> int:
     """How many there are of an arm's case, of all plans that measure it alike."""
     alike = {p.hash for p in run.plans if p.pilot == plan.pilot}
     return sum(
-        x.purpose is purpose and x.case == arm.case.hash and x.plan in alike for x in run.launches
+        launch.purpose is purpose and launch.case == arm.case.hash and launch.plan in alike
+        for launch in run.launches
     )
 
 
@@ -85,5 +90,5 @@ def freeze(run: Run, plans: Sequence[Plan]) -> None:
     so_far = run.bare(complete=False)
     usable_pilots = pilots.read(so_far, run.folder)
     run.launch_sd = pilots.launch_sd(usable_pilots)
-    new = [p for p in plans if p.hash not in run.windows]
-    run.freeze({p.hash: pilots.windows(p, usable_pilots, run.described) for p in new})
+    new = [plan for plan in plans if plan.hash not in run.windows]
+    run.freeze({plan.hash: pilots.windows(plan, usable_pilots, run.described) for plan in new})

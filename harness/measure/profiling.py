@@ -28,17 +28,21 @@ def missing(session: Session, plan: Plan, attempt: int = 0) -> Iterator[tuple[in
 
 def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
     judged = verdicts.of_plan(run, plan)
-    looked_at = {v.contrast for v in (unconfirmed(judged) if attempt else judged) if v.rule}
+    looked_at = {
+        verdict.contrast for verdict in (unconfirmed(judged) if attempt else judged) if verdict.rule
+    }
     contrasts = pairs.judged_of(plan, run.thresholds, run.machine.hardware_class)
-    shares = (c for c in contrasts if metrics.metric(c.metric).profiled)
-    subjects = {c.subject for c in shares if c.name in looked_at}
+    shares = (contrast for contrast in contrasts if metrics.metric(contrast.metric).profiled)
+    subjects = {share.subject for share in shares if share.name in looked_at}
     turns = []
     shown = rungs.profiled(plan, len(run.plans))
     for arm in (a for a in plan.arms if a in shown or a.name in subjects):
         profiled = [
-            x for x in run.launches if x.purpose is Purpose.PROFILE and x.case == arm.case.hash
+            launch
+            for launch in run.launches
+            if launch.purpose is Purpose.PROFILE and launch.case == arm.case.hash
         ]
-        if any(x.status is not LaunchStatus.OK for x in profiled):
+        if any(launch.status is not LaunchStatus.OK for launch in profiled):
             continue
         wanted = 1 - attempt
         if profiled and not attempt and _strange(run, arm.case):
@@ -46,9 +50,13 @@ def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
         if arm.name in subjects:
             wanted = 2 * plan.protocol.min_blocks
         if arm.name in subjects:
-            profiled = [x for x in profiled if x.plan == plan.hash and x.attempt == attempt]
-        timed = [x for x in pairs.timed(run, plan) if x.arm == arm.name]
-        if timed and all(x.usable for x in timed):
+            profiled = [
+                launch
+                for launch in profiled
+                if launch.plan == plan.hash and launch.attempt == attempt
+            ]
+        timed = [launch for launch in pairs.timed(run, plan) if launch.arm == arm.name]
+        if timed and all(launch.usable for launch in timed):
             turns += [(arm, turn) for turn in range(len(profiled), wanted)]
     return turns
 

@@ -81,7 +81,11 @@ def _world(run: Run, wanted: Wanted) -> CaseSpec:
 
 def _replicates(run: Run, key: str) -> int:
     """How many replicates a reference has: none if all bits of all its cases must be equal."""
-    trained_so = (d.reference for d in run.described.values() if d.reference is not None)
+    trained_so = (
+        described.reference
+        for described in run.described.values()
+        if described.reference is not None
+    )
     rounded = any(reference.limit for reference in trained_so if reference.key == key)
     return references.REPLICATES if rounded else 0
 

@@ -32,9 +32,9 @@ class Remembered:
     def of(self, cases: Sequence[CaseSpec]) -> dict[str, Described]:
         """What is known of these cases, by their hash."""
         return {
-            c.hash: from_doc(Described, self._answers[c.hash])
-            for c in cases
-            if c.hash in self._answers
+            case.hash: from_doc(Described, self._answers[case.hash])
+            for case in cases
+            if case.hash in self._answers
         }
 
     def keep(self, cases: Sequence[CaseSpec], described: Mapping[str, Described]) -> None:
@@ -42,9 +42,9 @@ class Remembered:
 
         An error may be a moment of a busy machine: it is no answer.
         """
-        unknown = [c for c in cases if c.hash not in self._answers and self._lasts(c)]
-        fresh = [c for c in unknown if not described[c.hash].error]
-        self._answers |= {c.hash: to_doc(described[c.hash]) for c in fresh}
+        unknown = [case for case in cases if case.hash not in self._answers and self._lasts(case)]
+        fresh = [case for case in unknown if not described[case.hash].error]
+        self._answers |= {case.hash: to_doc(described[case.hash]) for case in fresh}
         if not fresh or self._path is None:
             return
         with contextlib.suppress(OSError):

@@ -61,8 +61,8 @@ def _edited(run: RunRecord) -> Iterator[str]:
         before = run.software.get(name, "")
         if before and before != now.get(name, ""):
             yield f"{name} is {now.get(name, 'gone')}, and was {before}"
-    environment_now = {k: v for k, v in recorded().items() if changes_speed(k)}
-    there = {k: v for k, v in run.environment.items() if changes_speed(k)}
+    environment_now = {key: value for key, value in recorded().items() if changes_speed(key)}
+    there = {key: value for key, value in run.environment.items() if changes_speed(key)}
     for name in sorted(environment_now.keys() | there.keys()):
         if environment_now.get(name) != there.get(name):
             before = there.get(name, "not set")
@@ -80,6 +80,6 @@ def _edited(run: RunRecord) -> Iterator[str]:
 
 def where(run: RunRecord) -> Site:
     """The site that a run was begun on: what is left is measured there."""
-    case = max((a.case for p in run.plans for a in p.arms), key=lambda c: c.world_size)
+    case = max((arm.case for plan in run.plans for arm in plan.arms), key=lambda c: c.world_size)
     asked = run.settings
     return Site(device=asked.device, backend=case.backend, nodes=asked.nodes, engine=asked.engine)

@@ -99,7 +99,8 @@ class Run:
     def judge_by(self, thresholds: Sequence[Threshold]) -> None:
         """The rules of this run; strict ones judge the worst pair."""
         self.thresholds = tuple(
-            replace(t, statistic=Statistic.WORST) if self.settings.strict else t for t in thresholds
+            replace(threshold, statistic=Statistic.WORST) if self.settings.strict else threshold
+            for threshold in thresholds
         )
 
     def resume(self, folder: Path) -> None:
@@ -121,16 +122,16 @@ class Run:
         self.setups = dict(old.setups)
         self.suspects = old.suspects
         self.facts = old.facts
-        known = {x.launch for x in self.launches}
-        there = {p.name for p in (folder / "launches").glob("*") if p.is_dir()}
+        known = {launch.launch for launch in self.launches}
+        there = {path.name for path in (folder / "launches").glob("*") if path.is_dir()}
         self._link(Kind.SITTING, {"machine": self.machine, "cut": sorted(there - known)})
 
     def announce(self, plans: Sequence[Plan]) -> None:
         """Enter plans in the record before they are measured, so that none is lost."""
         if self._chain is not None:
             self._chain.refuse_failed()
-        known = {p.hash for p in self.plans}
-        self.plans += [p for p in plans if p.hash not in known]
+        known = {plan.hash for plan in self.plans}
+        self.plans += [plan for plan in plans if plan.hash not in known]
 
     @uninterrupted
     def seal(self) -> None:
@@ -263,15 +264,19 @@ class Run:
 
     def timed(self, plan: Plan) -> list[LaunchRecord]:
         """The launches of a plan that count, good or not, of all attempts."""
-        return [x for x in self.launches if x.plan == plan.hash and x.purpose is Purpose.TIMED]
+        return [
+            launch
+            for launch in self.launches
+            if launch.plan == plan.hash and launch.purpose is Purpose.TIMED
+        ]
 
     def blocks_of(self, plan: Plan, attempt: int = 0) -> set[int]:
-        return {x.block for x in self.timed(plan) if x.attempt == attempt}
+        return {launch.block for launch in self.timed(plan) if launch.attempt == attempt}
 
     def block_s(self, slots: Sequence[Sequence[Arm]]) -> float:
         """What another block of these arms will take, those of a slot at once."""
         wall_s = mean_wall_s(self.launches)
-        return 2 * sum(max(wall_s.get(a.case.hash, 0.0) for a in slot) for slot in slots)
+        return 2 * sum(max(wall_s.get(arm.case.hash, 0.0) for arm in slot) for slot in slots)
 
     def in_time(self, more_s: float, limit_s: float | None) -> bool:
         """Whether there is time for this much more."""

@@ -144,7 +144,7 @@ class Session:
         """
         if remembered is not None:
             self.run.described.update(remembered.of(cases))
-        unknown = {c.hash: c for c in cases if c.hash not in self.run.described}
+        unknown = {case.hash: case for case in cases if case.hash not in self.run.described}
         if not unknown:
             return
         self.ready()
@@ -160,7 +160,9 @@ class Session:
                 )  # fmt: skip
                 self.progress.show(looking)
             answers = self.bench.describe(some)
-            self.run.described.update({c.hash: a for c, a in zip(some, answers, strict=True)})
+            self.run.described.update(
+                {case.hash: answer for case, answer in zip(some, answers, strict=True)}
+            )
             done += len(some)
         if remembered is not None:
             remembered.keep(list(unknown.values()), self.run.described)
@@ -202,7 +204,7 @@ class Session:
         for order, launch in zip(orders, entered, strict=True):
             self.progress.launched(order.arm.case, launch)
         for launch in (x for x in entered if x.cause is None):
-            pack(run.folder / "launches" / launch.launch, [r.rank for r in launch.ranks])
+            pack(run.folder / "launches" / launch.launch, [rank.rank for rank in launch.ranks])
         return entered
 
     def enter_broken(self) -> None:

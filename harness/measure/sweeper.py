@@ -28,9 +28,11 @@ class Sweeper:
         settings, catalogue = self._session.settings, self._session.catalogue
         if sum(settings.nodes) < 2:
             return
-        cases = [a.case for p in plans for a in p.arms if a.case.device is settings.device]
+        cases = [
+            arm.case for plan in plans for arm in plan.arms if arm.case.device is settings.device
+        ]
         networks = {catalogue.network(c): c for c in cases if c.world_size > 1}
-        done = {r.network for r in self._run.fabric}
+        done = {row.network for row in self._run.fabric}
         for network, case in networks.items():
             if label(network) in done:
                 continue

@@ -136,11 +136,11 @@ def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Sc
             fix=f"scaleproof run --script --cpus 2 -- {LAUNCHED}",
         )
     folder = settings.placed(settings.folder or str(Path.cwd()), case.setup)
-    known = {a.case.hash: a.case.model for p in session.run.plans for a in p.arms}
+    known = {arm.case.hash: arm.case.model for plan in session.run.plans for arm in plan.arms}
     scripts = {
-        known.get(x.case)
-        for x in session.run.launches
-        if any(r.watched is not None and r.watched.way == "fresh" for r in x.ranks)
+        known.get(launch.case)
+        for launch in session.run.launches
+        if any(rank.watched is not None and rank.watched.way == "fresh" for rank in launch.ranks)
     }
     fresh = settings.fresh or (again and case.model not in scripts)
     if not settings.clean:

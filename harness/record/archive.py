@@ -83,13 +83,15 @@ def files_of(folder: Path, *, traces: bool) -> dict[str, bytes]:
 
 def write(runs: Sequence[tuple[Packed, Mapping[str, bytes]]]) -> tuple[bytes, Manifest]:
     """The archive's bytes, and what it holds."""
-    files = {f"{p.folder}/{name}": body for p, of_run in runs for name, body in of_run.items()}
+    files = {
+        f"{packed.folder}/{name}": body for packed, of_run in runs for name, body in of_run.items()
+    }
     digests = {name: hashlib.sha256(files[name]).hexdigest() for name in sorted(files)}
-    manifest = Manifest(runs=tuple(p for p, _ in runs), files=digests)
+    manifest = Manifest(runs=tuple(packed for packed, _ in runs), files=digests)
     document = json.dumps(to_doc(manifest), indent=1, sort_keys=True).encode() + b"\n"
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, body in [(MANIFEST, document), *((n, files[n]) for n in digests)]:
+        for name, body in [(MANIFEST, document), *((digest, files[digest]) for digest in digests)]:
             member = tarfile.TarInfo(name)
             member.size = len(body)
             member.mode = 0o644
@@ -130,7 +132,7 @@ def _placed(path: Path, scratch: Path, results: Path) -> tuple[Manifest, list[Pa
         for folder in reversed(target.relative_to(results).parents[:-1]):
             (results / folder).mkdir(mode=0o700, exist_ok=True)
         source.replace(target)
-    return manifest, [results / p.folder for p in manifest.runs]
+    return manifest, [results / packed.folder for packed in manifest.runs]
 
 
 def _extracted(path: Path, scratch: Path) -> dict[str, str]:

@@ -53,7 +53,7 @@ class RankBudget:
 
     def mean_ns(self, *terms: Term) -> float:
         """Of these terms together, in a mean step."""
-        return sum(sum(self.terms.get(t, ())) for t in terms) / len(self.step_ns)
+        return sum(sum(self.terms.get(term, ())) for term in terms) / len(self.step_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,15 +104,15 @@ class Budget:
 
     @property
     def step_ns(self) -> float:
-        return sum(sum(r.step_ns) for r in self.ranks) / len(self.ranks) / self.steps
+        return sum(sum(rank.step_ns) for rank in self.ranks) / len(self.ranks) / self.steps
 
     def mean_ns(self, *terms: Term) -> float:
         """Of these terms together, in a mean step of a mean rank."""
-        return sum(r.mean_ns(*terms) for r in self.ranks) / len(self.ranks)
+        return sum(rank.mean_ns(*terms) for rank in self.ranks) / len(self.ranks)
 
     def total_ns(self, term: Term) -> int:
         """Over all ranks and steps: exact."""
-        return sum(sum(r.terms.get(term, ())) for r in self.ranks)
+        return sum(sum(rank.terms.get(term, ())) for rank in self.ranks)
 
     @property
     def exposed_share(self) -> float:
@@ -121,7 +121,7 @@ class Budget:
 
     @property
     def comm_share(self) -> float:
-        mean_comm_ns = sum(sum(r.comm_ns) for r in self.ranks) / len(self.ranks) / self.steps
+        mean_comm_ns = sum(sum(rank.comm_ns) for rank in self.ranks) / len(self.ranks) / self.steps
         return mean_comm_ns / self.step_ns
 
     @property
@@ -146,7 +146,7 @@ class Budget:
 
     def _share(self, term: Term) -> float | None:
         """None where it was not measured: waits that could not be divided are not 0."""
-        if any(term not in r.terms for r in self.ranks):
+        if any(term not in rank.terms for rank in self.ranks):
             return None
         return self.mean_ns(term) / self.step_ns
 
@@ -158,7 +158,7 @@ class Budget:
     @property
     def imbalance(self) -> float:
         """The busiest rank's compute over the mean rank's: 1 is balanced."""
-        compute_ns = [r.mean_ns(Term.COMPUTE) for r in self.ranks]
+        compute_ns = [rank.mean_ns(Term.COMPUTE) for rank in self.ranks]
         mean = sum(compute_ns) / len(compute_ns)
         return max(compute_ns) / mean if mean else 1.0
 
@@ -170,4 +170,4 @@ class Budget:
     @property
     def communication_efficiency(self) -> float:
         """POP: longest compute / runtime."""
-        return max(r.mean_ns(Term.COMPUTE) for r in self.ranks) / self.step_ns
+        return max(rank.mean_ns(Term.COMPUTE) for rank in self.ranks) / self.step_ns

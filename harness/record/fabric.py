@@ -152,24 +152,24 @@ class Swept:
     @property
     def right(self) -> bool:
         """Whether every rank got what it should, every time."""
-        return all(r.right or r.refused for r in self.rows)
+        return all(row.right or row.refused for row in self.rows)
 
     @property
     def refused(self) -> str:
         """Why it could not be run; empty if it could."""
-        return next((r.refused for r in self.rows if r.refused), "")
+        return next((row.refused for row in self.rows if row.refused), "")
 
     @property
     def latency_s(self) -> tuple[float, ...]:
         """At the smallest payload, one value for each sweep."""
-        small = [r.time_s for r in self.rows if r.payload_bytes <= LATENCY_BYTES]
+        small = [row.time_s for row in self.rows if row.payload_bytes <= LATENCY_BYTES]
         return tuple(t for t in small if t is not None)
 
     def bus_bps(self, payload: int | None = None) -> tuple[float, ...]:
         """Bus bandwidth at this payload, or the largest, one value for each sweep."""
-        sized = [r for r in self.rows if r.bus_bps is not None]
-        wanted = payload or max((r.payload_bytes for r in sized), default=0)
-        return tuple(r.bus_bps or 0.0 for r in sized if r.payload_bytes == wanted)
+        sized = [row for row in self.rows if row.bus_bps is not None]
+        wanted = payload or max((row.payload_bytes for row in sized), default=0)
+        return tuple(row.bus_bps or 0.0 for row in sized if row.payload_bytes == wanted)
 
 
 def swept(rows: Sequence[Row], attempt: int | None = None) -> list[Swept]:

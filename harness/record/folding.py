@@ -64,7 +64,7 @@ def folded(record: RunRecord, links: Sequence[Link]) -> RunRecord:
         windows |= from_doc(dict[str, dict[str, Window]], body)
     for body in chain.bodies(links, Kind.DESCRIBED):
         described |= from_doc(dict[str, Described], body)
-    plans = {p.hash: p for p in record.plans}
+    plans = {plan.hash: plan for plan in record.plans}
     for body in chain.bodies(links, Kind.PLAN):
         plans.setdefault(body["hash"], from_doc(Plan, body["plan"]))
     pairs = _all(Suspects, links, Kind.PAIRED)

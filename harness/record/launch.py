@@ -204,7 +204,7 @@ class LaunchRecord:
     @property
     def stood_still(self) -> bool:
         """Whether nothing is wrong with it but that the host let it miss its schedule."""
-        return bool(self.wrong) and all(w.startswith(STOOD_STILL) for w in self.wrong)
+        return bool(self.wrong) and all(word.startswith(STOOD_STILL) for word in self.wrong)
 
     @property
     def discarded(self) -> bool:
@@ -318,7 +318,11 @@ class LaunchRecord:
         ``read_s`` and ``decode_s`` of all workers of a rank, ``disk_bytes`` that disks delivered.
         """
         medians = [rank.ran.fed for rank in self.ranks if rank.ran.fed]
-        return {k: fmean(t[k] for t in medians) for k in medians[0]} if medians else None
+        return (
+            {key: fmean(median[key] for median in medians) for key in medians[0]}
+            if medians
+            else None
+        )
 
     @property
     def compile_s(self) -> float | None:

@@ -65,7 +65,7 @@ class Block:
         """The arms of every slot, in the order of the first pass."""
         sizes = self.together or (1,) * len(self.arms)
         ends = list(itertools.accumulate(sizes))
-        return tuple(self.arms[e - n : e] for n, e in zip(sizes, ends, strict=True))
+        return tuple(self.arms[end - size : end] for size, end in zip(sizes, ends, strict=True))
 
     @property
     def passes(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
@@ -135,17 +135,17 @@ class RunRecord:
     @cached_property
     def by_plan(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
         """Launches by the hash of their plan, in their order."""
-        return _grouped(self.launches, lambda x: x.plan)
+        return _grouped(self.launches, lambda launch: launch.plan)
 
     @cached_property
     def by_case(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
         """The same by the hash of their case."""
-        return _grouped(self.launches, lambda x: x.case)
+        return _grouped(self.launches, lambda launch: launch.case)
 
     @cached_property
     def by_slot(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
         """Those that ran at once, by their slot."""
-        return _grouped(self.launches, lambda x: x.slot)
+        return _grouped(self.launches, lambda launch: launch.slot)
 
     @cached_property
     def plan_of(self) -> Mapping[str, Plan]:
@@ -155,12 +155,14 @@ class RunRecord:
     @cached_property
     def cases_by_hash(self) -> Mapping[str, tuple[CaseSpec, ...]]:
         """The cases of all arms by their hash: one for each arm that has it."""
-        return _grouped((a.case for p in self.plans for a in p.arms), lambda case: case.hash)
+        return _grouped(
+            (arm.case for plan in self.plans for arm in plan.arms), lambda case: case.hash
+        )
 
     @cached_property
     def verdicts_by_plan(self) -> Mapping[str, tuple[Verdict, ...]]:
         """Verdicts by the hash of their plan, in their order."""
-        return _grouped(self.verdicts, lambda v: v.plan)
+        return _grouped(self.verdicts, lambda verdict: verdict.plan)
 
     @cached_property
     def verdicts_by_case(self) -> Mapping[str, tuple[Verdict, ...]]:
@@ -170,23 +172,23 @@ class RunRecord:
     @cached_property
     def references(self) -> tuple[LaunchRecord, ...]:
         """The harness's own trainings."""
-        return tuple(x for x in self.launches if x.purpose is Purpose.REFERENCE)
+        return tuple(launch for launch in self.launches if launch.purpose is Purpose.REFERENCE)
 
     @cached_property
     def gates(self) -> Mapping[str, LaunchRecord]:
         """The last gate of each case, by its hash."""
-        return {x.case: x for x in self.launches if x.purpose is Purpose.GATE}
+        return {launch.case: launch for launch in self.launches if launch.purpose is Purpose.GATE}
 
     def pilots_of(self, cases: Collection[str]) -> list[LaunchRecord]:
         """The pilots of these cases, in their order."""
-        launches = (x for case in cases for x in self.by_case.get(case, ()))
-        pilots = [x for x in launches if x.purpose is Purpose.PILOT]
-        return sorted(pilots, key=lambda x: self.places[x.launch])
+        launches = (launch for case in cases for launch in self.by_case.get(case, ()))
+        pilots = [launch for launch in launches if launch.purpose is Purpose.PILOT]
+        return sorted(pilots, key=lambda launch: self.places[launch.launch])
 
     @cached_property
     def places(self) -> Mapping[str, int]:
         """Where each launch stands in the record, by its name."""
-        return {x.launch: place for place, x in enumerate(self.launches)}
+        return {launch.launch: place for place, launch in enumerate(self.launches)}
 
     @cached_property
     def _derived(self) -> dict[Hashable, Any]:

@@ -109,16 +109,18 @@ def files(
 def _names(run: RunRecord, doc: Json, more: tuple[str, ...]) -> dict[str, str]:
     """Name -> what stands in its place, the longest first: one may hold another."""
     hosts = dict.fromkeys(
-        h
-        for h in (
+        digest
+        for digest in (
             run.machine.host,
-            *(m.host for m in run.nodes),
-            *(r.host for x in run.launches for r in x.ranks),
+            *(node.host for node in run.nodes),
+            *(rank.host for launch in run.launches for rank in launch.ranks),
         )
-        if h
+        if digest
     )
     replaced = {host: f"host-{i}" for i, host in enumerate(hosts)}
-    replaced |= {h.partition(".")[0]: name for h, name in list(replaced.items()) if "." in h}
+    replaced |= {
+        digest.partition(".")[0]: name for digest, name in list(replaced.items()) if "." in digest
+    }
     for path in map(PurePosixPath, _blank_paths(doc["settings"])):
         replaced[str(path)] = (
             f"PATH/{path.name}" if path.suffix and " " not in path.name else "PATH"
@@ -176,7 +178,7 @@ def _mapped(value: Json, change: Callable[[str], str]) -> Json:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {change(k): _mapped(v, change) for k, v in value.items()}
+        return {change(key): _mapped(part, change) for key, part in value.items()}
     return [_mapped(v, change) for v in value] if isinstance(value, list | tuple) else value
 
 

@@ -86,7 +86,9 @@ def written(record: RunRecord) -> str:
     if record.launches:
         before, empty, after = rest.partition(_NO_LAUNCHES)
         assert empty
-        documents = (json.dumps(to_doc(x), indent=1).replace("\n", "\n  ") for x in record.launches)
+        documents = (
+            json.dumps(to_doc(launch), indent=1).replace("\n", "\n  ") for launch in record.launches
+        )
         rest = f'{before}\n "launches": [\n  ' + ",\n  ".join(documents) + f"\n ]{after}"
     digest = hashlib.sha256(rest.encode()).hexdigest()
     return f'{{\n "{DIGEST}": "{digest}",\n{rest[2:]}'

@@ -39,7 +39,7 @@ def _rename_plans(doc: Json, old_hash: Callable[[Json], str]) -> Json:
     new = {old_hash(p): from_doc(Plan, p, "record.plans").hash for p in doc.get("plans", ())}
     for kind in ("launches", "verdicts"):
         doc[kind] = [{**x, "plan": new.get(x["plan"], x["plan"])} for x in doc.get(kind, ())]
-    doc["windows"] = {new.get(k, k): v for k, v in doc.get("windows", {}).items()}
+    doc["windows"] = {new.get(key, key): value for key, value in doc.get("windows", {}).items()}
     doc["out_of_time"] = [new.get(k, k) for k in doc.get("out_of_time", ())]
     return doc
 
@@ -66,9 +66,9 @@ _FIRST = 8
 def _typed(doc: Json) -> Json:
     """Settings as they are typed today, and the attempt of sweeps and trials."""
     texts = doc.get("settings", {})
-    known = {f.name for f in fields(Settings)}
-    settings = {k: _value(k, v) for k, v in texts.items() if k in known}
-    doc["settings"] = {k: v for k, v in settings.items() if v is not None}
+    known = {field.name for field in fields(Settings)}
+    settings = {key: _value(key, text) for key, text in texts.items() if key in known}
+    doc["settings"] = {key: setting for key, setting in settings.items() if setting is not None}
     sweeps: dict[Json, list[Json]] = {}
     for row in doc.get("fabric", ()):
         key = (tuple(row["nodes"]), row.get("network", ""), row["operation"])

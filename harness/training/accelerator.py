@@ -47,7 +47,7 @@ def survey(build: str) -> Accelerators:
     return Accelerators(
         build=build,
         names=tuple(device.name for device in properties),
-        as_nvml=any(g.mig for g in gpus) or uuids == [g.uuid for g in gpus],
+        as_nvml=any(gpu.mig for gpu in gpus) or uuids == [gpu.uuid for gpu in gpus],
         foreign=tuple(
             f"{device.name} (sm_{device.major}{device.minor})"
             for device in properties

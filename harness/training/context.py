@@ -203,7 +203,10 @@ class Loaded:
 
     def at_once(self, case: CaseSpec) -> CaseSpec:
         """The case with a model that does not wait, if it is one that does."""
-        knobs = {f"{case.model}.{k}": v for k, v in getattr(self.model, "AT_ONCE", {}).items()}
+        knobs = {
+            f"{case.model}.{key}": value
+            for key, value in getattr(self.model, "AT_ONCE", {}).items()
+        }
         return replace(case, knobs={**case.knobs, **knobs})
 
     def compressor(self, case: CaseSpec) -> Compressor | None:

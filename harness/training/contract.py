@@ -58,7 +58,7 @@ def placed(error: BaseException, files: Mapping[str, str]) -> str:
     error_text = f"{kind}: {message}" if message else kind
     folders = {str(Path(file).parent) for file in files.values() if file.endswith(".py")}
     frames = traceback.extract_tb(error.__traceback__)
-    user_frames = [f for f in frames if str(Path(f.filename).parent) in folders]
+    user_frames = [frame for frame in frames if str(Path(frame.filename).parent) in folders]
     return (
         f"{error_text} ({user_frames[-1].filename}:{user_frames[-1].lineno})"
         if user_frames

@@ -138,7 +138,9 @@ def _work(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> Work | None:
     return replace(
         work,
         samples=work.samples * case.accumulate,
-        products=tuple(replace(p, count=p.count * case.accumulate) for p in work.products),
+        products=tuple(
+            replace(product, count=product.count * case.accumulate) for product in work.products
+        ),
         moved_bytes=work.moved_bytes * case.accumulate,
     )
 
@@ -319,7 +321,7 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
     floor = getattr(loaded.model, "floor", None)
     forward = case.phase is Passes.FORWARD
     return ModelFacts(
-        num_params=sum(p.numel() for p in model.parameters()),
+        num_params=sum(parameter.numel() for parameter in model.parameters()),
         flops_per_sample=float(loaded.model.flops(size)) / (3 if forward else 1),
         tokens_per_sample=1 if tokens is None else tokens(size),
         activation_bytes_per_sample=activations,
@@ -330,5 +332,5 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         # In fp32, whatever the outputs are: of log_softmax and of nll_loss backwards.
         loss_bytes_per_sample=0 if forward else 2 * 4 * x.numel(),
         copies=1 if forward else optimizers.copies(case),
-        frozen_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
+        frozen_bytes=sum(buffer.numel() * buffer.element_size() for buffer in model.buffers()),
     ), model

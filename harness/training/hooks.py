@@ -38,7 +38,7 @@ def cast(dtype: torch.dtype) -> tuple[Callable[..., Promise], Callable[..., Hook
     """
 
     def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json]) -> Promise:
-        payload = float(sum(s.numel() for s in shapes) * dtype.itemsize)
+        payload = float(sum(shape.numel() for shape in shapes) * dtype.itemsize)
         return Promise(
             payload_bytes={"all_reduce": payload},
             sent_bytes=2 * (world - 1) / world * payload,

@@ -73,11 +73,14 @@ def kept(loaded: Loaded, case: CaseSpec, more: int = 0) -> KeptBytes:
     plain = loaded.at_once(replace(untuned(case), checkpoint=False, compressor=None))
     counts = [_count(loaded, plain, samples).deeper(more) for samples in (1, 2)]
     leaves_out = case.checkpoint or case.offload
-    held = [[_held(i, b, case) for i, b in enumerate(c.blocks)] for c in counts]
-    most = [max(c.loss, *(_again(i, b, case) for i, b in enumerate(c.blocks))) for c in counts]
+    held = [[_held(i, block, case) for i, block in enumerate(count.blocks)] for count in counts]
+    most = [
+        max(count.loss, *(_again(i, block, case) for i, block in enumerate(count.blocks)))
+        for count in counts
+    ]
     of_one, of_two = (
-        sum(stored) + largest if leaves_out else c.whole
-        for stored, largest, c in zip(held, most, counts, strict=True)
+        sum(stored) + largest if leaves_out else count.whole
+        for stored, largest, count in zip(held, most, counts, strict=True)
     )
     first, second = held
     blocks = [max(0, b - a) for a, b in zip(first, second, strict=True)]
@@ -135,7 +138,11 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
         return tensor
 
     def held() -> int:
-        return sum(t.untyped_storage().nbytes() for k, t in by_storage.items() if k not in weights)
+        return sum(
+            tensor.untyped_storage().nbytes()
+            for key, tensor in by_storage.items()
+            if key not in weights
+        )
 
     batch = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
     sample = (batch.inputs, batch.targets)
@@ -149,7 +156,7 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
         inputs, targets = (
             torch.zeros(samples, *like.shape[1:], dtype=like.dtype) for like in sample
         )
-        weights = {p.untyped_storage()._cdata for p in model.parameters()}
+        weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
         if (dtype := CAST.get(case.precision)) is not None:
             stack.enter_context(torch.autocast("cpu", dtype=dtype))
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t))

@@ -27,8 +27,12 @@ BLOCK = 1024
 
 def note_outer(model: nn.Module) -> None:
     """Say of every parameter whether it is of an embedding or of the last layer."""
-    embedding = (m for m in model.modules() if isinstance(m, nn.Embedding) or hasattr(m, "embeds"))
-    outer = {p for m in embedding for p in m.parameters()}
+    embedding = (
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) or hasattr(module, "embeds")
+    )
+    outer = {p for module in embedding for p in module.parameters()}
     parts = list(model.children()) or [model]
     outer |= set(parts[-1].parameters())
     for parameter in model.parameters():

@@ -53,8 +53,8 @@ class LayerWise(Optimizer):
             weights = [norms.local(p.detach()) for p in parameters]
             gradients = [norms.gradient(p) for p in parameters]
             ways = [
-                self.direction(p, w, g)
-                for p, w, g in zip(parameters, weights, gradients, strict=True)
+                self.direction(p, tensor, gradient)
+                for p, tensor, gradient in zip(parameters, weights, gradients, strict=True)
             ]
             others = self.compared(gradients, ways)
             lengths = norms.squares([*parameters, *parameters], [*weights, *others]).sqrt()
@@ -166,7 +166,7 @@ def check(case: CaseSpec, mesh: Mesh, compressor: Coding | None) -> None:
     """ValueError for an optimizer that cannot step what ranks hold, or how they hear of it."""
     name = case.optimizer
     parts = [d for d in (Dim.FSDP, Dim.TP, Dim.EP) if mesh.size(d) > 1]
-    cut = parts if name in _WHOLE else [d for d in parts if d is not Dim.FSDP]
+    cut = parts if name in _WHOLE else [part for part in parts if part is not Dim.FSDP]
     if cut and name in (*_WHOLE, Name.MUON):
         raise ValueError(f"optimizer={name} needs whole matrices, of which {cut[0]} holds parts")
     if name is Name.FROZEN_ADAM and compressor is not None and compressor.start < 1:
@@ -226,7 +226,9 @@ def prepared(
 
     def before(given: Optimizer, *_: Any) -> None:
         if case.clip:
-            parameters = [p for group in given.param_groups for p in group["params"]]
+            parameters = [
+                parameter for group in given.param_groups for parameter in group["params"]
+            ]
             norms.clip(parameters, case.clip, stages)
         for group in given.param_groups if case.warm_up else ():
             group["begun"] += 1

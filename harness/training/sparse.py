@@ -25,11 +25,11 @@ def kept(elements: int, rho: float) -> int:
 
 def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
     """8 bytes a kept entry, to every other rank."""
-    if sum(s.numel() for s in shapes) >= 2**31:
+    if sum(shape.numel() for shape in shapes) >= 2**31:
         raise ValueError("int32 indices address 2^31 elements at most")
     if not 0 < knobs["rho"] <= 1:
         raise ValueError(f"rho = {knobs['rho']}: a share above 0, at most 1")
-    message = 8.0 * sum(kept(s.numel(), knobs["rho"]) for s in shapes)
+    message = 8.0 * sum(kept(shape.numel(), knobs["rho"]) for shape in shapes)
     return Promise(
         payload_bytes={"all_gather": message}, sent_bytes=(world - 1) * message, formula="(N-1) 8 k"
     )

@@ -36,14 +36,14 @@ class LocalTrainer:
         optimizer: torch.optim.Optimizer | None = None,
         synchronise: Callable[[bool], None] = lambda last: None,
         average: Callable[[], None] | None = None,
-        whole: Callable[[Tensor], Tensor] = lambda t: t,
+        whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
         placements: tuple[str, ...] = (),
     ) -> None:
         self.module, self.ctx = module, ctx
         self.named = named or module.named_parameters
         self.synchronise, self.average = synchronise, average
         self.whole, self.placements = whole, placements
-        self.optimizer = optimizer or ctx.optimizer(p for _, p in self.named())
+        self.optimizer = optimizer or ctx.optimizer(parameter for _, parameter in self.named())
         self.scaler = Scaled(ctx.device, ctx.loss_scale)
         self.compute_dtype = observe_dtype(module)
 
@@ -147,7 +147,7 @@ def observe_dtype(module: nn.Module) -> set[str]:
 
 
 def num_elements(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def element_bytes(model: nn.Module) -> int:

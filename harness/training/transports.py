@@ -55,7 +55,7 @@ def padded(elements: int, unit: int) -> int:
 
 
 def total(shapes: Sequence[torch.Size]) -> int:
-    return sum(s.numel() for s in shapes)
+    return sum(shape.numel() for shape in shapes)
 
 
 def mean(parts: Tensor) -> Tensor:
@@ -66,7 +66,9 @@ def mean(parts: Tensor) -> Tensor:
     return total / len(parts)
 
 
-def gathered(make: Make, formula: str, finish: Callable[[Tensor], Tensor] = lambda x: x) -> Built:
+def gathered(
+    make: Make, formula: str, finish: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> Built:
     """``promise`` and ``build``: everybody's message to everybody, decoded and averaged.
 
     ``finish`` makes of the mean what is trained on.
@@ -106,7 +108,7 @@ class Coded:
         """Owe what was wanted and not sent."""
         if self.feedback is None:
             return
-        sizes = [p.numel() for p in bucket.parameters()]
+        sizes = [tensor.numel() for tensor in bucket.parameters()]
         sizes.append(len(wanted) - sum(sizes))  # the padding
         parts = zip(bucket.parameters(), wanted.split(sizes), sent.split(sizes), strict=False)
         for parameter, want, received in parts:
@@ -229,7 +231,7 @@ def lookup(bits: int, meaning: Sequence[float]) -> Tensor:
     """What each byte stands for, (256, values a byte), each value by its ``meaning``."""
     per_byte = 8 // bits
     shifts = [bits * (per_byte - 1 - i) for i in range(per_byte)]
-    rows = [[meaning[(byte >> s) & (2**bits - 1)] for s in shifts] for byte in range(256)]
+    rows = [[meaning[(byte >> shift) & (2**bits - 1)] for shift in shifts] for byte in range(256)]
     return torch.tensor(rows, dtype=torch.float32)
 
 

@@ -100,7 +100,7 @@ def work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
             if compiled:
                 x.register_hook(lambda _: setattr(watch, "fused", True))
             loaded.model.loss(x, targets).backward()
-        weights = sum(p.nbytes for p in model.parameters())
+        weights = sum(parameter.nbytes for parameter in model.parameters())
     return _summed(watch.operators, case, samples, weights)
 
 
@@ -180,10 +180,12 @@ def _moved(operators: Sequence[_Operator]) -> int:
         outside: dict[int, int] = {}
         written: dict[int, int] = {}
         for operator in group:
-            outside |= {k: n for k, n in operator.reads.items() if k not in inside}
+            outside |= {key: read for key, read in operator.reads.items() if key not in inside}
             inside |= operator.writes.keys()
             written |= operator.writes
-        used = {k: n for k, n in written.items() if last_read.get(k, len(groups)) > place}
+        used = {
+            key: value for key, value in written.items() if last_read.get(key, len(groups)) > place
+        }
         moved += sum(outside.values()) + sum(used.values())
     return moved
 
@@ -207,7 +209,8 @@ def _tensors(values: object) -> list[Tensor]:
 def _bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
     """Bytes by storage; of an expanded tensor only what is there."""
     return {
-        t.untyped_storage()._cdata: min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors
+        tensor.untyped_storage()._cdata: min(tensor.nbytes, tensor.untyped_storage().nbytes())
+        for tensor in tensors
     }
 
 

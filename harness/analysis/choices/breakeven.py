@@ -75,11 +75,13 @@ def link_bps(run: RunRecord, case: CaseSpec) -> float:
     where nobody measured that.
     """
     rows = [
-        r for r in run.fabric if r.operation == "all_reduce" and r.nodes == case.nodes and r.bus_bps
+        row
+        for row in run.fabric
+        if row.operation == "all_reduce" and row.nodes == case.nodes and row.bus_bps
     ]
     if not rows:
         return math.inf
-    largest = max(rows, key=lambda r: r.payload_bytes)
+    largest = max(rows, key=lambda row: row.payload_bytes)
     stated = largest.link_mbit if StandIn.EMULATED in case.stand_in else None
     return stated * 1e6 if stated else 8 * float(largest.bus_bps or math.inf)
 
@@ -101,8 +103,8 @@ def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
             continue
         measured_bps = link_bps(run, arm.case)
         sent = _sent(launches)
-        coded = [x.codec_s for x in launches if x.codec_s is not None]
-        losses = [x.final_loss for x in launches if x.final_loss is not None]
+        coded = [launch.codec_s for launch in launches if launch.codec_s is not None]
+        losses = [launch.final_loss for launch in launches if launch.final_loss is not None]
         measured.append(
             EncodingCost(
                 name=arm.name,
@@ -133,21 +135,24 @@ def _is_choice(arm: Arm) -> bool:
 def _by_turn(run: RunRecord, plan: Plan, arm: str) -> dict[int, LaunchRecord]:
     """The usable timed launches of an arm, by the turn in which they form pairs."""
     return {
-        x.turn: x
-        for x in run.launches
-        if x.plan == plan.hash and x.arm == arm and x.purpose is Purpose.TIMED and x.usable
+        launch.turn: launch
+        for launch in run.launches
+        if launch.plan == plan.hash
+        and launch.arm == arm
+        and launch.purpose is Purpose.TIMED
+        and launch.usable
     }
 
 
 def _step_s(launches: Mapping[int, LaunchRecord]) -> float | None:
     """The mean step of launches, in s."""
-    return _mean([x.steps.mean_s for x in launches.values() if x.steps is not None])
+    return _mean([launch.steps.mean_s for launch in launches.values() if launch.steps is not None])
 
 
 def _exchange_s(launches: Mapping[int, LaunchRecord], apart_s: float | None) -> float | None:
     """What steps take beyond training apart; None where that is a codec's work, too."""
     step_s = _step_s(launches)
-    coded = any(x.codec_s is not None for x in launches.values())
+    coded = any(launch.codec_s is not None for launch in launches.values())
     if step_s is None or apart_s is None or coded:
         return None
     return max(0.0, step_s - apart_s)
@@ -158,7 +163,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _sent(launches: Sequence[LaunchRecord]) -> float:
-    return _mean([x.sent_bytes for x in launches if x.sent_bytes is not None]) or 0.0
+    return _mean([launch.sent_bytes for launch in launches if launch.sent_bytes is not None]) or 0.0
 
 
 def _pays(

@@ -40,10 +40,10 @@ def samples_to_loss(run: RunRecord, plan: Plan) -> dict[int, list[float]]:
         if described is None or described.expected is None:
             continue
         reached = [
-            float(x.reached.samples)
-            for x in run.launches
-            if x.plan == plan.hash and x.arm == arm.name
-            if x.purpose is Purpose.TIMED and x.usable and x.reached is not None
+            float(launch.reached.samples)
+            for launch in run.launches
+            if launch.plan == plan.hash and launch.arm == arm.name
+            if launch.purpose is Purpose.TIMED and launch.usable and launch.reached is not None
         ]
         if reached:
             by_batch[described.expected.global_batch] = reached

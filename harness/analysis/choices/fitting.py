@@ -40,8 +40,8 @@ class Search:
 
     def next(self, tried: Sequence[Attempt]) -> int | None:
         """The micro-batch to try next; None when the answer is known."""
-        fits = max((t.micro for t in tried if t.fits), default=0)
-        fails = min((t.micro for t in tried if not t.fits), default=None)
+        fits = max((attempt.micro for attempt in tried if attempt.fits), default=0)
+        fails = min((attempt.micro for attempt in tried if not attempt.fits), default=None)
         if fails is None:
             wanted = self._whole(2 * fits) if fits else max(self.unit, self._whole(self.start))
             wanted = wanted if self.most is None else min(wanted, self._whole(self.most))
@@ -67,7 +67,9 @@ class Grown:
 
 def grown(tried: Sequence[Attempt]) -> Grown | None:
     """A line through the peaks of what fitted; None for fewer than two."""
-    peaks = {t.micro: t.peak_bytes for t in tried if t.peak_bytes is not None}
+    peaks = {
+        attempt.micro: attempt.peak_bytes for attempt in tried if attempt.peak_bytes is not None
+    }
     if len(peaks) < 2:
         return None
     xs, ys = list(peaks), list(peaks.values())

@@ -74,16 +74,16 @@ def trial(rung: Rung, changes: Sequence[Remedy]) -> Plan:
     """The rung as it is, and with each change, in the same blocks."""
     case = rung.arm.case
     arms = [Arm(name=NOW, case=case, role=Role.BASELINE)]
-    arms += [Arm(name=r.name, case=r.of(case), role=Role.SUBJECT) for r in changes]
+    arms += [Arm(name=change.name, case=change.of(case), role=Role.SUBJECT) for change in changes]
     contrasts = tuple(
         Contrast(
-            name=f"throughput_ratio@{r.name}",
+            name=f"throughput_ratio@{change.name}",
             metric="throughput_ratio",
-            subject=r.name,
+            subject=change.name,
             baseline=(NOW,),
             against="other",
         )
-        for r in changes
+        for change in changes
     )
     return Plan(
         name=f"{case.id}: what may help",

@@ -43,7 +43,7 @@ class TunedLoss:
 
 def best(run: RunRecord, plan: Plan) -> list[TunedLoss]:
     """One for each codec of the plan whose losses are there, in the plan's order."""
-    pairs = dict.fromkeys((a.case.compressor, a.case.optimizer) for a in plan.arms)
+    pairs = dict.fromkeys((arm.case.compressor, arm.case.optimizer) for arm in plan.arms)
     lowest = []
     for codec, optimizer in pairs:
         losses = _losses(run, plan, codec, optimizer)
@@ -71,7 +71,9 @@ def best(run: RunRecord, plan: Plan) -> list[TunedLoss]:
 def untrained(run: RunRecord, plan: Plan) -> list[str]:
     """The codecs of the plan of which no loss is there at any rate."""
     shown = {lowest.name for lowest in best(run, plan)}
-    return [c for c in dict.fromkeys(a.case.compressor for a in plan.arms) if c and c not in shown]
+    return [
+        c for c in dict.fromkeys(arm.case.compressor for arm in plan.arms) if c and c not in shown
+    ]
 
 
 def _least(losses: dict[float, float | None]) -> tuple[float, float] | None:
@@ -90,7 +92,9 @@ def _losses(
     by_rate: dict[float, float | None] = {}
     for arm in plan.arms:
         if (arm.case.compressor, arm.case.optimizer) == (codec, optimizer):
-            by_rate[arm.case.lr] = _loss([x for x in run.launches if _trained(x, plan, arm.name)])
+            by_rate[arm.case.lr] = _loss(
+                [launch for launch in run.launches if _trained(launch, plan, arm.name)]
+            )
     return by_rate
 
 
@@ -101,5 +105,5 @@ def _trained(launch: LaunchRecord, plan: Plan, arm: str) -> bool:
 
 
 def _loss(launches: Sequence[LaunchRecord]) -> float | None:
-    losses = [x.final_loss for x in launches if x.final_loss is not None]
+    losses = [launch.final_loss for launch in launches if launch.final_loss is not None]
     return sum(losses) / len(losses) if losses else None

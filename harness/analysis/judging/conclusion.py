@@ -123,8 +123,10 @@ def _would_be(impossible: str, conclusion: Conclusion) -> str:
 def _impossible(question: Question, judged: Judged, factor: float = 1.0) -> str:
     """Why a value (times this) cannot be true; empty for one that can."""
     if question.perfect is not None:
-        e = judged.estimate
-        share = (e.value if e.low is None else e.low) * factor / question.perfect
+        estimate = judged.estimate
+        share = (
+            (estimate.value if estimate.low is None else estimate.low) * factor / question.perfect
+        )
         if share > metrics.IMPLAUSIBLE * question.gain:
             return f"{share:.3g} of linear scaling is impossible: the baseline is wrong"
     return question.impossible

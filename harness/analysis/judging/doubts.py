@@ -55,11 +55,11 @@ def unfit_host(run: RunRecord, *, known: bool = False) -> Conclusion | None:
 
     Load from before it counts only where launches do not know their own.
     """
-    bad = [f for f in run.admission if f.level is Level.BAD]
-    bad = [f for f in bad if not (known and f.check == "load")]
+    bad = [finding for finding in run.admission if finding.level is Level.BAD]
+    bad = [finding for finding in bad if not (known and finding.check == "load")]
     if not bad:
         return None
-    reason = f"noisy host: {'; '.join(f.text for f in bad)}"
+    reason = f"noisy host: {'; '.join(finding.text for finding in bad)}"
     return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, reason)
 
 
@@ -71,7 +71,7 @@ def unquiet(evidence: Evidence) -> str:
     if evidence.slowed_on_purpose or not metrics.metric(evidence.contrast.metric).of_time:
         return ""
     for arm in evidence.arms:
-        launches = [x for x in evidence.all_launches if x.case == arm.case.hash]
+        launches = [launch for launch in evidence.all_launches if launch.case == arm.case.hash]
         if reason := load.told(launches, arm.name):
             return f"{reason}; find them (top -d 1) and run again"
     return ""
@@ -79,12 +79,12 @@ def unquiet(evidence: Evidence) -> str:
 
 def _load_known(evidence: Evidence) -> bool:
     """Whether every launch says what others used meanwhile."""
-    return all(x.foreign_load is not None for x in evidence.launches)
+    return all(launch.foreign_load is not None for launch in evidence.launches)
 
 
 def _slowed(launches: Sequence[LaunchRecord]) -> str:
     """Which devices were too hot, or held back by their hardware; empty if none."""
-    reasons = {reason for x in launches for gpu in x.gpus for reason in gpu.throttle}
+    reasons = {reason for launch in launches for gpu in launch.gpus for reason in gpu.throttle}
     slowed = sorted(r for r in reasons if "thermal" in r or "hw_" in r)
     return f"devices were slowed ({', '.join(slowed)})" if slowed else ""
 
@@ -92,16 +92,20 @@ def _slowed(launches: Sequence[LaunchRecord]) -> str:
 def _unsteady(evidence: Evidence) -> str:
     """Which arm was not steady in any of its launches; empty if none."""
     for arm in sorted(evidence.arms, key=lambda arm: arm.name):
-        windows = [x.steadiness for x in evidence.timed_of([arm.name]) if x.steadiness]
+        windows = [
+            launch.steadiness for launch in evidence.timed_of([arm.name]) if launch.steadiness
+        ]
         if steadiness.drifts(windows):
-            drift = math.expm1(fmean(s.drift for s in windows))
+            drift = math.expm1(fmean(window.drift for window in windows))
             return f"{arm.case.id} is not steady: every launch drifts, {drift:+.1%}"
     return ""
 
 
 def _perturbed(evidence: Evidence) -> str:
     """Why the profiler changed what it looked at too much for its shares to be judged, if so."""
-    factors = [x.changed for x in evidence.launches if x.arm == evidence.contrast.subject]
+    factors = [
+        launch.changed for launch in evidence.launches if launch.arm == evidence.contrast.subject
+    ]
     if not factors or median(factors) <= PERTURBED:
         return ""
     return (

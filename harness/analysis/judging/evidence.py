@@ -33,7 +33,9 @@ class Evidence:
             plan=plan,
             contrast=contrast,
             pilots=run.pilots_of({plan.arm(name).case.hash for name in names}),
-            launches=[x for x in of_plan if x.purpose is purpose and x.arm in names],
+            launches=[
+                launch for launch in of_plan if launch.purpose is purpose and launch.arm in names
+            ],
         )
 
     @cached_property
@@ -60,7 +62,9 @@ class Evidence:
         """The timed launches of some of the plan's arms."""
         wanted = set(names)
         of_plan = self.run.by_plan.get(self.plan.hash, ())
-        return [x for x in of_plan if x.purpose is Purpose.TIMED and x.arm in wanted]
+        return [
+            launch for launch in of_plan if launch.purpose is Purpose.TIMED and launch.arm in wanted
+        ]
 
     def pilots_of(self, names: Iterable[str]) -> Sequence[LaunchRecord]:
         """The pilots of some of the plan's arms."""

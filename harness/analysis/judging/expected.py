@@ -113,7 +113,7 @@ def load(path: Path) -> tuple[ExpectedValue, ...]:
         if v.get("lower", 0) > 0 or v.get("upper", 0) < 0:
             problems.add(table.line, "lower must be <= 0 and upper >= 0 (relative to value)")
         references.append(from_doc(ExpectedValue, {**v, "date": v["date"].isoformat()}))
-    keys = [r.key for r in references]
+    keys = [reference.key for reference in references]
     for key in {k for k in keys if keys.count(k) > 1}:
         problems.add(0, f"two references for {key[0]} {key[1]}")
     problems.raise_any()
@@ -157,19 +157,19 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
                 continue
             if not (values := pairs.pairs(run, plan, contrast).values):
                 continue
-            e = judge.estimate(values, metric.form)
+            estimate = judge.estimate(values, metric.form)
             reference = ExpectedValue(
                 case=case.id,
                 metric=contrast.metric,
                 unit=metric.unit,
-                value=float(f"{e.value:.4g}"),
+                value=float(f"{estimate.value:.4g}"),
                 status="measured",
                 date=run.started_at[:10],
                 source=f"run {run.run}",
                 baseline=None if metric.form is Form.ABSOLUTE else contrast.against,
                 lower=-tolerance,
                 upper=tolerance,
-                n=e.n,
+                n=estimate.n,
                 fingerprint=items,
             )
             by_key.setdefault(reference.key, reference)
@@ -186,4 +186,4 @@ def rules(place: Path, hardware: str) -> tuple[Threshold, ...]:
             expected=f"a file of [[reference]] tables for {hardware}",
             fix=f"scaleproof baseline set RUN --references {place}",
         )
-    return tuple(r.threshold(hardware) for r in load(path))
+    return tuple(expected.threshold(hardware) for expected in load(path))

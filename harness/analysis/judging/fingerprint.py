@@ -18,13 +18,13 @@ def fingerprint(run: RunRecord) -> Mapping[str, str]:
     facts = {"hardware": run.machine.hardware_class, "engine": run.settings.engine}
     if run.machine.power_limit_w is not None:
         facts["power_limit_w"] = str(run.machine.power_limit_w)
-    facts |= {k: v for k, v in run.environment.items() if changes_speed(k)}
+    facts |= {key: value for key, value in run.environment.items() if changes_speed(key)}
     return facts
 
 
 def as_items(fields: Mapping[str, str]) -> tuple[str, ...]:
     """``key=value`` each, as a references file holds them."""
-    return tuple(f"{k}={v}" for k, v in sorted(fields.items()))
+    return tuple(f"{key}={field}" for key, field in sorted(fields.items()))
 
 
 def differing(wanted: Sequence[str], run: RunRecord) -> list[str]:
@@ -32,13 +32,17 @@ def differing(wanted: Sequence[str], run: RunRecord) -> list[str]:
     if not wanted:
         return []
     asked = dict(item.partition("=")[::2] for item in wanted)
-    recorded = {k: v for k, v in asked.items() if k not in _RETIRED}
-    recorded = {k: v for k, v in recorded.items() if not k.isupper() or changes_speed(k)}
+    recorded = {key: value for key, value in asked.items() if key not in _RETIRED}
+    recorded = {
+        key: value for key, value in recorded.items() if not key.isupper() or changes_speed(key)
+    }
     return between(recorded, fingerprint(run))
 
 
 def between(a: Mapping[str, Json], b: Mapping[str, Json]) -> list[str]:
     """Fields in which two fingerprints differ, ``key: a | b``."""
     return [
-        f"{k}: {a.get(k, '-')} | {b.get(k, '-')}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)
+        f"{key}: {a.get(key, '-')} | {b.get(key, '-')}"
+        for key in sorted({*a, *b})
+        if a.get(key) != b.get(key)
     ]

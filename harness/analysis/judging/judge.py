@@ -153,16 +153,16 @@ def judge(
         return judged(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, few)
     ends = sides(values, rule, form, allowance)
     strict = rule.statistic is Statistic.WORST
-    below = [s for s in ends if s.missed()]
+    below = [end for end in ends if end.missed()]
     if strict:
-        below = [s for s in ends if min(s.values) < s.bound]
+        below = [end for end in ends if min(end.values) < end.bound]
     if below:
         best = e.high if below[0].end is End.LOW else e.low
         detail = f"{best:.4g} at best, bound {rule.bound}"
         if strict:
             detail = f"the worst of {e.n} pairs misses {rule.bound}"
         # The mean of e-values is one; a maximum would not be.
-        against = math.fsum(s.evidence_against() for s in ends) / len(ends)
+        against = math.fsum(end.evidence_against() for end in ends) / len(ends)
         return judged(Status.FAIL, Reason.NOT_MET, detail, evidence=against, missed=below[0].end)
     if (still_open := _open(ends, rule, (allowance, kept), horizon)) is not None:
         return judged(Status.INCONCLUSIVE, *still_open)
@@ -171,7 +171,7 @@ def judge(
         return judged(Status.RECORDED, Reason.PROVISIONAL, detail)
     spare = f", with {kept:.1%} to spare for slow launches that were not seen"
     detail = f"{rule.bound} holds over the whole interval{spare if kept else ''}"
-    evidence = min(s.evidence() for s in ends)
+    evidence = min(end.evidence() for end in ends)
     return judged(Status.PASS, Reason.MET, detail, evidence=evidence)
 
 
@@ -184,19 +184,19 @@ def _open(
     """
     n = len(ends[0].values)
     allowance, kept = spare
-    if not all(s.held() for s in ends):
+    if not all(end.held() for end in ends):
         return Reason.SPANS_BOUND, f"the interval contains the bound {rule.bound} after {n} pairs"
-    if not all(s.cleared() for s in ends):
+    if not all(end.cleared() for end in ends):
         return Reason.TOO_CLOSE, (
             f"too close: it clears {rule.bound}, but not by the {allowance:.1%} kept for slow"
             f" launches that {n} pairs may have missed"
         )
-    if allowance and not all(s.cleared(times=kept / allowance) for s in ends):
+    if allowance and not all(end.cleared(times=kept / allowance) for end in ends):
         return Reason.TOO_CLOSE, (
             f"too close: it clears {rule.bound}, but not by the {kept:.1%} that a slow half of the"
             f" launches would take, and {n} pairs may have missed"
         )
-    if not all(s.cleared(standard.trend_loss(s.values, horizon)) for s in ends):
+    if not all(end.cleared(standard.trend_loss(end.values, horizon)) for end in ends):
         return Reason.TREND, f"{rule.bound} is met, but not if the trend of the {n} pairs goes on"
     return None
 

@@ -22,7 +22,7 @@ MOST = 0.99
 
 def around(launches: Sequence[LaunchRecord]) -> bool:
     """Whether others were at work on the cores of these launches, on average."""
-    loads = [x.foreign_load for x in launches if x.foreign_load is not None]
+    loads = [launch.foreign_load for launch in launches if launch.foreign_load is not None]
     return bool(loads) and fmean(loads) > LEAST
 
 
@@ -60,17 +60,17 @@ def _waited(launch: LaunchRecord, load: float) -> float:
     The kernel says how long their threads waited, one after another at worst, and for no longer
     than others worked on those cores. Where it does not say, all of that was on one rank's cores.
     """
-    window_s = max((r.window_s for r in launch.ranks), default=0.0)
-    waits = [r.waited_s for r in launch.ranks if r.waited_s is not None]
+    window_s = max((rank.window_s for rank in launch.ranks), default=0.0)
+    waits = [rank.waited_s for rank in launch.ranks if rank.waited_s is not None]
     if not window_s or len(waits) < len(launch.ranks):
-        return load * max(Counter(r.host for r in launch.ranks).values(), default=1)
-    num_cores = len({(r.host, cpu) for r in launch.ranks for cpu in r.affinity})
+        return load * max(Counter(rank.host for rank in launch.ranks).values(), default=1)
+    num_cores = len({(rank.host, cpu) for rank in launch.ranks for cpu in rank.affinity})
     return min(load * num_cores, sum(waits) / window_s)
 
 
 def held(launch: LaunchRecord) -> float:
     """The share of its window for which a quota held back the rank that it held back most."""
-    shares = [(r.throttled_s or 0.0) / r.window_s for r in launch.ranks if r.window_s]
+    shares = [(rank.throttled_s or 0.0) / rank.window_s for rank in launch.ranks if rank.window_s]
     return max(shares, default=0.0)
 
 
@@ -81,7 +81,7 @@ def _pressed(launch: LaunchRecord, run: RunRecord) -> float:
     of_step = _cpu_of_step(launch)
     if best is None or of_step is None or launch.steps is None:
         return 0.0
-    window_s = max(r.window_s for r in launch.ranks)
+    window_s = max(rank.window_s for rank in launch.ranks)
     return (of_step - best) * launch.steps.count / window_s if window_s else 0.0
 
 
@@ -93,12 +93,12 @@ def _cpu_of_step(launch: LaunchRecord) -> float | None:
     """CPU seconds of a mean step of the busiest rank."""
     if launch.steps is None or not launch.steps.count:
         return None
-    return max((r.cpu_s for r in launch.ranks), default=0.0) / launch.steps.count
+    return max((rank.cpu_s for rank in launch.ranks), default=0.0) / launch.steps.count
 
 
 def told(launches: Sequence[LaunchRecord], name: str) -> str:
     """Who took how much from these launches of one arm, where it is worth a word."""
-    shares = [x.foreign_load for x in launches if x.foreign_load is not None]
+    shares = [launch.foreign_load for launch in launches if launch.foreign_load is not None]
     if shares and fmean(shares) > admission.FOREIGN_LOAD:
         return f"others used {fmean(shares):.0%} of the cores of {name}"
     worst = max(map(held, launches), default=0.0)

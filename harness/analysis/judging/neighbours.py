@@ -36,8 +36,8 @@ def disturb(run: RunRecord, plan: Plan) -> bool:
     Also where that cannot be told: only one of it fits, so that all its probes ran alone.
     """
     for case in _baselines(plan, plan.contrasts):
-        probes = [x for x in run.by_case.get(case, ()) if x.purpose is Purpose.PROBE]
-        if len(probes) > 1 and not any(x.slot for x in probes):
+        probes = [launch for launch in run.by_case.get(case, ()) if launch.purpose is Purpose.PROBE]
+        if len(probes) > 1 and not any(probe.slot for probe in probes):
             return True
         slowdown = _slowdown(run, case)
         if slowdown is not None and slowdown[0] > max(LEAST, CLEAR * slowdown[1]):
@@ -51,8 +51,8 @@ def lost(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
     """
     shares = [0.0]
     for name in contrast.baseline:
-        launches = [x for x in timed(run, plan, None) if x.arm == name]
-        beside = sum(bool(x.slot) for x in launches)
+        launches = [launch for launch in timed(run, plan, None) if launch.arm == name]
+        beside = sum(bool(launch.slot) for launch in launches)
         if not beside:
             continue
         slowdown = _slowdown(run, plan.arm(name).case.hash)
@@ -110,7 +110,7 @@ def slow_devices(run: RunRecord) -> list[SlowDevice]:
 
 
 def _baselines(plan: Plan, contrasts: Collection[Contrast]) -> set[str]:
-    return {plan.arm(name).case.hash for c in contrasts for name in c.baseline}
+    return {plan.arm(name).case.hash for contrast in contrasts for name in contrast.baseline}
 
 
 def _slowdown(run: RunRecord, case: str) -> tuple[float, float] | None:
@@ -118,7 +118,7 @@ def _slowdown(run: RunRecord, case: str) -> tuple[float, float] | None:
 
     None where one kind is missing.
     """
-    probes = [x for x in run.by_case.get(case, ()) if x.purpose is Purpose.PROBE]
+    probes = [launch for launch in run.by_case.get(case, ()) if launch.purpose is Purpose.PROBE]
     alone = _speeds(probes, beside=False)
     beside = _speeds(probes, beside=True)
     if not alone or not beside:
@@ -128,5 +128,5 @@ def _slowdown(run: RunRecord, case: str) -> tuple[float, float] | None:
 
 
 def _speeds(launches: Collection[LaunchRecord], *, beside: bool) -> list[float]:
-    rates = [x.throughput for x in launches if bool(x.slot) is beside]
+    rates = [launch.throughput for launch in launches if bool(launch.slot) is beside]
     return [math.log(rate) for rate in rates if rate]

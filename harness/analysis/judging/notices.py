@@ -68,18 +68,27 @@ def _measured(run: RunRecord) -> Iterator[tuple[CaseSpec, list[LaunchRecord]]]:
     for plan in run.plans:
         for arm in plan.arms:
             launches = timed(run, plan, None)
-            yield arm.case, [x for x in launches if x.arm == arm.name and x.steps is not None]
+            yield (
+                arm.case,
+                [
+                    launch
+                    for launch in launches
+                    if launch.arm == arm.name and launch.steps is not None
+                ],
+            )
 
 
 def _memory(run: RunRecord) -> Iterator[str]:
     """Memory that grows in every launch, and experts that are asked too much."""
     for case, launches in _measured(run):
         slopes = [
-            x.growth for x in launches if x.growth and x.steps and x.steps.count >= LEAK_STEPS
+            launch.growth
+            for launch in launches
+            if launch.growth and launch.steps and launch.steps.count >= LEAK_STEPS
         ]
-        grows = [g for g in slopes if g.low > LEAK_BYTES and g.steady >= 0.5]
+        grows = [slope for slope in slopes if slope.low > LEAK_BYTES and slope.steady >= 0.5]
         if len(launches) >= 2 and len(grows) == len(launches):
-            rate = median([g.slope for g in grows])
+            rate = median([growth.slope for growth in grows])
             yield f"{case.id}: memory grows {rate / 1e3:.0f} kB a step in every launch"
         for notice in overloaded(launches[-1:]):
             yield f"{case.id}: {notice}"
@@ -87,7 +96,9 @@ def _memory(run: RunRecord) -> Iterator[str]:
 
 def _losses(run: RunRecord) -> Iterator[str]:
     """Losses that differ between launches of one arm: told of each on CPUs, counted on GPUs."""
-    unlike = [case for case, launches in _measured(run) if len({x.losses for x in launches}) > 1]
+    unlike = [
+        case for case, launches in _measured(run) if len({launch.losses for launch in launches}) > 1
+    ]
     on_gpus = [case for case in unlike if case.device is not Device.CPU]
     for case in unlike:
         if case not in on_gpus:
@@ -147,8 +158,8 @@ def reproducible(run: RunRecord) -> str:
     same = sum(arms.values())
     message = f"equal bit for bit in all launches of {same} of {len(arms)} arms"
     checked = {
-        (x.plan, x.arm)
-        for x in run.launches
-        if x.purpose is Purpose.TIMED and x.steps is not None and x.compared
+        (launch.plan, launch.arm)
+        for launch in run.launches
+        if launch.purpose is Purpose.TIMED and launch.steps is not None and launch.compared
     }
     return f"{message}; {len(checked)} of {len(arms)} compared with the harness's own training"

@@ -74,7 +74,7 @@ def _edited(evidence: Evidence) -> Conclusion | None:
     for launch in [*checked, *filter(None, trained), *evidence.all_launches]:
         setup = setups.get(launch.case, "")
         for name, digest in (
-            (n, d) for rank in launch.ranks for n, d in (rank.sources or {}).items()
+            (n, value) for rank in launch.ranks for n, value in (rank.sources or {}).items()
         ):
             of = setup if name in VERSIONS or setup in versions else ""
             first, before = known.setdefault((of, name), (launch.launch, digest))
@@ -254,7 +254,7 @@ def unmeasured(run: RunRecord, plan: Plan, what: str) -> Conclusion:
         return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
     if not run.complete:
         return Conclusion(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
-    conclusions = (_of_launch(run, plan, x) for x in run.by_plan.get(plan.hash, ()))
+    conclusions = (_of_launch(run, plan, launch) for launch in run.by_plan.get(plan.hash, ()))
     for reason in (obstacle for obstacle in conclusions if obstacle is not None):
         return reason._replace(detail=f"{what}, since {reason.detail}")
     return Conclusion(Status.ERROR, Reason.NOT_MEASURED, what)

@@ -31,9 +31,9 @@ def timed(
     Attempt 0 is the measurement, 1 the set that confirms a FAIL; None is both.
     """
     return [
-        x
-        for x in run.by_plan.get(plan.hash, ())
-        if x.purpose is purpose and attempt in (None, x.attempt)
+        launch
+        for launch in run.by_plan.get(plan.hash, ())
+        if launch.purpose is purpose and attempt in (None, launch.attempt)
     ]
 
 
@@ -143,5 +143,5 @@ def judged_of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tup
 
 def values_of(launches: Sequence[LaunchRecord], metric: str) -> list[float]:
     """What these launches have of a metric; those that did not measure it are left out."""
-    values = (x.value(METRICS[metric]) for x in launches)
+    values = (launch.value(METRICS[metric]) for launch in launches)
     return [value for value in values if value is not None]

@@ -28,12 +28,17 @@ def _only(case: CaseSpec, launches: Sequence[LaunchRecord], room: Sequence[int])
     """The only place of these launches, where there are others."""
     if len(launches) < 2:
         return ""
-    if len(case.nodes) < len(room) and len({x.hosts for x in launches}) == 1:
+    if len(case.nodes) < len(room) and len({launch.hosts for launch in launches}) == 1:
         hosts = launches[0].hosts or range(len(case.nodes))
         return f"only on node {_numbers(hosts)} of {len(room)}"
     several = case.device is Device.CUDA and not case.first_device
     needed = case.nodes[0] * case.devices_per_rank
-    if several and len(room) == 1 and needed < room[0] and len({x.devices for x in launches}) == 1:
+    if (
+        several
+        and len(room) == 1
+        and needed < room[0]
+        and len({launch.devices for launch in launches}) == 1
+    ):
         first = launches[0].devices[0] if launches[0].devices else 0
         return f"only on device {_numbers(range(first, first + needed))} of {room[0]}"
     return ""

@@ -14,19 +14,23 @@ from harness.record import LaunchRecord, RunRecord, ScalingPoint
 
 def budgets(run: RunRecord, case: CaseSpec) -> list[LaunchRecord]:
     """The profiled launches of a case, whichever plan they were made for."""
-    return [x for x in run.by_case.get(case.hash, ()) if x.budget is not None and x.usable]
+    return [
+        launch
+        for launch in run.by_case.get(case.hash, ())
+        if launch.budget is not None and launch.usable
+    ]
 
 
 def throughput(run: RunRecord, plan: Plan, arm: str) -> float | None:
     """Geometric mean of an arm's throughput over its launches, samples/s."""
-    launches = [x for x in timed(run, plan) if x.arm == arm]
+    launches = [launch for launch in timed(run, plan) if launch.arm == arm]
     rates = values_of(launches, "throughput")
-    return geometric_mean(rates) if rates and all(x.usable for x in launches) else None
+    return geometric_mean(rates) if rates and all(launch.usable for launch in launches) else None
 
 
 def tabled(plan: Plan) -> list[Contrast]:
     """The contrasts that its ladder's table shows."""
-    return [c for c in plan.contrasts if metric(c.metric).tabled]
+    return [contrast for contrast in plan.contrasts if metric(contrast.metric).tabled]
 
 
 def piloted(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
@@ -37,7 +41,11 @@ def piloted(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
     rates = []
     for name in (contrast.subject, *contrast.baseline):
         case = plan.arm(name).case
-        read = (figure(run, case, x, metric_) for x in run.pilots_of({case.hash}) if x.usable)
+        read = (
+            figure(run, case, launch, metric_)
+            for launch in run.pilots_of({case.hash})
+            if launch.usable
+        )
         values = [value for value in read if value is not None]
         if not values:
             return None
@@ -47,7 +55,7 @@ def piloted(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
 
 def shown_against(plan: Plan) -> str:
     """The kind of baseline that a plan's ladder is shown against: plain where it is measured."""
-    kinds = [c.against for c in tabled(plan)]
+    kinds = [contrast.against for contrast in tabled(plan)]
     return "plain" if "plain" in kinds or not kinds else kinds[0]
 
 

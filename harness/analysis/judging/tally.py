@@ -52,9 +52,11 @@ class Tally:
 
 def requirements(run: RunRecord) -> list[Verdict]:
     """The verdicts that count, worst first."""
-    judged = [v for v in run.verdicts if v.rule and v.reason is not Reason.CAUGHT]
-    judged = [v for v in judged if v.status is not Status.SKIP]
-    return sorted(judged, key=lambda v: SEVERITY.index(v.counts))
+    judged = [
+        verdict for verdict in run.verdicts if verdict.rule and verdict.reason is not Reason.CAUGHT
+    ]
+    judged = [verdict for verdict in judged if verdict.status is not Status.SKIP]
+    return sorted(judged, key=lambda verdict: SEVERITY.index(verdict.counts))
 
 
 def wrong(run: RunRecord) -> list[Verdict]:
@@ -62,9 +64,17 @@ def wrong(run: RunRecord) -> list[Verdict]:
     wrong, a control that was not caught.
     """
     failing = (Status.ERROR, Status.FAIL)
-    unruled = [v for v in run.verdicts if not v.rule and v.counts in failing]
-    judged = {v.case for v in requirements(run) if v.counts in failing}
-    return list({v.case: v for v in reversed(unruled) if v.case not in judged}.values())
+    unruled = [
+        verdict for verdict in run.verdicts if not verdict.rule and verdict.counts in failing
+    ]
+    judged = {
+        requirement.case for requirement in requirements(run) if requirement.counts in failing
+    }
+    return list(
+        {
+            verdict.case: verdict for verdict in reversed(unruled) if verdict.case not in judged
+        }.values()
+    )
 
 
 def of_stand_in(run: RunRecord, verdict: Verdict) -> bool:
@@ -73,7 +83,12 @@ def of_stand_in(run: RunRecord, verdict: Verdict) -> bool:
         return True
     cases = [*run.cases_by_hash.get(verdict.case_hash, ())]
     if (plan := run.plan_of.get(verdict.plan)) is not None:
-        baselines = {b for c in plan.contrasts if c.name == verdict.contrast for b in c.baseline}
+        baselines = {
+            b
+            for contrast in plan.contrasts
+            if contrast.name == verdict.contrast
+            for b in contrast.baseline
+        }
         cases += [plan.arm(name).case for name in baselines]
     return any(run.stand_ins(case) for case in cases)
 
@@ -81,8 +96,8 @@ def of_stand_in(run: RunRecord, verdict: Verdict) -> bool:
 def tally(run: RunRecord) -> Tally:
     """What a run's requirements came to."""
     judged = requirements(run)
-    counts = [v.counts for v in judged]
-    waived = sum(v.waived and v.status is Status.FAIL for v in judged)
+    counts = [verdict.counts for verdict in judged]
+    waived = sum(verdict.waived and verdict.status is Status.FAIL for verdict in judged)
     return Tally(
         total=len(judged),
         hold=counts.count(Status.PASS),
@@ -91,7 +106,7 @@ def tally(run: RunRecord) -> Tally:
         undecided=counts.count(Status.INCONCLUSIVE),
         waived=waived,
         recorded=counts.count(Status.RECORDED) - waived,
-        stand_ins=sum(of_stand_in(run, v) for v in judged),
-        controls=sum(v.reason is Reason.CAUGHT for v in run.verdicts),
+        stand_ins=sum(of_stand_in(run, verdict) for verdict in judged),
+        controls=sum(verdict.reason is Reason.CAUGHT for verdict in run.verdicts),
         beside=len(wrong(run)),
     )

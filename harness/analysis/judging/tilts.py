@@ -119,18 +119,18 @@ def _drifting(launches: Sequence[LaunchRecord]) -> list[Tilt]:
     Its mean is off by half of the drift if it had settled by the end of its window, and by all of
     it if it went on as far again; a worst pair is off as far as that launch.
     """
-    windows = [x.steadiness for x in launches if x.steadiness]
+    windows = [launch.steadiness for launch in launches if launch.steadiness]
     if (odd := steadiness.outlier(windows)) is None:
         return []
     off = math.exp(windows[odd].drift)
-    name = [x for x in launches if x.steadiness][odd].launch
+    name = [launch for launch in launches if launch.steadiness][odd].launch
     reason = f"{name} was not steady: its steps drift by {off - 1:+.1%}"
     return [Tilt(factor=factor, why=reason, reason=Reason.NOT_STEADY) for factor in (1 / off, off)]
 
 
 def _clocks(arm: _Arm) -> list[float]:
     """What the devices' clocks were in the middle of each launch, MHz."""
-    ranges = (gpu.sm_clock_mhz for x in arm.timed for gpu in x.gpus)
+    ranges = (gpu.sm_clock_mhz for launch in arm.timed for gpu in launch.gpus)
     return [sum(r) / len(r) for r in ranges if r]
 
 
@@ -143,7 +143,7 @@ def _slowed(arm: _Arm, highest: float) -> float | None:
 def _hidden(arm: _Arm, _: float) -> float | None:
     """Share of time that the pilots' stalls took and those of the timed windows did not."""
     far, near = (
-        [x.stalls.share for x in launches if x.stalls is not None]
+        [launch.stalls.share for launch in launches if launch.stalls is not None]
         for launches in (arm.pilots, arm.timed)
     )
     return max(0.0, fmean(far) - fmean(near)) if far and near else None

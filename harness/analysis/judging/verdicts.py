@@ -30,12 +30,14 @@ def rules_for(
 
 def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
     """Every verdict of a record: what was measured beside plans first."""
-    return (*of_series(run), *(v for plan in run.plans for v in of_plan(run, plan)))
+    return (*of_series(run), *(verdict for plan in run.plans for verdict in of_plan(run, plan)))
 
 
 def of_series(run: RunRecord) -> tuple[Verdict, ...]:
     """The verdicts on sweeps and trials."""
-    return tuple(conclude(q, rule, run) for s in series(run) for q, rule in s.questions(run))
+    return tuple(
+        conclude(question, rule, run) for s in series(run) for question, rule in s.questions(run)
+    )
 
 
 def of_plan(run: RunRecord, plan: Plan) -> list[Verdict]:
@@ -149,7 +151,7 @@ def _gain(evidence: Evidence) -> float:
         expected.stages > 1 or any("Shard" in placed for placed in expected.placements)
     )
     below = evidence.timed_of(evidence.contrast.baseline)
-    steps = [x.steps.mean_s for x in below if x.steps and not x.attempt]
+    steps = [launch.steps.mean_s for launch in below if launch.steps and not launch.attempt]
     if not sharded or facts is None or not steps or case.world_size < 2:
         return 1.0
     optimizer_s = ADAMW_BYTES * facts.num_params / MEMORY_BYTES[case.device]
@@ -180,8 +182,12 @@ def _claimed(evidence: Evidence) -> str:
 def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:
     """Verdicts of a plan that more blocks, or a probe of what neighbours take, could decide."""
     judged = of_plan(run, plan)
-    helped = [v for v in judged if v.more is not None or v.reason is Reason.NEIGHBOURS]
-    return [v for v in helped if v.status is Status.INCONCLUSIVE]
+    helped = [
+        verdict
+        for verdict in judged
+        if verdict.more is not None or verdict.reason is Reason.NEIGHBOURS
+    ]
+    return [verdict for verdict in helped if verdict.status is Status.INCONCLUSIVE]
 
 
 def unconfirmed(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -197,10 +203,14 @@ def together(all_verdicts: Sequence[Verdict]) -> tuple[int, int]:
     Each verdict alone errs at most one time in twenty; with dozens of them some would.
     """
     judged = [
-        v for v in all_verdicts if v.rule and v.value is not None and v.status is not Status.ERROR
+        verdict
+        for verdict in all_verdicts
+        if verdict.rule and verdict.value is not None and verdict.status is not Status.ERROR
     ]
     counts = []
     for status in (Status.PASS, Status.FAIL):
-        evidence = [(v.evidence or 0.0) if v.status is status else 0.0 for v in judged]
+        evidence = [
+            (verdict.evidence or 0.0) if verdict.status is status else 0.0 for verdict in judged
+        ]
         counts.append(len(sequential.discoveries(evidence, ALPHA / 2)))
     return counts[0], counts[1]

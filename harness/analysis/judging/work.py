@@ -49,7 +49,11 @@ def excess(evidence: Evidence) -> str:
     theirs = _cpu_s(baseline)
     if subject_s is None or theirs is None:
         return ""
-    samples = min(x.consumed / x.steps.count for x in baseline if x.steps and x.consumed)
+    samples = min(
+        launch.consumed / launch.steps.count
+        for launch in baseline
+        if launch.steps and launch.consumed
+    )
     update_s = ADAMW_BYTES * facts.num_params / MEMORY_BYTES[case.device] / samples
     if theirs - min(update_s, theirs / 2) <= MOST * subject_s:  # ranks may share out the optimizer
         return ""
@@ -84,8 +88,8 @@ def _of_launches(
     launches: list[LaunchRecord], seconds: Callable[[RankRecord], float]
 ) -> list[float]:
     """Seconds of all ranks for a sample, of each launch; empty of too few."""
-    usable = [x for x in launches if x.usable and x.consumed and x.ranks]
-    per_sample = [sum(map(seconds, x.ranks)) / (x.consumed or 1) for x in usable]
+    usable = [launch for launch in launches if launch.usable and launch.consumed and launch.ranks]
+    per_sample = [sum(map(seconds, launch.ranks)) / (launch.consumed or 1) for launch in usable]
     return per_sample if len(per_sample) >= LEAST_LAUNCHES else []
 
 

@@ -37,9 +37,9 @@ class ComparedBits:
 
 def compare(samples: Sequence[Samples]) -> ComparedBits:
     """Hashes of every rank of a launch, in the order of ranks."""
-    bits = np.array([s.bits for s in samples])  # ranks, steps, copies, tensors
-    received = np.array([s.received for s in samples])  # ranks, steps, sources
-    stored = np.array([s.stored for s in samples])  # ranks, before and after
+    bits = np.array([sample.bits for sample in samples])  # ranks, steps, copies, tensors
+    received = np.array([sample.received for sample in samples])  # ranks, steps, sources
+    stored = np.array([sample.stored for sample in samples])  # ranks, before and after
     num, steps, copies, _ = bits.shape
     odd = list[Odd]()
     for step in range(steps):
@@ -99,7 +99,7 @@ def told(compared: ComparedBits, ranks: Sequence[RankRecord]) -> tuple[str, ...]
     groups = defaultdict[tuple[tuple[int, ...], str], list[int]](list)
     for odd in compared.odd:
         groups[odd.ranks, odd.what].append(odd.step)
-    hosts = {r.rank: r.host for r in ranks}
+    hosts = {rank.rank: rank.host for rank in ranks}
     sentences = []
     for (who, what), steps in sorted(groups.items(), key=lambda g: (-len(g[1]), g[0])):
         when = f" in {len({*steps})} steps, first in step {min(steps)}" if what != "stored" else ""

@@ -127,7 +127,7 @@ def reached(samples: Sequence[Samples], target: float, expected: Expected) -> Re
     return Reached(
         steps=steps,
         samples=steps * expected.global_batch,
-        seconds=max(float(s.marks_s[steps] - s.marks_s[0]) for s in samples),
+        seconds=max(float(sample.marks_s[steps] - sample.marks_s[0]) for sample in samples),
     )
 
 
@@ -152,7 +152,9 @@ def compared(samples: Sequence[Samples], reference: LossCurve | None) -> int:
 
 def slowest(samples: Sequence[Samples], cut: int) -> list[float]:
     """Kept step times in s: an iteration takes what its slowest rank takes."""
-    step_times: list[float] = np.max(np.stack([s.step_s for s in samples]), axis=0)[cut:].tolist()
+    step_times: list[float] = np.max(np.stack([sample.step_s for sample in samples]), axis=0)[
+        cut:
+    ].tolist()
     return step_times
 
 
@@ -239,14 +241,14 @@ def consumed(samples: Sequence[Samples], cut: int) -> int:
 
     Told by the content that reached the model; in older records by what was handed out.
     """
-    if any(s.seen is None for s in samples):
-        kept = [s.sample_ids[cut:] for s in samples]
+    if any(sample.seen is None for sample in samples):
+        kept = [sample.sample_ids[cut:] for sample in samples]
         return sum(len(np.unique(np.concatenate(step))) for step in zip(*kept, strict=True))
-    reached = _by_step([s.seen for s in samples if s.seen is not None], cut)
-    if any(s.content is None for s in samples):
+    reached = _by_step([sample.seen for sample in samples if sample.seen is not None], cut)
+    if any(sample.content is None for sample in samples):
         return sum(len({row for row in step if row}) for step in reached)
-    ids = _by_step([s.sample_ids for s in samples], cut)
-    content = _by_step([s.content for s in samples if s.content is not None], cut)
+    ids = _by_step([sample.sample_ids for sample in samples], cut)
+    content = _by_step([sample.content for sample in samples if sample.content is not None], cut)
     total = 0
     for handed_out, rows, seen in zip(ids, content, map(frozenset, reached), strict=True):
         total += len({i for i, row in zip(handed_out, rows, strict=True) if row in seen})
@@ -262,11 +264,11 @@ def _by_step(ranks: Sequence[np.ndarray], cut: int) -> list[list[int]]:
 def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
     """Memory slope of the rank that grows fastest; None with fewer than 6 looks at it."""
     fastest = None
-    for rank, s in enumerate(samples):
-        looked = np.flatnonzero(s.rss_bytes[cut:])
+    for rank, sample in enumerate(samples):
+        looked = np.flatnonzero(sample.rss_bytes[cut:])
         if len(looked) < 6:
             return None
-        values = [float(v) for v in s.rss_bytes[cut:][looked]]
+        values = [float(v) for v in sample.rss_bytes[cut:][looked]]
         apart = int(looked[1] - looked[0])  # steps between two looks
         line = stats.slope(values)
         assert line.low is not None and line.high is not None
@@ -280,8 +282,8 @@ def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
 def losses(samples: Sequence[Samples]) -> str:
     """Digest of all ranks' losses: equal for two launches that trained the same to the bit."""
     digest = hashlib.sha256()
-    for s in samples:
-        digest.update(s.loss.tobytes())
+    for sample in samples:
+        digest.update(sample.loss.tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -463,9 +465,9 @@ def _behind_schedule(ranks: Sequence[RankRecord], steps: int, kept: int) -> Iter
 
 
 def _losses(samples: Sequence[Samples], reference: LossCurve | None) -> Iterator[str]:
-    if any(not np.isfinite(s.loss[~np.isnan(s.loss)]).all() for s in samples):
+    if any(not np.isfinite(sample.loss[~np.isnan(sample.loss)]).all() for sample in samples):
         yield "loss: not finite"
-    if all(np.isnan(s.loss).any() for s in samples):
+    if all(np.isnan(sample.loss).any() for sample in samples):
         yield "loss: no rank has a loss for every step"
     elif reference is not None and (reason := astray(samples, reference)):
         yield reason

@@ -58,8 +58,8 @@ def _usable(run: RunRecord) -> list[tuple[int, LaunchRecord]]:
 
 
 def _pilot(launch: LaunchRecord, window: Window, folder: Path) -> Pilot:
-    samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
-    stepping = max(r.stepping_s for r in launch.ranks)
+    samples = [load_samples(folder, launch.launch, rank) for rank in launch.ranks]
+    stepping = max(rank.stepping_s for rank in launch.ranks)
     return Pilot(
         case=launch.case,
         window=window,
@@ -107,12 +107,12 @@ def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:
     num_kept = plan.window.steps - plan.window.cut
     steps = matching[0].steps
     usual = median(steps)
-    stood_s = sum(s - usual for s in steps if s > figures.STALL * usual)
+    stood_s = sum(step - usual for step in steps if step > figures.STALL * usual)
     return 2 * steadiness.warm_up(steps) > num_kept or stood_s > STOOD * sum(steps)
 
 
 def _matching(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> list[Pilot]:
-    return [p for p in pilots if p.case == arm.case.hash and p.window == plan.pilot]
+    return [pilot for pilot in pilots if pilot.case == arm.case.hash and pilot.window == plan.pilot]
 
 
 def _window(plan: Plan, arm: Arm, pilots: Sequence[Pilot], sd: float | None) -> Window:

@@ -105,8 +105,8 @@ def curve(
     wanted = described[case].reference
     if launch is None or wanted is None or launch.status is not LaunchStatus.OK:
         return None
-    samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
-    replicates = [s.replicates for s in samples if s.replicates is not None]
+    samples = [load_samples(folder, launch.launch, rank) for rank in launch.ranks]
+    replicates = [sample.replicates for sample in samples if sample.replicates is not None]
     return LossCurve(
         losses=mean_losses(samples),
         limit=wanted.limit,
@@ -134,7 +134,7 @@ class Curves:
 
 def mean_losses(samples: Sequence[Samples]) -> np.ndarray:
     """The loss of each step: the mean over the ranks that computed one, NaN where none did."""
-    by_rank = np.stack([s.loss for s in samples])
+    by_rank = np.stack([sample.loss for sample in samples])
     known = ~np.isnan(by_rank)
     total = np.where(known, by_rank, 0.0).sum(0)
     count = known.sum(0)

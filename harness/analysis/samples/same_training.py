@@ -37,7 +37,7 @@ def _differences(
     case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord], edited: bool
 ) -> Iterator[str]:
     every = [*mine, *base]
-    together = () if any(_seen(x).sharded for x in every) else every
+    together = () if any(_seen(launch).sharded for launch in every) else every
     for launches in (mine, base, together) if _seeded(every) else ():
         yield from _starts(launches)
     if not mine or not base:
@@ -88,9 +88,12 @@ def draws_whole(a: LaunchRecord, b: LaunchRecord) -> bool:
     """
     seen = [rank.watched for rank in a.ranks if rank.watched is not None]
     size = _seen(b).whole
-    alike = len({w.stored for w in seen}) == 1
+    alike = len({watched.stored for watched in seen}) == 1
     return (
-        bool(size) and alike and len(seen) > 1 and all(w.parallel and w.whole == size for w in seen)
+        bool(size)
+        and alike
+        and len(seen) > 1
+        and all(watched.parallel and watched.whole == size for watched in seen)
     )
 
 
@@ -104,7 +107,9 @@ def _amounts(
 ) -> Iterator[str]:
     """Weak: as many samples a step on each rank; strong: as many in all."""
     here, there = (
-        median([x.consumed / x.steps.count for x in side if x.steps is not None])
+        median(
+            [launch.consumed / launch.steps.count for launch in side if launch.steps is not None]
+        )
         for side in (mine, base)
     )
     wanted = there * (case.world_size / len(base[0].ranks) if case.mode is Mode.WEAK else 1)
@@ -135,7 +140,7 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
             f"work: of {_of(base[0])} one computes {si(beside[1], 'FLOP')} beside its training in a"
             f" step, none more than {si(beside[0], 'FLOP')} here: is there an evaluation there?"
         )
-    alike = max(_distinct(x) for x in mine), min(_distinct(x) for x in base)
+    alike = max(_distinct(launch) for launch in mine), min(_distinct(launch) for launch in base)
     if alike[0] < LESS * alike[1]:
         yield (
             f"samples: {alike[0]:.0%} of the rows of a step are not like another one here,"
@@ -207,8 +212,9 @@ def random(launches: Sequence[LaunchRecord]) -> bool:
 def same_samples(a: LaunchRecord, b: LaunchRecord) -> bool:
     """Whether both trained on the same samples in the first step, by the sum of their hashes."""
     first, second = (
-        sum(int(rank.watched.first, 16) for rank in x.ranks if rank.watched is not None) % 2**64
-        for x in (a, b)
+        sum(int(rank.watched.first, 16) for rank in launch.ranks if rank.watched is not None)
+        % 2**64
+        for launch in (a, b)
     )
     return first == second != 0
 

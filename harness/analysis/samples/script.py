@@ -41,13 +41,13 @@ def by_step(samples: Sequence[Samples], first: int = 0) -> list[int]:
     Steps whose samples were only counted have as large a share of distinct ones as those of these
     that were looked at.
     """
-    came = np.array(sum(_came(s) for s in samples))[first:]
+    came = np.array(sum(_came(sample) for sample in samples))[first:]
     looked = np.array(_looked(samples))[first:]
     distinct = [rows(samples, first + step) for step in np.flatnonzero(looked).tolist()]
     share = sum(distinct) / max(1, came[looked].sum()) if looked.any() else 1.0
     counts = np.rint(came * share).astype(int)
     counts[looked] = distinct
-    return [int(n) for n in counts]
+    return [int(count) for count in counts]
 
 
 def _came(samples: Samples) -> np.ndarray:
@@ -59,7 +59,9 @@ def _came(samples: Samples) -> np.ndarray:
 
 def _looked(samples: Sequence[Samples]) -> np.ndarray:
     """Steps in which all that came was looked at, on every rank."""
-    whole = [(s.seen != 0).sum(1) == _came(s) for s in samples if s.seen is not None]
+    whole = [
+        (sample.seen != 0).sum(1) == _came(sample) for sample in samples if sample.seen is not None
+    ]
     whole_steps: np.ndarray = np.all(whole, axis=0)
     return whole_steps
 
@@ -188,7 +190,7 @@ def _samples(
         return
     last = len(samples[0].marks_s) - 2
     num_rows = rows(samples, last)
-    if stated is None and num_rows and not any(_changes(s) for s in samples):
+    if stated is None and num_rows and not any(_changes(sample) for sample in samples):
         yield (
             f"samples: every step trains on the same {num_rows} samples: is a batch kept, or made"
             f" up? --samples-per-step N accepts that"
@@ -198,7 +200,7 @@ def _samples(
             "samples: a DistributedSampler shuffles every epoch alike:"
             " is sampler.set_epoch(epoch) missing?"
         )
-    arrived = [int((s.seen[last] != 0).sum()) for s in samples if s.seen is not None]
+    arrived = [int((sample.seen[last] != 0).sum()) for sample in samples if sample.seen is not None]
     if stated is not None and num_rows != stated:
         yield f"samples: {num_rows} reached the model in a step, {stated} were declared"
     if 0 in arrived and max(arrived):
@@ -236,7 +238,9 @@ def _training(
             "replicas: ranks ended with different parameters: are gradients all-reduced before"
             " every optimizer step?"
         )
-    large = {n for n, c in watched[0].collectives.items() if c.payload_bytes >= SMALL}
+    large = {
+        name for name, issued in watched[0].collectives.items() if issued.payload_bytes >= SMALL
+    }
     if large == {"broadcast"}:
         yield (
             "gradients: a step only broadcasts: what the other ranks have computed reaches nobody;"

@@ -109,7 +109,7 @@ def drifts(windows: Sequence[Steadiness]) -> bool:
 
     Windows that are too short to tell (under 20 steps) say nothing here either.
     """
-    values = [s.drift for s in windows if s.t is not None]
+    values = [window.drift for window in windows if window.t is not None]
     if len(values) < 4:
         return False
     mean = stats.t_interval(values, DRIFT_ALPHA)
@@ -119,7 +119,7 @@ def drifts(windows: Sequence[Steadiness]) -> bool:
 
 def long_run_variance(steps: Sequence[float]) -> float:
     """Variance of log step times that a mean over steps feels: inflated by lag-1 correlation."""
-    logs = [math.log(s) for s in steps]
+    logs = [math.log(step) for step in steps]
     num_logs = len(logs)
     mean = math.fsum(logs) / num_logs
     off = [v - mean for v in logs]

@@ -101,7 +101,7 @@ def _moved(
         return None
     if not budget.total_ns(Term.COMPUTE):
         return None
-    busy = [r.mean_ns(Term.COMPUTE) for r in budget.ranks]
+    busy = [rank.mean_ns(Term.COMPUTE) for rank in budget.ranks]
     costs = [t / n for t, n in zip(busy, expected.blocks, strict=True) for _ in range(n)]
     split = evenly(costs, len(busy))
     ends = list(itertools.accumulate(split, initial=0))
@@ -163,12 +163,12 @@ def _of_workers(fed: Mapping[str, float]) -> str:
 
 def _waited_for(budget: Budget) -> str:
     """The rank that the others waited for, and what it was at."""
-    b = budget.blame
-    if b is None:
+    blame = budget.blame
+    if blame is None:
         return "ranks come to a collective at different times"
-    all_of_it = b.share > 0.995
-    share = "all waiting" if all_of_it else f"{b.share:.0%} of the waiting"
-    who = f"{share} is for rank {b.rank}"
-    if b.term is None:
+    all_of_it = blame.share > 0.995
+    share = "all waiting" if all_of_it else f"{blame.share:.0%} of the waiting"
+    who = f"{share} is for rank {blame.rank}"
+    if blame.term is None:
         return f"{who}, which is no slower than the others in total"
-    return f"{who}, whose {b.term} takes {b.excess_ns / 1e6:.2f} ms longer than the others'"
+    return f"{who}, whose {blame.term} takes {blame.excess_ns / 1e6:.2f} ms longer than the others'"

@@ -40,28 +40,30 @@ def close(
     ``offsets_ns`` is added to a rank's times to put them on one clock, known to ``clock_ns``;
     without a measured one, what the collectives themselves allow is used.
     """
-    unsure = [f"rank {r.rank}: {u}" for r in ranks for u in r.unsure]
+    unsure = [f"rank {lanes.rank}: {u}" for lanes in ranks for u in lanes.unsure]
     matched = match(ranks)
     if offsets_ns is None:
         offsets_ns, clock_ns = _offsets(ranks, matched, unsure)
-    common = [r.shifted(offsets_ns.get(r.rank, 0)) for r in ranks]
+    common = [lanes.shifted(offsets_ns.get(lanes.rank, 0)) for lanes in ranks]
     if any(offsets_ns.values()):
         matched = match(common)
     if matched.refused:
         unsure.append(f"communication is not divided into wait and transfer: {matched.refused}")
     if matched.lone:
         unsure.append(f"{matched.lone} collectives are missing in some ranks' traces: undivided")
-    steps = min(len(r.edges) for r in common)
-    if any(len(r.edges) != steps for r in common):
+    steps = min(len(lanes.edges) for lanes in common)
+    if any(len(lanes.edges) != steps for lanes in common):
         unsure.append("ranks recorded different numbers of steps: only the common ones count")
-    by_rank: dict[int, list[_Seen]] = {r.rank: [] for r in common}
-    for m in matched.meetings:
-        for rank, op in m.ops.items():
-            shortest = m.shortest if m.symmetric else op.end - op.start
-            by_rank[rank].append(_Seen(op, m.last_start, shortest))
+    by_rank: dict[int, list[_Seen]] = {lanes.rank: [] for lanes in common}
+    for meeting in matched.meetings:
+        for rank, op in meeting.ops.items():
+            shortest = meeting.shortest if meeting.symmetric else op.end - op.start
+            by_rank[rank].append(_Seen(op, meeting.last_start, shortest))
     divided = not matched.refused
-    tracks = {r.rank: _tracks(r, steps, by_rank[r.rank], divided) for r in common}
-    closed = tuple(_rank(r, steps, by_rank[r.rank], tracks[r.rank], divided) for r in common)
+    tracks = {lanes.rank: _tracks(lanes, steps, by_rank[lanes.rank], divided) for lanes in common}
+    closed = tuple(
+        _rank(lanes, steps, by_rank[lanes.rank], tracks[lanes.rank], divided) for lanes in common
+    )
     if clock_ns is not None and not matched.refused:
         unsure += _disagreements(closed, clock_ns)
     return Closed(
@@ -95,8 +97,16 @@ def _tracks(
     """When each term has the step: each takes what those before it left."""
     remaining = np.array([[lane.edges[0], lane.edges[num_edges - 1]]], dtype=np.int64)
     exposed = subtract(lane.awaited, merge(lane.compute, lane.move))
-    late = intervals.of((o.start, min(o.end, last)) for o, last, _ in operations if not o.p2p)
-    alone = intervals.of((o.start, min(o.end, last)) for o, last, _ in operations if o.p2p)
+    late = intervals.of(
+        (operation.start, min(operation.end, last))
+        for operation, last, _ in operations
+        if not operation.p2p
+    )
+    alone = intervals.of(
+        (operation.start, min(operation.end, last))
+        for operation, last, _ in operations
+        if operation.p2p
+    )
     claims = {Term.COMPUTE: lane.compute, Term.MOVE: lane.move}
     if divided:
         claims |= {
@@ -123,16 +133,21 @@ def _rank(
 ) -> RankBudget:
     """One rank's terms, counted for every step."""
     edges = lane.edges[:num_edges]
-    terms = {str(t): tuple(per_window(s, edges).tolist()) for t, s in tracks.items()}
+    terms = {str(term): tuple(per_window(track, edges).tolist()) for term, track in tracks.items()}
     step_ns = tuple(np.diff(edges).tolist())
     for step, whole in enumerate(step_ns):
-        if sum(v[step] for v in terms.values()) != whole:  # no assert: it must hold under -O, too
+        if (
+            sum(term[step] for term in terms.values()) != whole
+        ):  # no assert: it must hold under -O, too
             raise AssertionError(f"rank {lane.rank} step {step} is not closed")
     free = None
     if divided and operations:
         busy = merge(lane.compute, lane.move)
         exposed = per_window(subtract(lane.awaited, busy), edges)
-        short = intervals.of((max(o.end - least, o.waited), o.end) for o, _, least in operations)
+        short = intervals.of(
+            (max(operation.end - least, operation.waited), operation.end)
+            for operation, _, least in operations
+        )
         free = tuple((exposed - per_window(subtract(short, busy), edges)).tolist())
     return RankBudget(
         rank=lane.rank,
@@ -188,10 +203,10 @@ def _blame(
     if len(closed) < 2:
         return None
     waits: dict[int, int] = {}
-    busy = {r.rank: merge(r.compute, r.move) for r in lanes}
-    windows = {r.rank: (int(r.edges[0]), int(r.edges[num_edges - 1])) for r in lanes}
+    busy = {lane.rank: merge(lane.compute, lane.move) for lane in lanes}
+    windows = {lane.rank: (int(lane.edges[0]), int(lane.edges[num_edges - 1])) for lane in lanes}
     spans: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    opening = min(matched.meetings, key=lambda m: m.last_start, default=None)
+    opening = min(matched.meetings, key=lambda meeting: meeting.last_start, default=None)
     for m in matched.meetings:
         for rank, op in m.ops.items():
             low, high = windows[rank]
@@ -206,15 +221,15 @@ def _blame(
         waits[late] = waits.get(late, 0) + total(exposed)
         waits[rank] = waits.get(rank, 0) - total(exposed)
     # A rank that is late because it waited itself passes the blame on.
-    guilt = sum(w for w in waits.values() if w > 0)
+    guilt = sum(wait for wait in waits.values() if wait > 0)
     if not guilt:
         return None
     rank = max(waits, key=lambda r: (waits[r], r))
     steps = len(closed[0].step_ns)
-    blamed = next(r for r in closed if r.rank == rank)
+    blamed = next(budget for budget in closed if budget.rank == rank)
     excess = {}
     for term in (Term.COMPUTE, Term.MOVE, Term.DATA, Term.LAUNCH, Term.IDLE):
-        usual = float(np.median([r.mean_ns(term) for r in closed if r.rank != rank]))
+        usual = float(np.median([budget.mean_ns(term) for budget in closed if budget.rank != rank]))
         excess[term] = blamed.mean_ns(term) - usual
     term = max(excess, key=lambda t: excess[t])
     return Blame(

@@ -55,7 +55,9 @@ def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes
         edges=edges,
         compute=marks.rows_of(trace, device & ~talk & ~across),
         move=marks.rows_of(trace, across),
-        ops=tuple(sorted([*ops, *host_talk], key=lambda o: (o.start, o.end))),
+        ops=tuple(
+            sorted([*ops, *host_talk], key=lambda operation: (operation.start, operation.end))
+        ),
         data=marks.rows_of(trace, marks.data(trace)),
         launch=launch,
         queued=queued,

@@ -176,8 +176,10 @@ def decode(block: bytes) -> Found:
 
 
 def _found(events: list[Any], kind: type[Event], lost: int = 0) -> Found:
-    timed = [e for e in events if type(e) is kind and e.cat not in DROPPED]
-    instants = [] if len(timed) == len(events) else [e for e in events if type(e) is Instant]
+    timed = [event for event in events if type(event) is kind and event.cat not in DROPPED]
+    instants = (
+        [] if len(timed) == len(events) else [event for event in events if type(event) is Instant]
+    )
     return Found(timed, instants, lost)
 
 
@@ -213,7 +215,9 @@ def _event(text: str) -> Any:
             kind = {"X": Event, "i": Instant}.get(str(doc.get("ph")))
             if kind is None:
                 return _OTHERS[0]()
-            fields = {k: v for k, v in doc.items() if k != "args" and v is not None}
+            fields = {
+                key: value for key, value in doc.items() if key != "args" and value is not None
+            }
             event: Event | Instant = msgspec.convert(fields, kind, strict=False)
             event.args = msgspec.Raw(json.dumps(doc.get("args", {})).encode())
             return event

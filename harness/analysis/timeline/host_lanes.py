@@ -55,7 +55,15 @@ def outline_lanes(trace: Trace, rank: int) -> Lanes:
         edges=edges,
         compute=busy,
         move=EMPTY,
-        ops=tuple(sorted((_from_its_wait(o, busy) if o.p2p else o for o in ops), key=_begins)),
+        ops=tuple(
+            sorted(
+                (
+                    _from_its_wait(operation, busy) if operation.p2p else operation
+                    for operation in ops
+                ),
+                key=_begins,
+            )
+        ),
         data=loading,
         launch=EMPTY,
         queued=EMPTY,
@@ -96,7 +104,7 @@ def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
     loading = marks.rows_of(trace, data)
     ops = list(host_ops(trace, gloo, spans))
     busy = merge(compute, issued, loading)
-    ops = [_from_its_wait(o, busy) if o.p2p else o for o in ops]
+    ops = [_from_its_wait(operation, busy) if operation.p2p else operation for operation in ops]
     return Lanes(
         rank=rank,
         world_size=trace.world_size,

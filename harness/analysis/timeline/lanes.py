@@ -72,21 +72,26 @@ class Lanes:
     @property
     def communication(self) -> Intervals:
         """When any communication was under way."""
-        return intervals.of((o.start, o.end) for o in self.ops)
+        return intervals.of((operation.start, operation.end) for operation in self.ops)
 
     @property
     def awaited(self) -> Intervals:
         """When any communication could keep the rank from going on."""
-        return intervals.of((max(o.start, o.waited), o.end) for o in self.ops)
+        return intervals.of(
+            (max(operation.start, operation.waited), operation.end) for operation in self.ops
+        )
 
     def shifted(self, offset_ns: int) -> Lanes:
         if not offset_ns:
             return self
-        moved = {n: getattr(self, n) + offset_ns for n in ("edges", *_SETS)}
+        moved = {name: getattr(self, name) + offset_ns for name in ("edges", *_SETS)}
         ops = (
             replace(
-                o, start=o.start + offset_ns, end=o.end + offset_ns, waited=o.waited + offset_ns
+                operation,
+                start=operation.start + offset_ns,
+                end=operation.end + offset_ns,
+                waited=operation.waited + offset_ns,
             )
-            for o in self.ops
+            for operation in self.ops
         )
         return replace(self, ops=tuple(ops), **moved)

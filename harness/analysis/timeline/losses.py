@@ -56,7 +56,7 @@ class Losses:
     @property
     def lost(self) -> Mapping[Term, Fraction]:
         """Units of speedup that each term cost; their sum is ``ranks - speedup``, exactly."""
-        return {t: self.ranks * e / self.step_ns for t, e in self.excess_ns.items()}
+        return {term: self.ranks * value / self.step_ns for term, value in self.excess_ns.items()}
 
     def gain(self, term: Term) -> float:
         """The efficiency that removing a term's excess would give back: the budget is a bound."""
@@ -66,16 +66,22 @@ class Losses:
 
 def losses(base: Budget, rung: Budget, *, ranks: int, work: Fraction) -> Losses:
     """Difference two budgets; ``ranks`` and ``work`` are N and w above."""
-    known = [t for t in Term if any(t in r.terms for b in (base, rung) for r in b.ranks)]
-    divided = not any(b.total_ns(Term.UNDIVIDED) for b in (base, rung))
+    known = [
+        term
+        for term in Term
+        if any(term in rank.terms for budget in (base, rung) for rank in budget.ranks)
+    ]
+    divided = not any(budget.total_ns(Term.UNDIVIDED) for budget in (base, rung))
     if not divided:  # one of them could not be divided: then neither is
-        known = [t for t in known if t not in EXPOSED] + [Term.UNDIVIDED]
+        known = [term for term in known if term not in EXPOSED] + [Term.UNDIVIDED]
     busy = _term(rung, Term.COMPUTE, divided)
     difference = Losses(
         ranks=ranks,
         step_ns=_mean(rung),
         ideal_ns=work * _mean(base),
-        excess_ns={t: _term(rung, t, divided) - work * _term(base, t, divided) for t in known},
+        excess_ns={
+            term: _term(rung, term, divided) - work * _term(base, term, divided) for term in known
+        },
         compute_scaling=float(work * _term(base, Term.COMPUTE, divided) / busy) if busy else None,
     )
     if sum(difference.lost.values(), Fraction(0)) != ranks - difference.speedup:
@@ -84,7 +90,9 @@ def losses(base: Budget, rung: Budget, *, ranks: int, work: Fraction) -> Losses:
 
 
 def _mean(budget: Budget) -> Fraction:
-    return Fraction(sum(sum(r.step_ns) for r in budget.ranks), len(budget.ranks) * budget.steps)
+    return Fraction(
+        sum(sum(rank.step_ns) for rank in budget.ranks), len(budget.ranks) * budget.steps
+    )
 
 
 def _term(budget: Budget, term: Term, divided: bool) -> Fraction:

@@ -86,7 +86,7 @@ def _repeated(trace: Trace) -> list[tuple[str, int]]:
 
 def own(trace: Trace, *categories: Category) -> NDArray[np.bool_]:
     """Rows that are our own spans of these categories."""
-    wanted = [i for i, n in enumerate(trace.names) if category_of(n) in categories]
+    wanted = [i for i, name in enumerate(trace.names) if category_of(name) in categories]
     return np.isin(trace.name, wanted)
 
 

@@ -26,12 +26,12 @@ class Meeting:
     @property
     def last_start(self) -> int:
         """When the last rank came, ns."""
-        return max(o.start for o in self.ops.values())
+        return max(operation.start for operation in self.ops.values())
 
     @property
     def shortest(self) -> int:
         """The shortest duration over ranks, ns: nobody waited in that one, whatever the clocks."""
-        return min(o.end - o.start for o in self.ops.values())
+        return min(operation.end - operation.start for operation in self.ops.values())
 
     @property
     def p2p(self) -> bool:
@@ -55,8 +55,8 @@ class Matched:
 
 def match(ranks: Sequence[Lanes]) -> Matched:
     """Every collective with all ranks' parts of it, every message with its two ends."""
-    size = max(r.world_size for r in ranks)
-    if not any(r.ops for r in ranks):
+    size = max(rank.world_size for rank in ranks)
+    if not any(rank.ops for rank in ranks):
         return Matched()
     if size < 0 and len(ranks) == 1:
         return Matched(refused="only 1 traces were given")
@@ -121,10 +121,10 @@ def clock_bounds(matched: Matched, reference: int, rank: int) -> tuple[int, int]
     theta in [max(start_i - end_j), min(end_i - start_j)]: what is to be added to rank j's times.
     """
     low, high = None, None
-    for m in matched.meetings:
-        if not m.symmetric or reference not in m.ops or rank not in m.ops:
+    for meeting in matched.meetings:
+        if not meeting.symmetric or reference not in meeting.ops or rank not in meeting.ops:
             continue
-        i, j = m.ops[reference], m.ops[rank]
+        i, j = meeting.ops[reference], meeting.ops[rank]
         low = i.start - j.end if low is None else max(low, i.start - j.end)
         high = i.end - j.start if high is None else min(high, i.end - j.start)
     return None if low is None or high is None else (low, high)

@@ -41,10 +41,10 @@ def close_launch(
     folder: Path, launch: str, ranks: Sequence[RankRecord]
 ) -> tuple[list[Trace], list[Lanes], Closed]:
     """Read every rank's trace and close the budget, on rank 0's clock."""
-    traces = read_all([trace_path(folder, launch, r.rank) for r in ranks])
-    rank_lanes = [lanes(t, r.rank) for t, r in zip(traces, ranks, strict=True)]
-    offsets = {r.rank: -r.clock_offset_ns for r in ranks}
-    halves = [r.clock_half_ns for r in ranks if r.clock_half_ns is not None]
+    traces = read_all([trace_path(folder, launch, rank.rank) for rank in ranks])
+    rank_lanes = [lanes(trace, rank.rank) for trace, rank in zip(traces, ranks, strict=True)]
+    offsets = {rank.rank: -rank.clock_offset_ns for rank in ranks}
+    halves = [rank.clock_half_ns for rank in ranks if rank.clock_half_ns is not None]
     return traces, rank_lanes, close(rank_lanes, offsets, max(halves, default=0))
 
 

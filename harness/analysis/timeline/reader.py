@@ -96,13 +96,13 @@ class Trace:
 
     def named(self, matches: re.Pattern[str]) -> NDArray[np.bool_]:
         """Which rows have a name that matches from its beginning."""
-        return np.array([bool(matches.match(n)) for n in self.names], dtype=bool)[self.name]
+        return np.array([bool(matches.match(name)) for name in self.names], dtype=bool)[self.name]
 
 
 def split(trace: Trace) -> list[Trace]:
     """One trace for each process that makes steps: a file may hold all ranks of a world."""
     steps = trace.named(re.compile(r"ProfilerStep#\d+$")) & trace.of_cat("user_annotation")
-    process = np.array([t.partition("/")[0] for t in trace.threads])[trace.thread]
+    process = np.array([thread.partition("/")[0] for thread in trace.threads])[trace.thread]
     ids = sorted(set(process[steps].tolist()), key=lambda p: (len(p), p))
     if len(ids) < 2:
         return [trace]
@@ -122,7 +122,7 @@ def split(trace: Trace) -> list[Trace]:
                 trace,
                 rank=rank,
                 world_size=len(ids),
-                **{n: getattr(trace, n)[rows] for n in _COLUMNS},
+                **{name: getattr(trace, name)[rows] for name in _COLUMNS},
                 extra={place[r]: a for r, a in trace.extra.items() if r in place},
             )
         )
@@ -161,7 +161,9 @@ class _Growing:
 
     names: _Names = field(default_factory=_Names)
     places: _Ids = field(default_factory=_Ids)
-    grown: dict[str, bytearray] = field(default_factory=lambda: {n: bytearray() for n in _GROWN})
+    grown: dict[str, bytearray] = field(
+        default_factory=lambda: {name: bytearray() for name in _GROWN}
+    )
     extra: dict[int, Args] = field(default_factory=dict)
     allocated: list[NDArray[np.int64]] = field(default_factory=list)
     rows: int = 0
@@ -169,16 +171,16 @@ class _Growing:
     untimely: int = 0
 
     def add(self, found: Found) -> None:
-        if instants := [e for e in found.instants if abs(e.ts) < LATEST_US]:
-            memory = arguments([e.args for e in instants], MemoryEvents)
-            at = _ns(np.array([e.ts for e in instants]))
+        if instants := [instant for instant in found.instants if abs(instant.ts) < LATEST_US]:
+            memory = arguments([instant.args for instant in instants], MemoryEvents)
+            at = _ns(np.array([instant.ts for instant in instants]))
             sizes = _integers([m.allocated for m in memory])
             kinds = _integers([m.kind for m in memory])
             self.allocated.append(np.stack([at, sizes, kinds], axis=1)[sizes >= 0])
         events = found.timed
         n = len(found.timed)
-        ts = np.fromiter([e.ts for e in events], np.float64, n)
-        dur = np.fromiter([e.dur for e in events], np.float64, n)
+        ts = np.fromiter([event.ts for event in events], np.float64, n)
+        dur = np.fromiter([event.dur for event in events], np.float64, n)
         timely = (np.abs(ts) < LATEST_US) & (dur >= 0) & (dur < LATEST_US)
         if not timely.all():
             events = list(compress(events, timely))
@@ -189,8 +191,10 @@ class _Growing:
         if not n:
             return
         names, places = self.names, self.places
-        name = np.fromiter([names[e.name] for e in events], np.int32, n)
-        place = np.fromiter([places[e.cat, e.pid, e.tid] for e in events], np.int32, n)
+        name = np.fromiter([names[event.name] for event in events], np.int32, n)
+        place = np.fromiter(
+            [places[event.cat, event.pid, event.tid] for event in events], np.int32, n
+        )
         start = _ns(ts)
         if (ts != np.floor(ts)).any():
             self.coarsest_us = max(self.coarsest_us, float(np.spacing(ts.max())))
@@ -326,7 +330,7 @@ def _trace(
     if columns.extra:
         rank_of = np.empty(len(order), dtype=np.int64)
         rank_of[order] = np.arange(len(order))
-        moved = {int(rank_of[row]): a for row, a in columns.extra.items()}
+        moved = {int(rank_of[row]): args for row, args in columns.extra.items()}
     cats, threads = _Ids(), _Ids()
     cat_of = np.array([cats[_RENAMED.get(c, c)] for c, _, _ in columns.places], dtype=np.int16)
     thread_of = np.array([threads[f"{p}/{t}"] for _, p, t in columns.places], dtype=np.int32)

@@ -31,8 +31,10 @@ class Remedy:
 
     def of(self, case: CaseSpec) -> CaseSpec:
         """The case with its change."""
-        fields: dict[str, Any] = {k: v for k, v in self.change.items() if "." not in k}
-        knobs = {k: v for k, v in self.change.items() if "." in k}
+        fields: dict[str, Any] = {
+            key: value for key, value in self.change.items() if "." not in key
+        }
+        knobs = {key: value for key, value in self.change.items() if "." in key}
         case = case.fed_by(fields.pop("data", case.data)) if "data" in fields else case
         return replace(case, **fields, knobs={**case.knobs, **knobs})
 
@@ -73,7 +75,7 @@ def _of_communication(case: CaseSpec, known: Catalogue) -> Iterator[Remedy]:
             name = f"{case.strategy}.{knob}"
             yield Remedy(name=f"{name}={now * factor:g}", change={name: now * factor})
     hooked = known.get("strategies", case.strategy).head.get("HOOKED")
-    if not hooked or any(k.startswith(f"{case.strategy}.") for k in case.knobs):
+    if not hooked or any(key.startswith(f"{case.strategy}.") for key in case.knobs):
         return  # the strategy that compresses has no such knob
     for other in known.entries["strategies"].values():
         if not other.head["SUPPORTS"].get("compressor"):

@@ -98,7 +98,9 @@ def parts(contract: Contract, per: str, runs: Sequence[RunRecord]) -> list[Machi
             out.append(MachinePart(name=f"{unnamed} nodes that no run names", hosts=frozenset()))
         return out
     return [
-        MachinePart(name=group.name, hosts=frozenset(h for h in hosts if group.holds(h)))
+        MachinePart(
+            name=group.name, hosts=frozenset(digest for digest in hosts if group.holds(digest))
+        )
         for group in contract.groups
         if group.of == per
     ]
@@ -217,8 +219,8 @@ def requirement(
     """What came of a clause: its evidence is that which counts, ``lacking`` what should be there,
     too.
     """
-    measured = {e.unit for e in shown}
-    unmeasured = (*(u for u in units if u not in measured), *lacking)
+    measured = {evidence.unit for evidence in shown}
+    unmeasured = (*(unit for unit in units if unit not in measured), *lacking)
     worst = shown[0].verdict.status if shown else None
     if unmeasured and worst in (Status.PASS, Status.RECORDED):
         worst = Status.INCONCLUSIVE
@@ -286,10 +288,12 @@ def measured_hours(clause: Clause, verdict: Verdict, run: RunRecord) -> float:
     """For how long something was measured: an interrupted training's own wall clock, else the
     run's.
     """
-    plays = [p for p in run.played if p.case == verdict.case and p.mtbf_s is not None]
+    plays = [
+        played for played in run.played if played.case == verdict.case and played.mtbf_s is not None
+    ]
     if not plays or not metrics.metric(clause.rule.metric).measured_by:
         return run.elapsed_s / 3600
-    spans = (p.sittings[-1].marks[-1][2] - p.sittings[0].began_ns for p in plays)
+    spans = (play.sittings[-1].marks[-1][2] - play.sittings[0].began_ns for play in plays)
     return math.fsum(spans) / HOUR_NS
 
 

@@ -190,7 +190,7 @@ def load_contract(path: Path) -> Contract:
     return Contract(
         name=path.stem,
         terms=terms,
-        clauses=tuple(c for c in clauses if c is not None),
+        clauses=tuple(clause for clause in clauses if clause is not None),
         groups=tuple(groups),
         sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
     )
@@ -225,14 +225,14 @@ def _clause(table: TomlTable, groups: Sequence[Group], problems: Problems) -> Cl
     before = len(problems.found)
     _check_clause(table, groups, problems)
     values: dict[str, Any] = {"source": str(BoundSource.REQUIREMENT)}
-    values |= {k: v for k, v in table.values.items() if k not in _OF_CLAUSE}
+    values |= {key: value for key, value in table.values.items() if key not in _OF_CLAUSE}
     share = table.values.get("of_accepted")
     if share is not None and not {"at_least", "at_most"} & values.keys():
         values["at_least"] = _LATER
     rule = rule_of(replace(table, values=values), problems)
     if rule is None or len(problems.found) > before:
         return None
-    stated = {k: v for k, v in table.values.items() if k in _OF_CLAUSE}
+    stated = {key: value for key, value in table.values.items() if key in _OF_CLAUSE}
     return Clause(rule=rule, **stated)
 
 
@@ -243,7 +243,7 @@ def _check_clause(table: TomlTable, groups: Sequence[Group], problems: Problems)
         problems.add(table.lines.get(key, table.line), what, hint)
 
     values = table.values
-    kinds = {SYSTEM, NODE, *(g.of for g in groups)}
+    kinds = {SYSTEM, NODE, *(group.of for group in groups)}
     if (per := values.get("per", SYSTEM)) not in kinds:
         add("per", f"no [[unit]] is of a {per!r}", f'of = "{per}" in a [[unit]], with its nodes')
     for key in ("pairs", "hours", "every_days"):
@@ -289,7 +289,7 @@ def as_rules(rules: Sequence[Threshold]) -> list[str]:
     lines = []
     for rule in rules:
         lines += ["", "[[rule]]"]
-        usual = {f.name: f.default for f in fields(Threshold)}
+        usual = {field.name: field.default for field in fields(Threshold)}
         for name, value in to_doc(rule).items():
             if name == "waiver" and value is not None:
                 lines.append(f"waiver = {json.dumps(value['reason'])}")

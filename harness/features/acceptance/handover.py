@@ -93,11 +93,11 @@ class Handover:
     accepted: tuple[Seal, ...]
 
     def count(self, status: Status | None) -> int:
-        return sum(r.status is status for r in self.requirements)
+        return sum(requirement.status is status for requirement in self.requirements)
 
     @property
     def num_waived(self) -> int:
-        return sum(r.waived for r in self.requirements)
+        return sum(requirement.waived for requirement in self.requirements)
 
 
 def handover(
@@ -124,18 +124,22 @@ def handover(
         every = _by_their_own(records, beyond, today)
     else:
         every = by_contract(contract, records, references, today)
-    counted = [_counting(r, today, apart=False) for r in every]
-    stand_ins = [_counting(r, today, apart=True) for r in every]
-    shown_apart = {r.rule for r in stand_ins if r.evidence}
+    counted = [_counting(requirement, today, apart=False) for requirement in every]
+    stand_ins = [_counting(requirement, today, apart=True) for requirement in every]
+    shown_apart = {stand_in.rule for stand_in in stand_ins if stand_in.evidence}
     # Without a contract a rule of stand-ins alone asks nothing of the system.
-    asked = [r for r in counted if r.evidence or contract is not None or r.rule not in shown_apart]
+    asked = [
+        requirement
+        for requirement in counted
+        if requirement.evidence or contract is not None or requirement.rule not in shown_apart
+    ]
     requirements = sorted(asked, key=_severity)
     return Handover(
         status=overall(requirements, records, (*seals, *before)),
         made_on=today.isoformat(),
         contract=contract,
-        requirements=tuple(with_reason(r, records) for r in requirements),
-        stand_ins=tuple(r for r in stand_ins if r.evidence),
+        requirements=tuple(with_reason(requirement, records) for requirement in requirements),
+        stand_ins=tuple(stand_in for stand_in in stand_ins if stand_in.evidence),
         beyond=tuple((rule.name, why) for rule, why in beyond.items()),
         exclude=tuple(_exclude(records)),
         drift=tuple(_drift(records)),
@@ -178,7 +182,7 @@ def _lacking(clause: Clause, shown: Sequence[Evidence], accepted: Sequence[RunRe
     """What was accepted and was not measured again."""
     if clause.of_accepted is None:
         return []
-    measured = {e.verdict.case for e in shown}
+    measured = {evidence.verdict.case for evidence in shown}
     return [f"{case}, as accepted" for case in reference(clause, accepted) if case not in measured]
 
 
@@ -186,7 +190,9 @@ def _by_their_own(
     runs: Sequence[RunRecord], beyond: Mapping[Threshold, str], today: datetime.date
 ) -> list[Requirement]:
     """What came of the rules that runs were measured with."""
-    rules = dict.fromkeys(t for run in runs for t in run.thresholds if t not in beyond)
+    rules = dict.fromkeys(
+        threshold for run in runs for threshold in run.thresholds if threshold not in beyond
+    )
     out = []
     for rule in rules:
         verdicts = [
@@ -204,10 +210,12 @@ def _by_their_own(
 
 def _counting(of: Requirement, today: datetime.date, *, apart: bool) -> Requirement:
     """The requirement by that part of its evidence which counts, or which stands apart."""
-    shown = [e for e in of.evidence if e.apart is apart]
+    shown = [evidence for evidence in of.evidence if evidence.apart is apart]
     if len(shown) == len(of.evidence):
         return of
-    units = [unit for unit in of.units if not apart or any(e.unit == unit for e in shown)]
+    units = [
+        unit for unit in of.units if not apart or any(evidence.unit == unit for evidence in shown)
+    ]
     lacking = [u for u in of.unmeasured if u not in of.units]
     return requirement(of.clause, shown, units, lacking, late=of.late, today=today)
 
@@ -235,7 +243,7 @@ def overall(
 ) -> Status:
     if any(seal.differences for seal in seals):
         return Status.ERROR
-    asked = {r.status for r in requirements if not r.waived}
+    asked = {requirement.status for requirement in requirements if not requirement.waived}
     for status in (Status.ERROR, Status.FAIL):
         if status in asked:
             return status

@@ -53,16 +53,18 @@ def candidates(largest: Shape, target: Shape) -> list[Shape]:
     """
     most = max(2 * largest.ranks, target.ranks // 4)
     grown = [replace(largest, ranks=n * largest.ranks) for n in (1, 2, 4, 8)]
-    grown = [s for s in grown if s.ranks <= most]
+    grown = [shape for shape in grown if shape.ranks <= most]
     out = [
-        replace(s, micro_batch=max(1.0, s.micro_batch * share))
-        for s in grown
+        replace(shape, micro_batch=max(1.0, shape.micro_batch * share))
+        for shape in grown
         for share in (1.0, 0.5, 0.25, 0.125)
     ]
     out += [
-        replace(s, micros=max(1, round(s.micros * share))) for s in out for share in (0.5, 0.25)
+        replace(shape, micros=max(1, round(shape.micros * share)))
+        for shape in out
+        for share in (0.5, 0.25)
     ]
-    return [s for s in dict.fromkeys(out) if s not in (largest, target)]
+    return [shape for shape in dict.fromkeys(out) if shape not in (largest, target)]
 
 
 def advise(known: Posterior, target: Shape) -> Advice:
@@ -71,14 +73,17 @@ def advise(known: Posterior, target: Shape) -> Advice:
     What a measurement would leave of the target's variance follows from their covariance now; no
     figure need be known for that.
     """
-    largest = max((s for s in known.shapes if s.model == target.model), key=lambda s: s.ranks)
+    largest = max(
+        (shape for shape in known.shapes if shape.model == target.model),
+        key=lambda shape: shape.ranks,
+    )
     doubled = replace(largest, ranks=2 * largest.ranks)
     sizes = [*candidates(largest, target), doubled]
     seen = foresee(known, [target, *sizes], num=NUM_DRAWS)
     together = np.cov(seen.draws.T)
     before = together[0, 0]
     after = before - together[0, 1:] ** 2 / np.diag(together)[1:]
-    cost = np.array([s.ranks for s in sizes]) * np.exp(seen.middle[1:])
+    cost = np.array([size.ranks for size in sizes]) * np.exp(seen.middle[1:])
     affordable = np.where(cost <= cost[-1] * 1.001, after, np.inf)
     best = int(np.argmin(affordable))
     knee = knee_size(largest, target)

@@ -35,7 +35,9 @@ def limiter(
     Compute where neither is more than LITTLE. Growth is none: it only says that something is not
     explained.
     """
-    causes = [t for t in ForeseenTerm if t not in (ForeseenTerm.COMPUTE, ForeseenTerm.GROWTH)]
+    causes = [
+        term for term in ForeseenTerm if term not in (ForeseenTerm.COMPUTE, ForeseenTerm.GROWTH)
+    ]
     for of in (lost, shares) if sum(lost.values()) > LITTLE else (shares,):
         largest = max(causes, key=of.__getitem__)
         if of[largest] >= LITTLE:
@@ -55,7 +57,7 @@ def attribute(
     total = np.array([base_s, *step_s])
     exact = {term: value[0] for term, value in given.items()}
     exact[ForeseenTerm.GROWTH] = exact[ForeseenTerm.GROWTH] + total - sum(exact.values())
-    work = np.array([s.flops / s.ranks for s in (base, *shapes)])
+    work = np.array([shape.flops / shape.ranks for shape in (base, *shapes)])
     out = []
     for i in range(1, len(total)):
         shares = {term: float(value[i] / total[i]) for term, value in exact.items()}

@@ -66,8 +66,8 @@ def caution(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
 
 def _of_model(shape: Shape, calibrated: Sequence[Point]) -> list[Shape]:
     """The calibrated sizes of its model; all where it has none."""
-    alike = [p.shape for p in calibrated if p.shape.model == shape.model]
-    return alike or [p.shape for p in calibrated]
+    alike = [point.shape for point in calibrated if point.shape.model == shape.model]
+    return alike or [point.shape for point in calibrated]
 
 
 def _unknown(shape: Shape, fabric: Fabric) -> bool:

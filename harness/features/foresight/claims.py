@@ -146,7 +146,11 @@ def stated_table(table: Mapping[str, Any]) -> StatedTable:
     batches are stated: a larger step takes longer and is no slower.
     """
     points: Sequence[Mapping[str, Any]] = table["points"]
-    about = {k: v for k, v in table.items() if not isinstance(v, dict | list) or k == "model"}
+    about = {
+        key: value
+        for key, value in table.items()
+        if not isinstance(value, dict | list) or key == "model"
+    }
     rows = [_stated_row(point, about) for point in points]
     kinds = [str(point.get("kind") or "").strip() for point in points]
     names = [str(point.get("name") or "").strip() for point in points]
@@ -158,7 +162,9 @@ def stated_table(table: Mapping[str, Any]) -> StatedTable:
 def _stated_row(point: Mapping[str, Any], about: Mapping[str, Any]) -> Row:
     row: dict[ClaimedColumn, ClaimedFigure] = {}
     names: dict[ClaimedColumn, str] = {}
-    launches = next((v for k, v in point.items() if str(k).strip().lower() == "launches"), None)
+    launches = next(
+        (value for key, value in point.items() if str(key).strip().lower() == "launches"), None
+    )
     if (mean := mean_of(launches)) is not None:
         row[ClaimedColumn.TIME] = mean
     for name, cell in point.items():
@@ -201,9 +207,9 @@ def _samples(point: Mapping[str, Any], about: Mapping[str, Any]) -> float | None
 def _configurations(points: Sequence[Mapping[str, Any]]) -> list[str]:
     """What was run in each row, by the fields in which rows differ."""
     names = ("model", *NUMBERS["seq"], *CONFIGURATION)
-    cells = [{str(k).lower(): v for k, v in point.items()} for point in points]
-    unlike = [name for name in names if len({str(c.get(name)) for c in cells}) > 1]
-    return [", ".join(f"{name} {c[name]}" for name in unlike if name in c) for c in cells]
+    cells = [{str(key).lower(): value for key, value in point.items()} for point in points]
+    unlike = [name for name in names if len({str(cell.get(name)) for cell in cells}) > 1]
+    return [", ".join(f"{name} {cell[name]}" for name in unlike if name in cell) for cell in cells]
 
 
 def mean_of(cell: Any) -> ClaimedFigure | None:
@@ -244,7 +250,9 @@ def audit(
     called = list(names) or [""] * len(rows)
     bases: dict[str, Row] = {}
     for kind in dict.fromkeys(of):
-        known = [r for r, k in zip(rows, of, strict=True) if k == kind and ClaimedColumn.RANKS in r]
+        known = [
+            r for r, key in zip(rows, of, strict=True) if key == kind and ClaimedColumn.RANKS in r
+        ]
         if known:
             bases[kind] = min(known, key=lambda row: row[ClaimedColumn.RANKS].middle)
     out = []
@@ -331,13 +339,13 @@ def _measured(row: Row, base: Row) -> list[tuple[float, float, str]]:
     """Speedups that times and throughputs give, with their rounding."""
     out = []
     if ClaimedColumn.TIME in row and ClaimedColumn.TIME in base:
-        a = base[ClaimedColumn.TIME]
+        figure = base[ClaimedColumn.TIME]
         b = row[ClaimedColumn.TIME]
-        out.append((a.low / b.high, a.high / b.low, f"{a.text} / {b.text}"))
+        out.append((figure.low / b.high, figure.high / b.low, f"{figure.text} / {b.text}"))
     if ClaimedColumn.THROUGHPUT in row and ClaimedColumn.THROUGHPUT in base:
-        a = base[ClaimedColumn.THROUGHPUT]
+        figure = base[ClaimedColumn.THROUGHPUT]
         b = row[ClaimedColumn.THROUGHPUT]
-        out.append((b.low / a.high, b.high / a.low, f"{b.text} / {a.text}"))
+        out.append((b.low / figure.high, b.high / figure.low, f"{b.text} / {figure.text}"))
     return [(1.0, 1.0, how) for _, _, how in out] if row is base else out
 
 
@@ -374,7 +382,7 @@ def unexplained(row: Row, base: Row) -> float | None:
 def _missing(row: Row, base: Row) -> str:
     if row is base:
         return "the smallest row: others are checked against it"
-    has = {c for c in row if c is not ClaimedColumn.RANKS}
+    has = {column for column in row if column is not ClaimedColumn.RANKS}
     if not has:
         return "nothing but the number of ranks is stated"
     if _measured(row, base):

@@ -175,18 +175,21 @@ class LoopTrial:
 def try_(world: MadeUpWorld, random: np.random.Generator, advised: bool) -> LoopTrial:
     """Measure a world at small sizes, foresee the large ones, and look."""
     shapes = [replace(world.shape, ranks=n) for n in MEASURED]
-    taken = [world.measure(s, random) for s in shapes]
+    taken = [world.measure(shape, random) for shape in shapes]
     targets = [replace(world.shape, ranks=n) for n in TRUTHS]
     points = [
         *(Point(shape=s, step_s=t, calibrates=True) for s, t in zip(shapes, taken, strict=True)),
-        *(Point(shape=s, step_s=world.truth(s)) for s in targets),
+        *(Point(shape=target, step_s=world.truth(target)) for target in targets),
     ]
     table = PublishedTable(
         id="made up", family="made up", fabric=world.fabric, peak_flops=None, points=tuple(points)
     )
     made = predict(table, learned())
     # Where an exchange takes most of a step a table is asked about it; of a world all is known.
-    seen = [*made.predicted, *(r.unsaid for r in made.refused if r.unsaid is not None)]
+    seen = [
+        *made.predicted,
+        *(refusal.unsaid for refusal in made.refused if refusal.unsaid is not None),
+    ]
     known = _known(world, shapes, taken)
     last = seen[-1]
     trial = LoopTrial(
@@ -254,7 +257,7 @@ def knees(num: int, seed: int = 21) -> KneesShown:
             continue
         worlds += 1
         shapes = [replace(world.shape, ranks=n) for n in MEASURED]
-        known = _known(world, shapes, [world.measure(s, random) for s in shapes])
+        known = _known(world, shapes, [world.measure(shape, random) for shape in shapes])
         advice = advise(known, target)
         assert advice.knee is not None
         twice = replace(world.shape, ranks=2 * MEASURED[-1])
@@ -275,21 +278,21 @@ def knees(num: int, seed: int = 21) -> KneesShown:
 
 def told(found: Sequence[LoopTrial]) -> list[str]:
     """The figures of many worlds, as lines."""
-    covered = np.array([t.covered for t in found])
-    misses = 100 * np.abs(np.array([t.misses for t in found]))
+    covered = np.array([trial.covered for trial in found])
+    misses = 100 * np.abs(np.array([trial.misses for trial in found]))
     out = [f"{len(found)} worlds, measured at {MEASURED}, 80 % intervals"]
     out += [
         f"  {ranks:5}  {covered[:, i].mean():.1%} covered, {misses[:, i].mean():.1f} points off"
         for i, ranks in enumerate(TRUTHS)
     ]
-    knees, flags = sum(t.knee for t in found), sum(t.flagged for t in found)
-    both = sum(t.knee and t.flagged for t in found)
+    knees, flags = sum(trial.knee for trial in found), sum(trial.flagged for trial in found)
+    both = sum(trial.knee and trial.flagged for trial in found)
     out.append(f"  knees: {both} of {knees} flagged, {flags - both} flags without a knee")
-    pairs = [(t.after_advice, t.after_doubling) for t in found]
-    after = np.array([p for p in pairs if None not in p], float)
+    pairs = [(trial.after_advice, trial.after_doubling) for trial in found]
+    after = np.array([pair for pair in pairs if None not in pair], float)
     if len(after):
         better = (after[:, 0] < after[:, 1]).mean()
-        before, (advice, doubling) = np.mean([t.width for t in found]), after.mean(axis=0)
+        before, (advice, doubling) = np.mean([trial.width for trial in found]), after.mean(axis=0)
         out.append(
             f"  sd of ln(step) at {TRUTHS[-1]}: {before:.3f}, after the advised size {advice:.3f},"
             f" after doubling {doubling:.3f}; narrower in {better:.0%}"

@@ -37,10 +37,10 @@ def covariance(left: Sequence[Shape], right: Sequence[Shape], walk: Walk = WALK)
     """Of the discrepancies of two lists of shapes: (left, right), without replicate noise."""
     apart = np.zeros((len(left), len(right)))
     for rate, value in _ways(walk):
-        a, b = (np.array([value(s) for s in shapes], float) for shapes in (left, right))
+        a, b = (np.array([value(shape) for shape in shapes], float) for shapes in (left, right))
         apart += rate**2 * np.abs(a[:, None] - b[None, :])
     for rate, label in _kinds(walk):
-        other = [[label(a) != label(b) for b in right] for a in left]
+        other = [[label(a) != label(shape) for shape in right] for a in left]
         apart += rate**2 * np.array(other, float).reshape(apart.shape)
     near: Array = walk.most**2 / 2 * np.exp(-apart / walk.most**2)
     return near
@@ -49,12 +49,15 @@ def covariance(left: Sequence[Shape], right: Sequence[Shape], walk: Walk = WALK)
 def _ways(walk: Walk) -> list[tuple[float, Callable[[Shape], float]]]:
     """In what shapes differ by degrees."""
     return [
-        (walk.per_doubling, lambda s: log2(s.ranks)),
-        (walk.per_batch, lambda s: log(s.micro_batch)),
-        (walk.per_micros, lambda s: log(s.micros)),
+        (walk.per_doubling, lambda shape: log2(shape.ranks)),
+        (walk.per_batch, lambda shape: log(shape.micro_batch)),
+        (walk.per_micros, lambda shape: log(shape.micros)),
     ]
 
 
 def _kinds(walk: Walk) -> list[tuple[float, Callable[[Shape], object]]]:
     """In what they differ or don't."""
-    return [(walk.per_schedule, lambda s: s.schedule), (walk.per_model, lambda s: s.model)]
+    return [
+        (walk.per_schedule, lambda shape: shape.schedule),
+        (walk.per_model, lambda shape: shape.model),
+    ]

@@ -74,7 +74,11 @@ def evaluate(tables: Sequence[PublishedTable]) -> Evaluation:
         by_family.setdefault(p.table.family, []).append(p)
     return Evaluation(
         predictions=tuple(predictions),
-        tables=tuple(s for p in predictions if (s := score(p.table.id, counted([p])))),
+        tables=tuple(
+            s
+            for prediction in predictions
+            if (s := score(prediction.table.id, counted([prediction])))
+        ),
         families=tuple(s for name, of in by_family.items() if (s := score(name, counted(of)))),
         whole=score("all", counted(predictions)),
     )
@@ -82,7 +86,12 @@ def evaluate(tables: Sequence[PublishedTable]) -> Evaluation:
 
 def counted(predictions: Sequence[Prediction]) -> list[Counted]:
     """What was said of sizes that were measured."""
-    return [(p.table, size) for p in predictions for size in p.predicted if judged(size)]
+    return [
+        (prediction.table, size)
+        for prediction in predictions
+        for size in prediction.predicted
+        if judged(size)
+    ]
 
 
 def score(name: str, counted: Sequence[Counted]) -> Score | None:
@@ -91,7 +100,9 @@ def score(name: str, counted: Sequence[Counted]) -> Score | None:
         return None
     misses = np.array([abs(size.miss or 0.0) for _, size in counted])
     measured = [size.measured for _, size in counted if size.measured is not None]
-    revealed = [flagged for t, size in counted if (flagged := _told_rightly(t, size)) is not None]
+    revealed = [
+        flagged for table, size in counted if (flagged := _told_rightly(table, size)) is not None
+    ]
     return Score(
         name=name,
         num=len(counted),
@@ -101,9 +112,16 @@ def score(name: str, counted: Sequence[Counted]) -> Score | None:
         coverage=float(np.mean([size.covered for _, size in counted])),
         half_width=float(np.mean([(size.high - size.low) / 2 for _, size in counted])),
         moves=max(1.0, *measured) - min(1.0, *measured),
-        reach=max(size.shape.ranks / _largest(t) for t, size in counted),
+        reach=max(size.shape.ranks / _largest(table) for table, size in counted),
         baselines={
-            law: float(np.mean([abs(o.baselines[law] - (o.measured or 0.0)) for _, o in counted]))
+            law: float(
+                np.mean(
+                    [
+                        abs(predicted.baselines[law] - (predicted.measured or 0.0))
+                        for _, predicted in counted
+                    ]
+                )
+            )
             for law in Law
         },
         revealed=len(revealed),
@@ -117,12 +135,12 @@ def judged(one: Predicted) -> bool:
 
 
 def _largest(table: PublishedTable) -> int:
-    return max(p.shape.ranks for p in table.points if p.calibrates)
+    return max(point.shape.ranks for point in table.points if point.calibrates)
 
 
 def _told_rightly(table: PublishedTable, one: Predicted) -> bool | None:
     """Whether the limiter is the one that a profile of the run shows; None without a profile."""
-    bubble = next((p.bubble for p in table.points if p.shape == one.shape), None)
+    bubble = next((point.bubble for point in table.points if point.shape == one.shape), None)
     if bubble is None:
         return None
     if bubble >= BUBBLE_LIMITS:

@@ -42,11 +42,11 @@ class Posterior:
 
     @property
     def base_ranks(self) -> int:
-        return min(s.ranks for s in self.shapes)
+        return min(shape.ranks for shape in self.shapes)
 
     def facts(self, shapes: Sequence[Shape], fabric: Fabric | None = None) -> Facts:
         """Facts of shapes of models that are known here, on this or another fabric."""
-        groups = [self.models.index(s.model) for s in shapes]
+        groups = [self.models.index(shape.model) for shape in shapes]
         return terms.facts(shapes, groups, fabric or self.fabric, self.base_ranks, self.hop)
 
     def draws(self, num: int = NUM_DRAWS, seed: int = 7) -> Array:
@@ -67,9 +67,9 @@ def calibrate(
 ) -> Posterior:
     """The posterior given ``step_s`` seconds at ``shapes``; ``models``: also those of targets."""
     log_s = np.log(np.asarray(step_s, float))
-    groups = [list(models).index(s.model) for s in shapes]
-    given = terms.facts(shapes, groups, fabric, min(s.ranks for s in shapes), hop)
-    sized = all(m.params is not None for m in models)
+    groups = [list(models).index(shape.model) for shape in shapes]
+    given = terms.facts(shapes, groups, fabric, min(shape.ranks for shape in shapes), hop)
+    sized = all(model.params is not None for model in models)
     mean, spread = priors.vectors(beliefs, len(models), sized)
     mean[0] += _rate(given, mean, log_s)
     noise = discrepancy.covariance(shapes, shapes, walk) + walk.replicate**2 * np.eye(len(shapes))

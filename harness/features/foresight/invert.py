@@ -97,12 +97,12 @@ def knee(known: Posterior, target: Shape, most_ranks: int = 65536) -> Knee | Non
     None where one overhead stays the largest. The shape of a rank stays the target's.
     """
     inner = target.tensor * target.context * target.stages
-    first = max(inner, *(s.ranks for s in known.shapes))
+    first = max(inner, *(shape.ranks for shape in known.shapes))
     first += -first % inner
     sizes = [first * 2**i for i in range(32) if first * 2**i <= most_ranks]
     if not sizes:
         return None
-    shapes = [replace(target, ranks=n) for n in sizes]
+    shapes = [replace(target, ranks=size) for size in sizes]
     shares = terms.seconds(known.facts(shapes), known.mode[None, :])
     del shares[terms.ForeseenTerm.COMPUTE], shares[terms.ForeseenTerm.GROWTH]
     largest = np.argmax([value[0] for value in shares.values()], axis=0)

@@ -52,7 +52,7 @@ def learned(leaving_out: str = "") -> Learned:
     kept = {name: misses for name, misses in _file().items() if name != leaving_out}
     return Learned(
         beliefs=PRIORS,
-        stretch={r: _stretch(r, kept) for r in Regime},
+        stretch={regime: _stretch(regime, kept) for regime in Regime},
         families=tuple(kept),
     )
 
@@ -73,7 +73,7 @@ def _stretch(regime: Regime, kept: Mapping[str, Mapping[str, list[float]]]) -> f
     if not misses:
         return LEAST
     every = np.concatenate(misses)
-    weight = np.concatenate([np.full(len(m), len(m) ** -0.5) for m in misses])
+    weight = np.concatenate([np.full(len(miss), len(miss) ** -0.5) for miss in misses])
     order = np.argsort(every)
     reached = np.cumsum(weight[order]) - weight[order] / 2
     quantile = float(np.interp(LEVEL * weight.sum(), reached, every[order]))

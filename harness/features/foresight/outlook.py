@@ -57,14 +57,16 @@ def outlooks(table: PublishedTable, ranks: int, efficiency: float) -> list[Outlo
     ``ranks`` can't be cut so.
     """
     taught = learned(leaving_out=table.family)
-    calibrated = [p for p in table.points if p.calibrates]
-    asked_for = [p for p in table.points if p.step_s is None and p.shape.ranks == ranks]
+    calibrated = [point for point in table.points if point.calibrates]
+    asked_for = [
+        point for point in table.points if point.step_s is None and point.shape.ranks == ranks
+    ]
     out = []
-    for shape in dict.fromkeys(_largest(p, calibrated) for p in calibrated):
-        alike = [p for p in calibrated if p.shape.configuration == shape.configuration]
+    for shape in dict.fromkeys(_largest(point, calibrated) for point in calibrated):
+        alike = [point for point in calibrated if point.shape.configuration == shape.configuration]
         target = next(
-            (p for p in asked_for if _alike(p, shape)),
-            Point(shape=_at(shape, ranks, [p.shape for p in alike]), step_s=None),
+            (point for point in asked_for if _alike(point, shape)),
+            Point(shape=_at(shape, ranks, [point.shape for point in alike]), step_s=None),
         )
         between = [Point(shape=s, step_s=None) for s in _between(shape, target.shape, alike)]
         asked = replace(table, points=(*alike, *between, target))
@@ -97,7 +99,7 @@ def _measured(base: Point, calibrated: Sequence[Point]) -> dict[int, float]:
     assert base.step_s is not None
     unit = base.shape.rate(base.step_s)
     efficiencies = dict[int, float]()
-    for p in sorted(calibrated, key=lambda p: p.shape.ranks):
+    for p in sorted(calibrated, key=lambda point: point.shape.ranks):
         if p.step_s and p.shape.model == base.shape.model:
             rate = p.shape.rate(p.step_s) / unit
             efficiencies[p.shape.ranks] = max(rate, efficiencies.get(p.shape.ranks, 0.0))
@@ -113,7 +115,7 @@ def _between(largest: Shape, target: Shape, calibrated: Sequence[Point]) -> list
     ):
         return []
     sizes = [largest.ranks << i for i in range(1, 24) if largest.ranks << i < target.ranks]
-    return [_at(largest, n, [p.shape for p in calibrated]) for n in sizes]
+    return [_at(largest, size, [point.shape for point in calibrated]) for size in sizes]
 
 
 def _device_hours(one: Predicted) -> float:
@@ -128,7 +130,7 @@ def _alike(point: Point, shape: Shape) -> bool:
 
 def _largest(point: Point, calibrated: Sequence[Point]) -> Shape:
     alike_shapes = [p.shape for p in calibrated if _alike(p, point.shape)]
-    return max(alike_shapes, key=lambda s: s.ranks)
+    return max(alike_shapes, key=lambda shape: shape.ranks)
 
 
 def _at(shape: Shape, ranks: int, calibrated: Sequence[Shape]) -> Shape:

@@ -100,10 +100,14 @@ def possibilities(
     for contrast in plan.contrasts:
         case = plan.arm(contrast.subject).case
         hardware = site.machine.hardware_class
-        matched = [t for t in thresholds if t.matches(case, contrast, hardware)]
-        silent = {t.name: why for t in matched if (why := unsaid(contrast, t))}
-        yield from (LeftOut(rule=n, case=case.id, why=why) for n, why in silent.items())
-        rules = [t for t in matched if t.name not in silent]
+        matched = [
+            threshold for threshold in thresholds if threshold.matches(case, contrast, hardware)
+        ]
+        silent = {
+            threshold.name: why for threshold in matched if (why := unsaid(contrast, threshold))
+        }
+        yield from (LeftOut(rule=name, case=case.id, why=why) for name, why in silent.items())
+        rules = [threshold for threshold in matched if threshold.name not in silent]
         if not rules:
             continue
         base = plan.arm(contrast.baseline[0]).case
@@ -111,9 +115,11 @@ def possibilities(
             pair = [_shape(c, described[c.hash], known) for c in (base, case)]
             draws = _draws(case, described[case.hash].facts, pair[0], site)
         except ValueError as error:
-            yield from (LeftOut(rule=t.name, case=case.id, why=str(error)) for t in rules)
+            yield from (
+                LeftOut(rule=threshold.name, case=case.id, why=str(error)) for threshold in rules
+            )
             continue
-        both = (c.case for c in (plan.arm(contrast.subject), plan.arm(contrast.baseline[0])))
+        both = (arm.case for arm in (plan.arm(contrast.subject), plan.arm(contrast.baseline[0])))
         fits = all(obstacles.fits(described[c.hash], c, site.machine) for c in both)
         for rule in rules:
             yield _possibility(contrast, case, rule, pair, draws, site.fabric, fits=fits)
@@ -137,9 +143,11 @@ def without_plan(
     target: str,
 ) -> Iterator[LeftOut]:
     """Rules that judge nothing of these plans, and why."""
-    subjects = [(p.arm(c.subject).case, c) for p in plans for c in p.contrasts]
+    subjects = [
+        (plan.arm(contrast.subject).case, contrast) for plan in plans for contrast in plan.contrasts
+    ]
     for rule in thresholds:
-        if any(rule.about(case) and rule.metric == c.metric for case, c in subjects):
+        if any(rule.about(case) and rule.metric == contrast.metric for case, contrast in subjects):
             continue
         why = f"nothing of {target} measures it on this hardware"
         if rule.device not in (None, device):
@@ -191,7 +199,7 @@ def _possibility(
             inter_bytes_per_s=fabric.inter_bytes_per_s * times,
         )
         step_s = terms.step_s(terms.facts(pair, (0, 0), faster, base.ranks), draws)
-        rates = [s.flops / s.ranks / step_s[:, i] for i, s in enumerate(pair)]
+        rates = [shape.flops / shape.ranks / step_s[:, i] for i, shape in enumerate(pair)]
         efficiency: Array = rates[1] / rates[0]
         ranks = target.ranks / base.ranks
         return efficiency * ranks if contrast.metric == "speedup" else efficiency
@@ -220,10 +228,14 @@ def _possibility(
 def _limits(pair: Sequence[Shape], draws: Array, fabric: Fabric) -> ForeseenTerm:
     """The term that takes most of the efficiency, at the middle of what may be."""
     given = terms.facts(pair, (0, 0), fabric, pair[0].ranks)
-    parts = {t: v[0] for t, v in terms.seconds(given, np.median(draws, axis=0)[None, :]).items()}
-    work = np.array([s.flops / s.ranks for s in pair])
+    parts = {
+        term: value[0]
+        for term, value in terms.seconds(given, np.median(draws, axis=0)[None, :]).items()
+    }
+    work = np.array([shape.flops / shape.ranks for shape in pair])
     total = sum(parts.values())
     lost = {
-        t: float((v[1] / work[1] - v[0] / work[0]) / (total[1] / work[1])) for t, v in parts.items()
+        term: float((part[1] / work[1] - part[0] / work[0]) / (total[1] / work[1]))
+        for term, part in parts.items()
     }
-    return limiter({t: float(v[1] / total[1]) for t, v in parts.items()}, lost)
+    return limiter({term: float(part[1] / total[1]) for term, part in parts.items()}, lost)

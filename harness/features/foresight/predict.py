@@ -131,9 +131,9 @@ def _of_configuration(
     table: PublishedTable, calibrated: Sequence[Point], targets: Sequence[Point], taught: Learned
 ) -> list[Predicted]:
     known = calibrate(table, calibrated, targets, taught)
-    shapes = [p.shape for p in targets]
+    shapes = [target.shape for target in targets]
     seen = infer.foresee(known, shapes)
-    bases = [base_of(p.shape, calibrated) for p in targets]
+    bases = [base_of(target.shape, calibrated) for target in targets]
     step_s = np.exp(seen.middle)
     out = []
     for i, (point, base) in enumerate(zip(targets, bases, strict=True)):
@@ -170,11 +170,13 @@ def _of_configuration(
 def calibrate(
     table: PublishedTable, calibrated: Sequence[Point], targets: Sequence[Point], taught: Learned
 ) -> Posterior:
-    models: list[Model] = list(dict.fromkeys(p.shape.model for p in (*calibrated, *targets)))
+    models: list[Model] = list(
+        dict.fromkeys(point.shape.model for point in (*calibrated, *targets))
+    )
     return infer.calibrate(
         table.fabric,
-        [p.shape for p in calibrated],
-        [p.step_s for p in calibrated if p.step_s],
+        [point.shape for point in calibrated],
+        [point.step_s for point in calibrated if point.step_s],
         models,
         beliefs={**taught.beliefs, **table.beliefs},
         hop=_hop(calibrated),
@@ -202,14 +204,14 @@ def _hop(calibrated: Sequence[Point]) -> float:
 
 def base_of(shape: Shape, calibrated: Sequence[Point]) -> Point:
     """The smallest calibrated size of the same model, else of any."""
-    of_model = [p for p in calibrated if p.shape.model == shape.model]
-    return min(of_model or calibrated, key=lambda p: p.shape.ranks)
+    of_model = [point for point in calibrated if point.shape.model == shape.model]
+    return min(of_model or calibrated, key=lambda point: point.shape.ranks)
 
 
 def regime_of(shape: Shape, calibrated: Sequence[Point], unseen: bool) -> Regime:
     if unseen:
         return Regime.UNSEEN
-    of_model = [p.shape for p in calibrated if p.shape.model == shape.model]
+    of_model = [point.shape for point in calibrated if point.shape.model == shape.model]
     if not of_model:
         return Regime.REMODELLED
     if all(o.schedule is not shape.schedule for o in of_model):
@@ -226,17 +228,21 @@ def _interval(seen: Foreseen, i: int, stretch: float) -> tuple[float, float]:
 
 def _baselines(shape: Shape, calibrated: Sequence[Point], base_rate: float) -> dict[Law, float]:
     """Efficiencies by laws in N alone and by the line, fitted to the model's calibrated sizes."""
-    of_model = [p for p in calibrated if p.shape.model == shape.model] or list(calibrated)
-    sizes = [p.shape.ranks for p in of_model]
-    rates = [p.shape.ranks * p.shape.rate(p.step_s) for p in of_model if p.step_s]
+    of_model = [point for point in calibrated if point.shape.model == shape.model] or list(
+        calibrated
+    )
+    sizes = [point.shape.ranks for point in of_model]
+    rates = [
+        point.shape.ranks * point.shape.rate(point.step_s) for point in of_model if point.step_s
+    ]
     out: dict[Law, float] = {
         law: float(extrapolate(law, sizes, rates, [shape.ranks])[0] / shape.ranks / base_rate)
         for law in Law
         if law is not Law.LINE
     }
-    steps = [p.step_s for p in of_model if p.step_s]
-    of_one = len({p.shape.model for p in of_model}) == 1
-    known = list(zip((_passed(p.shape) for p in of_model), steps, strict=True))
+    steps = [point.step_s for point in of_model if point.step_s]
+    of_one = len({point.shape.model for point in of_model}) == 1
+    known = list(zip((_passed(point.shape) for point in of_model), steps, strict=True))
     step_s = line(known if of_one else known[-1:], _passed(shape))
     return {**out, Law.LINE: shape.rate(step_s) / base_rate}
 

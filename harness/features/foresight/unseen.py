@@ -61,7 +61,7 @@ def left_out(files: Sequence[Path]) -> list[LeftOut]:
                 name=name,
                 said=tuple(counted(made)),
                 unsaid=tuple(_unsaid(made)),
-                refused=sum(len(p.refused) for p in made),
+                refused=sum(len(prediction.refused) for prediction in made),
             )
         )
     return out
@@ -99,10 +99,16 @@ def _of_knees(name: str, of: Sequence[Counted]) -> str:
     """How many sizes lie far under what a law in N goes on to, and how many of these were carried
     by their interval, or flagged.
     """
-    knees = [s for _, s in of if s.measured is not None and _below(s) >= KNEE]
+    knees = [
+        predicted
+        for _, predicted in of
+        if predicted.measured is not None and _below(predicted) >= KNEE
+    ]
     carried = sum(size.low <= (size.measured or 0.0) for size in knees)
     flagged = sum(size.regime is Regime.UNSEEN for size in knees)
-    either = sum(s.low <= (s.measured or 0.0) or s.regime is Regime.UNSEEN for s in knees)
+    either = sum(
+        knee.low <= (knee.measured or 0.0) or knee.regime is Regime.UNSEEN for knee in knees
+    )
     return (
         f"knees of what was {name}: {len(knees)} sizes {100 * KNEE:.0f} points and more under a"
         f" power law; {carried} above the low end of their interval, {flagged} with a ?, {either}"

@@ -97,7 +97,7 @@ def _entry(quantity: str, cases: Sequence[str]) -> dict[str, Json]:
         name=benchmark(quantity),
         type="track",
         unit=unit(quantity),
-        params=[[repr(c) for c in cases]],
+        params=[[repr(case) for case in cases]],
         param_names=["case"],
         version=VERSION,
         timeout=60.0,
@@ -183,7 +183,9 @@ def _by_quantity(night: Night, stand_in: bool) -> dict[str, dict[str, Value]]:
 def _says(path: Path, wanted: Mapping[str, Mapping[str, Value]]) -> bool:
     """Whether a result file has these cases of every quantity."""
     known = json.loads(path.read_text())["results"]
-    rows = ((known.get(benchmark(q)), [[repr(c) for c in cases]]) for q, cases in wanted.items())
+    rows = (
+        (known.get(benchmark(q)), [[repr(case) for case in cases]]) for q, cases in wanted.items()
+    )
     return all(row is not None and row[1] == params for row, params in rows)
 
 
@@ -200,7 +202,7 @@ def _row(quantity: str, of_case: Mapping[str, Value], at_ms: int) -> dict[str, J
             list(value.launches or [number])
             for value, number in zip(of_case.values(), numbers, strict=True)
         ],
-        **{f"stats_{name}": [s[name] for s in statistics] for name in _STATISTICS},
+        **{f"stats_{name}": [statistic[name] for statistic in statistics] for name in _STATISTICS},
     }
 
 

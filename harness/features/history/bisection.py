@@ -38,7 +38,7 @@ class Bisection:
     def posterior(self) -> np.ndarray:
         """The probability of each version to be the first bad one: entry i is of version i + 1."""
         versions = np.concatenate([np.full(len(x), v) for v, x in self.pairs.items()])
-        values = np.concatenate([np.asarray(x) for x in self.pairs.values()])
+        values = np.concatenate([np.asarray(pair) for pair in self.pairs.values()])
         logs = []
         for first in range(1, self.num_versions):
             after = values[versions >= first]
@@ -98,6 +98,6 @@ class Bisection:
     @property
     def _sd(self) -> float:
         """The standard deviation of a pair around the mean of its version."""
-        squares = sum(((np.array(x) - np.mean(x)) ** 2).sum() for x in self.pairs.values())
-        free = sum(len(x) - 1 for x in self.pairs.values())
+        squares = sum(((np.array(pair) - np.mean(pair)) ** 2).sum() for pair in self.pairs.values())
+        free = sum(len(pair) - 1 for pair in self.pairs.values())
         return float(np.sqrt(squares / max(free, 1)))

@@ -63,7 +63,7 @@ def _from(results: Path, folder: Path) -> Path:
 def _added(night: Night, commit: str, new: bool) -> list[Ingested]:
     ingested = []
     for stand_in in (False, True):
-        values = [k.values for k in night.cases.values() if k.stand_in is stand_in]
+        values = [case.values for case in night.cases.values() if case.stand_in is stand_in]
         if count := sum(map(len, values)):
             name = asv.machine(night, stand_in)
             ingested.append(

@@ -152,7 +152,7 @@ def _commit(
 
 def title(subject: Mapping[str, str]) -> str:
     """What was measured, in a line."""
-    nccl = next((v for k, v in subject.items() if k.startswith("nvidia-nccl")), None)
+    nccl = next((value for key, value in subject.items() if key.startswith("nvidia-nccl")), None)
     sentence = f"torch {subject.get('torch', 'n/a')}" + (f" nccl {nccl}" if nccl else "")
     driver = subject.get("driver", "none")
     return sentence if driver == "none" else f"{sentence} driver {driver}"

@@ -136,7 +136,7 @@ def night_of(run: RunRecord, folder: Path) -> Night:
     gpu = f"{run.machine.num_gpus}x {run.machine.gpu}" if run.machine.gpu else "none"
     cases: dict[str, KeptFigure] = {}
     for plan in run.plans:
-        ladder = {p.case: p for p in points(run, plan)}
+        ladder = {point.case: point for point in points(run, plan)}
         for arm in plan.arms:
             if arm.role in (Role.ABLATION, Role.CONTROL) or not _own(arm):
                 continue
@@ -162,7 +162,7 @@ def _refuse(run: RunRecord, folder: Path) -> None:
         fix = f"scaleproof run --resume {folder}"
     elif run.software.get("suite", "").endswith("-dirty"):
         reason, fix = "the suites had changes that no commit has", "git commit, then measure again"
-    elif not any(timed(run, p) and any(map(_own, p.arms)) for p in run.plans):
+    elif not any(timed(run, plan) and any(map(_own, plan.arms)) for plan in run.plans):
         reason = (
             "the run has only profiles, sweeps or other environments, no timed launch of its own"
         )
@@ -202,7 +202,7 @@ def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> K
     for contrast in plan.contrasts:
         if contrast.subject == arm.name and contrast.against == PINNED:
             if ratios := pairs(run, plan, contrast).values:  # of throughput
-                values["step_time_to_control"] = _ratio([1 / r for r in ratios])
+                values["step_time_to_control"] = _ratio([1 / ratio for ratio in ratios])
     hosts = sorted({rank.host for launch in of_arm for rank in launch.ranks})
     return KeptFigure(
         hash=arm.case.hash, stand_in=stand_in, values=values, nodes=_without_names(hosts)
@@ -215,12 +215,12 @@ def _without_names(hosts: Sequence[str]) -> str:
 
 
 def _values(launches: Sequence[LaunchRecord]) -> Iterator[tuple[str, Value]]:
-    setups = [max(r.setup_s for r in x.ranks) for x in launches]
+    setups = [max(rank.setup_s for rank in launch.ranks) for launch in launches]
     read = {
         "step_time": values_of(launches, "step_s"),
         "peak_memory": values_of(launches, "peak_bytes"),
         "wire_bytes": values_of(launches, "sent_bytes"),
-        "launch_cost": [s for s in setups if s],
+        "launch_cost": [setup for setup in setups if setup],
     }
     for name, every in read.items():
         if positive := [v for v in every if v > 0]:
@@ -234,7 +234,7 @@ def _mean(launches: Sequence[float]) -> Value:
 
 def _ratio(ratios: Sequence[float]) -> Value:
     """The mean of ratios of pairs, with its interval: the machine's drift is in neither."""
-    interval = stats.t_interval([math.log(r) for r in ratios], ALPHA)
+    interval = stats.t_interval([math.log(ratio) for ratio in ratios], ALPHA)
     ends = [None if end is None else _short(math.exp(end)) for end in (interval.low, interval.high)]
     return Value(value=_short(math.exp(interval.mean)), low=ends[0], high=ends[1])
 

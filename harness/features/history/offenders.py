@@ -69,7 +69,7 @@ def records(runs: Sequence[RunRecord]) -> list[NodeRecord]:
                 again=len(times) >= AGAIN and len(ran) > 1 and chance * len(ran) < CHANCE,
             )
         )
-    return sorted(out, key=lambda r: (not r.again, r.chance, r.node))
+    return sorted(out, key=lambda record: (not record.again, record.chance, record.node))
 
 
 def _ended_on(run: RunRecord) -> Iterator[str]:

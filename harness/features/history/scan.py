@@ -93,12 +93,12 @@ def changes(
     seen = list[Change]()
     while steps:
         weighed = _weighed(np.asarray(values, dtype=float), steps, _names(nodes, len(x)), floor)
-        if all(c.certain for c in weighed) and not _like_a_line(x, weighed):
+        if all(change.certain for change in weighed) and not _like_a_line(x, weighed):
             return weighed
-        least = min(weighed, key=lambda c: (c.certain, c.nats))
+        least = min(weighed, key=lambda change: (change.certain, change.nats))
         if least.nats >= SEEN and not seen:
             seen = weighed
-        steps = _steps(x, [c.at for c in steps if c.at != least.at], floor, alpha)
+        steps = _steps(x, [step.at for step in steps if step.at != least.at], floor, alpha)
     return seen
 
 
@@ -108,7 +108,7 @@ def _weighed(
     """The steps, each held against wandering nights that have the other steps."""
     out = []
     for step in steps:
-        others = [c.at for c in steps if c.at != step.at]
+        others = [change.at for change in steps if change.at != step.at]
         by = math.inf if step.p == 0.0 else wandering.nats(x, step.at, others, nodes)
         needed = CERTAIN_SMALL if abs(step.size.by) < SMALL * floor else CERTAIN
         out.append(replace(step, nats=by, certain=by >= needed))
@@ -121,7 +121,7 @@ def _steps(x: np.ndarray, cuts: list[int], floor: float, alpha: float) -> list[C
     """
     while True:
         steps = [_change(x, *ends) for ends in _around(cuts, len(x))]
-        weak = [i for i, c in enumerate(steps) if c.p > alpha or abs(c.size.by) < floor]
+        weak = [i for i, step in enumerate(steps) if step.p > alpha or abs(step.size.by) < floor]
         # Neighbours may both be drawn to one night; a level has a few nights.
         for i, (a, b) in enumerate(itertools.pairwise(steps)):
             if b.at - a.at < FEWEST:
@@ -184,7 +184,9 @@ def drift(
     residuals = scores - np.polyval(np.polyfit(night, scores, 1), night)
     together = max(0.0, float(residuals[1:] @ residuals[:-1] / max(residuals @ residuals, 1e-12)))
     t = r * math.sqrt((len(x) - 2) / max(1e-12, 1 - r**2) * (1 - together) / (1 + together))
-    if abs(t) < DRIFTS or any(c.certain for c in changes(values, floor, nodes=nodes)[-1:]):
+    if abs(t) < DRIFTS or any(
+        change.certain for change in changes(values, floor, nodes=nodes)[-1:]
+    ):
         return None
     by = float(theilslopes(x, night)[0]) * (len(x) - 1)
     return by if abs(by) >= floor else None
@@ -199,9 +201,9 @@ def _like_a_line(x: np.ndarray, steps: Sequence[Change]) -> bool:
     """Whether several levels that all go one way are no better than a straight line, as far as each
     further level has to pay for itself.
     """
-    if len(steps) == 1 or len({c.size.by > 0 for c in steps}) > 1:
+    if len(steps) == 1 or len({step.size.by > 0 for step in steps}) > 1:
         return False
-    return _nats_over_line(x, [c.at for c in steps]) <= (len(steps) - 1) * math.log(len(x))
+    return _nats_over_line(x, [step.at for step in steps]) <= (len(steps) - 1) * math.log(len(x))
 
 
 def _nats_over_line(x: np.ndarray, cuts: Sequence[int]) -> float:
@@ -367,7 +369,7 @@ def _null() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _brief_null(n: int) -> float:
     """What a level that came and went scores one time in a thousand where none did."""
     brief_scores = json.loads(NULL.read_text())["brief"]
-    nights = [int(k) for k in brief_scores]
+    nights = [int(score) for score in brief_scores]
     return float(np.interp(math.log(n), np.log(nights), list(brief_scores.values())))
 
 

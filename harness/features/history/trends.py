@@ -128,9 +128,13 @@ def trends(nights: Sequence[Night], case: str = "", quantity: str = "") -> list[
     """
     judged = [_judged(series) for series in all_series(nights)]
     explained = _explained(_controlled(judged))
-    chosen = [t for t in explained if case in t.series.case and quantity in ("", t.series.quantity)]
+    chosen = [
+        trend
+        for trend in explained
+        if case in trend.series.case and quantity in ("", trend.series.quantity)
+    ]
     order = list(TrendStatus)
-    return sorted(chosen, key=lambda t: (order.index(t.status), t.series.case))
+    return sorted(chosen, key=lambda trend: (order.index(trend.status), trend.series.case))
 
 
 def all_series(nights: Sequence[Night]) -> Iterator[NightSeries]:
@@ -142,11 +146,13 @@ def all_series(nights: Sequence[Night]) -> Iterator[NightSeries]:
     for (name, case), every in by_case.items():
         latest = every[-1][1]
         printed = _print(*every[-1])
-        alike = [(n, k) for n, k in every if _print(n, k) == printed]
-        unlike = [(n, k) for n, k in every if _print(n, k) != printed]
+        alike = [(n, figure) for n, figure in every if _print(n, figure) == printed]
+        unlike = [(n, figure) for n, figure in every if _print(n, figure) != printed]
         differs = between(_print(*unlike[-1]), printed) if unlike else []
         for quantity in QUANTITIES:
-            with_it = [(n, k.values[quantity]) for n, k in alike if quantity in k.values]
+            with_it = [
+                (n, figure.values[quantity]) for n, figure in alike if quantity in figure.values
+            ]
             if not with_it and not (latest.error and quantity == "step_time"):
                 continue
             yield NightSeries(
@@ -156,7 +162,7 @@ def all_series(nights: Sequence[Night]) -> Iterator[NightSeries]:
                 latest=latest,
                 nights=tuple(n for n, _ in with_it),
                 values=tuple(v for _, v in with_it),
-                nodes=tuple(k.nodes for _, k in alike if quantity in k.values),
+                nodes=tuple(figure.nodes for _, figure in alike if quantity in figure.values),
                 unlike=tuple(differs),
                 num_unlike=len(unlike),
             )
@@ -188,7 +194,7 @@ def _judged(series: NightSeries) -> Trend:
     levels = scan.without_nodes(np.array(x), series.nodes)
     floor = _floor(series.kind)
     turns = _turns(series, levels, scan.changes(x, floor, nodes=series.nodes))
-    sudden = not turns or scan.sudden(levels, [t.index for t in turns])
+    sudden = not turns or scan.sudden(levels, [turn.index for turn in turns])
     if drift := scan.drift(x, floor, series.nodes):
         if not turns or not sudden:
             far = shown_size(series.kind, series.size(drift))
@@ -272,16 +278,18 @@ def changed(before: Night, after: Night) -> list[str]:
 
 def _controlled(judged: Sequence[Trend]) -> list[Trend]:
     """Alarms that would be one of many chances become suspicions."""
-    alarms = [t for t in judged if t.status in (TrendStatus.REGRESSED, TrendStatus.IMPROVED)]
-    family = sum(len(t.series.values) >= scan.ENOUGH for t in judged)
-    ps = sorted(t.last.p for t in alarms if t.last is not None)
+    alarms = [
+        trend for trend in judged if trend.status in (TrendStatus.REGRESSED, TrendStatus.IMPROVED)
+    ]
+    family = sum(len(trend.series.values) >= scan.ENOUGH for trend in judged)
+    ps = sorted(alarm.last.p for alarm in alarms if alarm.last is not None)
     limit = max((p for i, p in enumerate(ps, 1) if p <= FALSE_SHARE * i / family), default=-1.0)
     why = f"may be chance among {family} series"
     return [
-        replace(t, status=TrendStatus.SUSPICIOUS, why=why)
-        if t in alarms and t.last is not None and t.last.p > limit
-        else t
-        for t in judged
+        replace(trend, status=TrendStatus.SUSPICIOUS, why=why)
+        if trend in alarms and trend.last is not None and trend.last.p > limit
+        else trend
+        for trend in judged
     ]
 
 
@@ -326,7 +334,7 @@ def _unconfirmed(trend: Trend, last: Turn, control: Trend | None) -> str:
     if not all(series.nodes[last.index - AROUND : last.index + AROUND]):
         return f"nobody noted which nodes measured it, so another node may be all: {elsewhere}"
     newest = len(series.values)
-    recent = [t for t in trend.turns if newest - t.index <= RECENT]
+    recent = [turn for turn in trend.turns if newest - turn.index <= RECENT]
     if len(recent) >= RESTLESS:
         return f"its level changed {len(recent)} times in {RECENT} nights: it wanders; {elsewhere}"
     if not last.certain:

@@ -60,7 +60,7 @@ def nats(
     end = min(len(values), at + AROUND)
     x = _tamed(np.asarray(values[start:end], dtype=float))
     night = np.arange(start, end)
-    known = [np.ones(len(x)), *(night >= k for k in others if start < k < end)]
+    known = [np.ones(len(x)), *(night >= other for other in others if start < other < end)]
     names = sorted(set(nodes[start:end]))
     known += [np.array([name == node for node in nodes[start:end]]) for name in names[1:]]
     near = [k for k in range(at - NEAR, at + NEAR + 1) if start + 2 < k < end - 2]

@@ -170,19 +170,19 @@ def compare_hardware(
         _side(name, run, price)
         for name, run, price in zip(names(len(runs)), runs, _padded(prices, runs), strict=True)
     ]
-    rows = [{key_of(row.case, True): row for row in c.rows} for c in against]
+    rows = [{key_of(row.case, True): row for row in comparison.rows} for comparison in against]
     taken = [side_by_side(first, run, ENERGY, hardware=True) for run in (first, *others)]
-    energies = [{key_of(row.case, True): row for row in c.rows} for c in taken]
-    ran = [{k for k, r in of_side.items() if r.b is not None} for of_side in rows]
+    energies = [{key_of(row.case, True): row for row in comparison.rows} for comparison in taken]
+    ran = [{key for key, compared in of_side.items() if compared.b is not None} for of_side in rows]
     common = set.intersection(*ran)
-    every = dict.fromkeys(k for of_side in rows for k in of_side)
-    refused = dict.fromkeys(text for c in against for text in c.not_compared)
-    measured = [_entries(s, run, r) for s, run, r in zip(sides, runs, rows, strict=True)]
+    every = dict.fromkeys(key for of_side in rows for key in of_side)
+    refused = dict.fromkeys(text for comparison in against for text in comparison.not_compared)
+    measured = [_entries(side, run, r) for side, run, r in zip(sides, runs, rows, strict=True)]
     return HardwareComparison(
         metric=metric,
         sides=tuple(sides),
         entries=tuple(
-            e for k in every for of_side in measured if (e := of_side.get(k)) is not None
+            e for key in every for of_side in measured if (e := of_side.get(key)) is not None
         ),
         totals=tuple(_totals(sides, runs)),
         num_common=len(common),
@@ -201,7 +201,7 @@ def names(count: int) -> list[str]:
 def ceilings(run: RunRecord) -> list[Ceiling]:
     """What the devices of a run were measured to reach."""
     gates = [launch for launch in run.launches if launch.purpose is Purpose.GATE]
-    return [rank.ceiling for x in gates for rank in x.ranks if rank.ceiling is not None]
+    return [rank.ceiling for gate in gates for rank in gate.ranks if rank.ceiling is not None]
 
 
 def _padded(prices: Sequence[float | None], runs: Sequence[RunRecord]) -> list[float | None]:
@@ -211,8 +211,8 @@ def _padded(prices: Sequence[float | None], runs: Sequence[RunRecord]) -> list[f
 def _side(name: str, run: RunRecord, price: float | None) -> Side:
     measured = ceilings(run)
     matmul = {
-        dtype: max(c.matmul_flops for c in measured if c.dtype == dtype)
-        for dtype in sorted({c.dtype for c in measured})
+        dtype: max(ceiling.matmul_flops for ceiling in measured if ceiling.dtype == dtype)
+        for dtype in sorted({ceiling.dtype for ceiling in measured})
     }
     on_gpus = run.settings.device is Device.CUDA
     reduced = [s for s in swept(run.fabric) if s.operation == "all_reduce" and s.bus_bps()]
@@ -225,14 +225,14 @@ def _side(name: str, run: RunRecord, price: float | None) -> Side:
         price=price,
         matmul_flops=matmul,
         peak_flops=peaks(run.machine.gpu) if on_gpus else {},
-        copy_bps=max((c.copy_bps for c in measured), default=None),
+        copy_bps=max((ceiling.copy_bps for ceiling in measured), default=None),
         bus_bps=_largest_bus(reduced),
     )
 
 
 def _largest_bus(reduced: Sequence[Swept]) -> float | None:
     """The bus rate of the largest world that was swept."""
-    worlds = sorted(reduced, key=lambda s: sum(s.nodes))
+    worlds = sorted(reduced, key=lambda swept: sum(swept.nodes))
     return median(worlds[-1].bus_bps()) if worlds else None
 
 
@@ -247,7 +247,7 @@ def _entries(side: Side, run: RunRecord, rows: Mapping[str, Compared]) -> dict[s
             row = arm_row(run, plan, arm)
             if compared is None or compared.b is None or row.throughput is None or key in out:
                 continue
-            terms = {t: float(e) for t, e in lost.get(arm.case.hash, {}).items()}
+            terms = {term: float(value) for term, value in lost.get(arm.case.hash, {}).items()}
             out[key] = _entry(side, plan, row, compared, of_case.get(arm.case.id), terms)
     return out
 
@@ -310,13 +310,15 @@ def _totals(sides: Sequence[Side], runs: Sequence[RunRecord]) -> Iterator[Total]
         for plan in run.plans:
             if any(run.stand_ins(arm.case) for arm in plan.arms):
                 continue
-            largest = max(points(run, plan, "plain"), key=lambda p: p.world_size, default=None)
+            largest = max(
+                points(run, plan, "plain"), key=lambda point: point.world_size, default=None
+            )
             if largest is None or largest.world_size == 1:
                 continue
             alone = largest.throughput / largest.speedup
             case = next(arm.case for arm in plan.arms if arm.case.id == largest.case)
             ladder = case.family + case.extras
-            before = next((t for t in seen.get(ladder, ()) if t.side == "A"), None)
+            before = next((total for total in seen.get(ladder, ()) if total.side == "A"), None)
             summed = alone * largest.world_size
             seen.setdefault(ladder, []).append(
                 Total(
@@ -392,7 +394,7 @@ def _missing(
     sides: Sequence[Side],
 ) -> Iterator[str]:
     for key in every:
-        lacking = [s.name for s, have in zip(sides, ran, strict=True) if key not in have]
+        lacking = [side.name for side, have in zip(sides, ran, strict=True) if key not in have]
         if lacking:
             case = next(of_side[key].case for of_side in rows if key in of_side)
             yield f"{case.id}: not measured on {', '.join(lacking)}"

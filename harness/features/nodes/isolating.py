@@ -24,7 +24,7 @@ class Isolator:
         self._steps = steps
         self._launches = 0
         session.ready()
-        self.hosts = told.hosts([m.host for m in session.run.nodes], len(site.nodes))
+        self.hosts = told.hosts([node.host for node in session.run.nodes], len(site.nodes))
         #: What the last launch that broke said of it.
         self.why = ""
 

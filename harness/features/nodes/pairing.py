@@ -33,7 +33,7 @@ class Pairer:
     def __init__(self, session: Session, site: Site, most: int) -> None:
         self._session, self._site, self._most = session, site, most
         session.ready()
-        self._hosts = told.hosts([m.host for m in session.run.nodes], len(site.nodes))
+        self._hosts = told.hosts([node.host for node in session.run.nodes], len(site.nodes))
 
     def train(self, case: CaseSpec) -> Suspects:
         """Pairs train a case of two nodes; SpecError if it does not train right."""

@@ -109,8 +109,12 @@ class Board:
         suspects = [n for n in self._of if self._slower(self._of[n])]
         limit = math.log(self.num_nodes / ALPHA)
         while suspects:
-            named = {n for slow in out for n in slow.nodes}
-            evidence = {n: self.of_node(n, named) for n in suspects if n not in named}
+            named = {node for slow in out for node in slow.nodes}
+            evidence = {
+                suspect: self.of_node(suspect, named)
+                for suspect in suspects
+                if suspect not in named
+            }
             suspects = [
                 n for n, (log, slower) in evidence.items() if self._sure(log, slower, limit)
             ]
@@ -125,7 +129,7 @@ class Board:
         """What was known before the last round, if all nodes had been measured."""
         if self.round <= FULL:
             return None
-        before = tuple(s for s in self._seen if s.round < self.round - 1)
+        before = tuple(pair for pair in self._seen if pair.round < self.round - 1)
         return board(before, self.num_nodes, self._least, self._wanted)
 
     def _slower(self, launches: Sequence[int]) -> bool:
@@ -141,7 +145,7 @@ class Board:
     @cached_property
     def found(self) -> frozenset[int]:
         """Nodes that are named."""
-        return frozenset(n for slow in self.slow_nodes for n in slow.nodes)
+        return frozenset(node for slow in self.slow_nodes for node in slow.nodes)
 
     @cached_property
     def slow_links(self) -> list[NamedSlow]:
@@ -159,7 +163,9 @@ class Board:
     @cached_property
     def _doubted(self) -> dict[tuple[int, int], float]:
         """Links that may be slow: both their nodes are well without them."""
-        likely = [k for k, i in self.times.items() if self._slower(i) and not {*k} & self.found]
+        likely = [
+            key for key, i in self.times.items() if self._slower(i) and not {*key} & self.found
+        ]
         evidence = {link: self._of_link(link)[0] for link in likely}
         return {
             link: log
@@ -203,7 +209,7 @@ class Board:
         node that no launch ended well on in ``TRIES`` rounds is not among them.
         """
         likely = dict[int, float]()
-        again = {n for s in self._seen if s.round == self.round - 1 for n in s.link}
+        again = {n for pair in self._seen if pair.round == self.round - 1 for n in pair.link}
         for node in self._of if self._earlier is None else again | {*self._earlier.open_nodes}:
             tried = self._of[node] or self.round < TRIES
             if tried and node not in self.found:
@@ -342,11 +348,11 @@ def pairs(
         return list(itertools.combinations(nodes, 2))
     draw.shuffle(nodes)
     if full:
-        met = Counter(n for s in seen for n in s.link)
+        met = Counter(n for pair in seen for n in pair.link)
         return _matched(sorted(nodes, key=met.__getitem__), known)  # an odd one was left out
     apart = {n for link in links for n in link}
-    first = [n for n in suspects if n not in apart]
-    well = [n for n in nodes if n not in apart | {*suspects} | known.found]
+    first = [suspect for suspect in suspects if suspect not in apart]
+    well = [node for node in nodes if node not in apart | {*suspects} | known.found]
     rest = _matched([*first, *well], known, {*well})
     return links + rest[: len(first) + max(BESIDE, len(first) + len(links))]
 
@@ -374,8 +380,8 @@ def _matched(
 
 def _logs(seen: Sequence[TimedPair]) -> NDArray[np.float64]:
     """Log times, less what the round did to all."""
-    logs: NDArray[np.float64] = np.array([math.log(s.time_s) for s in seen])
-    rounds = np.array([s.round for s in seen])
+    logs: NDArray[np.float64] = np.array([math.log(pair.time_s) for pair in seen])
+    rounds = np.array([pair.round for pair in seen])
     usual = float(np.median(logs)) if len(logs) else 0.0
     for number in {*rounds.tolist()}:
         of_round = rounds == number

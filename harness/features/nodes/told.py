@@ -115,10 +115,10 @@ def replayed(recorded: Suspects, most: int) -> Iterator[str]:
     if (again.undecided, again.wanted) != (recorded.undecided, recorded.wanted):
         undecided = ", ".join(again.undecided) or "none"
         yield f"nodes that may be slow are not those that their pairs leave open: {undecided}"
-    for number in sorted({p.round for p in measured}):
-        before = seen([p for p in measured if p.round < number], hosts)
+    for number in sorted({pair.round for pair in measured}):
+        before = seen([pair for pair in measured if pair.round < number], hosts)
         drawn = rounds.pairs(before, len(hosts), SEED, least(case))
-        mine = [(p.a, p.b) for p in measured if p.round == number]
+        mine = [(pair.a, pair.b) for pair in measured if pair.round == number]
         if [(hosts[a], hosts[b]) for a, b in drawn] != mine:
             yield f"round {number + 1} of the pairs is not the one that those before lead to"
             return

@@ -116,8 +116,8 @@ def costs(played: Sequence[Played]) -> Costs:
     terms = [terms_ns(p) for p in played]
     faults = sum(len(p.sittings) - 1 for p in played)
     starts = sum(len(p.sittings) for p in played)
-    marks = [m for p in played for s in p.sittings for m in _until_struck(s)]
-    steps, saves = sum(p.steps for p in played), sum(m[0] is Mark.SAVED for m in marks)
+    marks = [m for p in played for sitting in p.sittings for m in _until_struck(sitting)]
+    steps, saves = sum(p.steps for p in played), sum(mark[0] is Mark.SAVED for mark in marks)
     loads = sum(len(p.sittings) - 1 for p in played)
 
     def each(name: str, count: int) -> float:
@@ -231,7 +231,7 @@ def best_every(costs: Costs, mtbf_s: float) -> int:
 def _until_struck(sitting: Sitting) -> list[tuple[Mark, int, int]]:
     """Marks, none later than the fault: rank 0 may come to one while another dies."""
     end = sitting.struck_ns
-    return [(m, step, at if end is None else min(at, end)) for m, step, at in sitting.marks]
+    return [(mark, step, at if end is None else min(at, end)) for mark, step, at in sitting.marks]
 
 
 def _resumed_at(sitting: Sitting) -> int:

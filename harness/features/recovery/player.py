@@ -72,7 +72,7 @@ class Player:
             session.progress.note(f"{case.id}: {message}")
             session.bench.worlds.ready()
             # What struck while the world was down is found with the fault before.
-            due_s, rank = next(f for f in faults if began + f[0] > time.time())
+            due_s, rank = next(fault for fault in faults if began + fault[0] > time.time())
         played = Played(
             case=case.id,
             world_size=case.world_size,
@@ -117,7 +117,7 @@ def _marks(file: Path) -> tuple[tuple[Mark, int, int], ...]:
 def _refuse_stuck(sittings: list[Sitting], case: CaseSpec, every: int) -> None:
     """LaunchError for a training that faults keep from its next checkpoint."""
     recent = sittings[-STUCK:]
-    saved = any(mark is Mark.SAVED for s in recent for mark, _, _ in s.marks)
+    saved = any(mark is Mark.SAVED for sitting in recent for mark, _, _ in sitting.marks)
     if len(recent) == STUCK and not saved:
         raise LaunchError(
             f"{STUCK} faults in a row, and no checkpoint between them",

@@ -69,7 +69,7 @@ class Recoverer:
             return i < times
 
         def judged() -> list[Verdict]:
-            return [v for v in of_series(self._run.bare()) if v.case == course.name]
+            return [series for series in of_series(self._run.bare()) if series.case == course.name]
 
         confirm(judged, again)
 
@@ -104,7 +104,7 @@ class Recoverer:
         self._bench.worlds.ready()
         import_s = time.time() - began_at
         ranks = self._go_on(into, resumed)
-        slowest = max(ranks, key=lambda r: r.first_step_at)
+        slowest = max(ranks, key=lambda restart: restart.first_step_at)
         group_s = sum(slowest.phases_s.get(k, 0.0) for k in ("process group", "first collective"))
         load_s = slowest.load_s
         total_s = slowest.first_step_at - began_at
@@ -112,8 +112,9 @@ class Recoverer:
         start_s = max(0.0, total_s - import_s - group_s - load_s - other_s)
         same = into.world_size == case.world_size
         tail = whole.losses[SAVE_AFTER:] if same else ()
-        equal = all(r.loaded == whole.saved for r in ranks) and (
-            not same or (all(r.last == whole.last for r in ranks) and ranks[0].losses == tail)
+        equal = all(restart.loaded == whole.saved for restart in ranks) and (
+            not same
+            or (all(restart.last == whole.last for restart in ranks) and ranks[0].losses == tail)
         )
         return Trial(
             case=case.id,

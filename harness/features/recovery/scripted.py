@@ -62,11 +62,11 @@ class ScriptRecoverer(Recoverer):
         done, folder = self._bench.train(case, self._run.folder, again, SCRIPTS)
         self._well(done, folder, case)
         resumed = journals(folder, case)
-        slowest = max((j[1] for j in resumed), key=lambda u: u.at)
+        slowest = max((j[1] for j in resumed), key=lambda update: update.at)
         group_s, load_s = slowest.spent_s["group"], slowest.spent_s["load"]
         from_script_s = slowest.at - slowest.began_at
         resumed_at = went_on_at(broken, resumed)
-        saves = [u.spent_s["save"] for u in whole[0]]
+        saves = [update.spent_s["save"] for update in whole[0]]
         return Trial(
             case=case.id,
             fault=str(course.fault),
@@ -122,7 +122,10 @@ class ScriptRecoverer(Recoverer):
 def journals(out: Path, case: CaseSpec) -> Journals:
     """What every rank of a launch wrote down, in the order of ranks."""
     files = [out / f"rank{rank}.journal" for rank in range(case.world_size)]
-    return [[from_doc(Update, json.loads(x)) for x in f.read_text().splitlines()] for f in files]
+    return [
+        [from_doc(Update, json.loads(line)) for line in path.read_text().splitlines()]
+        for path in files
+    ]
 
 
 def went_on_at(broken: Journals, resumed: Journals) -> int | None:

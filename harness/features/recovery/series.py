@@ -23,9 +23,9 @@ def goodputs(played: Sequence[Played]) -> Iterator[Series]:
         family = case.partition("@")[0]
         plays = [p for p in drawn if p.case == case]
         values = {
-            "goodput": tuple(goodput.goodput(p) for p in plays),
-            "lost_work": tuple(goodput.lost_work(p) for p in plays),
-            "interruptions": tuple(goodput.interruptions(p) for p in plays),
+            "goodput": tuple(goodput.goodput(play) for play in plays),
+            "lost_work": tuple(goodput.lost_work(play) for play in plays),
+            "interruptions": tuple(goodput.interruptions(play) for play in plays),
         }
         yield Series(
             name=case,
@@ -39,26 +39,28 @@ def goodputs(played: Sequence[Played]) -> Iterator[Series]:
 
 def recoveries(trials: Sequence[Trial]) -> Iterator[Series]:
     """Trials by case, fault, way of saving and new world."""
-    for name in dict.fromkeys(t.name for t in trials):
-        named = [t for t in trials if t.name == name]
+    for name in dict.fromkeys(trial.name for trial in trials):
+        named = [trial for trial in trials if trial.name == name]
         wrong = ""
-        went_on = {t.continued for t in named} - {None, *FINE}
+        went_on = {trial.continued for trial in named} - {None, *FINE}
         if went_on:
             wrong = f"the resumed training goes on {' and '.join(sorted(map(str, went_on)))}"
-        elif not all(t.equal or t.continued for t in named):
+        elif not all(trial.equal or trial.continued for trial in named):
             wrong = "the resumed training does not match an uninterrupted one bit for bit"
-        elif not all(t.blamed == t.rank for t in named):
+        elif not all(trial.blamed == trial.rank for trial in named):
             wrong = "the named rank is not the rank that was broken"
 
         def values(attempt: int, named: Sequence[Trial] = named) -> Values:
             def each(read: Callable[[Trial], float | None]) -> tuple[float, ...]:
-                readings = (read(t) for t in named if t.attempt == attempt)
+                readings = (read(trial) for trial in named if trial.attempt == attempt)
                 return tuple(value for value in readings if value is not None)
 
             return {
-                "recovery_s": each(lambda t: t.recovery_s),
-                "checkpoint_stall_s": each(lambda t: t.stall_s),
-                "checkpoint_bandwidth": each(lambda t: t.bytes / t.save_s if t.save_s else None),
+                "recovery_s": each(lambda trial: trial.recovery_s),
+                "checkpoint_stall_s": each(lambda trial: trial.stall_s),
+                "checkpoint_bandwidth": each(
+                    lambda trial: trial.bytes / trial.save_s if trial.save_s else None
+                ),
             }
 
         yield Series(

@@ -129,17 +129,21 @@ def _status(head: Difference, base: Difference, bound: float) -> tuple[Status, s
 def checked(change: Change, run: RunRecord) -> Change:
     """The same with what the record says of it: mean steps; whatever was wrong is an ERROR."""
     cases = {
-        a.case.hash: a.case.setup
-        for p in run.plans
-        for a in p.arms
-        if replace(a.case, setup="").id == change.case
+        arm.case.hash: arm.case.setup
+        for plan in run.plans
+        for arm in plan.arms
+        if replace(arm.case, setup="").id == change.case
     }
     steps: dict[str, list[float]] = {BASE: [], HEAD: [], AGAIN: []}
     for launch in run.launches:
         if launch.case in cases and launch.block >= 0 and launch.usable and launch.steps:
             steps[cases[launch.case]].append(launch.steps.mean_s)
     change = replace(change, base_step_s=_middle(steps[BASE]), head_step_s=_middle(steps[HEAD]))
-    wrong = [v for v in run.verdicts if v.case_hash in cases and v.status is Status.ERROR]
+    wrong = [
+        verdict
+        for verdict in run.verdicts
+        if verdict.case_hash in cases and verdict.status is Status.ERROR
+    ]
     return replace(change, status=Status.ERROR, why=wrong[0].detail) if wrong else change
 
 
@@ -150,4 +154,4 @@ def _middle(steps: Sequence[float]) -> float | None:
 
 def worst(changes: Sequence[Change]) -> Change:
     """The one that a sentence is about."""
-    return min(changes, key=lambda c: (SEVERITY.index(c.status), c.ratio or 0.0))
+    return min(changes, key=lambda change: (SEVERITY.index(change.status), change.ratio or 0.0))

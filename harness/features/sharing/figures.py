@@ -42,7 +42,7 @@ def figures(run: RunRecord) -> Iterator[Figure]:
                         stand_in=stand_in,
                     )
         stand_ins = {a.case.id: bool(run.stand_ins(a.case)) for a in plan.arms}
-        for against in dict.fromkeys(c.against for c in plan.contrasts):
+        for against in dict.fromkeys(contrast.against for contrast in plan.contrasts):
             for point in points(run, plan, against):
                 yield Figure(
                     case=point.case,

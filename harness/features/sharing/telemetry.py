@@ -193,7 +193,8 @@ class Telemetry(Beside):
             f"{launch.purpose} {dict(labels)['case']}",
             context=trace.set_span_in_context(self._root),
             start_time=began_ns,
-            attributes=_plain(labels) | {f"scaleproof.{k}": v for k, v in known.items()},
+            attributes=_plain(labels)
+            | {f"scaleproof.{key}": value for key, value in known.items()},
         )
         if not launch.usable:
             why = launch.wrong[0] if launch.wrong else launch.cause.message if launch.cause else ""
@@ -216,7 +217,7 @@ class Telemetry(Beside):
         self._end(exit_ if record.complete else Exit.INTERRUPTED, "")
 
     def _verdict(self, record: RunRecord, verdict: Verdict) -> None:
-        cases = {a.case.hash: a.case for plan in record.plans for a in plan.arms}
+        cases = {arm.case.hash: arm.case for plan in record.plans for arm in plan.arms}
         case = cases.get(verdict.case_hash)
         labels = (
             ("case", verdict.case),

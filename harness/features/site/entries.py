@@ -111,7 +111,7 @@ class Entry:
 
 def runs_below(results: Path) -> list[Path]:
     """The folders of runs; SpecError where there is none."""
-    folders = sorted({p.parent for p in results.glob("**/record.json") if p.is_file()})
+    folders = sorted({path.parent for path in results.glob("**/record.json") if path.is_file()})
     if not folders:
         raise SpecError(
             f"no run below {results}",
@@ -133,7 +133,7 @@ def entries(
     new = [(results, folder, key) for folder, key in keys.items() if key not in known]
     read = on_all_cores(_read, new, lambda n: note(f"reading and verifying run {n} of {len(new)}"))
     by_folder = dict(zip((folder for _, folder, _ in new), read, strict=True))
-    every = [known[keys[f]] if f not in by_folder else by_folder[f] for f in folders]
+    every = [known[keys[path]] if path not in by_folder else by_folder[path] for path in folders]
     out = [entry for entry in every if isinstance(entry, Entry)]
     out.sort(key=lambda e: (datetime.fromisoformat(e.started_at).timestamp(), e.run), reverse=True)
     return out, [why for why in every if isinstance(why, str)]
@@ -171,7 +171,7 @@ def on_all_cores(
 
 def keep(kept: Path, every: Sequence[Entry]) -> None:
     """For the next time."""
-    document = {"package": digests.of_package(), "entries": [to_doc(e) for e in every]}
+    document = {"package": digests.of_package(), "entries": [to_doc(entry) for entry in every]}
     write_text(kept, json.dumps(document, separators=(",", ":")))
 
 
@@ -196,7 +196,7 @@ def stamp(folder: Path) -> str:
 
 def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> Entry:
     """What a site says of one run, for which nobody vouches where there is a ``doubt``."""
-    counts = [v.counts for v in (*requirements(run), *wrong(run))]
+    counts = [verdict.counts for verdict in (*requirements(run), *wrong(run))]
     status = min(counts, key=SEVERITY.index, default=Status.RECORDED)
     return Entry(
         run=run.run,
@@ -221,12 +221,18 @@ def _cases(run: RunRecord) -> list[CaseFigure]:
     """Each case once: with the efficiency that was judged, else against the first baseline."""
     out: dict[str, CaseFigure] = {}
     for plan in run.plans:
-        kinds = dict.fromkeys(c.against for c in plan.contrasts if c.metric == "efficiency")
-        scaled = {(p.case, a): p for a in kinds for p in points(run, plan, a)}
+        kinds = dict.fromkeys(
+            contrast.against for contrast in plan.contrasts if contrast.metric == "efficiency"
+        )
+        scaled = {(p.case, kind): p for kind in kinds for p in points(run, plan, kind)}
         for arm in plan.arms:
             case = arm.case
-            verdicts = [v for v in run.verdicts if v.case_hash == case.hash]
-            judged = [v.against for v in verdicts if v.metric == "efficiency" and v.rule]
+            verdicts = [verdict for verdict in run.verdicts if verdict.case_hash == case.hash]
+            judged = [
+                verdict.against
+                for verdict in verdicts
+                if verdict.metric == "efficiency" and verdict.rule
+            ]
             against = next((a for a in (*judged, *kinds) if (case.id, a) in scaled), "")
             point = scaled.get((case.id, against))
             row = arm_row(run, plan, arm)
@@ -238,7 +244,9 @@ def _cases(run: RunRecord) -> list[CaseFigure]:
                 world_size=case.world_size,
                 stand_in=bool(run.stand_ins(case)),
                 status=min(
-                    (v.counts for v in verdicts), key=SEVERITY.index, default=Status.RECORDED
+                    (verdict.counts for verdict in verdicts),
+                    key=SEVERITY.index,
+                    default=Status.RECORDED,
                 ),
                 throughput=row.throughput,
                 efficiency=None if point is None else point.efficiency,
@@ -250,24 +258,24 @@ def _cases(run: RunRecord) -> list[CaseFigure]:
 
 
 def _rules(run: RunRecord) -> list[RuleFigure]:
-    rules = {t.name: t for t in run.thresholds}
+    rules = {threshold.name: threshold for threshold in run.thresholds}
     out: dict[str, RuleFigure] = {}
-    for v in requirements(run):  # worst first
-        rule = rules.get(v.rule or "")
+    for requirement in requirements(run):  # worst first
+        rule = rules.get(requirement.rule or "")
         if rule is None or rule.name in out:
             continue
         out[rule.name] = RuleFigure(
             rule=rule.name,
             pattern=rule.case,
-            metric=v.metric,
-            bound=v.bound,
+            metric=requirement.metric,
+            bound=requirement.bound,
             source=str(rule.source),
             waived=rule.waiver is not None,
-            case=v.case,
-            counts=v.counts,
-            value=v.value,
-            low=v.low,
-            high=v.high,
-            stand_in=of_stand_in(run, v),
+            case=requirement.case,
+            counts=requirement.counts,
+            value=requirement.value,
+            low=requirement.low,
+            high=requirement.high,
+            stand_in=of_stand_in(run, requirement),
         )
     return list(out.values())

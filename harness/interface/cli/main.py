@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
     def known(self) -> list[str]:
         """Its options."""
-        return [o for action in self._actions for o in action.option_strings]
+        return [option for action in self._actions for option in action.option_strings]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,7 +107,9 @@ def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
     frame = traceback.extract_tb(bug.__traceback__)[-1]
     given = (path if path.is_dir() else path.parent for path in map(Path, _split(words)[0]))
     senseless = {}
-    for folder in (f for f in given if any((f / n).is_file() for n in ("record.json", chain.FILE))):
+    for folder in (
+        f for f in given if any((f / name).is_file() for name in ("record.json", chain.FILE))
+    ):
         try:
             differences = verify(load(folder), folder).differences
         except RecordError as error:
@@ -212,7 +214,7 @@ def _examples(module: ModuleType | None, verb: str) -> str:
 
 def files() -> list[Path]:
     """The files of all verbs, those of features as well, sorted by name."""
-    return sorted([*VERBS.glob("*/[!_]*.py"), *features.files("HELP")], key=lambda p: p.name)
+    return sorted([*VERBS.glob("*/[!_]*.py"), *features.files("HELP")], key=lambda path: path.name)
 
 
 def _help(path: Path) -> Mapping[str, str]:

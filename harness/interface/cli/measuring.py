@@ -69,7 +69,9 @@ def share(below: float) -> Callable[[str], float]:
 
 def values(asked: Asked) -> dict[str, Any]:
     """The shared options by name."""
-    return {o.name: getattr(asked.options, o.name.replace("-", "_")) for o in OPTIONS}
+    return {
+        option.name: getattr(asked.options, option.name.replace("-", "_")) for option in OPTIONS
+    }
 
 
 #: What Python calls otherwise than JSON.
@@ -188,6 +190,7 @@ def judged(session: Session, record: RunRecord, asked: Asked) -> Answer:
             record, text.shown(session.run.folder), rerun, text.columns(), page=shown
         ),
         exit=exit_status(
-            [v.counts for v in record.verdicts], inconclusive_fails=not record.settings.lenient
+            [verdict.counts for verdict in record.verdicts],
+            inconclusive_fails=not record.settings.lenient,
         ),
     )

@@ -21,7 +21,7 @@ def become(arguments: Sequence[str], results: Path) -> NoReturn:
             fix="run without --nsys: scaleproof captures a timeline anyway",
         )
     results.mkdir(parents=True, exist_ok=True)
-    rest = [a for a in arguments if a != "--nsys"]
+    rest = [argument for argument in arguments if argument != "--nsys"]
     command = [
         nsys,
         "profile",

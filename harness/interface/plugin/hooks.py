@@ -37,8 +37,8 @@ _NEAR = pytest.StashKey[bool]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("scaling", "scaleproof: measuring and judging how training scales")
-    for o in OPTIONS:
-        group.addoption(f"--scaling-{o.name}", help=o.help, **o.kwargs)
+    for option in OPTIONS:
+        group.addoption(f"--scaling-{option.name}", help=option.help, **option.kwargs)
     group.addoption(
         "--scaling-inconclusive",
         choices=("fail", "warn"),
@@ -62,11 +62,14 @@ def pytest_load_initial_conftests(
     if not near:
         return
     group = parser.getgroup("scaling")
-    for o in OPTIONS:
-        dest = f"scaleproof_short_{o.name.replace('-', '_')}"
+    for option in OPTIONS:
+        dest = f"scaleproof_short_{option.name.replace('-', '_')}"
         try:
             group.addoption(
-                f"--{o.name}", dest=dest, help=f"short for --scaling-{o.name}", **o.kwargs
+                f"--{option.name}",
+                dest=dest,
+                help=f"short for --scaling-{option.name}",
+                **option.kwargs,
             )
         except (ValueError, argparse.ArgumentError):
             continue  # another project's: ours is --scaling-NAME there
@@ -115,9 +118,9 @@ def _is_suite(path: Path) -> bool:
 
 def _is_marked(function: ast.FunctionDef) -> bool:
     """Whether a test takes a verdict below one of the decorators, wherever that comes from."""
-    names = {n.attr if isinstance(n, ast.Attribute) else n.id
-             for decorator in function.decorator_list for n in ast.walk(decorator)
-             if isinstance(n, ast.Attribute | ast.Name)}  # fmt: skip
+    names = {node.attr if isinstance(node, ast.Attribute) else node.id
+             for decorator in function.decorator_list for node in ast.walk(decorator)
+             if isinstance(node, ast.Attribute | ast.Name)}  # fmt: skip
     takes = any(argument.arg == "verdict" for argument in function.args.args)
     return takes and not _CALLED.isdisjoint(names)
 
@@ -131,9 +134,9 @@ def pytest_configure(config: pytest.Config) -> None:
         # a session that timed nothing has nothing to save, and its verdicts say why.
         warnings.filterwarnings("default", "Not saving anything")
     given = (
-        getattr(config.option, f"{kind}_{o.name.replace('-', '_')}", None)
-        not in (None, False, o.kwargs.get("default"))
-        for o in OPTIONS
+        getattr(config.option, f"{kind}_{option.name.replace('-', '_')}", None)
+        not in (None, False, option.kwargs.get("default"))
+        for option in OPTIONS
         for kind in ("scaleproof_short", "scaling")
     )
     if any(given):

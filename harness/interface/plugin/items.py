@@ -86,10 +86,17 @@ def generate(metafunc: pytest.Metafunc) -> None:
                     case = plan.arm(contrast.subject).case
                     matched = verdicts.rules_for(rules, case, contrast, hardware)
                     matching: list[Threshold | None] = [*matched] or [None]
-                    expectations += [Expectation(plan, contrast, r, required) for r in matching]
-    ids = [e.id for e in expectations]
+                    expectations += [
+                        Expectation(plan, contrast, threshold, required) for threshold in matching
+                    ]
+    ids = [expectation.id for expectation in expectations]
     several = {i for i in ids if ids.count(i) > 1}
-    names = [f"{e.id}-{e.rule.name}" if e.id in several and e.rule else e.id for e in expectations]
+    names = [
+        f"{expectation.id}-{expectation.rule.name}"
+        if expectation.id in several and expectation.rule
+        else expectation.id
+        for expectation in expectations
+    ]
     if not expectations:
         return _skipped(metafunc, scaling.site)
     metafunc.parametrize("verdict", expectations, ids=names, indirect=True)
@@ -130,7 +137,7 @@ def _generate_courses(metafunc: pytest.Metafunc) -> None:
                 courses.append(replace(raw, case=scaling.catalogue.normalise(raw.case)))
     if not courses:
         return _skipped(metafunc, _scaling(metafunc.config).site)
-    ids = [c.name.replace(" ", "-").replace("/", "-") for c in courses]
+    ids = [course.name.replace(" ", "-").replace("/", "-") for course in courses]
     metafunc.parametrize("verdict", courses, ids=ids, indirect=True)
 
 
@@ -153,7 +160,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     recovers = any(isinstance(e, Course) for _, e in ours)
     rules = scaling.all_rules()
     scaling.untested = claims.lines(rules, judged, scaling.site, recovers=recovers)
-    scaling.selected = {h: scaling.plans[h].only(contrasts) for h, contrasts in wanted.items()}
+    scaling.selected = {
+        digest: scaling.plans[digest].only(contrasts) for digest, contrasts in wanted.items()
+    }
     if ours and not config.option.collectonly:
         scaling.start().run.judge_by(scaling.all_rules())
         scaling.start().run.announce(list(scaling.selected.values()))
@@ -174,7 +183,9 @@ def _announced(config: pytest.Config, scaling: Scaling) -> list[str]:
     if not scaling.selected:
         return []
     site = scaling.site
-    launches = sum(2 * p.protocol.min_blocks * len(p.arms) for p in scaling.selected.values())
+    launches = sum(
+        2 * plan.protocol.min_blocks * len(plan.arms) for plan in scaling.selected.values()
+    )
     unit = "GPU" if site.device == "cuda" else "CPU"
     lines = [
         f"scaling: {len(scaling.selected)} plans, at least {launches} launches{_takes(scaling)},"
@@ -239,7 +250,9 @@ def answer(request: pytest.FixtureRequest) -> Verdict:
     request.node.user_properties += _properties(recovered, session)
     if isinstance(expected, Expectation):
         launches = [
-            x for x in session.run.launches if x.plan == scaling.selected[expected.plan.hash].hash
+            launch
+            for launch in session.run.launches
+            if launch.plan == scaling.selected[expected.plan.hash].hash
         ]
         benchmark.show(request, expected.plan.name, expected.contrast.subject, recovered, launches)
     return recovered
@@ -262,7 +275,11 @@ def _properties(verdict: Verdict, session: Session) -> Iterator[tuple[str, str]]
         "run": folder,
         "report": f"scaleproof report {folder}",
     }
-    yield from ((f"scaling_{k}", str(v)) for k, v in properties.items() if v not in (None, ""))
+    yield from (
+        (f"scaling_{key}", str(value))
+        for key, value in properties.items()
+        if value not in (None, "")
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -343,7 +360,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if session.exitstatus not in (0, 1, 5):
         return
     statuses = list(scaling.statuses.values())
-    statuses += [v.counts for v in measurer.judged]
+    statuses += [verdict.counts for verdict in measurer.judged]
     if scaling.foreign_failures:
         statuses.append(Status.FAIL)
     fails = session.config.option.scaling_inconclusive == "fail"

@@ -119,12 +119,14 @@ class Scaling:
         session.warm()
         if self.recoverer is None:
             self.recoverer = _recoverer(session)
-        if all(t.name != course.name for t in session.run.recoveries):
+        if all(recovery.name != course.name for recovery in session.run.recoveries):
             self.recoverer.measure(course, USUAL)
-        verdicts = [v for v in of_series(session.run.bare()) if v.case == course.name]
+        verdicts = [
+            series for series in of_series(session.run.bare()) if series.case == course.name
+        ]
         if not verdicts:
             pytest.skip(f"no rule applies to {course.name}")
-        return max(verdicts, key=lambda v: _WORSE.index(v.counts))
+        return max(verdicts, key=lambda verdict: _WORSE.index(verdict.counts))
 
     def judged(self, expectation: Expectation) -> Verdict:
         """The verdict that was expected; its plan is measured if nobody has yet.
@@ -140,10 +142,12 @@ class Scaling:
         measurer.measure([selected] if stops else list(self.selected.values()))
         rule = expectation.rule.name if expectation.rule else None
         verdicts = [
-            v for v in measurer.verdicts(selected) if v.contrast == expectation.contrast.name
+            verdict
+            for verdict in measurer.verdicts(selected)
+            if verdict.contrast == expectation.contrast.name
         ]
         # Another folder's rule may judge a contrast that has none in its own.
-        return next((v for v in verdicts if v.rule == rule), verdicts[0])
+        return next((verdict for verdict in verdicts if verdict.rule == rule), verdicts[0])
 
     @property
     def rerun(self) -> str:

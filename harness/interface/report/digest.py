@@ -35,20 +35,23 @@ def rows(run: RunRecord) -> list[dict[str, Json]]:
     """Every verdict, worst first; ``reproducible``: all launches of its case lost alike;
     ``stand_in``: it says nothing of hardware.
     """
-    ranked = sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
-    arms = {(p.hash, a.case.hash): (p.hash, a.name) for p in run.plans for a in p.arms}
+    ranked = sorted(run.verdicts, key=lambda verdict: SEVERITY.index(verdict.status))
+    arms = {(plan.hash, a.case.hash): (plan.hash, a.name) for plan in run.plans for a in plan.arms}
     alike = notices.alike(run)
     of_cases = {case: alike.get(arm) for case, arm in arms.items()}
     return [
-        {name: getattr(v, name) for name in COLUMNS[:-2]}
-        | {"reproducible": of_cases.get((v.plan, v.case_hash)), "stand_in": of_stand_in(run, v)}
-        for v in ranked
+        {name: getattr(verdict, name) for name in COLUMNS[:-2]}
+        | {
+            "reproducible": of_cases.get((verdict.plan, verdict.case_hash)),
+            "stand_in": of_stand_in(run, verdict),
+        }
+        for verdict in ranked
     ]
 
 
 def document(run: RunRecord) -> dict[str, Json]:
     status = exit_status(
-        [v.counts for v in run.verdicts], inconclusive_fails=not run.settings.lenient
+        [verdict.counts for verdict in run.verdicts], inconclusive_fails=not run.settings.lenient
     )
     return {
         "run": run.run,
@@ -81,7 +84,7 @@ def markdown(run: RunRecord) -> list[str]:
         if metrics.metric(metric).form is not Form.ABSOLUTE:
             metric += f" v {row['against']}"
         cells = (row["status"], case, metric, value, span, row["bound"])
-        lines.append("| " + " | ".join(harmless(str(c)) for c in cells) + " |")
+        lines.append("| " + " | ".join(harmless(str(cell)) for cell in cells) + " |")
     return [*lines, "", *(f"- undecided: {line}" for line in decide(run))]
 
 
@@ -119,8 +122,8 @@ def proposal(run: RunRecord, plot: str) -> list[str]:
 def _caveat(run: RunRecord) -> list[str]:
     """What a reader of the table has to know: that something is open, or was measured in doubt."""
     judged = requirements(run)
-    doubtful = [v for v in run.verdicts if v.doubt]
-    if all(v.counts is Status.PASS for v in judged) and not doubtful:
+    doubtful = [verdict for verdict in run.verdicts if verdict.doubt]
+    if all(verdict.counts is Status.PASS for verdict in judged) and not doubtful:
         return []
     open_ = [f"{tally(run)}."] if judged else []
     noisy = [f"{len(doubtful)} figures were measured beside other work: {doubtful[0].doubt}."]
@@ -129,10 +132,10 @@ def _caveat(run: RunRecord) -> list[str]:
 
 def _method(run: RunRecord) -> list[str]:
     """How it was measured, in a paragraph that can be quoted."""
-    timed = [x for x in run.launches if x.purpose is Purpose.TIMED and x.usable]
-    steps = sum(x.steps.count for x in timed if x.steps is not None)
+    timed = [launch for launch in run.launches if launch.purpose is Purpose.TIMED and launch.usable]
+    steps = sum(launch.steps.count for launch in timed if launch.steps is not None)
     machine, software = run.machine, run.software
-    scripts = any(a.case.script for p in run.plans for a in p.arms)
+    scripts = any(arm.case.script for plan in run.plans for arm in plan.arms)
     checked = (
         "It was checked that ranks were one world, started and ended alike, trained on samples of"
         " their own and exchanged gradients once a step."

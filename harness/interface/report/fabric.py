@@ -21,9 +21,15 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
 def brief(run: RunRecord, width: int) -> list[str]:
     """A line for the largest world, where a fabric was swept beside trainings; else its table."""
     operations = swept(run.fabric)
-    if not any(plan.arms for plan in run.plans) or not all(s.right for s in operations):
+    if not any(plan.arms for plan in run.plans) or not all(
+        operation.right for operation in operations
+    ):
         return lines(run, width)
-    reduced = [s for s in operations if s.operation == "all_reduce" and s.latency_s]
+    reduced = [
+        operation
+        for operation in operations
+        if operation.operation == "all_reduce" and operation.latency_s
+    ]
     if not reduced:
         return []
     largest = max(reduced, key=lambda s: sum(s.nodes))
@@ -38,9 +44,9 @@ def tabled(run: RunRecord, *, named: bool = True) -> Table[Swept]:
     operations = swept(run.fabric)
     shown = sizes(run.settings.device)[1:]
     firsts = {
-        id(s)
-        for s, above in zip(operations, [None, *operations], strict=False)
-        if above is None or _name(s) != _name(above)
+        id(operation)
+        for operation, above in zip(operations, [None, *operations], strict=False)
+        if above is None or _name(operation) != _name(above)
     }
 
     def world(one: Swept) -> str:
@@ -71,8 +77,8 @@ def tabled(run: RunRecord, *, named: bool = True) -> Table[Swept]:
 
 def note(run: RunRecord) -> str:
     """Over what was measured, how often, and what the figures are."""
-    transports = ", ".join(dict.fromkeys(r.transport for r in run.fabric))
-    sweeps = max((len({r.launch for r in s.rows}) for s in swept(run.fabric)), default=0)
+    transports = ", ".join(dict.fromkeys(row.transport for row in run.fabric))
+    sweeps = max((len({row.launch for row in s.rows}) for s in swept(run.fabric)), default=0)
     sentence = (
         f"over {transports}; every result checked; medians of {sweeps} "
         f"sweep{'s' if sweeps > 1 else ''}; bus = what the busiest link carries"

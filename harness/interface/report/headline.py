@@ -73,7 +73,7 @@ def why_open(run: RunRecord) -> list[str]:
 
 def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> str:
     """What others used beside this run, if that kept something open or stands beside figures."""
-    beside = sum(bool(v.doubt) or v.reason is Reason.NOISY_HOST for v in judged)
+    beside = sum(bool(verdict.doubt) or verdict.reason is Reason.NOISY_HOST for verdict in judged)
     if not beside:
         return ""
     by_cores: dict[int, list[float]] = {}
@@ -168,7 +168,11 @@ def _largest(run: RunRecord) -> str:
         and verdict.against in ("plain", "wrapped")
         and verdict.value is not None
     ]
-    rungs = [(cases[v.case_hash], v) for v in efficiencies if v.case_hash in cases]
+    rungs = [
+        (cases[efficiency.case_hash], efficiency)
+        for efficiency in efficiencies
+        if efficiency.case_hash in cases
+    ]
     rungs = [(c, v) for c, v in rungs if c.world_size > 1 and not run.stand_ins(c)]
     if not rungs:
         return ""

@@ -113,7 +113,7 @@ def lines(
 ) -> list[str]:
     """The tables of ``plan``."""
     columns = [
-        text.Column[PlanLine]("case", 9, lambda x: x.name, left=True),
+        text.Column[PlanLine]("case", 9, lambda line: line.name, left=True),
         text.Column("ranks", 9, lambda x: x.arm.case.world),
         text.Column("params", 3, place.params),
         text.Column("batch", 1, place.batch),
@@ -124,9 +124,14 @@ def lines(
         text.Column("judged by", 8, place.judged, left=True),
     ]
     rows = [
-        PlanLine(a, f.described[a.case.hash], len(f.rules[a.name]), f.plan.arms[-1])
-        for f in outlooks
-        for a in f.plan.arms
+        PlanLine(
+            arm,
+            outlook.described[arm.case.hash],
+            len(outlook.rules[arm.name]),
+            outlook.plan.arms[-1],
+        )
+        for outlook in outlooks
+        for arm in outlook.plan.arms
     ]
     table = text.table(columns, rows, width) if rows else [" nothing to launch here"]
     totals = text.wrap(_totals(outlooks, place), width, 1)
@@ -137,28 +142,33 @@ def _judging(
     outlooks: Sequence[PlanOutlook], thresholds: Sequence[Threshold], width: int
 ) -> list[str]:
     """Every rule that judges something here, with its bound and how often."""
-    arms = Counter(name for f in outlooks for names in f.rules.values() for name in names)
+    arms = Counter(
+        name for outlook in outlooks for names in outlook.rules.values() for name in names
+    )
     columns = [
-        text.Column[Threshold]("rule", 9, lambda t: t.name, left=True),
+        text.Column[Threshold]("rule", 9, lambda threshold: threshold.name, left=True),
         text.Column("metric", 7, lambda t: t.metric, left=True),
         text.Column("bound", 8, lambda t: t.bound, left=True),
         text.Column("source", 5, lambda t: str(t.source), left=True),
         text.Column("arms", 6, lambda t: str(arms[t.name])),
     ]
-    applying = [t for t in thresholds if arms[t.name]]
+    applying = [threshold for threshold in thresholds if arms[threshold.name]]
     return [*text.table(columns, applying, width), ""] if applying else []
 
 
 def _totals(outlooks: Sequence[PlanOutlook], place: PlanPlace) -> str:
     """How long it takes, what that costs, and what the figures are from."""
     on = place.on
-    launches, took = sum(f.num_launches for f in outlooks), sum(f.seconds for f in outlooks)
+    launches, took = (
+        sum(outlook.num_launches for outlook in outlooks),
+        sum(outlook.seconds for outlook in outlooks),
+    )
     plans = f"{len(outlooks)} plan{'s' * (len(outlooks) != 1)}"
     sentence = f" {plans}, at least {launches} timed launches, about {duration(took)}"
     if on is None:
         return f"{sentence}; memory and bytes are per rank, computed from closed forms"
     hours = took / 3600 * sum(on.nodes)
-    idle = 1 - sum(f.device_s for f in outlooks) / 3600 / hours if hours else 0.0
+    idle = 1 - sum(outlook.device_s for outlook in outlooks) / 3600 / hours if hours else 0.0
     return (
         f"{sentence}: {hours:.1f} GPU-hours on {on.name} ({place.machine.gpu}),"
         f" {idle:.0%} of them idle"

@@ -36,7 +36,8 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     ladders: dict[bool, list[Ladder]] = {False: [], True: []}  # by whether it is a stand-in
     worst = {
         p.hash: min(
-            (SEVERITY.index(v.status) for v in run.verdicts_by_plan.get(p.hash, ())), default=9
+            (SEVERITY.index(verdict.status) for verdict in run.verdicts_by_plan.get(p.hash, ())),
+            default=9,
         )
         for p in run.plans
     }
@@ -51,21 +52,21 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     all_ladders = [*ladders[False], *ladders[True]]
     if not all_ladders:
         return []
-    rows = [r for _, rungs in all_ladders for r in rungs]
+    rows = [rung for _, rungs in all_ladders for rung in rungs]
     columns = [_NAMES, *map(_lifted, _measured(RUNGS, rows))]
     header, lines = _laid_out(columns, all_ladders, width)
     num_real = len(ladders[False])
     shown = [header, *(line for of_one in lines[:num_real] for line in of_one)]
     if ladders[True]:
-        kinds = sorted({s for p in run.plans for a in p.arms for s in a.case.stand_in})
+        kinds = sorted({s for p in run.plans for arm in p.arms for s in arm.case.stand_in})
         shown.append(f" -- stand-ins ({', '.join(kinds)}): never compared with hardware --")
         shown += [line for of_one in lines[num_real:] for line in of_one]
     if crowded := sorted(
         {
-            a.case.world
+            arm.case.world
             for p in run.plans
-            for a in p.arms
-            if StandIn.OVERSUBSCRIBED in run.stand_ins(a.case)
+            for arm in p.arms
+            if StandIn.OVERSUBSCRIBED in run.stand_ins(arm.case)
         }
     ):
         shown.append(
@@ -86,7 +87,7 @@ def _laid_out(
     beside = [list(zip_longest(names, rungs, fillvalue=None)) for names, rungs in ladders]
     flat = [(name or "", rung) for ladder in beside for name, rung in ladder]
     header, *lines = table(columns, flat, width)
-    bounded = any(r.verdict and r.verdict.bound for _, rungs in ladders for r in rungs)
+    bounded = any(row.verdict and row.verdict.bound for _, rungs in ladders for row in rungs)
     if not bounded or "bound" in header.split():
         rest = iter(lines)
         return header, [list(islice(rest, len(ladder))) for ladder in beside]
@@ -113,8 +114,8 @@ def _sent(one: LadderRow) -> str:
 
 
 def _efficiency(one: LadderRow) -> str:
-    p = one.point
-    return interval(p.efficiency, p.efficiency_low, p.efficiency_high)
+    point = one.point
+    return interval(point.efficiency, point.efficiency_low, point.efficiency_high)
 
 
 def _bound(one: LadderRow) -> str:
@@ -143,24 +144,24 @@ def _lifted(column: Column[LadderRow]) -> Column[Named]:
 #: What is told of a rung.
 RUNGS: Sequence[Column[LadderRow]] = (
     Column("ranks", 99, lambda r: r.row.case.world, raw=lambda r: r.row.case.world_size),
-    number("samples/s", 58, lambda r: r.point.throughput, rate),
-    number("tok/s", 6, lambda r: r.row.tokens_per_s, rate),
-    number("per rank", 20, lambda r: r.point.throughput / r.row.case.world_size, rate),
-    number("ms/step", 30, lambda r: r.row.step_s, _as(".1f", 1e3), "n/a"),
-    number("speedup", 60, lambda r: r.point.speedup, _as(".2f", unit="x")),
+    number("samples/s", 58, lambda row: row.point.throughput, rate),
+    number("tok/s", 6, lambda row: row.row.tokens_per_s, rate),
+    number("per rank", 20, lambda row: row.point.throughput / row.row.case.world_size, rate),
+    number("ms/step", 30, lambda row: row.row.step_s, _as(".1f", 1e3), "n/a"),
+    number("speedup", 60, lambda row: row.point.speedup, _as(".2f", unit="x")),
     Column("efficiency [95%]", 90, _efficiency, left=True, raw=lambda r: r.point.efficiency),
-    number("p95", 62, lambda r: r.point.p95, _as(".3f"), "n/a"),
-    number("worst", 72, lambda r: r.point.worst, _as(".3f")),
-    number("v wrapped", 15, lambda r: r.wrapped, _as(".3f")),
+    number("p95", 62, lambda row: row.point.p95, _as(".3f"), "n/a"),
+    number("worst", 72, lambda row: row.point.worst, _as(".3f")),
+    number("v wrapped", 15, lambda row: row.wrapped, _as(".3f")),
     Column("n", 10, lambda r: str(r.point.n), raw=lambda r: r.point.n),
-    number("detects", 8, lambda r: r.verdict.mde if r.verdict else None, _as(".1%")),
-    number("serial", 4, lambda r: r.point.karp_flatt, _as(".3f")),
+    number("detects", 8, lambda row: row.verdict.mde if row.verdict else None, _as(".1%")),
+    number("serial", 4, lambda row: row.point.karp_flatt, _as(".3f")),
     Column("MB sent", 9, _sent, raw=lambda r: r.row.sent_bytes),
-    number("of form", 7, lambda r: r.row.sent_of_form, _as(".3f")),
-    number("peak MB", 3, lambda r: r.row.peak_bytes, _as(".0f", 1e-6), "n/a"),
-    number("kB/step", 0, lambda r: r.row.growth, _as("+.1f", 1e-3)),
-    number("TFLOP/s", 2, lambda r: r.row.flops, _as(".3g", 1e-12)),
-    number("MFU", 1, lambda r: r.row.mfu, _as(".2f"), "n/a"),
+    number("of form", 7, lambda row: row.row.sent_of_form, _as(".3f")),
+    number("peak MB", 3, lambda row: row.row.peak_bytes, _as(".0f", 1e-6), "n/a"),
+    number("kB/step", 0, lambda row: row.row.growth, _as("+.1f", 1e-3)),
+    number("TFLOP/s", 2, lambda row: row.row.flops, _as(".3g", 1e-12)),
+    number("MFU", 1, lambda row: row.row.mfu, _as(".2f"), "n/a"),
     number("MFU<", 1, lambda r: r.row.mfu and r.row.roofline_mfu, _as(".2f"), "n/a"),
     number(ENERGY, 5, lambda r: r.row.energy_j, _as(".3g"), "n/a"),
     Column("bound", 80, _bound),
@@ -182,5 +183,5 @@ def _measured(
     columns: Sequence[Column[LadderRow]], rows: Sequence[LadderRow]
 ) -> list[Column[LadderRow]]:
     """Energy only where a device told it."""
-    metered = any(r.row.energy_j is not None for r in rows)
-    return [c for c in columns if metered or c.header != ENERGY]
+    metered = any(row.row.energy_j is not None for row in rows)
+    return [column for column in columns if metered or column.header != ENERGY]

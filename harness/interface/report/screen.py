@@ -95,7 +95,12 @@ def _rows(run: RunRecord, width: int) -> list[str]:
     out = [header, *laid_out[:num_real]]
     if shown[True]:
         kinds = sorted(
-            {s for plan in run.plans for arm in plan.arms for s in run.stand_ins(arm.case)}
+            {
+                stand_in
+                for plan in run.plans
+                for arm in plan.arms
+                for stand_in in run.stand_ins(arm.case)
+            }
         )
         out.append(f" stand-ins ({', '.join(kinds)}): they say nothing of hardware")
     out += laid_out[num_real:]
@@ -161,10 +166,20 @@ def _names(
 ) -> dict[str, str]:
     """Each case as short as it is unlike the others: family and ranks, else its whole name."""
     known = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
-    hashes = [h for h in dict.fromkeys([*cases, *(case for _, case in rungs_of)]) if h in known]
-    short = {h: f"{known[h].family}@{known[h].world.removesuffix('cpu')}" for h in hashes}
+    hashes = [
+        digest
+        for digest in dict.fromkeys([*cases, *(case for _, case in rungs_of)])
+        if digest in known
+    ]
+    short = {
+        digest: f"{known[digest].family}@{known[digest].world.removesuffix('cpu')}"
+        for digest in hashes
+    }
     alike = Counter(short.values())
-    return {h: short[h] + known[h].extras if alike[short[h]] > 1 else short[h] for h in hashes}
+    return {
+        digest: short[digest] + known[digest].extras if alike[short[digest]] > 1 else short[digest]
+        for digest in hashes
+    }
 
 
 def _row(v: Verdict, rung: LadderRow | None, names: dict[str, str], marks: _Marks) -> ScreenRow:
@@ -282,7 +297,7 @@ def _lost(r: Rung) -> str:
     """``26.0 of 56.1 lost: compute 20.7, transfer 3.3``: the largest terms, most of the loss."""
     lost_ns = r.losses.step_ns - r.losses.ideal_ns
     terms = sorted(r.losses.excess_ns.items(), key=lambda item: -item[1])
-    large = [(timeline.TERMS[t], ns) for t, ns in terms if ns > lost_ns / 10][:FEW]
+    large = [(timeline.TERMS[term], ns) for term, ns in terms if ns > lost_ns / 10][:FEW]
     parts = ", ".join(f"{name} {float(ns) / 1e6:.1f}" for name, ns in large)
     return f"{float(lost_ns) / 1e6:.1f} of {float(r.losses.step_ns) / 1e6:.1f} lost: {parts}"
 

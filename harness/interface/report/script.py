@@ -84,7 +84,7 @@ def _scripts(run: RunRecord) -> Iterator[list[ScriptRow]]:
         launches = [x for x in timed(run, plan, None) if x.usable and x.ranks]
         if not launches:
             pilots = timed(run, plan, None, Purpose.PILOT)
-            launches = [x for x in pilots if x.usable and x.ranks]
+            launches = [pilot for pilot in pilots if pilot.usable and pilot.ranks]
         arms = [arm for arm in plan.arms if arm.case.script]
         of_arms = [
             ScriptRow(arm, [launch for launch in launches if launch.arm == arm.name])
@@ -106,7 +106,9 @@ def _step(row: ScriptRow) -> str:
 
 def _exchanged(row: ScriptRow) -> str:
     kinds = row.seen.collectives.items()
-    return ", ".join(f"{k} {v.count}x {si(float(v.payload_bytes), 'B')}" for k, v in kinds)
+    return ", ".join(
+        f"{key} {issued.count}x {si(float(issued.payload_bytes), 'B')}" for key, issued in kinds
+    )
 
 
 _COLUMNS: Sequence[Column[ScriptRow]] = (

@@ -31,7 +31,7 @@ class Table(Generic[Row]):
     @property
     def told(self) -> list[Column[Row]]:
         """The columns that say something."""
-        return [c for c in self.columns if any(c.cell(row) for row in self.rows)]
+        return [column for column in self.columns if any(column.cell(row) for row in self.rows)]
 
     def lines(self, width: int) -> list[str]:
         """For a terminal: columns drop until it fits."""
@@ -45,9 +45,12 @@ class Table(Generic[Row]):
         if not self.rows:
             return Markup("")
         columns = self.told
-        head = "".join(f"<th{_aligned(c)}>{_escaped(c.header or 'result')}</th>" for c in columns)
+        head = "".join(
+            f"<th{_aligned(column)}>{_escaped(column.header or 'result')}</th>"
+            for column in columns
+        )
         names = [f' id="{_escaped(anchor)}"' for anchor in ids] or [""] * len(self.rows)
-        by_column = [_cells(c, self.rows) for c in columns]
+        by_column = [_cells(column, self.rows) for column in columns]
         body = "\n".join(
             f"<tr{id_}>{''.join(cells)}</tr>"
             for id_, *cells in zip(names, *by_column, strict=False)
@@ -60,14 +63,17 @@ class Table(Generic[Row]):
     def markdown(self) -> list[str]:
         """For a CI system's summary."""
         columns = self.told
-        lines = [[c.header for c in columns], ["---" if c.left else "---:" for c in columns]]
-        lines += [[harmless(c.cell(row)) for c in columns] for row in self.rows]
+        lines = [
+            [column.header for column in columns],
+            ["---" if column.left else "---:" for column in columns],
+        ]
+        lines += [[harmless(column.cell(row)) for column in columns] for row in self.rows]
         return [f"| {' | '.join(cells)} |" for cells in lines]
 
     def records(self) -> list[dict[str, Json]]:
         """For other programs: whole values where there are some."""
         columns = self.told  # all rows are looked at for it: once, not for each of them
-        return [{c.header: plain(c, row) for c in columns} for row in self.rows]
+        return [{column.header: plain(column, row) for column in columns} for row in self.rows]
 
 
 def plain(column: Column[Row], row: Row) -> Json:

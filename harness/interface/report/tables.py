@@ -23,7 +23,7 @@ _TRAINING = ("model", "data")
 def header(run: RunRecord) -> str:
     """One line: what was measured on."""
     software = run.software
-    backends = sorted({a.case.backend for p in run.plans for a in p.arms})
+    backends = sorted({arm.case.backend for plan in run.plans for arm in plan.arms})
     parts = [
         run.machine.title,
         f"torch {software.get('torch', 'n/a')} {' '.join(backends)}".strip(),
@@ -34,8 +34,8 @@ def header(run: RunRecord) -> str:
 
 def verdict_lines(run: RunRecord, width: int = 100) -> list[str]:
     """A sentence for every verdict, the worst first."""
-    ranked = sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
-    return [line for v in ranked for line in verdict_line(v, width)]
+    ranked = sorted(run.verdicts, key=lambda verdict: SEVERITY.index(verdict.status))
+    return [line for verdict in ranked for line in verdict_line(verdict, width)]
 
 
 def verdict_line(v: Verdict, width: int) -> list[str]:
@@ -58,11 +58,13 @@ def verdict_line(v: Verdict, width: int) -> list[str]:
 
 def counts(run: RunRecord) -> list[str]:
     """``9 PASS  1 FAIL ...``, and how many of them hold together."""
-    caught = sum(v.reason is Reason.CAUGHT for v in run.verdicts)
-    by_status = Counter(v.status for v in run.verdicts if v.reason is not Reason.CAUGHT)
-    parts = [f"{by_status[s]} {s}" for s in SEVERITY if by_status[s]]
+    caught = sum(verdict.reason is Reason.CAUGHT for verdict in run.verdicts)
+    by_status = Counter(
+        verdict.status for verdict in run.verdicts if verdict.reason is not Reason.CAUGHT
+    )
+    parts = [f"{by_status[status]} {status}" for status in SEVERITY if by_status[status]]
     parts += [f"{caught} control{'s' if caught > 1 else ''} caught"] if caught else []
-    waived = sum(v.waived for v in run.verdicts)
+    waived = sum(verdict.waived for verdict in run.verdicts)
     sentence = "  ".join(parts) or "nothing was judged"
     if waived:
         sentence += f"  ({waived} waived)"
@@ -75,7 +77,7 @@ def counts(run: RunRecord) -> list[str]:
             f" {by_status[Status.PASS]} PASS, {fails} of {by_status[Status.FAIL]} FAIL remain",
         ]
         if len(run.settings.nodes) > 1:
-            where = {x.hosts for x in run.launches if x.purpose is Purpose.TIMED}
+            where = {launch.hosts for launch in run.launches if launch.purpose is Purpose.TIMED}
             drawn = any(where) and len(where) > 1
             lines.append(
                 " every launch ran on nodes drawn from all of them"
@@ -110,7 +112,7 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     lines = wrap(message, width, 12)
     if run.device_s:
         used = sum(x.wall_s * len(x.ranks) for x in run.launches)
-        decided = sum(v.status in (Status.PASS, Status.FAIL) for v in run.verdicts)
+        decided = sum(verdict.status in (Status.PASS, Status.FAIL) for verdict in run.verdicts)
         share = used / run.device_s
         message = f" devices    {_hours(run.device_s)} held, {share:.0%} of that in launches"
         message += f"; {_hours(run.device_s / decided)} a decided verdict" if decided else ""
@@ -125,7 +127,7 @@ def overhead(run: RunRecord) -> float:
         slot = launch.slot or launch.launch
         checks = launch.purpose in (Purpose.GATE, Purpose.REFERENCE)
         making_s = max(
-            (sum(r.phases_s.get(name, 0.0) for name in _TRAINING) for r in launch.ranks),
+            (sum(rank.phases_s.get(name, 0.0) for name in _TRAINING) for rank in launch.ranks),
             default=0.0,
         )
         busy[slot] = max(busy[slot], launch.wall_s if checks else making_s + _stepping_s([launch]))
@@ -142,7 +144,7 @@ def _hours(device_s: float) -> str:
 
 
 def _stepping_s(launches: Sequence[LaunchRecord]) -> float:
-    return sum(max((r.stepping_s for r in x.ranks), default=0.0) for x in launches)
+    return sum(max((rank.stepping_s for rank in launch.ranks), default=0.0) for launch in launches)
 
 
 def summary(
@@ -161,7 +163,7 @@ def summary(
             note += "; p95 = efficiency by 95th percentiles of steps"
         lines += ["", *table_, *wrap(note, width, 14)]
         if any(line.endswith(" ~") for line in table_):
-            doubts = dict.fromkeys(v.doubt for v in run.verdicts if v.doubt)
+            doubts = dict.fromkeys(verdict.doubt for verdict in run.verdicts if verdict.doubt)
             lines += wrap(f" ~ treat as unreliable: {next(iter(doubts))}", width, 3)
         if any(" *  " in line for line in table_):
             lines.append(" * the verdict is on another figure, shown below")

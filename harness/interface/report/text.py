@@ -61,9 +61,9 @@ def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> li
 
     A cell of several lines goes on below, where the other cells of its row are empty.
     """
-    cells = [[c.header for c in columns]]
+    cells = [[column.header for column in columns]]
     for row in rows:
-        wrapped = [c.cell(row).split("\n") for c in columns]
+        wrapped = [column.cell(row).split("\n") for column in columns]
         cells += map(list, zip_longest(*wrapped, fillvalue=""))
     columns_kept = list(range(len(columns)))
     while True:

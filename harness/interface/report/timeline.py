@@ -34,7 +34,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     all_rungs = rungs(run)
     if not all_rungs:
         return []
-    trusted = [r for r in all_rungs if not r.refused]
+    trusted = [rung for rung in all_rungs if not rung.refused]
     shown = [rule("where the efficiency went, ms per step", width)]
     if trusted:
         shown += _table(trusted, width)
@@ -52,7 +52,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
 def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
     """How these profiles were made, and which of them may have changed what they show."""
     shown = []
-    outlines = [r for r in trusted if r.budget.capture == OUTLINE]
+    outlines = [rung for rung in trusted if rung.budget.capture == OUTLINE]
     if outlines:
         some = "" if len(outlines) == len(trusted) else f" of {len(outlines)} rungs"
         shown += wrap(
@@ -61,8 +61,8 @@ def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
             width,
             10,
         )
-    if doubtful := [r for r in trusted if r.doubtful]:
-        names = ", ".join(f"{r.arm.case.id} {r.perturbation:.2f}x" for r in doubtful)
+    if doubtful := [rung for rung in trusted if rung.doubtful]:
+        names = ", ".join(f"{rung.arm.case.id} {rung.perturbation:.2f}x" for rung in doubtful)
         shown += wrap(
             f" caution  profiled steps may take over {PERTURBED}x as long as others: {names}",
             width,
@@ -74,15 +74,15 @@ def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
 def remarks(run: RunRecord, width: int) -> list[str]:
     """What is worth a sentence: bubbles, both estimates of communication, advice, refusals."""
     all_rungs = rungs(run)
-    shown = [line for r in all_rungs if not r.refused for line in of_rung(run, r, width)]
-    refused = [r for r in all_rungs if r.refused]
+    shown = [line for rung in all_rungs if not rung.refused for line in of_rung(run, rung, width)]
+    refused = [rung for rung in all_rungs if rung.refused]
     if refused:
-        worst = max(refused, key=lambda r: r.perturbation)
-        names = ", ".join(r.arm.case.id for r in refused)
-        stages = all(r.expected is None or r.expected.stages > 1 for r in refused)
+        worst = max(refused, key=lambda rung: rung.perturbation)
+        names = ", ".join(rung.arm.case.id for rung in refused)
+        stages = all(rung.expected is None or rung.expected.stages > 1 for rung in refused)
         longer = (
             ""
-            if any(r.arm.case.script for r in refused)
+            if any(rung.arm.case.script for rung in refused)
             else " (--set micro_batch=..., a larger size)"
         )
         shown += wrap(
@@ -163,12 +163,12 @@ def _table(trusted: Sequence[Rung], width: int) -> list[str]:
 
     Where names leave no room for all terms, they have lines of their own.
     """
-    shown = [t for t in TERMS if any(_ms(r, t) for r in trusted)]
+    shown = [term for term in TERMS if any(_ms(rung, term) for rung in trusted)]
     lines, rest = _fitting(trusted, shown, width, first=0)
     if not rest:
         return lines
     (header, *rows), _ = _fitting(trusted, shown, width - 2, first=1)
-    names = [wrap(f" {text.named(r.arm.case)}".replace("\n", ""), width, 3) for r in trusted]
+    names = [wrap(f" {text.named(rung.arm.case)}".replace("\n", ""), width, 3) for rung in trusted]
     under = [[*name, f"  {row}"] for name, row in zip(names, rows, strict=True)]
     return [f"  {header}", *(line for pair in under for line in pair)]
 
@@ -177,9 +177,9 @@ def _fitting(
     trusted: Sequence[Rung], shown: Sequence[Term], width: int, first: int
 ) -> tuple[list[str], list[Term]]:
     """The table from its ``first`` column on, and the terms that have no column of their own."""
-    ranked = sorted(shown, key=lambda t: -max(abs(_ms(r, t)) for r in trusted))
+    ranked = sorted(shown, key=lambda term: -max(abs(_ms(rung, term)) for rung in trusted))
     for count in range(len(shown), -1, -1):
-        fitting = [t for t in shown if t in ranked[:count]]
+        fitting = [term for term in shown if term in ranked[:count]]
         rest = ranked[count:]
         lines = table(_columns(fitting, rest)[first:], trusted, width)
         if {*map(head, fitting), *(["rest"] if rest else [])} <= set(lines[0].split()):
@@ -194,7 +194,7 @@ def _columns(kept: Sequence[Term], rest: Sequence[Term]) -> list[Column[Rung]]:
         Column("ideal", 70, lambda r: f"{float(r.losses.ideal_ns) / 1e6:.1f}"),
         Column("step", 98, lambda r: f"{float(r.losses.step_ns) / 1e6:.1f}"),
         Column("lost", 97, lambda r: f"{float(r.losses.step_ns - r.losses.ideal_ns) / 1e6:.1f}"),
-        *(Column(head(t), 80, partial(_cell, term=t)) for t in kept),
+        *(Column(head(term), 80, partial(_cell, term=term)) for term in kept),
         *([Column[Rung]("rest", 80, partial(_rest, terms=rest))] if rest else ()),
         Column(
             "ranks lost",
@@ -207,7 +207,7 @@ def _columns(kept: Sequence[Term], rest: Sequence[Term]) -> list[Column[Rung]]:
 
 def _rest(r: Rung, terms: Sequence[Term]) -> str:
     """What these terms come to."""
-    excess = sum((r.losses.excess_ns.get(t, Fraction(0)) for t in terms), Fraction(0))
+    excess = sum((r.losses.excess_ns.get(term, Fraction(0)) for term in terms), Fraction(0))
     return f"{float(excess / 10**6):.1f}"
 
 

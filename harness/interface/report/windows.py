@@ -15,7 +15,7 @@ from harness.record import Budget, RankBudget, Term
 
 def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     """One profiled window: every rank's mean step, and what can be said of it."""
-    shown = [t for t in TERMS if budget.total_ns(t)]
+    shown = [term for term in TERMS if budget.total_ns(term)]
     steps = f"{budget.steps} step{'s' if budget.steps > 1 else ''}"
     clocks = "" if not budget.clock_ns else f", clocks within {budget.clock_ns / 1e6:.2f} ms"
     num = len(budget.ranks)
@@ -23,7 +23,7 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     mean = f"{steps} of {budget.step_ns / 1e6:.2f} ms"
     lines = wrap(f" {title}: {ranks}, {mean}, {budget.device}{clocks}", width, 1)
     shares = {"all comm": budget.comm_share} | {
-        head(t): budget.mean_ns(t) / budget.step_ns for t in shown
+        head(term): budget.mean_ns(term) / budget.step_ns for term in shown
     }
 
     def share(name: str, rank: Callable[[RankBudget], float]) -> Column[RankBudget | None]:
@@ -38,7 +38,7 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     columns = [
         Column[RankBudget | None]("rank", 100, lambda r: "all" if r is None else str(r.rank)),
         Column("ms/step", 99, lambda r: f"{sum(r.step_ns) / steps_ns / 1e6:.2f}" if r else ""),
-        *(share(head(t), partial(_mean_ns, term=t)) for t in shown),
+        *(share(head(term), partial(_mean_ns, term=term)) for term in shown),
         share("all comm", lambda r: sum(r.comm_ns) / steps_ns),
     ]
     lines += table(columns, [*budget.ranks, None], width)
@@ -60,7 +60,9 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
             10,
         )
     if budget.operators:
-        top = ", ".join(f"{o.name} {o.self_ns / 1e6:.2f} ms" for o in budget.operators[:4])
+        top = ", ".join(
+            f"{operator.name} {operator.self_ns / 1e6:.2f} ms" for operator in budget.operators[:4]
+        )
         lines += wrap(f" longest  {top}", width, 10)
     for reason in budget.unsure:
         lines += wrap(f" unsure   {reason}", width, 10)
@@ -125,8 +127,8 @@ def difference_lines(
     """Two windows' mean steps: B less A, and what changed most in them."""
     step = TermChange(
         name="step",
-        before_ns=sum(c.before_ns for c in terms),
-        after_ns=sum(c.after_ns for c in terms),
+        before_ns=sum(change.before_ns for change in terms),
+        after_ns=sum(change.after_ns for change in terms),
     )
     numbers = [
         Column[TermChange]("A ms", 98, lambda c: f"{c.before_ns / 1e6:.2f}"),

@@ -60,7 +60,7 @@ def _exceptions(
     """Each exception of a knob: (node, None) or (node, node), and its value."""
     for part in filter(None, str(knobs[knob]).split(",")):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?:(\d+(?:\.\d+)?)", part)
-        named = [int(n) for n in match.groups()[:2] if n is not None] if match else []
+        named = [int(group) for group in match.groups()[:2] if group is not None] if match else []
         none = knob == "slow_links" and match is not None and float(match[3]) == 0
         if match is None or max(named) >= num_nodes or none:
             raise LaunchError(

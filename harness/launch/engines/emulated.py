@@ -120,7 +120,9 @@ class EmulatedJob(Job):
                 elif not command.nodes:
                     self._run(command)
             agents = [c for c in commands if c.nodes]
-            self._agents = InheritingJob([replace(c, argv=self._filled(c.argv)) for c in agents])
+            self._agents = InheritingJob(
+                [replace(agent, argv=self._filled(agent.argv)) for agent in agents]
+            )
         except BaseException:
             self.stop()
             raise

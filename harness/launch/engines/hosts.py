@@ -68,7 +68,7 @@ class Hosts:
                 )
             else:
                 argv = (
-                    *(("env", *(f"{k}={v}" for k, v in env.items())) if env else ()),
+                    *(("env", *(f"{key}={value}" for key, value in env.items())) if env else ()),
                     *("scaleproof", "join", deployment.join),
                     *("--token-file", str(deployment.token_file), f"--order={i}"),
                 )

@@ -124,7 +124,7 @@ class RayActors(Job):
 
 
 def _options(bundle: Mapping[str, float]) -> dict[str, Json]:
-    resources = {k: v for k, v in bundle.items() if k not in ("CPU", "GPU")}
+    resources = {key: value for key, value in bundle.items() if key not in ("CPU", "GPU")}
     return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "resources": resources}
 
 

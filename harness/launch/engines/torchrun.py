@@ -152,7 +152,7 @@ class Torchrun(Fleet):
         watched = WatchedLauncher(spec, out, beats)
         with held_port() as port:
             self._run(watched, port, self._asked, tick)
-        agent = f"torchrun-{'-'.join(str(n.pid) for n in watched.nodes)}"
+        agent = f"torchrun-{'-'.join(str(node.pid) for node in watched.nodes)}"
         return Ended(
             ranks=watched.ends(),
             agent=agent,
@@ -212,7 +212,7 @@ class WatchedLauncher:
     @property
     def alive(self) -> bool:
         """Whether any node's torchrun still runs."""
-        return any(n.poll() is None for n in self.nodes)
+        return any(node.poll() is None for node in self.nodes)
 
     def look(self) -> None:
         """Note which ranks are gone; end the world when one failed a grace ago, or is silent."""
@@ -220,7 +220,9 @@ class WatchedLauncher:
         for rank, pid in self._pids().items():
             if rank not in self._gone and not lives(pid):
                 self._gone[rank] = now - self.began
-        failed = any(n.returncode for n in self.nodes) or any(not self._done(r) for r in self._gone)
+        failed = any(node.returncode for node in self.nodes) or any(
+            not self._done(r) for r in self._gone
+        )
         if self._failed_at is None and (failed or self._silent()):
             self._failed_at = now if failed else now - GRACE_S
             self.noticed_at = time.time()

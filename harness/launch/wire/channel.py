@@ -331,7 +331,9 @@ class Listener:
 
     def _greet(self, sock: socket.socket, address: str) -> None:
         if len(self._pending) >= PENDING:
-            busiest, _ = Counter(p.address for p in self._pending.values()).most_common(1)[0]
+            busiest, _ = Counter(pending.address for pending in self._pending.values()).most_common(
+                1
+            )[0]
             self._refuse(next(s for s, p in self._pending.items() if p.address == busiest))
         sock.setblocking(False)
         peer = Pending(address)

@@ -50,8 +50,8 @@ class Interleaver:
             raise broken
         measured = self._session.run.bare()
         return [
-            self._longer(measured, plan, contrast, (a, b))
-            for contrast, b in zip(plan.contrasts, others, strict=True)
+            self._longer(measured, plan, contrast, (a, other))
+            for contrast, other in zip(plan.contrasts, others, strict=True)
         ]
 
     def alike(self, a: str) -> list[float]:
@@ -66,8 +66,11 @@ class Interleaver:
             if arm.case != first or not plan.contrasts:
                 continue
             launches = timed(measured, plan, 0, purpose_of(plan.contrasts[0].metric))
-            of_arm = sorted((x for x in launches if x.arm == arm.name), key=lambda x: x.turn)
-            rates = [x.throughput for x in of_arm if x.usable and x.throughput]
+            of_arm = sorted(
+                (launch for launch in launches if launch.arm == arm.name),
+                key=lambda launch: launch.turn,
+            )
+            rates = [launch.throughput for launch in of_arm if launch.usable and launch.throughput]
             out += [math.log(y / x) for x, y in zip(rates[::2], rates[1::2], strict=False)]
         return out
 
@@ -110,7 +113,7 @@ class Interleaver:
 
     def _failed(self) -> LaunchRecord | None:
         """The last launch that is no evidence."""
-        failed = [x for x in self._session.run.launches if not x.usable]
+        failed = [launch for launch in self._session.run.launches if not launch.usable]
         return failed[-1] if failed else None
 
     def _blame(self) -> str:
@@ -122,15 +125,18 @@ def _plan(case: CaseSpec, a: str, others: Sequence[str], once: Protocol) -> Plan
     """A case in one setup, and in each other beside it."""
     first = replace(case, setup=a)
     plans = [
-        versus(first, replace(case, setup=b), ("throughput_ratio",), protocol=once) for b in others
+        versus(first, replace(case, setup=other), ("throughput_ratio",), protocol=once)
+        for other in others
     ]
     name = f"{case.id}: {' and '.join(others)} against {a}"
     if len(plans) == 1:
         return replace(plans[0], name=name)
-    subjects = [replace(plan.arm("b"), name=b) for plan, b in zip(plans, others, strict=True)]
+    subjects = [
+        replace(plan.arm("b"), name=other) for plan, other in zip(plans, others, strict=True)
+    ]
     contrasts = [
-        replace(plan.contrasts[0], name=f"throughput_ratio@{b}/other", subject=b)
-        for plan, b in zip(plans, others, strict=True)
+        replace(plan.contrasts[0], name=f"throughput_ratio@{other}/other", subject=other)
+        for plan, other in zip(plans, others, strict=True)
     ]
     return replace(
         plans[0],

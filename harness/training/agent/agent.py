@@ -199,7 +199,7 @@ class Agent:
             shutil.rmtree(copy, ignore_errors=True)  # what a script has left in its folder
         if self.scratch is not None:
             self.ship(world)
-        self.say(world, {"ended": [to_doc(world.ends[r]) for r in sorted(world.ends)]})
+        self.say(world, {"ended": [to_doc(world.ends[end]) for end in sorted(world.ends)]})
 
     def empty_door(self) -> None:
         """Close connections that others have tried, or the queue would be full one day."""

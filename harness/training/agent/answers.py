@@ -81,7 +81,7 @@ def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
     answers: dict[int, Json] = {}
     groups: dict[str, list[int]] = {}
     for i, request in enumerate(requests):
-        theirs = {k: name for k, name in request["files"].items() if name.endswith(".py")}
+        theirs = {key: name for key, name in request["files"].items() if name.endswith(".py")}
         groups.setdefault(json.dumps(theirs, sort_keys=True), []).append(i)
     for group in groups.values():
         for part in (group, *([i] for i in group)):  # one that crashes does not take the others
@@ -96,7 +96,9 @@ def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
 
 def _describe(requests: list[dict[str, Json]]) -> Json:
     """The answers to these, in order."""
-    return [_described(from_doc(CaseSpec, r["case"]), r["files"]) for r in requests]
+    return [
+        _described(from_doc(CaseSpec, request["case"]), request["files"]) for request in requests
+    ]
 
 
 def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
@@ -112,7 +114,7 @@ def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
     ]:
         return to_doc(Described(error="; ".join(wrong)))
     try:
-        if lacks := [p for p in loaded.supports.packages if not _installed(p)]:
+        if lacks := [package for package in loaded.supports.packages if not _installed(package)]:
             message = (
                 f"needs {' and '.join(lacks)} where its ranks run: pip install {' '.join(lacks)}"
             )

@@ -26,7 +26,7 @@ class Straggler:
     ) -> None:
         self.pid = pid
         self._helper = 0
-        self._group = next(filter(None, (_limited(pid, share, *g) for g in groups)), None)
+        self._group = next(filter(None, (_limited(pid, share, *group) for group in groups)), None)
         self.way = "quota" if self._group is not None else "duty cycle"
         if self._group is None:
             self._helper = _fork_duty(pid, share)

@@ -34,7 +34,7 @@ class Momentum(TwoPhase):
 
     def heard(self, parameters: list[Tensor], mean: Tensor) -> None:
         """The momentum goes on where gradients are exchanged whole."""
-        parts = mean.split([p.numel() for p in parameters])
+        parts = mean.split([tensor.numel() for tensor in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             before = self.velocity.get(parameter)
             whole = part.float()
@@ -45,11 +45,15 @@ class Momentum(TwoPhase):
     def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         parameters = bucket.parameters()
         flat = bucket.buffer()
-        before = torch.cat([self._of(p) for p in parameters]).mul_(self.momentum).to(flat.dtype)
+        before = (
+            torch.cat([self._of(tensor) for tensor in parameters])
+            .mul_(self.momentum)
+            .to(flat.dtype)
+        )
         flat.add_(before)
         made: Tensor = super().__call__(bucket).wait()
         for parameter, part in zip(
-            parameters, made.split([p.numel() for p in parameters]), strict=True
+            parameters, made.split([tensor.numel() for tensor in parameters]), strict=True
         ):
             self.velocity[parameter] = part.float().clone()
         return done(made.sub_(before))

@@ -46,11 +46,12 @@ def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json])
 
 def _mean(parts: list[Tensor], world: int) -> list[Tensor]:
     """All parts averaged over ranks in one all-reduce."""
-    flat = torch.cat([p.flatten() for p in parts])
+    flat = torch.cat([part.flatten() for part in parts])
     dist.all_reduce(flat)
     flat.div_(world)
     return [
-        f.view_as(p) for f, p in zip(flat.split([p.numel() for p in parts]), parts, strict=True)
+        f.view_as(p)
+        for f, p in zip(flat.split([part.numel() for part in parts]), parts, strict=True)
     ]
 
 
@@ -89,7 +90,7 @@ class LowRank:
                 left.append(matrices[i] @ self.warm(parameter, matrices[i].shape[1], r))
         averaged = _mean([*left, *(gradients[i].float() for i in dense)], self.world)
         with lap("encode"):
-            bases = [torch.linalg.qr(p).Q for p in averaged[: len(left)]]
+            bases = [torch.linalg.qr(tensor).Q for tensor in averaged[: len(left)]]
             # Row by row through the matrix: m.T @ p takes a CPU thirty times as long.
             right = [(p.T @ m).T for m, p in zip(matrices.values(), bases, strict=True)]
         right = _mean(right, self.world) if right else []

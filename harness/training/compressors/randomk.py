@@ -70,7 +70,7 @@ class Shared:
             if self.feedback is not None:
                 left = wanted.index_fill(0, index, 0.0)
                 for parameter, part in zip(
-                    parameters, left.split([p.numel() for p in parameters]), strict=True
+                    parameters, left.split([tensor.numel() for tensor in parameters]), strict=True
                 ):
                     self.feedback.owe(parameter, part)
         dist.all_reduce(values)

@@ -181,13 +181,13 @@ class Loading:
         """Seconds of reading and decoding, and bytes from disks, in a median step."""
         names = ("read_s", "decode_s", "disk_bytes")
         columns = list(zip(*self.work, strict=True))[1:]
-        return {name: float(median(c)) for name, c in zip(names, columns, strict=True)}
+        return {name: float(median(column)) for name, column in zip(names, columns, strict=True)}
 
 
 def feed(source: Source, knobs: Knobs) -> Feed:
     """Writes the samples of this launch, then reads them."""
     first = source.content(torch.zeros(1, dtype=torch.int64))
-    kinds = [(x.shape[1:], x.dtype, x[0].nbytes) for x in first]
+    kinds = [(tensor.shape[1:], tensor.dtype, tensor[0].nbytes) for tensor in first]
     size = sum(nbytes for _, _, nbytes in kinds)
     stored = Stored(
         folder=source.folder,
@@ -204,7 +204,7 @@ def feed(source: Source, knobs: Knobs) -> Feed:
 
 def plain(source: Source, knobs: Knobs) -> Feed:
     """The same batches, made anew: what losses are compared with."""
-    size = sum(x[0].nbytes for x in source.content(torch.zeros(1, dtype=torch.int64)))
+    size = sum(tensor[0].nbytes for tensor in source.content(torch.zeros(1, dtype=torch.int64)))
     rows = rows_of(source, knobs, size)
 
     def make(step: int) -> Batch:

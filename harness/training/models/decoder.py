@@ -85,7 +85,7 @@ class CausalAttention(nn.Module):
     length = 0
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k = (_rotate(x, self.positions, self.length) for x in (q, k))
+        q, k = (_rotate(tensor, self.positions, self.length) for tensor in (q, k))
         return self.attend(q, k, v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

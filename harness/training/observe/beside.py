@@ -78,7 +78,10 @@ def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
     prefixes = tuple(f"/dev/shm/torch_{pid}_" for pid in helpers)
     prefixes += ("/dev/shm/sem.",) if helpers else ()
     return frozenset(
-        f[5].strip()
-        for f in fields
-        if len(f) > 5 and f[1][1] == "w" and f[1][3] == "s" and not f[5].startswith(prefixes)
+        field[5].strip()
+        for field in fields
+        if len(field) > 5
+        and field[1][1] == "w"
+        and field[1][3] == "s"
+        and not field[5].startswith(prefixes)
     )

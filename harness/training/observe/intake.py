@@ -66,8 +66,8 @@ class Intake:
         return padded(list(self._by_step()))
 
     def _by_step(self) -> Iterator[np.ndarray]:
-        late = iter(every_row_hashed([x for x, stays in self._noted if stays]))
-        hashes = [next(late) if stays else x for x, stays in self._noted]
+        late = iter(every_row_hashed([tensor for tensor, stays in self._noted if stays]))
+        hashes = [next(late) if stays else tensor for tensor, stays in self._noted]
         begin = 0
         for end in self._ends:
             rows = hashes[begin:end]
@@ -77,7 +77,7 @@ class Intake:
 
 def padded(steps: list[np.ndarray]) -> np.ndarray:
     """Rows of unequal length as one int64 array, filled up with 0."""
-    filled = np.zeros((len(steps), max((len(s) for s in steps), default=0)), np.int64)
+    filled = np.zeros((len(steps), max((len(step) for step in steps), default=0)), np.int64)
     for row, values in zip(filled, steps, strict=True):
         row[: len(values)] = values
     return filled
@@ -85,10 +85,12 @@ def padded(steps: list[np.ndarray]) -> np.ndarray:
 
 def every_row_hashed(tensors: Sequence[Tensor]) -> list[Tensor]:
     """``row_hashes`` of each; many small ones of one kind at once, in a tenth of the time."""
-    kinds = {(x.shape[1:], x.dtype, x.device) for x in tensors}
-    if len(kinds) == 1 and sum(x.numel() for x in tensors) <= CHUNK:
-        return list(row_hashes(torch.cat(tuple(tensors))).split([len(x) for x in tensors]))
-    return [row_hashes(x) for x in tensors]
+    kinds = {(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in tensors}
+    if len(kinds) == 1 and sum(tensor.numel() for tensor in tensors) <= CHUNK:
+        return list(
+            row_hashes(torch.cat(tuple(tensors))).split([len(tensor) for tensor in tensors])
+        )
+    return [row_hashes(tensor) for tensor in tensors]
 
 
 def row_hashes(x: Tensor, room: Tensor | None = None) -> Tensor:

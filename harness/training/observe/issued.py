@@ -63,12 +63,14 @@ def since(position: int, backend: str) -> Mapping[str, Issued]:
 
 def between(backend: str, begin_ns: int, end_ns: int) -> Mapping[str, Issued]:
     """What ``since`` tells, but of a time by the wall clock, and of the entries that are kept."""
-    return _totals([e for e in entries(backend) if begin_ns <= e["time_created_ns"] < end_ns])
+    return _totals(
+        [entry for entry in entries(backend) if begin_ns <= entry["time_created_ns"] < end_ns]
+    )
 
 
 def small(backend: str, begin_ns: int, end_ns: int) -> int:
     """How many of them carry single values: no gradient, but a loss, a norm or a flag."""
-    issued = [e for e in entries(backend) if begin_ns <= e["time_created_ns"] < end_ns]
+    issued = [entry for entry in entries(backend) if begin_ns <= entry["time_created_ns"] < end_ns]
     return sum(0 < _payload(e) <= SMALL for e in issued)
 
 
@@ -81,7 +83,11 @@ def exchanged(backend: str, edges_ns: Sequence[int]) -> list[int]:
     records = entries(backend)
     oldest = records[0]["time_created_ns"] if records else 0
     whole = [pair for pair in itertools.pairwise(edges_ns) if pair[0] >= oldest]
-    large = [(e["time_created_ns"], size) for e in records if (size := _payload(e)) > LARGE]
+    large = [
+        (record["time_created_ns"], size)
+        for record in records
+        if (size := _payload(record)) > LARGE
+    ]
     return [sum(size for at, size in large if a <= at < b) for a, b in whole]
 
 

@@ -42,7 +42,7 @@ def ulysses(group: dist.ProcessGroup) -> Attend:
     """Swaps parts of the sequence for parts of the heads, and back (Jacobs et al., 2023)."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (_through(_Swap, x, 1, 2, group) for x in (q, k, v))
+        q, k, v = (_through(_Swap, tensor, 1, 2, group) for tensor in (q, k, v))
         output = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1]
         )

@@ -76,7 +76,7 @@ def flops_of(model: nn.Sequential, x: Tensor) -> dict[str, float]:
 
 def likeness(block: nn.Module, x: Tensor) -> tuple[object, ...]:
     """What two blocks of a model share if they compute alike: where its file says that they do."""
-    weights = tuple((name, tuple(p.shape)) for name, p in block.named_parameters())
+    weights = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
     return type(block), weights, tuple(x.shape), x.dtype
 
 
@@ -95,8 +95,8 @@ def _counted(model: nn.Sequential, x: Tensor) -> dict[str, Block]:
 
 
 def _computed(block: nn.Module, x: Tensor) -> Block:
-    meta = {name: p.to("meta") for name, p in block.named_parameters()}
-    meta |= {name: b.to("meta") for name, b in block.named_buffers()}
+    meta = {name: parameter.to("meta") for name, parameter in block.named_parameters()}
+    meta |= {name: tensor.to("meta") for name, tensor in block.named_buffers()}
     counter = FlopCounterMode(display=False)
     compiled = bool(compiled_blocks(block))  # only then: the stance imports the compiler
     eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
@@ -107,6 +107,6 @@ def _computed(block: nn.Module, x: Tensor) -> Block:
 
 def stage(model: nn.Sequential, names: Sequence[str]) -> nn.Sequential:
     """The blocks of a stage, under their own names, cut by width as the whole model is."""
-    blocks = nn.Sequential(OrderedDict((n, model.get_submodule(n)) for n in names))
+    blocks = nn.Sequential(OrderedDict((name, model.get_submodule(name)) for name in names))
     blocks.tensor = getattr(model, "tensor", None)  # type: ignore[assignment]
     return blocks

@@ -35,7 +35,7 @@ def squares(parameters: Sequence[nn.Parameter], held: Sequence[Tensor]) -> Tenso
     ``held`` is what this rank has of tensors that are cut as these parameters are. A collective of
     the ranks that have the other parts.
     """
-    norms = torch._foreach_norm([h.double() for h in held])
+    norms = torch._foreach_norm([tensor.double() for tensor in held])
     squared = torch.stack(norms).square()
     together: dict[tuple[dist.ProcessGroup, ...], list[int]] = {}
     for i, parameter in enumerate(parameters):
@@ -55,8 +55,8 @@ def clip(
 
     ``stages``: ranks that train the other parameters of the model.
     """
-    parameters = [p for p in parameters if p.grad is not None]
-    gradients = [gradient(p) for p in parameters]
+    parameters = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients = [gradient(parameter) for parameter in parameters]
     total = squares(parameters, gradients).sum()
     if stages is not None:
         dist.all_reduce(total, group=stages)

@@ -97,7 +97,7 @@ def payload(model: nn.Module) -> float:
 
 def vector(model: nn.Module) -> Tensor:
     """All parameters, flat; a copy."""
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def fill(model: nn.Module, flat: Tensor) -> None:

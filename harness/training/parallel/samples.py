@@ -46,7 +46,10 @@ def whole(tensor: Tensor) -> Tensor:
 
 def placements(module: nn.Module) -> tuple[str, ...]:
     """How its parameters are placed, observed: ``Shard(dim=0)``, by dimension if there are more."""
-    placed = (p.placements if isinstance(p, DTensor) else () for p in module.parameters())
+    placed = (
+        parameter.placements if isinstance(parameter, DTensor) else ()
+        for parameter in module.parameters()
+    )
     return tuple(sorted({" ".join(map(repr, p)) or "plain" for p in placed}))
 
 
@@ -101,7 +104,7 @@ def bytes_by_mesh(
         return traffic.sharded(blocks, size, n, gathers, replicas, scatter)
     total = Traffic()
     for shapes in blocks:
-        total += traffic.all_reduce(float(sum(s.numel() for s in shapes) * size), replicas)
+        total += traffic.all_reduce(float(sum(shape.numel() for shape in shapes) * size), replicas)
     return total
 
 

@@ -197,7 +197,9 @@ class Schedule:
         weights have no gradient yet.
         """
         signs = {"F": 1, "B": -1, "W": -1, "I": 0}
-        change = {(w, s): sign * weights(s) for w, sign in signs.items() for s in self.held(rank)}
+        change = {
+            (word, s): sign * weights(s) for word, sign in signs.items() for s in self.held(rank)
+        }
         held = itertools.accumulate(change[what, stage] for what, stage, _ in self.orders[rank])
         return max(0.0, max(held, default=0.0))
 

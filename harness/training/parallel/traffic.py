@@ -113,7 +113,7 @@ def sharded(
 
 def padded(shapes: Sequence[Size], size: int, ranks: int) -> float:
     """What a rank has of parameters that are padded to equal parts of dim 0."""
-    return float(sum(-(-s[0] // ranks) * s[1:].numel() * size for s in shapes))
+    return float(sum(-(-shape[0] // ranks) * shape[1:].numel() * size for shape in shapes))
 
 
 def expected(per_rank: Sequence[Traffic], *, largest: float | None = None, **more: Any) -> Expected:

@@ -72,7 +72,7 @@ def period(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> int:
 def added(one: Mapping[str, Issued], other: Mapping[str, Issued]) -> Mapping[str, Issued]:
     """Collectives of two steps together."""
     none = Issued(count=0, payload_bytes=0)
-    pairs = {k: (one.get(k, none), other.get(k, none)) for k in {*one, *other}}
+    pairs = {key: (one.get(key, none), other.get(key, none)) for key in {*one, *other}}
     return {
         name: Issued(count=a.count + b.count, payload_bytes=a.payload_bytes + b.payload_bytes)
         for name, (a, b) in pairs.items()
@@ -93,7 +93,7 @@ def checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen) -> l
     talking = exchanges(steps, expected.period, expected.until, expected.growth)
     checked = []
     times = expected.period * talking
-    promised = {k: v[ctx.rank] * times for k, v in expected.payload_bytes.items()}
+    promised = {key: value[ctx.rank] * times for key, value in expected.payload_bytes.items()}
     if case.backend == "gloo":
         promised.pop("send", None)
     for operation in sorted({*promised, *traffic.issued}):

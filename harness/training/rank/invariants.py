@@ -46,7 +46,7 @@ class CodecBucket:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._flat = torch.zeros(
-            sum(p.numel() for p in parameters), device=self._parameters[0].device
+            sum(parameter.numel() for parameter in parameters), device=self._parameters[0].device
         )
 
     def fill(self, flat: Tensor) -> CodecBucket:
@@ -66,8 +66,10 @@ class CodecBucket:
         return self._parameters
 
     def gradients(self) -> list[Tensor]:
-        parts = self._flat.split([p.numel() for p in self._parameters])
-        return [part.view_as(p) for part, p in zip(parts, self._parameters, strict=True)]
+        parts = self._flat.split([parameter.numel() for parameter in self._parameters])
+        return [
+            part.view_as(parameter) for part, parameter in zip(parts, self._parameters, strict=True)
+        ]
 
 
 class CodecTrial:
@@ -94,14 +96,18 @@ class CodecTrial:
     def owed(self) -> Tensor:
         """What the mean over ranks is still to be given."""
         feedback = self.hook.feedback
-        parts = [feedback.owed[p].flatten() for p in self.bucket.parameters() if p in feedback.owed]
+        parts = [
+            feedback.owed[parameter].flatten()
+            for parameter in self.bucket.parameters()
+            if parameter in feedback.owed
+        ]
         size = len(self.bucket.buffer())
         residual = torch.cat(parts) if parts else torch.zeros(size, device=self.ctx.device)
         if residual.numel() != size:  # some are sent as they are
             residual = torch.cat(
                 [
-                    feedback.owed.get(p, torch.zeros_like(p)).flatten()
-                    for p in self.bucket.parameters()
+                    feedback.owed.get(parameter, torch.zeros_like(parameter)).flatten()
+                    for parameter in self.bucket.parameters()
                 ]
             )
         for total, part in getattr(self.hook, "of_sums", {}).items():

@@ -89,8 +89,12 @@ class Oracle:
         for batch in shards:
             loss, gradients = self.backward(batch)
             losses += float(loss)
-            parts = [g / len(shards) for g in self.rounding.gradients(gradients)]
-            total = parts if total is None else [a + b for a, b in zip(total, parts, strict=True)]
+            parts = [gradient / len(shards) for gradient in self.rounding.gradients(gradients)]
+            total = (
+                parts
+                if total is None
+                else [tensor + part for tensor, part in zip(total, parts, strict=True)]
+            )
         assert total is not None
         self.update(total)
         return losses / len(shards)
@@ -117,11 +121,13 @@ class Oracle:
                 samples = len(inputs[i]) if len(batch.ids) else 0
                 scale = batching.weight(samples, batch.of or batching.global_batch)
             losses[i] = self.descend(inputs[i], targets[i], scale)
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        grads = [
+            parameter.grad for parameter in self.model.parameters() if parameter.grad is not None
+        ]
         if self.ctx.loss_scale != 1.0:  # a power of two: exact
-            grads = [g / self.ctx.loss_scale for g in grads]
+            grads = [grad / self.ctx.loss_scale for grad in grads]
         if self.scale_last:
-            return torch.stack(losses).mean(), [g / len(inputs) for g in grads]
+            return torch.stack(losses).mean(), [grad / len(inputs) for grad in grads]
         total = torch.zeros((), device=losses[0].device)
         for loss in losses:
             total += loss
@@ -205,7 +211,10 @@ def snapshot(named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
 def grad_norm(named: Iterator[tuple[str, Tensor]]) -> float:
     """Euclidean norm over all tensors, in float64."""
     return float(
-        sum((t.double().square().sum() for _, t in named), torch.zeros((), dtype=torch.float64))
+        sum(
+            (tensor.double().square().sum() for _, tensor in named),
+            torch.zeros((), dtype=torch.float64),
+        )
         ** 0.5
     )
 
@@ -217,7 +226,7 @@ def added(own: Sequence[Tensor], shards: int) -> list[Tensor]:
     """
     if shards == 1:
         return list(own)
-    flat = torch.cat([(g / shards).flatten() for g in own])
+    flat = torch.cat([(tensor / shards).flatten() for tensor in own])
     padded = nn.functional.pad(flat, (0, -len(flat) % shards))
     gathered = torch.empty_like(padded)
     dist.all_to_all_single(gathered, padded)
@@ -230,5 +239,5 @@ def added(own: Sequence[Tensor], shards: int) -> list[Tensor]:
 
 def shaped(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of a flat tensor, shaped like these in turn."""
-    parts = flat.split([g.numel() for g in like])
-    return [part.view_as(g) for part, g in zip(parts, like, strict=True)]
+    parts = flat.split([tensor.numel() for tensor in like])
+    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]

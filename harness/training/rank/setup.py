@@ -160,7 +160,9 @@ class Rank:
         grown = None if measured is None else measured.grown
         wire = grown.wire if measured and grown and measured.counted else None
         stepping_s = 0.0 if samples is None else float(samples.marks_s[-1])
-        loaded = {m for m in sys.modules if m.startswith("torch")} - self.known_modules
+        loaded = {
+            module for module in sys.modules if module.startswith("torch")
+        } - self.known_modules
         digest = "" if samples is None else _write(self.file("npz"), samples)  # part of the set-up
         return RankRecord(
             rank=self.place.rank,

@@ -82,7 +82,7 @@ class Shares:
             self._silent = 0
 
     def _folded(self, gradients: Sequence[Tensor]) -> Tensor:
-        flat = torch.cat([g.detach().flatten().float() for g in gradients])
+        flat = torch.cat([gradient.detach().flatten().float() for gradient in gradients])
         if len(flat) <= WIDTH:
             return flat
         if not len(self._signs):

@@ -28,7 +28,7 @@ class Simulated(Oracle):
         models = [copy.deepcopy(model) for _ in range(ctx.batching.shards)]
         for worker in models:
             carry_outer(model.parameters(), worker.parameters())
-        self.workers = [(m, ctx.optimizer(m.parameters())) for m in models]
+        self.workers = [(module, ctx.optimizer(module.parameters())) for module in models]
         self.weighted = bool(getattr(loaded.strategy, "WEIGHTED", True))
         self.rules = loaded.strategy.Simulation(models, ctx.batching, loaded.knobs(ctx.case))
         if hasattr(self.rules, "optimizers"):
@@ -64,7 +64,7 @@ class Simulated(Oracle):
         """The same, each rank on its own shard; parameters are exchanged to the bit."""
         loss, gradients = self.backward(own)
         if hasattr(self.rules, "before"):
-            of_all = zip(*(self._from_all(g) for g in gradients), strict=True)
+            of_all = zip(*(self._from_all(gradient) for gradient in gradients), strict=True)
             gradients = self.rules.before(self.count, list(of_all))[self.ctx.shard]
         self.update(gradients)
         every = self._from_all(vector(self.model))

@@ -159,7 +159,10 @@ class StepLog:
             step_s=step_s,
             seen=self.intake.rows(),
             content=np.stack(
-                [h.cpu().numpy() for h in every_row_hashed([feed(i).inputs for i in steps])]
+                [
+                    tensor.cpu().numpy()
+                    for tensor in every_row_hashed([feed(i).inputs for i in steps])
+                ]
             ),
         )
 

@@ -217,7 +217,7 @@ def watched_by(watch: Watch) -> Watched:
     words_kept = watch.sentences.words[watch.first : edges[-1]]
     step = words_kept[: watch.period]
     num_kept = watch.task.steps - watch.task.cut
-    classes = [type(o).__name__ for o in watch.hooks.optimizers.values()]
+    classes = [type(optimizer).__name__ for optimizer in watch.hooks.optimizers.values()]
     roots = list(watch.hooks.roots.values())
     collectives = dict[str, Issued]()
     small = 0
@@ -232,15 +232,17 @@ def watched_by(watch: Watch) -> Watched:
     return Watched(
         world_size=dist.get_world_size() if grouped else 1,
         backend=dist.get_backend() if grouped else "",
-        optimizers=tuple("+".join(sorted(classes[i] for i in w.optimizers)) for w in step),
-        backwards=sum(w.backwards for w in step),
+        optimizers=tuple("+".join(sorted(classes[i] for i in word.optimizers)) for word in step),
+        backwards=sum(word.backwards for word in step),
         regular=period(words_kept) == watch.period,
         even=len(set(exchanged)) <= 1,
         roots={f"{i}:{_name(roots[i])}": len(rows.of(*last)) for i, rows in watch.rows.items()},
         start=watch.start,
         first=f"{first % 2**64:016x}",
         sharded=watch.sharded,
-        parameter_bytes=sum(p.numel() * p.element_size() for p in watch.parameters()),
+        parameter_bytes=sum(
+            parameter.numel() * parameter.element_size() for parameter in watch.parameters()
+        ),
         collectives=collectives,
         small=small,
         reads=(watch.reads[last[1]] - watch.reads[watch.first]) / num_kept,
@@ -281,8 +283,10 @@ def _shares_data(roots: Sequence[nn.Module]) -> bool:
     root = getattr(roots[0], "_orig_mod", roots[0])  # what torch.compile has wrapped
     if isinstance(root, nn.parallel.DistributedDataParallel):
         return True
-    meshes = [m for p in root.parameters() if (m := getattr(p, "device_mesh", None))]
-    flat = all(m.ndim == 1 and m.size() == dist.get_world_size() for m in meshes)
+    meshes = [
+        m for parameter in root.parameters() if (m := getattr(parameter, "device_mesh", None))
+    ]
+    flat = all(mesh.ndim == 1 and mesh.size() == dist.get_world_size() for mesh in meshes)
     fsdp = sys.modules.get("torch.distributed.fsdp")  # a script that has not loaded it has none
     return fsdp is not None and isinstance(root, fsdp.FSDPModule) and bool(meshes) and flat
 

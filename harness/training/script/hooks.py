@@ -193,8 +193,12 @@ class Hooks:
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
         self._leave_between()
         if self._evaluated is not None and not self._trained:
-            stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            self.in_eval |= any(id(p) in stepped for p in self._evaluated.parameters())
+            stepped = {
+                id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+            }
+            self.in_eval |= any(
+                id(parameter) in stepped for parameter in self._evaluated.parameters()
+            )
         self._evaluated = None
         self._trained = False
         self._observer.stepping(self._number(optimizer), optimizer)
@@ -302,4 +306,4 @@ def _trains(module: nn.Module) -> bool:
 
 
 def _learns(module: nn.Module) -> bool:
-    return any(p.requires_grad for p in module.parameters())
+    return any(parameter.requires_grad for parameter in module.parameters())

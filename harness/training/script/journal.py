@@ -56,7 +56,7 @@ class Journal(Observed):
 
     def mark(self) -> None:
         done = len(self.sentences.words)
-        rows = [int(v) for r in self.rows.values() for v in r.of(done - 1, done).tolist()]
+        rows = [int(v) for row in self.rows.values() for v in row.of(done - 1, done).tolist()]
         (loss,) = self.losses(done - 1, done) if done else (float("nan"),)
         line = Update(
             at=self._stepped_at,

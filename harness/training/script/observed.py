@@ -86,7 +86,7 @@ class Observed:
     def _generators(self) -> list[Tensor]:
         """The states of those that forward passes draw random numbers from."""
         states = [torch.get_rng_state()]
-        for device in {p.device for p in self.parameters()} - {torch.device("cpu")}:
+        for device in {parameter.device for parameter in self.parameters()} - {torch.device("cpu")}:
             states.append(torch.get_device_module(device).get_rng_state(device))
         return states
 
@@ -108,7 +108,11 @@ class Observed:
 
     def parameters(self) -> list[nn.Parameter]:
         """Those of all roots, each once."""
-        by_id = {id(p): p for root in self.hooks.roots.values() for p in root.parameters()}
+        by_id = {
+            id(parameter): parameter
+            for root in self.hooks.roots.values()
+            for parameter in root.parameters()
+        }
         return list(by_id.values())
 
     def losses(self, first: int, last: int) -> np.ndarray:

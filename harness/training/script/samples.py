@@ -104,7 +104,7 @@ def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]
     if any(isinstance(x, Mapping) for x in given):
         return Arrived(count=many, listed=True)
     parts = [x for x in given if isinstance(x, Tensor) and x.dim()]
-    heads = {len(x) for x in parts}
+    heads = {len(part) for part in parts}
     if not parts and many in known:
         return Arrived(count=many, listed=True)
     if not parts:
@@ -112,7 +112,7 @@ def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]
         return Arrived(unclear=f"the model gets a list of {many} of {kind}: samples, or inputs")
     if heads <= set(known):
         return Arrived(count=len(parts[0]))
-    beside = any(isinstance(x, list | tuple) and len(x) == many for x in others)
+    beside = any(isinstance(other, list | tuple) and len(other) == many for other in others)
     if many in known or (len(heads) > 1 and len(parts) == many) or (beside and not known):
         return Arrived(count=many, listed=True)
     if isinstance(given, tuple) and len(heads) == 1 and not known:
@@ -135,18 +135,22 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: Arrived) -> Sequ
     if how.listed:
         given = args[0] if args else next(iter(kwargs.values()))
         firsts = (next(tensors(x), None) for x in given)
-        return [_stacked([x for x in firsts if x is not None])]
+        return [_stacked([tensor for tensor in firsts if tensor is not None])]
     candidates = itertools.islice(tensors(args, kwargs), MOST)
     first = next(candidates)  # what ``first_input`` has found, too
     if how.late:
         return [first.transpose(0, 1)]
-    return first, *(x for x in candidates if len(x) == len(first) and not x.is_floating_point())
+    return first, *(
+        candidate
+        for candidate in candidates
+        if len(candidate) == len(first) and not candidate.is_floating_point()
+    )
 
 
 def _stacked(samples: Sequence[Tensor]) -> Tensor:
     """A row of few elements of each, evenly spread, and zeros behind those of a short one."""
-    rows = [thinned(x.reshape(1, -1)) for x in samples]
-    stacked = rows[0].new_zeros(len(rows), max(x.shape[1] for x in rows))
+    rows = [thinned(sample.reshape(1, -1)) for sample in samples]
+    stacked = rows[0].new_zeros(len(rows), max(tensor.shape[1] for tensor in rows))
     for row, thin in zip(stacked, rows, strict=True):
         row[: thin.shape[1]] = thin[0]
     return stacked
@@ -203,7 +207,7 @@ class Rows:
     def _hashes(self, parts: Sequence[Tensor]) -> Tensor:
         """int64 hash of each row of these tensors, never 0, on the first one's device."""
         rows = [thinned(part) for part in parts]
-        longest = max(x.numel() for x in rows)
+        longest = max(row.numel() for row in rows)
         if self._room is None or len(self._room) < longest:
             self._room = torch.zeros(longest, dtype=torch.int64, device=parts[0].device)
         total = row_hashes(rows[0], self._room)

@@ -64,7 +64,7 @@ class Watch(Observed):
         done = len(self.sentences.words)
         if not done:
             self.start = digest(iter(self.parameters()))
-            self.sharded = any(hasattr(p, "placements") for p in self.parameters())
+            self.sharded = any(hasattr(parameter, "placements") for parameter in self.parameters())
         self.reads.append(self.hooks.reads)
         self.evaluations.append(self.hooks.evaluations)
         self.rss_bytes.append(self.memory.now() if done % LOOKED == 0 else 0)

@@ -98,11 +98,13 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     learners = groups.group(ctx, Dim.DP) if ctx.mesh.size(Dim.DP) > 1 else None
 
     def average() -> None:
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        gradients = [
+            parameter.grad for parameter in model.parameters() if parameter.grad is not None
+        ]
         if learners is not None:
-            flat = torch.cat([g.flatten() for g in gradients]) / learners.size()
+            flat = torch.cat([tensor.flatten() for tensor in gradients]) / learners.size()
             dist.all_reduce(flat, group=learners)
-            parts = flat.split([g.numel() for g in gradients])
+            parts = flat.split([tensor.numel() for tensor in gradients])
             for gradient, part in zip(gradients, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
 

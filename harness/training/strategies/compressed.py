@@ -38,7 +38,7 @@ def expect(
     compressor: Compressor,
 ) -> Expected:
     """What the compressor promises for these parameters, after ``start`` dense steps of warm-up."""
-    shapes = [p.shape for p in model.parameters()]
+    shapes = [parameter.shape for parameter in model.parameters()]
     promise = compressor.promise(shapes, case.world_size)
     n = case.world_size
     largest = max(promise.payload_bytes.values())
@@ -52,7 +52,7 @@ def expect(
         whole_steps=((0, start, 1),) if start and n > 1 else (),
         whole_bytes=plain.sent_bytes[0] if start else 0.0,
         sent_bytes=(sent.sent,) * n,
-        payload_bytes={k: (v,) * n for k, v in sent.issued.items()},
+        payload_bytes={key: (value,) * n for key, value in sent.issued.items()},
         largest_message=sent.largest,
         formula=promise.formula,
     )
@@ -67,7 +67,7 @@ class CompressedTrainer(LocalTrainer):
 
     def own_state(self) -> Mapping[str, Any]:
         """What this rank still owes, and where its random numbers are."""
-        return state_of(self.hook, {p: name for name, p in self.named()})
+        return state_of(self.hook, {parameter: name for name, parameter in self.named()})
 
     def remember(self, state: Mapping[str, Any]) -> None:
         restore(self.hook, state, dict(self.named()))

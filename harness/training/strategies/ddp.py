@@ -98,7 +98,9 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     trainer = (InBackward if knobs["overlap_optimizer"] else LocalTrainer)(
         ddp,
         ctx,
-        named=lambda: iter((n.removeprefix("module."), p) for n, p in ddp.named_parameters()),
+        named=lambda: iter(
+            (name.removeprefix("module."), parameter) for name, parameter in ddp.named_parameters()
+        ),
         synchronise=synchronise,
         placements=("Replicate",),
     )

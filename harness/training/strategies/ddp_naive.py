@@ -21,7 +21,7 @@ def expect(
 ) -> Expected:
     """The bytes of DDP, but one message for each parameter, and nothing hidden behind backward."""
     like = ddp.expect(case, model, batching, facts, knobs)
-    largest = max(p.numel() for p in model.parameters()) * element_bytes(model)
+    largest = max(parameter.numel() for parameter in model.parameters()) * element_bytes(model)
     return replace(like, largest_message=float(largest), module=type(model).__name__)
 
 

@@ -34,7 +34,7 @@ def expect(
     period = outer.number(knobs, "period")
     n = case.world_size
     if knobs["quantised"]:
-        elements = sum(p.numel() for p in model.parameters())
+        elements = sum(parameter.numel() for parameter in model.parameters())
         sent = traffic.all_gather(elements + 4.0, n)
         formula = "(N-1) (P + 4)"
     else:
@@ -117,7 +117,11 @@ class Simulation:
             return
         deltas = [self.agreed - outer.vector(model) for model in self.models]
         if self.quantised and len(deltas) > 1:
-            deltas = [codes.float().mul(s).to(d) for d in deltas for codes, s in [coded(d)]]
+            deltas = [
+                codes.float().mul(tensor).to(delta)
+                for delta in deltas
+                for codes, tensor in [coded(delta)]
+            ]
         mean = outer.mean_of(deltas)
         self.velocity = self.momentum * self.velocity + mean
         self.agreed = self.agreed - self.rate * (mean + self.momentum * self.velocity)

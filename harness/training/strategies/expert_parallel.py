@@ -43,7 +43,9 @@ def expect(
     if case.checkpoint:
         raise ValueError("activations computed again would send again: leave checkpoint=False")
     layers = experts.of(model)
-    owned = {f"{name}.{p}": q for name, m in layers.items() for p, q in m.named_parameters()}
+    owned = {
+        f"{name}.{p}": q for name, module in layers.items() for p, q in module.named_parameters()
+    }
     numbers = {q.shape[0] for q in owned.values()}
     if any(number % n for number in numbers):
         raise ValueError(f"{max(numbers)} experts do not divide over ep:{n}")
@@ -76,8 +78,8 @@ def _rooms(model: nn.Module, found: dict[str, nn.Module], inputs: Tensor) -> lis
     """Bytes that each layer's experts are given by one rank, on the meta device."""
     seen: list[float] = []
     handles = [
-        m.register_forward_hook(lambda _, given, __: seen.append(float(given[0].nbytes)))
-        for m in found.values()
+        module.register_forward_hook(lambda _, given, __: seen.append(float(given[0].nbytes)))
+        for module in found.values()
     ]
     model(inputs)
     for handle in handles:
@@ -150,5 +152,7 @@ def _replicated(model: nn.Module, ctx: RankContext, owned: Sequence[str]) -> sam
     return samples.Wrapped(
         module=ddp,
         synchronise=synchronise,
-        named=lambda: ((n.removeprefix("module."), p) for n, p in ddp.named_parameters()),
+        named=lambda: (
+            (name.removeprefix("module."), parameter) for name, parameter in ddp.named_parameters()
+        ),
     )

@@ -61,7 +61,10 @@ class Simulation:
     def after(self, step: int) -> None:
         if not due(step, self.period) or len(self.models) == 1:
             return
-        parts = [outer.vector(m) * s for m, s in zip(self.models, self.shares, strict=True)]
+        parts = [
+            outer.vector(module) * share
+            for module, share in zip(self.models, self.shares, strict=True)
+        ]
         agreed = outer.mean_of(parts) * len(parts)
         for model in self.models:
             outer.fill(model, agreed)

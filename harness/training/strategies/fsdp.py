@@ -50,8 +50,8 @@ def expect(
     forward = case.phase is Passes.FORWARD
     if forward and (not knobs["reshard"] or again or replicas > 1):
         raise ValueError("forward alone: parameters that are not let go would not come again")
-    blocks = [[p.shape for p in block.parameters()] for block in model.children()]
-    largest = float(max(sum(s.numel() for s in shapes) for shapes in blocks) * size)
+    blocks = [[parameter.shape for parameter in block.parameters()] for block in model.children()]
+    largest = float(max(sum(shape.numel() for shape in shapes) for shapes in blocks) * size)
     gathers = batching.accumulate * (2 if knobs["reshard"] and not (again or forward) else 1)
     scatter = traffic.reduce_scatter(case.backend)
     if knobs["scatter"] != "own":
@@ -65,7 +65,7 @@ def expect(
     passes = 0 if forward else 2 - (scatter(1.0, 2).sent < 1)
     formula = f"{gathers + passes:g} (N-1)/N bytes(P)"
     if case.optimizer is Optimizer.MUON and not forward:
-        hidden = [p.shape for p in model.parameters() if is_hidden(p)]
+        hidden = [parameter.shape for parameter in model.parameters() if is_hidden(parameter)]
         sent += matrices_gathered(hidden, size, n)
         formula += " + (N-1)/N bytes(matrices)"
     for shapes in blocks if again else ():
@@ -99,7 +99,9 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     if knobs["mixed"]:
         more["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     wrapped = samples.sharded(model, ctx, more)
-    blocks: list[FSDPModule] = [b for b in model.children() if isinstance(b, FSDPModule)]
+    blocks: list[FSDPModule] = [
+        module for module in model.children() if isinstance(module, FSDPModule)
+    ]
     for block in blocks if knobs["scatter"] != "own" else ():
         block.set_custom_reduce_scatter(OverAllToAll(_codec(knobs)))
     ahead = int(knobs["prefetch"])

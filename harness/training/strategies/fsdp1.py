@@ -38,7 +38,9 @@ def expect(
     optimizers.refuse(case, "flat parameters")
     if not isinstance(model, nn.Sequential):
         raise ValueError(f"blocks of an nn.Sequential are sharded, not a {type(model).__name__}")
-    flat = [sum(p.numel() for p in block.parameters()) for block in model.children()]
+    flat = [
+        sum(parameter.numel() for parameter in block.parameters()) for block in model.children()
+    ]
     gathers = 2 if knobs["sharding"] == "full" else 1
     sent = traffic.Traffic()
     for elements in flat:
@@ -105,7 +107,8 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         module,
         ctx,
         named=lambda: (
-            (name.replace("_fsdp_wrapped_module.", ""), p) for name, p in module.named_parameters()
+            (name.replace("_fsdp_wrapped_module.", ""), parameter)
+            for name, parameter in module.named_parameters()
         ),
         synchronise=synchronise,
     )

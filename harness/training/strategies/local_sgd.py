@@ -87,7 +87,7 @@ class Simulation:
         size = len(self.models) if self.talks(step) else self.group
         for first in range(0, len(self.models), size):
             together = self.models[first : first + size]
-            agreed = outer.mean_of([outer.vector(m) for m in together])
+            agreed = outer.mean_of([outer.vector(module) for module in together])
             for model in together:
                 outer.fill(model, agreed)
 

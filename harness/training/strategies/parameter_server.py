@@ -162,7 +162,10 @@ class Simulation:
         if ranks == 1:
             return
         self.moved.append(
-            [outer.vector(m) - shown for m, shown in zip(self.models, self.shown, strict=True)]
+            [
+                outer.vector(model) - shown
+                for model, shown in zip(self.models, self.shown, strict=True)
+            ]
         )
         in_step = [[step] * ranks] * ranks
         for rank, known in enumerate(self.seen or in_step):

@@ -134,9 +134,11 @@ def _held(
 ) -> int:
     """What one rank holds: its states, and what its blocks keep of the micro-batches in flight."""
     mesh = batching.mesh
-    kept = dict(zip((n for n, _ in model.named_children()), facts.block_bytes, strict=False))
+    kept = dict(zip((name for name, _ in model.named_children()), facts.block_bytes, strict=False))
     owned = [m for s in schedule.held(rank) for m in stages[s]]
-    elements = sum(p.numel() for m in owned for p in model.get_submodule(m).parameters())
+    elements = sum(
+        parameter.numel() for m in owned for parameter in model.get_submodule(m).parameters()
+    )
     flying = schedule.most_in_flight(rank, lambda s: sum(kept.get(m, 0) for m in stages[s]))
     states = elements * element_bytes(model) * 4 / mesh.size(Dim.TP, Dim.FSDP)
     last = schedule.stages - 1 in schedule.held(rank)
@@ -185,7 +187,7 @@ class PipelineTrainer:
             loss_fn=ctx.loss,
             scale_grads=True,
         )
-        self.optimizer = ctx.optimizer((p for _, p in self.named()), stages=group)
+        self.optimizer = ctx.optimizer((parameter for _, parameter in self.named()), stages=group)
         self.compute_dtype = set[str]().union(*(observe_dtype(part) for part in self.blocks))
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -220,7 +222,7 @@ class PipelineTrainer:
         return WhatRan(
             module=type(self.stages[0]).__name__,
             placements=tuple(
-                f"stage {stage.stage_index}: {', '.join(n for n, _ in part.named_children())}"
+                f"stage {stage.stage_index}: {', '.join(name for name, _ in part.named_children())}"
                 for stage, part in zip(self.stages, self.blocks, strict=True)
             ),
             schedule=type(self.schedule).__name__,

@@ -21,7 +21,9 @@ def expect(
 ) -> Expected:
     """DDP's bytes, in one message for each block."""
     like = ddp.expect(case, model, batching, facts, knobs)
-    largest = max(sum(p.numel() for p in block.parameters()) for block in model.children())
+    largest = max(
+        sum(parameter.numel() for parameter in block.parameters()) for block in model.children()
+    )
     return replace(
         like,
         largest_message=float(largest * element_bytes(model)),

@@ -46,7 +46,7 @@ def expect(
     size = element_bytes(model)
     owned = shared_out(tables.rows, n)
     held = [sum(tables.rows[i] for i in mine) * tables.d for mine in owned]
-    dense = sum(p.numel() for p in model.parameters()) - sum(tables.rows) * tables.d
+    dense = sum(parameter.numel() for parameter in model.parameters()) - sum(tables.rows) * tables.d
     samples = batching.micros[0]
     whole = traffic.all_reduce(float(dense * size), n)
     row = samples * tables.d * size
@@ -116,11 +116,13 @@ class TableTrainer(LocalTrainer):
     owners: dict[str, tuple[int, torch.Size]]
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        mine = {name: p.grad for name, p in self.named() if p.grad is not None}
+        mine = {
+            name: parameter.grad for name, parameter in self.named() if parameter.grad is not None
+        }
         return self._all({name: grad.detach() for name, grad in mine.items()})
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        return self._all({name: p.detach() for name, p in self.named()})
+        return self._all({name: parameter.detach() for name, parameter in self.named()})
 
     def _all(self, mine: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         like = next(iter(mine.values()))
@@ -188,6 +190,6 @@ def _looked_up(tables: Any, owned: Sequence[Sequence[int]], rank: int, rows: Ten
     answers = tables.looked_up(for_me, mine).flatten(0, 1)
     back: Tensor = _Exchanged.apply(answers, given, asked)  # type: ignore[no-untyped-call]
     parts = back.split(asked)
-    looked_up = torch.cat([p.view(samples, -1, tables.d) for p in parts], 1)
+    looked_up = torch.cat([part.view(samples, -1, tables.d) for part in parts], 1)
     order = torch.tensor([i for some in owned for i in some], device=rows.device)
     return looked_up[:, order.argsort()]

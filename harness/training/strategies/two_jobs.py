@@ -104,7 +104,10 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     trainer = outer.OuterTrainer(
         wrapped,
         ctx,
-        named=lambda: ((n.removeprefix("module."), p) for n, p in wrapped.named_parameters()),
+        named=lambda: (
+            (name.removeprefix("module."), parameter)
+            for name, parameter in wrapped.named_parameters()
+        ),
         synchronise=synchronise,
         placements=("Replicate",),
     )

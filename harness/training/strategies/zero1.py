@@ -37,7 +37,7 @@ def expect(
     if not case.communicate:
         raise ValueError("each rank steps a part: without communication the rest stays as it was")
     as_ddp = ddp.expect(case, model, batching, facts, knobs)
-    shares = shared_out([p.numel() for p in model.parameters()], n)
+    shares = shared_out([parameter.numel() for parameter in model.parameters()], n)
     parts = [size * elements or NOTHING for elements in shares]
     dense = traffic.all_reduce(float(num_elements(model) * size), n)
     sent = [

@@ -49,7 +49,9 @@ def expect(
     until = outer.number(knobs, "until", 0)
     outer.number(knobs, "kappa")
     n = case.world_size
-    promise = onebit.promise([Size([sum(p.numel() for p in model.parameters())])], n, knobs)
+    promise = onebit.promise(
+        [Size([sum(parameter.numel() for parameter in model.parameters())])], n, knobs
+    )
     signs = traffic.Traffic(
         promise.sent_bytes, promise.payload_bytes, max(promise.payload_bytes.values())
     )
@@ -106,9 +108,15 @@ class Moved:
     def average(self) -> None:
         """Gradients of all ranks, where they are exchanged whole: all step alike then."""
         if self.world > 1 and is_in(self.step, self.fresh):
-            grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-            flat = outer.mean(torch.cat([g.flatten() for g in grads]))
-            for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+            grads = [
+                parameter.grad
+                for parameter in self.model.parameters()
+                if parameter.grad is not None
+            ]
+            flat = outer.mean(torch.cat([tensor.flatten() for tensor in grads]))
+            for grad, part in zip(
+                grads, flat.split([tensor.numel() for tensor in grads]), strict=True
+            ):
                 grad.copy_(part.view_as(grad))
 
     def after(self, step: int) -> None:
@@ -133,7 +141,7 @@ def divided_by(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor | f
     """What momentum is divided by, flat; 1 under optimizers that freeze no variance."""
     if not isinstance(optimizer, FrozenAdam):
         return 1.0
-    return torch.cat([optimizer.divisor(p).flatten() for p in model.parameters()])
+    return torch.cat([optimizer.divisor(parameter).flatten() for parameter in model.parameters()])
 
 
 def remember(model: nn.Module, optimizer: torch.optim.Optimizer, momentum: Tensor) -> None:
@@ -172,7 +180,7 @@ class Simulation:
         if step not in self.fresh or len(self.models) == 1:
             return gradients
         mean = [outer.mean_of(same) for same in zip(*gradients, strict=True)]
-        return [[m.clone() for m in mean] for _ in gradients]
+        return [[tensor.clone() for tensor in mean] for _ in gradients]
 
     def after(self, step: int) -> None:
         self.rates += self.optimizers[0].param_groups[0]["lr"]

@@ -58,9 +58,10 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
 def layers(model: nn.Module) -> list[nn.Linear]:
     """The linear layers whose sides are whole tiles."""
     return [
-        m
-        for m in model.modules()
-        if isinstance(m, nn.Linear) and m.in_features % TILE == m.out_features % TILE == 0
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+        and module.in_features % TILE == module.out_features % TILE == 0
     ]
 
 

@@ -89,7 +89,11 @@ def operators(accelerator: Accelerator, step: Callable[[], object]) -> Counter[s
 
 def attention_of(ran: Counter[str]) -> str:
     """The attention kernels that ran, separated by commas."""
-    return ",".join(str(k) for k, names in ATTENTION.items() if any(n in ran for n in names))
+    return ",".join(
+        str(attention)
+        for attention, names in ATTENTION.items()
+        if any(name in ran for name in names)
+    )
 
 
 def stepping_of(ran: Counter[str]) -> Stepping:

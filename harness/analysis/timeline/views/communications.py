@@ -52,15 +52,26 @@ def communications(window: ShownBudget) -> tuple[Communication, ...]:
             kind = _OPERATIONS.get(op.kind, op.kind)
             alike[kind, tuple(sorted(meeting.ops)), size].append(meeting)
     kinds = [_communication(*key, meetings, steps) for key, meetings in alike.items()]
-    return tuple(sorted(kinds, key=lambda c: -c.count * (c.shortest_ns + c.waited_ns)))
+    return tuple(
+        sorted(
+            kinds,
+            key=lambda communication: (
+                -communication.count * (communication.shortest_ns + communication.waited_ns)
+            ),
+        )
+    )
 
 
 def _communication(
     kind: str, ranks: tuple[int, ...], size: int, meetings: Sequence[Meeting], steps: int
 ) -> Communication:
-    shortest = fmean(m.shortest for m in meetings)
-    waits = (min(o.end, m.last_start) - o.start for m in meetings for o in m.ops.values())
-    late, times = Counter(m.last for m in meetings).most_common(1)[0]
+    shortest = fmean(meeting.shortest for meeting in meetings)
+    waits = (
+        min(operation.end, meeting.last_start) - operation.start
+        for meeting in meetings
+        for operation in meeting.ops.values()
+    )
+    late, times = Counter(meeting.last for meeting in meetings).most_common(1)[0]
     rate = None
     if kind in OPERATIONS and size > 0 and shortest > 0:
         payload = size * (len(ranks) if kind == "all_gather" else 1)  # of all ranks together

@@ -21,8 +21,8 @@ class TermChange:
 
 def terms(before: Budget, after: Budget) -> tuple[TermChange, ...]:
     """Every term of either; the changes add up to that of the step."""
-    both = ((t, before.mean_ns(t), after.mean_ns(t)) for t in Term)
-    return tuple(TermChange(name=t, before_ns=a, after_ns=b) for t, a, b in both if a or b)
+    both = ((term, before.mean_ns(term), after.mean_ns(term)) for term in Term)
+    return tuple(TermChange(name=term, before_ns=a, after_ns=b) for term, a, b in both if a or b)
 
 
 def names(
@@ -32,11 +32,13 @@ def names(
 
     Unless both lists are ``whole``, a name that one of them lacks is left out: it may be short.
     """
-    was, now = ({o.name: o.self_ns for o in operators} for operators in (before, after))
+    was, now = (
+        {operator.name: operator.self_ns for operator in operators} for operators in (before, after)
+    )
     operations = {**was, **now} if whole else was.keys() & now.keys()
     changes = [
         TermChange(name=name, before_ns=was.get(name, 0), after_ns=now.get(name, 0))
         for name in operations
     ]
-    changes.sort(key=lambda c: (-abs(c.more_ns), c.name))
-    return tuple(c for c in changes[:most] if c.more_ns)
+    changes.sort(key=lambda change: (-abs(change.more_ns), change.name))
+    return tuple(change for change in changes[:most] if change.more_ns)

@@ -54,11 +54,15 @@ def kernels(window: ShownBudget, most: int = 4) -> tuple[Kernel, ...]:
         Kernel(term=t, name=n, by=launcher, ns=ns // share, count=count[t, n, launcher] / share)
         for (t, n, launcher), ns in spent.items()
     ]
-    return tuple(k for term in BUSY for k in _longest([k for k in busy if k.term is term], most))
+    return tuple(
+        k
+        for term in BUSY
+        for k in _longest([kernel for kernel in busy if kernel.term is term], most)
+    )
 
 
 def _longest(some: Sequence[Kernel], most: int) -> list[Kernel]:
-    return sorted(some, key=lambda k: (-k.ns, k.name, k.by))[:most]
+    return sorted(some, key=lambda kernel: (-kernel.ns, kernel.name, kernel.by))[:most]
 
 
 def launched_by(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:

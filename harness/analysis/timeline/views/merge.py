@@ -77,8 +77,8 @@ def _base(window: ShownBudget) -> int:
     """When the first rank of a window begins, on the clock of all."""
     offsets = window.closed.offsets_ns
     return min(
-        int(t.start[0]) + offsets.get(r.rank, 0)
-        for t, r in zip(window.traces, window.lanes, strict=True)
+        int(trace.start[0]) + offsets.get(lane.rank, 0)
+        for trace, lane in zip(window.traces, window.lanes, strict=True)
     )
 
 

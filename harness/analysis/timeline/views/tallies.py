@@ -54,7 +54,7 @@ def operators(
         Operator(name=n, self_ns=ns // share, count=-(-count // share))
         for n, (ns, count) in totals.items()
     ]
-    return tuple(sorted(tallied, key=lambda o: (-o.self_ns, o.name))[:most])
+    return tuple(sorted(tallied, key=lambda operator: (-operator.self_ns, operator.name))[:most])
 
 
 def ranges(traces: Sequence[Trace]) -> list[Range]:

@@ -46,7 +46,7 @@ class ShownBudget:
         for trace, lane in zip(self.traces, self.lanes, strict=True):
             offset = self.closed.offsets_ns.get(lane.rank, 0)
             tracks = self.closed.tracks[lane.rank]
-            yield Part(trace, lane, {t: instants - offset for t, instants in tracks.items()})
+            yield Part(trace, lane, {term: instants - offset for term, instants in tracks.items()})
 
 
 def shown(folder: Path, launch: LaunchRecord) -> ShownBudget:

@@ -13,6 +13,13 @@ def read(text: str) -> list[tuple[str, str]] | None:
     if "# ClusterMAX" not in plain or counts is None:
         return None
     words = ("failed", "warnings", "passed", "skipped")
-    lines = [("checks", ", ".join(f"{n} {w}" for n, w in zip(counts.groups(), words, strict=True)))]
+    lines = [
+        (
+            "checks",
+            ", ".join(
+                f"{group} {word}" for group, word in zip(counts.groups(), words, strict=True)
+            ),
+        )
+    ]
     failed = re.findall(r"^FAIL\s+(.+?)\s+\[([\w./-]+)\]$", plain, re.M)
     return [*lines, *((key, f"failed: {title}") for title, key in failed)]

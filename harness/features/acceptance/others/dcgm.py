@@ -15,7 +15,7 @@ def read(text: str) -> list[tuple[str, str]] | None:
     tests = [t for category in diagnostic["test_categories"] for t in category["tests"]]
     words = {test["name"]: _word(test) for test in tests}
     counts = Counter(words.values())
-    lines = [("tests", ", ".join(f"{n} {word}" for word, n in sorted(counts.items())))]
+    lines = [("tests", ", ".join(f"{count} {word}" for word, count in sorted(counts.items())))]
     lines += [(name, word) for name, word in words.items() if word.lower() not in ("pass", "skip")]
     version = document.get("metadata", {}).get("version", diagnostic.get("version"))
     return [*lines, *([("version", str(version))] if version else [])]

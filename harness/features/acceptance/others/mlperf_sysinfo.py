@@ -18,4 +18,7 @@ def read(text: str) -> list[tuple[str, str]] | None:
     nodes = f"{made['nodes_collected']} of {made['nodes_expected']}"
     whole = nodes if made["complete"] else f"{nodes}: A PARTIAL CAPTURE"
     lines = [("nodes described", whole), ("version", str(made["version"]))]
-    return [*lines, *((n.replace("_", " "), str(document[n])) for n in _SHOWN if document.get(n))]
+    return [
+        *lines,
+        *((name.replace("_", " "), str(document[name])) for name in _SHOWN if document.get(name)),
+    ]

@@ -206,13 +206,18 @@ def _dues(found: Handover) -> list[tuple[str, str]]:
 
 def untested(found: Handover, runs: Sequence[RunRecord]) -> Iterator[str]:
     """What the word says nothing of."""
-    for r in found.requirements:
-        if r.unmeasured:
-            units = ", ".join(r.unmeasured)
-            yield f"{r.rule.name}: not measured: {units}"
-        elif r.status is None:
-            yield f"{r.rule.name}: {r.skipped or f'nothing that was measured is of {r.rule.case}'}"
-    idle = [f"{n.host} ({n.devices} of {n.of})" for n in found.nodes if n.devices < n.of]
+    for requirement in found.requirements:
+        if requirement.unmeasured:
+            units = ", ".join(requirement.unmeasured)
+            yield f"{requirement.rule.name}: not measured: {units}"
+        elif requirement.status is None:
+            reason = f"nothing that was measured is of {requirement.rule.case}"
+            yield f"{requirement.rule.name}: {requirement.skipped or reason}"
+    idle = [
+        f"{node.host} ({node.devices} of {node.of})"
+        for node in found.nodes
+        if node.devices < node.of
+    ]
     if idle:
         yield f"devices that no judged training used: {', '.join(idle)}"
     whole = found.contract.terms.nodes if found.contract is not None else 0
@@ -237,17 +242,31 @@ def _measured_kinds(run: RunRecord) -> Iterator[tuple[str, bool]]:
 
 def _open(found: Handover) -> Iterator[tuple[str, str]]:
     """What each clause that is not decided waits for."""
-    for r in found.requirements:
-        if r.status is None or (r.unmeasured and not r.evidence):
-            lacking = f"measure {', '.join(r.unmeasured) or r.rule.case}"
-            yield r.rule.name, "; ".join(filter(None, (r.skipped, r.clause.by or lacking)))
-        elif r.status not in DECIDED:
-            waiting = [e.verdict for e in r.evidence if e.verdict.status is Status.INCONCLUSIVE]
-            reasons = dict.fromkeys(v.detail for v in waiting)
-            more = max((v.more for v in waiting if v.more), default=0)
+    for requirement in found.requirements:
+        if requirement.status is None or (requirement.unmeasured and not requirement.evidence):
+            lacking = f"measure {', '.join(requirement.unmeasured) or requirement.rule.case}"
+            yield (
+                requirement.rule.name,
+                "; ".join(filter(None, (requirement.skipped, requirement.clause.by or lacking))),
+            )
+        elif requirement.status not in DECIDED:
+            waiting = [
+                evidence.verdict
+                for evidence in requirement.evidence
+                if evidence.verdict.status is Status.INCONCLUSIVE
+            ]
+            reasons = dict.fromkeys(verdict.detail for verdict in waiting)
+            more = max((verdict.more for verdict in waiting if verdict.more), default=0)
             pairs = f"; about {more} more pairs would decide" if more else ""
-            units = f"; not measured: {', '.join(r.unmeasured)}" if r.unmeasured else ""
-            yield r.rule.name, f"{'; '.join(reasons) or 'its bound cannot pass'}{pairs}{units}"
+            units = (
+                f"; not measured: {', '.join(requirement.unmeasured)}"
+                if requirement.unmeasured
+                else ""
+            )
+            yield (
+                requirement.rule.name,
+                f"{'; '.join(reasons) or 'its bound cannot pass'}{pairs}{units}",
+            )
 
 
 def _clauses(found: Handover) -> Table[Requirement]:
@@ -292,7 +311,11 @@ def sentence(found: Handover) -> str:
     A rule is asked at several sizes; a requirement is a rule at one size, as reports count them.
     """
     total = len(found.requirements)
-    judged = [e.verdict.counts for requirement in found.requirements for e in requirement.evidence]
+    judged = [
+        evidence.verdict.counts
+        for requirement in found.requirements
+        for evidence in requirement.evidence
+    ]
     sizes = f"({judged.count(Status.PASS)} of {len(judged)} requirements)"
     kind = "rule" if found.contract is None else "clause"
     noun = f"{kind} holds" if total == 1 else f"{kind}s hold"
@@ -328,9 +351,18 @@ def contract(requirements: Sequence[Requirement]) -> Table[Requirement]:
 def screen(requirements: Sequence[Requirement], width: int) -> list[str]:
     """The same for a terminal: two lines a clause, so that nothing has to be left out."""
     out = []
-    for r in requirements:
-        out += text.wrap(f" {_word(r):<13} {r.rule.name}: {r.clause.asks}", width, 15)
-        shown = [_measured(r), _needs(r), f"at {_where(r)}" if _where(r) else "", _units(r)]
+    for requirement in requirements:
+        out += text.wrap(
+            f" {_word(requirement):<13} {requirement.rule.name}: {requirement.clause.asks}",
+            width,
+            15,
+        )
+        shown = [
+            _measured(requirement),
+            _needs(requirement),
+            f"at {_where(requirement)}" if _where(requirement) else "",
+            _units(requirement),
+        ]
         out += text.wrap(f"{'':15}{', '.join(filter(None, shown))}", width, 15)
     return out
 
@@ -373,8 +405,8 @@ def _measured(r: Requirement) -> str:
     """The worst evidence's figure, or why there is none."""
     if not r.evidence:
         return f"{r.skipped}; {_how(r)}".strip("; ")
-    v = r.evidence[0].verdict
-    return _figure(v) or v.detail
+    verdict = r.evidence[0].verdict
+    return _figure(verdict) or verdict.detail
 
 
 def _how(r: Requirement) -> str:
@@ -401,7 +433,7 @@ def _units(r: Requirement) -> str:
     named = [unit for unit in r.units if unit]
     if not named:
         return ""
-    bad = {e.unit for e in r.evidence if e.verdict.status is not Status.PASS}
+    bad = {evidence.unit for evidence in r.evidence if evidence.verdict.status is not Status.PASS}
     held = sum(u not in bad and u not in r.unmeasured for u in named)
     return f"{held} of {len(named)} hold"
 
@@ -432,7 +464,7 @@ class _Run:
 
 
 def _run(run: RunRecord) -> _Run:
-    noise = [(f"{f.check}, before the run", f.text) for f in run.admission]
+    noise = [(f"{finding.check}, before the run", finding.text) for finding in run.admission]
     loads = [launch.foreign_load for launch in run.launches if launch.foreign_load is not None]
     if loads:
         usual = median(loads)
@@ -451,9 +483,9 @@ def _run(run: RunRecord) -> _Run:
     if detectable:
         noise.append(("smallest change seen", f"{min(detectable):.1%} to {max(detectable):.1%}"))
     links = [
-        f"the link {p.a} - {p.b} is slow, while both nodes are fast"
-        + (f": {si(p.bps, 'B/s')}" if p.bps is not None else "")
-        for p in (run.suspects.links if run.suspects else ())
+        f"the link {pair.a} - {pair.b} is slow, while both nodes are fast"
+        + (f": {si(pair.bps, 'B/s')}" if pair.bps is not None else "")
+        for pair in (run.suspects.links if run.suspects else ())
     ]
     rows = [*coverage(run, WIDE), *tables.cost(run, WIDE)]
     return _Run(

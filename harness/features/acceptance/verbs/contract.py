@@ -119,7 +119,7 @@ def _list() -> Answer:
         " on a run       scaleproof contract check mine.toml RUN",
     ]
     lines = [*table(rows, known, text.columns()), *then]
-    return Answer(document={"contracts": to_doc([n.contract for n in known])}, lines=lines)
+    return Answer(document={"contracts": to_doc([named.contract for named in known])}, lines=lines)
 
 
 def _show(given: argparse.Namespace) -> Answer:
@@ -242,7 +242,7 @@ def _lines(contract: Contract, found: Handover, width: int) -> list[str]:
             units = ", ".join(requirement.unmeasured)
             lines += text.wrap(f" not measured for {requirement.rule.name}: {units}", width, 3)
     if found.stand_ins:
-        names = ", ".join(r.rule.name for r in found.stand_ins)
+        names = ", ".join(stand_in.rule.name for stand_in in found.stand_ins)
         lines += text.wrap(f" not counted, of stand-ins or controls: {names}", width, 3)
     if any(r.late for r in found.requirements):
         why = f"no run's nonce has {contract.mark}: nothing proves that it was agreed before them"

@@ -103,7 +103,11 @@ def act(asked: Asked) -> Answer:
         )
         for run, folder in [*runs, *accepted]
     ]
-    rules = None if contract is None else [c.rule for c in contract.clauses if not c.of_accepted]
+    rules = (
+        None
+        if contract is None
+        else [clause.rule for clause in contract.clauses if not clause.of_accepted]
+    )
     shown = [(run if rules is None else rejudge(run, rules), folder) for run, folder in runs]
     body, manifest = archive.write(packed)
     held = Archived(file=ARCHIVE, sha256=hashlib.sha256(body).hexdigest(), manifest=manifest)
@@ -137,17 +141,25 @@ def _lines(found: Handover, to: Path, digest: str) -> list[str]:
     width = text.columns()
     out = [f" {found.status}", *text.wrap(f" {sentence(found)}", width, 1)]
     out += text.wrap(f" {MEANS[found.status]}", width, 1)
-    out += ["", *screen([r for r in found.requirements if r.status is not None], width)]
-    if unmeasured := [r.rule.name for r in found.requirements if r.status is None]:
+    out += [
+        "",
+        *screen(
+            [requirement for requirement in found.requirements if requirement.status is not None],
+            width,
+        ),
+    ]
+    if unmeasured := [
+        requirement.rule.name for requirement in found.requirements if requirement.status is None
+    ]:
         out += text.wrap(f" not measured: {', '.join(unmeasured)}", width, 15)
     if found.stand_ins:
-        by_status = Counter(str(r.status) for r in found.stand_ins)
+        by_status = Counter(str(stand_in.status) for stand_in in found.stand_ins)
         counts = ", ".join(f"{n} {status}" for status, n in by_status.items())
         out += ["", *text.wrap(f" not counted, of stand-ins or controls: {counts}", width, 13)]
     if found.beyond:
         names = ", ".join(name for name, _ in found.beyond)
         out += text.wrap(f" for other hardware: {names}", width, 21)
-    if any(r.late for r in found.requirements):
+    if any(requirement.late for requirement in found.requirements):
         out += text.wrap(
             " some rules were given after the measurement: the record cannot prove that they were"
             " agreed before it",

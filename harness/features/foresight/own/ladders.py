@@ -41,7 +41,7 @@ def foresee(
     expected = target.described.expected
     room = room_bytes(target.case, target.run.machine)
     needed = None if expected is None else expected.memory_bytes
-    padding = stated.padding({r.case.world_size: r.stated for r in (ladder[-1], target)})
+    padding = stated.padding({rung.case.world_size: rung.stated for rung in (ladder[-1], target)})
     return [
         replace(outlook, memory_bytes=needed, room_bytes=room, padding=padding)
         for outlook in foreseen
@@ -64,8 +64,8 @@ def planned(run: RunRecord) -> Iterator[tuple[MeasuredRung, list[Outlook] | Refu
         case = plan.target
         if case is None or (described := run.described.get(case.hash)) is None:
             continue  # none is asked for, or the run was broken off before
-        arms = {a.case.hash for a in plan.arms if a.case.strategy == case.strategy}
-        ladder = [r for r in runs.rungs(run) if r.case.hash in arms]
-        ladder.sort(key=lambda r: r.case.world_size)
+        arms = {arm.case.hash for arm in plan.arms if arm.case.strategy == case.strategy}
+        ladder = [rung for rung in runs.rungs(run) if rung.case.hash in arms]
+        ladder.sort(key=lambda rung: rung.case.world_size)
         target = MeasuredRung(run, case, described, None)
         yield target, foresee(plan.name, ladder, target, known)

@@ -74,12 +74,12 @@ def ladders(found: Sequence[RunRecord], known: Catalogue) -> dict[str, list[Meas
         if len(rung.case.nodes) == 1:
             inside.setdefault(name, []).append(rung)
             continue
-        knobs = {k: v for k, v in rung.case.knobs.items() if k not in dict(shaped)}
+        knobs = {key: knob for key, knob in rung.case.knobs.items() if key not in dict(shaped)}
         networks[name] = f"{rung.case.family}{replace(rung.case, knobs=knobs).extras}"
         named.setdefault(name, []).append(rung)
     whole = {name: inside.get(networks[name], []) + of for name, of in named.items()}
     whole |= {name: of for name, of in inside.items() if name not in {*networks.values(), *named}}
-    of_size = {k: sorted(of, key=lambda r: r.case.world_size) for k, of in whole.items()}
+    of_size = {key: sorted(of, key=lambda r: r.case.world_size) for key, of in whole.items()}
     return dict(zip(shortened(list(of_size)), of_size.values(), strict=True))
 
 
@@ -107,8 +107,8 @@ def rungs(run: RunRecord) -> Iterator[MeasuredRung]:
             run,
             case,
             described,
-            fmean(s.mean_s for s in timed),
-            median((s.p95_s - s.median_s) / Z95 for s in timed),
+            fmean(steps.mean_s for steps in timed),
+            median((steps.p95_s - steps.median_s) / Z95 for steps in timed),
             launches[-1].ranks[0].watched,
             launches[-1].consumed / timed[-1].count,
             fmean(rank.cpu_s for rank in launches[-1].ranks) / timed[-1].count,
@@ -169,7 +169,7 @@ def table(
 def _wrong(rung: MeasuredRung) -> str:
     """Why a rung's times say nothing: its training was judged to be an ERROR; empty if not."""
     errors = (v for v in rung.run.verdicts if v.status is Status.ERROR)
-    verdict = next((v for v in errors if v.case_hash == rung.case.hash), None)
+    verdict = next((error for error in errors if error.case_hash == rung.case.hash), None)
     return "" if verdict is None else f"{verdict.case} is an ERROR: {verdict.detail}"
 
 
@@ -183,10 +183,10 @@ def _shared(rungs: Sequence[MeasuredRung]) -> int:
 
 def _unlike(found: Sequence[RunRecord]) -> str:
     """In what runs differ that changes speed; empty where they are alike."""
-    machines = {(r.machine.hardware_class, r.software.get("torch", "")) for r in found}
+    machines = {(run.machine.hardware_class, run.software.get("torch", "")) for run in found}
     if len(machines) > 1:
-        return " and ".join(sorted(" with torch ".join(m) for m in machines))
-    facts = [next(iter(r.facts.values()), {}) for r in found]
+        return " and ".join(sorted(" with torch ".join(machine) for machine in machines))
+    facts = [next(iter(run.facts.values()), {}) for run in found]
     for fact in dict.fromkeys(name for of in facts for name in of if MATTERS.fullmatch(name)):
         if len(values := {of[fact] for of in facts if fact in of}) > 1:
             return f"{fact} is {' and '.join(sorted(values))}"

@@ -49,9 +49,11 @@ def watched(seen: Watched) -> StatedTraffic:
 
 def kept(issued: Mapping[str, float], ranks: int) -> KeptStates:
     """By what a rank issues in a step."""
-    scattered = sum(v for name, v in issued.items() if "reduce_scatter" in name)
-    gathered = sum(v for name, v in issued.items() if "all_gather" in name)
-    reduced = sum(v for name, v in issued.items() if "all_reduce" in name or "allreduce" in name)
+    scattered = sum(value for name, value in issued.items() if "reduce_scatter" in name)
+    gathered = sum(value for name, value in issued.items() if "all_gather" in name)
+    reduced = sum(
+        value for name, value in issued.items() if "all_reduce" in name or "allreduce" in name
+    )
     if scattered and reduced > scattered / ranks:
         return KeptStates.NODE_CUT
     if not scattered and gathered:  # a backend without a reduce-scatter reduces all of it

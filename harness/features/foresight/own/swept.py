@@ -29,7 +29,7 @@ def links(run: RunRecord) -> Links:
     beliefs = dict[Unknown, Belief]()
     notes = list(remarks)
     if fabric.per_node == 1:  # nothing goes over links inside a node
-        notes = [n for n in notes if "intra-node" not in n]
+        notes = [note for note in notes if "intra-node" not in note]
     swept = {False: list[float](), True: list[float]()}
     for row in filter(_reduces, run.fabric):
         if row.payload_bytes >= LARGE_BYTES and row.bus_bps:
@@ -46,7 +46,7 @@ def links(run: RunRecord) -> Links:
     ):
         if rate:
             beliefs[unknown] = SWEPT
-            notes = [n for n in notes if where not in n]
+            notes = [note for note in notes if where not in note]
     latency, transfer = _by_kind(run.fabric, fabric)
     if latency:
         fabric = replace(fabric, latency_times=latency, transfer_times=transfer)
@@ -63,11 +63,11 @@ def _by_kind(
     """
     latency, transfer = dict[CollectiveKind, float](), dict[CollectiveKind, float]()
     for operation, (kind, _) in OPERATIONS.items():
-        rows = [r for r in swept if r.operation == operation and r.right and r.time_s]
+        rows = [row for row in swept if row.operation == operation and row.right and row.time_s]
         if not rows:
             continue
-        nodes = max((r.nodes for r in rows), key=lambda n: (len(n), sum(n)))
-        by_size = {r.payload_bytes: r.time_s or 0.0 for r in rows if r.nodes == nodes}
+        nodes = max((row.nodes for row in rows), key=lambda n: (len(n), sum(n)))
+        by_size = {row.payload_bytes: row.time_s or 0.0 for row in rows if row.nodes == nodes}
         small = min(by_size)
         large = max(by_size)
         if small > LATENCY_BYTES or large < LARGE_BYTES:

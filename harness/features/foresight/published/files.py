@@ -84,7 +84,7 @@ def _of_text(content: str) -> list[dict[str, str]]:
         rows = [cells for cells in lines if not all(re.fullmatch(r":?-+:?", c) for c in cells)]
         return [dict(zip(rows[0], cells, strict=False)) for cells in rows[1:]]
     lines_of_csv = csv.DictReader(io.StringIO(content), skipinitialspace=True)
-    return [{k: v or "" for k, v in row.items() if k} for row in lines_of_csv]
+    return [{key: value or "" for key, value in row.items() if key} for row in lines_of_csv]
 
 
 def _of_json(content: str, path: Path, fix: str) -> Sequence[Any]:

@@ -73,7 +73,9 @@ def measured(row: Mapping[str, Any], metric: str) -> list[tuple[str, Measure | N
             if value is None or not (match := re.fullmatch(written, name.lower())):
                 continue
             if isinstance(value, Mapping):
-                return [(str(k), _measure(unit, match, v, metric)) for k, v in value.items()]
+                return [
+                    (str(key), _measure(unit, match, part, metric)) for key, part in value.items()
+                ]
             return [("", _measure(unit, match, value, metric))]
     if other := [name for name, value in row.items() if value is not None and is_measure(name)]:
         raise ValueError(f"{other[0]} is no step time, rate, FLOP/s or MFU, so it tells no seconds")
@@ -117,4 +119,4 @@ def _per_gpu(unit: Unit, match: re.Match[str], metric: str) -> bool:
 
 def is_measure(name: str) -> bool:
     """Whether a field is a figure that was measured."""
-    return _looks_measured(name) or any(re.fullmatch(w, name.lower()) for _, w in _NAMES)
+    return _looks_measured(name) or any(re.fullmatch(word, name.lower()) for _, word in _NAMES)

@@ -77,7 +77,7 @@ class Fields:
         """Of the row, else of the table's model, else of the table; ValueError if not above 0."""
         model = self.shared.get("model")
         for level in (row, model if isinstance(model, Mapping) else {}, self.shared):
-            low = {str(k).lower(): v for k, v in level.items()}
+            low = {str(key).lower(): value for key, value in level.items()}
             for name in NUMBERS[what]:
                 value = low.get(name)
                 if value is None or isinstance(value, dict | list):
@@ -90,7 +90,7 @@ class Fields:
         return None
 
     def note(self, row: Mapping[str, Any]) -> None:
-        self.seen |= {str(k) for k in row}
+        self.seen |= {str(key) for key in row}
         for name, value in row.items():
             if str(name).lower() in OWNERS:
                 self.owners.setdefault(str(name).lower(), set()).add(str(value))
@@ -109,7 +109,7 @@ class Fields:
 
 def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
     """The shape of a point; ValueError where its ranks can't be known or don't divide."""
-    fields.note({k: v for k, v in row.items() if v != ""})
+    fields.note({key: value for key, value in row.items() if value != ""})
 
     def whole(what: str, default: int = 1) -> int:
         value = fields.number(row, what, where)
@@ -206,7 +206,7 @@ def _params(row: Mapping[str, Any], fields: Fields, where: str) -> float | None:
     None of adapters, unless those that train are stated: those of the model are not exchanged.
     """
     words = (row.get("strategy"), fields.shared.get("strategy"), row.get("optimizer"))
-    adapts = re.search(r"lora|adapter|frozen", " ".join(str(w or "") for w in words).lower())
+    adapts = re.search(r"lora|adapter|frozen", " ".join(str(word or "") for word in words).lower())
     if adapts and fields.number(row, "trains", where) is None:
         fields.notes.append("adapters train: what they exchange is not known")
         return None
@@ -245,7 +245,7 @@ def _configuration(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """As written, but for case and separators. From the strategy's words alone the sizes of data
     parallelism (FSDP32, DP8) are left out: they follow from the ranks.
     """
-    low = {str(k).lower(): v for k, v in row.items()}
+    low = {str(key).lower(): value for key, value in row.items()}
     alike = [(name, _written(low[name])) for name in CONFIGURATION if low.get(name) is not None]
     return tuple((name, _unsized(v) if name == "strategy" else v) for name, v in alike)
 
@@ -286,7 +286,10 @@ def fabric_of(hardware: Mapping[str, Any]) -> tuple[Fabric, float | None, Sequen
             rate = 1e9 * usual_gb_s
             notes.append(f"no {place}-node rate is stated: {rate / 1e9:g} GB/s a GPU is assumed")
         rates[place] = rate
-    peak = next((float(v) for k, v in hardware.items() if str(k).startswith("peak_tflops")), None)
+    peak = next(
+        (float(value) for key, value in hardware.items() if str(key).startswith("peak_tflops")),
+        None,
+    )
     if peak is None and known:
         peak = known.tflops.get("bfloat16", known.tflops.get("float16"))
     fabric = Fabric(

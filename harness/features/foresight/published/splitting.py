@@ -19,9 +19,9 @@ def calibrating(points: Sequence[Point], asked: Any, aside: bool) -> tuple[list[
     if isinstance(asked, str):
         chosen, notes = _by_words(points, asked)
     elif isinstance(asked, Mapping):
-        chosen = [_has(p, asked) for p in points]
+        chosen = [_has(point, asked) for point in points]
     elif isinstance(asked, Sequence) and asked:
-        chosen = [any(_is(p, wanted) for wanted in asked) for p in points]
+        chosen = [any(_is(point, wanted) for wanted in asked) for point in points]
     elif asked is None or asked == []:
         if aside:
             raise ValueError("its role is not development, and it names no points to calibrate on")
@@ -77,5 +77,5 @@ def _smallest(points: Sequence[Point]) -> list[bool]:
     for point in points:
         if point.step_s is not None:
             sizes[point.shape.model, point.shape.configuration].add(point.shape.ranks)
-    least = {key: sorted(n)[: 2 if len(n) > 2 else 1] for key, n in sizes.items()}
+    least = {key: sorted(size)[: 2 if len(size) > 2 else 1] for key, size in sizes.items()}
     return [p.shape.ranks in least.get((p.shape.model, p.shape.configuration), []) for p in points]

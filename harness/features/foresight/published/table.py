@@ -85,11 +85,15 @@ def _table(table: Any, name: str) -> PublishedTable:
         raise ValueError("points is not a list of objects")
     if not rows:
         raise ValueError("it has no points")
-    shared = {k: v for k, v in table.items() if not isinstance(v, dict | list) or k == "model"}
+    shared = {
+        key: value
+        for key, value in table.items()
+        if not isinstance(value, dict | list) or key == "model"
+    }
     broken = claims.contradictions(table)
-    rows = [{field_name(str(k)): v for k, v in row.items()} for row in rows]
+    rows = [{field_name(str(key)): value for key, value in row.items()} for row in rows]
     rows = [  # what was run is compared as written: torch 2.10 is not 2.1
-        {name: v if name in CONFIGURATION else cell_value(v) for name, v in row.items()}
+        {name: value if name in CONFIGURATION else cell_value(value) for name, value in row.items()}
         for row in rows
     ]
     hardware = table.get("hardware") or _one_gpu(rows)

@@ -36,7 +36,7 @@ class AuditedKind:
 
 def render(said: Mapping[str, Any], rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> str:
     """The page of a table; ``said`` are its title, its claim, and what it says of each kind."""
-    names = dict.fromkeys(f.kind for f in findings)
+    names = dict.fromkeys(finding.kind for finding in findings)
     about = {str(k.get("name", "")): k for k in said.get("kind", ()) if isinstance(k, dict)}
     return (
         templates(Path(__file__).parent)
@@ -88,7 +88,11 @@ def _kind(
     lines = [
         Line(
             row=finding.row,
-            stated=", ".join(f"{c} {v.text}" for c, v in row.items() if c != ClaimedColumn.RANKS),
+            stated=", ".join(
+                f"{column} {figure.text}"
+                for column, figure in row.items()
+                if column != ClaimedColumn.RANKS
+            ),
             speedup=_span(finding.speedup),
             launches=_span(finding.between_launches),
             efficiency=_span(finding.efficiency),

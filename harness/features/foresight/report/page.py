@@ -88,10 +88,10 @@ def _curve(one: Outlook) -> Markup:
     none: list[float | None] = [None] * len(known)
     foreseen = Curve(
         name="foreseen, 8 times in 10",
-        x=[float(n) for n, _ in joint] + [float(p.shape.ranks) for p in ahead],
-        y=[e for _, e in joint] + [p.efficiency for p in ahead],
-        low=[e for _, e in joint] + [p.low for p in ahead],
-        high=[e for _, e in joint] + [p.high for p in ahead],
+        x=[float(n) for n, _ in joint] + [float(predicted.shape.ranks) for predicted in ahead],
+        y=[e for _, e in joint] + [predicted.efficiency for predicted in ahead],
+        low=[e for _, e in joint] + [predicted.low for predicted in ahead],
+        high=[e for _, e in joint] + [predicted.high for predicted in ahead],
     )
     measured = Curve(
         name="measured",
@@ -101,7 +101,7 @@ def _curve(one: Outlook) -> Markup:
         high=none,
     )
     curves = [foreseen, measured, *(_law(one, law) for law in Law)]
-    x = sorted({n for c in curves for n in c.x})
+    x = sorted({n for curve in curves for n in curve.x})
     ideal = Curve(name="ideal", x=x, y=[1.0] * len(x), low=[None] * len(x), high=[None] * len(x))
     drawn = svg.chart(curves, y_label="efficiency against the base", x_label="ranks", ideal=ideal)
     return Markup(drawn)
@@ -112,8 +112,8 @@ def _law(one: Outlook, law: Law) -> Curve:
     ahead = [one.predicted]
     return Curve(
         name="constant efficiency" if law is Law.CONSTANT else f"law in N: {law}",
-        x=[float(p.shape.ranks) for p in ahead],
-        y=[p.baselines[law] for p in ahead],
+        x=[float(predicted.shape.ranks) for predicted in ahead],
+        y=[predicted.baselines[law] for predicted in ahead],
         low=[None] * len(ahead),
         high=[None] * len(ahead),
     )
@@ -122,9 +122,9 @@ def _law(one: Outlook, law: Law) -> Curve:
 def _lost(one: Outlook) -> Markup:
     """From ideal to foreseen, a part for each term that takes half a percent or more."""
     seen = one.predicted
-    parts = [(str(t), -100 * v) for t, v in seen.lost.items() if abs(v) >= 0.005]
+    parts = [(str(term), -100 * value) for term, value in seen.lost.items() if abs(value) >= 0.005]
     rest = 100 * (seen.efficiency - 1) - sum(v for _, v in parts)
-    colors = {str(t): c for t, c in COLORS.items()} | {"all others": "#BBBBBB"}
+    colors = {str(term): value for term, value in COLORS.items()} | {"all others": "#BBBBBB"}
     if abs(rest) >= 0.05:
         parts.append(("all others", rest))
     fall = Fall(start=("ideal", 100.0), parts=parts, end=("foreseen", 100 * seen.efficiency))

@@ -25,10 +25,10 @@ def lines(found: Evaluation, refused: Sequence[Refused], sizes: bool, width: int
 def _headline(found: Evaluation) -> list[str]:
     whole = found.whole
     if whole is None:
-        num = sum(len(p.predicted) for p in found.predictions)
+        num = sum(len(prediction.predicted) for prediction in found.predictions)
         return [f" {num} foreseen, and no measured figure to compare with"]
-    moved = [s for s in found.families if s.has_skill is not None]
-    better = sum(bool(s.has_skill) for s in moved)
+    moved = [family for family in found.families if family.has_skill is not None]
+    better = sum(bool(score.has_skill) for score in moved)
     out = [
         f" {whole.num} sizes foreseen: {_points(whole.mean)} points off on average,"
         f" {_points(whole.p90)} at most in 9 of 10, worst {_points(whole.worst)}",
@@ -75,19 +75,26 @@ _SCORES: list[Column[Score]] = [
 
 def _sizes(prediction: Prediction, width: int) -> list[str]:
     table = prediction.table
-    known = sorted({p.shape.ranks for p in table.points if p.calibrates})
+    known = sorted({point.shape.ranks for point in table.points if point.calibrates})
     out = ["", text.rule(f"{table.id}, calibrated on {', '.join(map(str, known))}", width)]
     for note in table.notes:
         out += text.wrap(f" {note}", width, 1)
     several = len({size.shape.model for size in prediction.predicted}) > 1
     schedules = len({size.shape.schedule for size in prediction.predicted}) > 1
-    columns = [c for c in _SIZES if c.header != "model" or several]
-    columns = [c for c in columns if c.header != "schedule" or schedules]
-    rows = sorted(prediction.predicted, key=lambda o: (o.shape.model.name, o.shape.ranks))
+    columns = [column for column in _SIZES if column.header != "model" or several]
+    columns = [column for column in columns if column.header != "schedule" or schedules]
+    rows = sorted(
+        prediction.predicted,
+        key=lambda predicted: (predicted.shape.model.name, predicted.shape.ranks),
+    )
     out += text.table(columns, rows, width) if rows else []
     unseen = [size for size in rows if size.regime is Regime.UNSEEN]
     for why in dict.fromkeys(size.caution or NOT_SHOWN for size in unseen):
-        sizes = ", ".join(str(o.shape.ranks) for o in unseen if (o.caution or NOT_SHOWN) == why)
+        sizes = ", ".join(
+            str(predicted.shape.ranks)
+            for predicted in unseen
+            if (predicted.caution or NOT_SHOWN) == why
+        )
         out += text.wrap(f" ? {sizes}: outside the calibrated regime: {why}", width, 3)
     return out
 
@@ -128,8 +135,10 @@ def _refusals(found: Evaluation, refused: Sequence[Refused], width: int) -> list
     """Sentences for what is not predicted, each once, and for figures that are not counted."""
     out: list[str] = []
     for prediction in found.predictions:
-        for why in dict.fromkeys(r.why for r in prediction.refused):
-            sizes = ", ".join(str(r.shape.ranks) for r in prediction.refused if r.why == why)
+        for why in dict.fromkeys(refusal.why for refusal in prediction.refused):
+            sizes = ", ".join(
+                str(refusal.shape.ranks) for refusal in prediction.refused if refusal.why == why
+            )
             out += text.wrap(f" not said  {prediction.table.id}, {sizes}: {why}", width, 11)
         for size in prediction.predicted:
             if size.implausible:

@@ -57,11 +57,14 @@ def act(asked: Asked) -> Answer:
         stated = _read(table, path)
         of_table = claims.audit(stated.rows, stated.kinds, stated.names)
         if len(tables) > 1:
-            of_table = [replace(f, kind=_joined(table.get("id", ""), f.kind)) for f in of_table]
+            of_table = [
+                replace(finding, kind=_joined(table.get("id", ""), finding.kind))
+                for finding in of_table
+            ]
         rows += stated.rows
         findings += of_table
-    wrong = any(f.status is ClaimStatus.INCONSISTENT for f in findings)
-    checked = any(f.checked for f in findings)
+    wrong = any(finding.status is ClaimStatus.INCONSISTENT for finding in findings)
+    checked = any(finding.checked for finding in findings)
     exit_ = Exit.FAILED if wrong else Exit.PASSED if checked else Exit.NOTHING_JUDGED
     lines = _lines(rows, findings)
     if asked.options.page is not None:
@@ -133,8 +136,8 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
             out += text.wrap(f" {finding.row:<10} {finding.status:<13} {why}", width, 25)
             if finding.speedup is not None and row is not base:
                 out += text.wrap(f"{'':25}{_follows(finding)}", width, 25)
-    count = {s: sum(f.status is s for f in findings) for s in ClaimStatus}
-    out += ["", f" {', '.join(f'{n} {s}' for s, n in count.items() if n)}"]
+    count = {status: sum(f.status is status for f in findings) for status in ClaimStatus}
+    out += ["", f" {', '.join(f'{value} {status}' for status, value in count.items() if value)}"]
     if count[ClaimStatus.INCONSISTENT]:
         out.append(" a figure is only called inconsistent if no rounding explains it")
     return out

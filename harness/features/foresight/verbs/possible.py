@@ -77,7 +77,7 @@ def act(asked: Asked) -> Answer:
         chosen=planning.tier(args.marks) if args.marks else lambda marks: True,
     )
     with contextlib.closing(measuring.session(asked, known, here)) as session:
-        session.describe([a.case for p in plans for a in p.arms], Remembered(known))
+        session.describe([arm.case for p in plans for arm in p.arms], Remembered(known))
         run = session.run
         where = _site(on, args.on)
         answers = [
@@ -92,7 +92,7 @@ def act(asked: Asked) -> Answer:
     left_out = [answer for answer in unique if isinstance(answer, LeftOut)]
     lines = _lines(possibilities, on, width)
     for why in dict.fromkeys(answer.why for answer in left_out):
-        names = ", ".join(dict.fromkeys(o.rule for o in left_out if o.why == why))
+        names = ", ".join(dict.fromkeys(out.rule for out in left_out if out.why == why))
         lines += text.wrap(f" not said  {names}: {why}", width, 11)
     return Answer(
         document={"possible": to_doc(tuple(possibilities)), "left_out": to_doc(tuple(left_out))},
@@ -130,7 +130,7 @@ def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
     of = Counter(possibility.chance for possibility in found)
     links = f"{si(on.link_bytes, 'B/s')} in a node"
     links += f", {si(on.network_bytes, 'B/s')} between nodes, a GPU" if len(on.nodes) > 1 else ""
-    listed = ", ".join(f"{of[c]} {c}" for c in _WORST_FIRST if of[c])
+    listed = ", ".join(f"{of[chance]} {chance}" for chance in _WORST_FIRST if of[chance])
     return [
         text.rule(f"{on.name}: {links}", width),
         *Table(columns=columns, rows=found).lines(width),

@@ -129,7 +129,7 @@ def act(asked: Asked) -> Answer:
     tables = [t for t in every if isinstance(t, PublishedTable)]
     refused = [t for t in every if isinstance(t, Refused)]
     if not tables:
-        listed = "; ".join(f"{t.id}: {t.why}" for t in refused[:3])
+        listed = "; ".join(f"{refusal.id}: {refusal.why}" for refusal in refused[:3])
         raise SpecError(
             f"no table can be used ({listed})",
             where=str(args.table),
@@ -152,7 +152,7 @@ def act(asked: Asked) -> Answer:
     if not args.sizes and len(every) > 1:
         lines += ["", f" size by size  scaleproof predict --table {text.shown(args.table)} --sizes"]
     lines += _page(args, further, refused)
-    any_ = further or any(p.predicted for p in known_by.predictions)
+    any_ = further or any(prediction.predicted for prediction in known_by.predictions)
     return Answer(
         document=_document(known_by, refused, further),
         lines=lines,
@@ -175,7 +175,7 @@ def _of_runs(asked: Asked) -> Answer:
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
     if args.only is not None:
-        known_by = {k: v for k, v in known_by.items() if k == args.only} or _unknown(
+        known_by = {key: value for key, value in known_by.items() if key == args.only} or _unknown(
             args, list(known_by)
         )
     sizes = _sizes(args.calibrate_on)
@@ -201,10 +201,14 @@ def _of_runs(asked: Asked) -> Answer:
             table = runs.table(name, of, known, on=sizes)
             notes = table.notes if isinstance(table, PublishedTable) else ()
             lines += [x for n in notes for x in text.wrap(f" {n}", width, 1)]
-    refused = list({r.id: r for r in refused}.values())
-    lines += [x for t in refused for x in text.wrap(f" REFUSED  {t.id}: {t.why}", width, 10)]
+    refused = list({refusal.id: refusal for refusal in refused}.values())
+    lines += [
+        x
+        for refusal in refused
+        for x in text.wrap(f" REFUSED  {refusal.id}: {refusal.why}", width, 10)
+    ]
     lines += _page(args, further, refused)
-    any_ = further or any(p.predicted for p in compared.predictions)
+    any_ = further or any(prediction.predicted for prediction in compared.predictions)
     answer = Answer(
         document=_document(compared, refused, further),
         lines=lines,
@@ -328,14 +332,14 @@ def _document(
 ) -> dict[str, Any]:
     tables = [
         {
-            "id": p.table.id,
-            "family": p.table.family,
-            "notes": p.table.notes,
-            "taught_by": p.taught_by,
-            "predicted": p.predicted,
-            "refused": p.refused,
+            "id": prediction.table.id,
+            "family": prediction.table.family,
+            "notes": prediction.table.notes,
+            "taught_by": prediction.taught_by,
+            "predicted": prediction.predicted,
+            "refused": prediction.refused,
         }
-        for p in found.predictions
+        for prediction in found.predictions
     ]
     scores = {"by_table": found.tables, "by_family": found.families, "whole": found.whole}
     document: dict[str, Any] = to_doc(

@@ -61,7 +61,9 @@ def load(path: Path | None) -> Config:
             problems.add(lines[name], f"{doc[name]!r} is no length of time", "12h, 10m, 30d")
     problems.raise_any()
     several = {name for name, key in keys_of(Config).items() if key.each}
-    listed = {k: [v] if k in several and isinstance(v, str) else v for k, v in doc.items()}
+    listed = {
+        k: [value] if k in several and isinstance(value, str) else value for k, value in doc.items()
+    }
     return from_doc(Config, listed, path.name)
 
 

@@ -57,9 +57,11 @@ def news(trends: Sequence[Trend], results: Path) -> list[News]:
             since=last.date if last else "",
             why=trend.why,
         )
-        near = {n.run for n in trend.series.nights}
+        near = {night.run for night in trend.series.nights}
         if last is not None:
-            near = {n.started_at[:10] for n in trend.series.nights[max(0, last.index - 2) :][:5]}
+            near = {
+                night.started_at[:10] for night in trend.series.nights[max(0, last.index - 2) :][:5]
+            }
         keys = {item.key, *(item.key.replace(item.since, day) for day in near if item.since)}
         if not keys & before:
             items.append(item)
@@ -76,9 +78,9 @@ def _told(results: Path) -> set[str]:
 def remember(results: Path, new: Sequence[News], trends: Sequence[Trend]) -> None:
     """Note what was told. What has ended may be told again when it comes again."""
     lasting = {
-        f"{t.series.machine} {t.series.case} {told.name(t)} {t.status} "
-        for t in trends
-        if t.status in TOLD
+        f"{trend.series.machine} {trend.series.case} {told.name(trend)} {trend.status} "
+        for trend in trends
+        if trend.status in TOLD
     }
     old = {key for key in _told(results) if any(key.startswith(start) for start in lasting)}
     keys = sorted(old | {item.key for item in new})
@@ -90,14 +92,20 @@ def document(
     night: str, exit_status: int, new: Sequence[News], trends: Sequence[Trend], page: Path
 ) -> dict[str, Json]:
     """What the user's command reads from stdin."""
-    leapt = [t for t in trends if t.status in (TrendStatus.SUSPICIOUS, TrendStatus.UNCONFIRMED)]
+    leapt = [
+        trend
+        for trend in trends
+        if trend.status in (TrendStatus.SUSPICIOUS, TrendStatus.UNCONFIRMED)
+    ]
     return {
         "night": night,
         "exit": exit_status,
         "headline": told.headline(trends),
-        "counts": {str(s): sum(t.status is s for t in trends) for s in TrendStatus},
+        "counts": {
+            str(status): sum(trend.status is status for trend in trends) for status in TrendStatus
+        },
         "news": [to_doc(item) for item in new],
-        "suspicious": [f"{t.series.case}, {told.name(t)}: {t.why}" for t in leapt],
+        "suspicious": [f"{trend.series.case}, {told.name(trend)}: {trend.why}" for trend in leapt],
         "page": str(page.absolute()),
     }
 

@@ -113,7 +113,7 @@ class Rounds:
             self._calm()
             status = self._pytest(tonight.nonce, ())
         else:  # cut off just after it had ended
-            status = int(exit_status([v.counts for v in load(folder).verdicts]))
+            status = int(exit_status([verdict.counts for verdict in load(folder).verdicts]))
         folder = tonight.run(self.results)
         if folder is not None and not load(folder).complete:
             raise LaunchError(
@@ -127,7 +127,9 @@ class Rounds:
     def _calm(self) -> None:
         """Wait for a busy host; one that stays so is measured, and its verdicts say so."""
         until = time.monotonic() + seconds(self.config.wait)
-        while bad := [f for f in admission.examine(on_gpus=True) if f.level is Level.BAD]:
+        while bad := [
+            finding for finding in admission.examine(on_gpus=True) if finding.level is Level.BAD
+        ]:
             if time.monotonic() > until:
                 self.say(f"the host stays busy: {bad[0].text}; measured all the same")
                 return
@@ -175,14 +177,14 @@ class Rounds:
     def _leapt(self, folder: Path) -> list[str]:
         """Pytest's names of this run's cases that are suspicious."""
         run = load(folder)
-        cases = {arm.case.id: arm.case.pytest_id for p in run.plans for arm in p.arms}
+        cases = {arm.case.id: arm.case.pytest_id for plan in run.plans for arm in plan.arms}
         leaps = [
-            cases[t.series.case]
-            for t in self._judged()[1]
-            if t.status is TrendStatus.SUSPICIOUS
-            and t.series.case in cases
-            and t.series.nights
-            and t.series.nights[-1].run == run.run
+            cases[trend.series.case]
+            for trend in self._judged()[1]
+            if trend.status is TrendStatus.SUSPICIOUS
+            and trend.series.case in cases
+            and trend.series.nights
+            and trend.series.nights[-1].run == run.run
         ]
         return list(dict.fromkeys(leaps))
 

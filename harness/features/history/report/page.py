@@ -48,24 +48,24 @@ def render(
     that the page will be in.
     """
     moved = [
-        t
-        for t in trends
-        if t.turns or t.status not in (TrendStatus.STABLE, TrendStatus.INSUFFICIENT)
+        trend
+        for trend in trends
+        if trend.turns or trend.status not in (TrendStatus.STABLE, TrendStatus.INSUFFICIENT)
     ]
-    quiet = [t for t in trends if t not in moved]
-    data = json.dumps([_data(t) for t in trends]).replace("<", "\\u003c")
+    quiet = [trend for trend in trends if trend not in moved]
+    data = json.dumps([_data(trend) for trend in trends]).replace("<", "\\u003c")
     return (
         templates(Path(__file__).parent)
         .get_template("history.html.jinja")
         .render(
             headline=told.headline(trends),
-            looks=next(iter(_looks(t) for t in trends), "RECORDED"),
+            looks=next(iter(_looks(trend) for trend in trends), "RECORDED"),
             counts=told.counts(trends),
-            machines=", ".join(sorted({t.series.machine for t in trends})),
+            machines=", ".join(sorted({trend.series.machine for trend in trends})),
             first=nights[0].started_at[:10],
             last=nights[-1].started_at[:10],
             count=len(nights),
-            moved=[_row(t) for t in moved],
+            moved=[_row(trend) for trend in moved],
             quiet=_by_case(quiet),
             nights=[
                 _night(n, b, commits, os.path.relpath(results, place), results)
@@ -133,7 +133,7 @@ def _night(
         "folder": night.folder,
         "report": f"{way}/{report}" if (results / report).is_file() else "",
         "changed": changed(before, night) if before else [],
-        "subject": ", ".join(f"{k} {v}" for k, v in sorted(night.subject.items())),
+        "subject": ", ".join(f"{key} {value}" for key, value in sorted(night.subject.items())),
     }
 
 
@@ -147,6 +147,6 @@ def _data(trend: Trend) -> dict[str, Any]:
         "status": str(trend.status),
         "why": trend.why,
         "changes": to_doc(trend.turns),
-        "runs": [n.run for n in series.nights],
+        "runs": [night.run for night in series.nights],
         "values": [v.value for v in series.values],
     }

@@ -16,16 +16,17 @@ _LEVELS, WIDTH = "▁▂▃▄▅▆▇█", 24
 
 def headline(trends: Sequence[Trend]) -> str:
     """What a manager asks: is anything slower, and since when."""
-    worse = [t for t in trends if t.status is TrendStatus.REGRESSED]
-    broken = {t.series.case for t in trends if t.status is TrendStatus.ERRORED}
+    worse = [trend for trend in trends if trend.status is TrendStatus.REGRESSED]
+    broken = {trend.series.case for trend in trends if trend.status is TrendStatus.ERRORED}
     if broken:
         return f"ERROR: {len(broken)} of the cases were not measured in their newest night"
     if worse:
-        newest = max(t.last.date for t in worse if t.last is not None)
+        newest = max(trend.last.date for trend in worse if trend.last is not None)
         many = "figure has" if len(worse) == 1 else "figures have"
         return f"{len(worse)} {many} become worse, last on {newest}"
     judged = sum(
-        t.status not in (TrendStatus.INSUFFICIENT, TrendStatus.NOT_COMPARABLE) for t in trends
+        trend.status not in (TrendStatus.INSUFFICIENT, TrendStatus.NOT_COMPARABLE)
+        for trend in trends
     )
     if not judged:
         return f"too few nights to tell: none of {len(trends)} figures has enough"
@@ -34,8 +35,8 @@ def headline(trends: Sequence[Trend]) -> str:
 
 def counts(trends: Sequence[Trend]) -> str:
     """``1 regressed, 29 stable``"""
-    count = Counter(t.status for t in trends)
-    return ", ".join(f"{count[s]} {word(s)}" for s in TrendStatus if count[s])
+    count = Counter(trend.status for trend in trends)
+    return ", ".join(f"{count[status]} {word(status)}" for status in TrendStatus if count[status])
 
 
 def word(status: TrendStatus) -> str:

@@ -96,11 +96,11 @@ def _ingested(asked: Asked) -> Answer:
     several = len(asked.options.runs) > 1
     note = refused.append if several else None
     added = ingest(asked.options.runs, asked.options.results, note)
-    lines = [f" {summary(x)}" for x in added]
+    lines = [f" {summary(ingested)}" for ingested in added]
     lines += [f" not kept: {error.where}: {error.what}" for error in refused]
     lines += ["", " next     scaleproof history; asv publish && asv preview"]
-    machines = sorted({x.machine for x in added})
-    lines += [f" compare  asv compare main~1 main --machine {m}" for m in machines]
+    machines = sorted({ingested.machine for ingested in added})
+    lines += [f" compare  asv compare main~1 main --machine {machine}" for machine in machines]
     exit_ = Exit.PASSED if added else Exit.NOTHING_JUDGED
     document = {"series": to_doc(tuple(added)), "refused": [str(e) for e in refused]}
     return Answer(document=document, lines=lines, exit=exit_)
@@ -144,7 +144,7 @@ def _history(asked: Asked) -> Answer:
         shown += ["", f" page     {text.shown(args.html)}"]
     vouched = vouching.vouched(nights, args.results)
     shown += _unvouched(vouched, len(nights))
-    worse = any(t.status is trends.TrendStatus.REGRESSED for t in judged)
+    worse = any(trend.status is trends.TrendStatus.REGRESSED for trend in judged)
     exit_ = Exit.FAILED if vouched.wrong or (worse and args.fail_on) else Exit.PASSED
     return Answer(document=_document(judged), lines=shown, exit=exit_)
 
@@ -170,7 +170,7 @@ def _of_nodes(results: Path) -> Answer:
         head = f"no node was named in {len(paths)} runs"
     shown = [f" {head}{': ' + ', '.join(again) if again else ''}"]
     columns = [
-        text.Column[NodeRecord]("node", 100, lambda r: r.node, left=True),
+        text.Column[NodeRecord]("node", 100, lambda record: record.node, left=True),
         text.Column("runs", 60, lambda r: str(r.runs)),
         text.Column("named slow", 90, lambda r: str(len(r.named))),
         text.Column("ended launches", 80, lambda r: str(len(r.broke))),

@@ -63,7 +63,7 @@ def _charts(found: HardwareComparison) -> list[tuple[str, Markup]]:
                     told=[entry.case.world for entry in ranked],
                 )
             )
-        ranks = sorted({x for c in curves for x in c.x})
+        ranks = sorted({x for curve in curves for x in curve.x})
         if len(ranks) > 1:
             none: list[float | None] = [None] * len(ranks)
             alike = Curve(name=names["A"], x=ranks, y=[1.0] * len(ranks), low=none, high=none)
@@ -78,6 +78,8 @@ def _spent(found: HardwareComparison) -> list[tuple[str, Markup]]:
     cases: dict[str, list[svg.Bar]] = {}
     for entry in found.entries:
         if entry.lost_ns:
-            parts = [(timeline.TERMS[t], max(ns, 0.0) / 1e6) for t, ns in entry.lost_ns.items()]
+            parts = [
+                (timeline.TERMS[term], max(ns, 0.0) / 1e6) for term, ns in entry.lost_ns.items()
+            ]
             cases.setdefault(entry.case.id, []).append(svg.Bar(name=entry.side, parts=parts))
     return [(case, Markup(svg.stacked(bars, COLORS, unit="ms"))) for case, bars in cases.items()]

@@ -60,7 +60,7 @@ def headline(found: HardwareComparison) -> str:
     unit = METRICS[found.metric].unit
     names = {side.name: named(side, found.sides) for side in found.sides}
     listed = "; ".join(
-        f"{names[m.side]} is {_times(m)} {names['A']} ({_word(m)})" for m in found.means
+        f"{names[mean.side]} is {_times(mean)} {names['A']} ({_word(mean)})" for mean in found.means
     )
     cases = f"{found.num_common} case{'s' if found.num_common > 1 else ''}"
     return f"{listed} in {found.metric} ({unit}), over the {cases} that all of them ran"
@@ -139,7 +139,10 @@ def sides(found: HardwareComparison) -> Table[Side]:
 
     def matmul(dtype: str) -> Column[Side]:
         return number(
-            f"{dtype} matmul", 9, lambda s: s.matmul_flops.get(dtype), lambda v: si(v, "FLOP/s")
+            f"{dtype} matmul",
+            9,
+            lambda side: side.matmul_flops.get(dtype),
+            lambda v: si(v, "FLOP/s"),
         )
 
     def of_peak(dtype: str) -> Column[Side]:
@@ -153,7 +156,7 @@ def sides(found: HardwareComparison) -> Table[Side]:
         columns=[
             Column("machine", 10, lambda s: s.name, left=True),
             Column("devices", 9, lambda s: str(s.num_devices), raw=lambda s: s.num_devices),
-            *(c for d in dtypes for c in (matmul(d), of_peak(d))),
+            *(column for d in dtypes for column in (matmul(d), of_peak(d))),
             number("memory copy", 8, lambda s: s.copy_bps, lambda v: si(v, "B/s")),
             number("all-reduce bus", 8, lambda s: s.bus_bps, lambda v: si(v, "B/s")),
             number("price an hour", 6, lambda s: s.price, lambda v: f"{v:g}"),
@@ -166,11 +169,11 @@ def entries(found: HardwareComparison, *, named: bool = True) -> Table[MachineEn
     """A row for each case and machine; all ``named``, or only the first of each case."""
     rows = found.entries
     first = {
-        id(e)
-        for e, above in zip(rows, [None, *rows], strict=False)
+        id(row)
+        for row, above in zip(rows, [None, *rows], strict=False)
         if above is None
-        or above.case.id.partition("@")[0] != e.case.id.partition("@")[0]
-        or above.case.extras != e.case.extras
+        or above.case.id.partition("@")[0] != row.case.id.partition("@")[0]
+        or above.case.extras != row.case.extras
     }
 
     def name(e: MachineEntry) -> str:
@@ -185,28 +188,28 @@ def entries(found: HardwareComparison, *, named: bool = True) -> Table[MachineEn
             Column("ranks", 89, lambda e: e.case.world),
             Column("on", 100, lambda e: e.side, left=True),
             number("samples/s", 80, lambda e: e.throughput, rate),
-            number("per device", 60, lambda e: e.per_device, rate),
+            number("per device", 60, lambda entry: entry.per_device, rate),
             Column("v A [95%]", 95, _ratio, left=True, raw=lambda e: e.ratio),
             Column("reading", 96, _reading, left=True),
             number("speedup", 40, _of_point("speedup"), lambda v: f"{v:.2f}x"),
             number("efficiency", 70, _of_point("efficiency"), lambda v: f"{v:.3f}"),
-            number("ms/step", 30, lambda e: e.step_s, lambda v: f"{v * 1e3:.1f}"),
-            number("MFU", 50, lambda e: e.mfu, lambda v: f"{v:.2f}"),
-            number("of ceiling", 55, lambda e: e.attained, lambda v: f"{v:.2f}"),
-            number("peak memory", 20, lambda e: e.peak_bytes, lambda v: si(v, "B")),
-            number("headroom", 25, lambda e: e.headroom, lambda v: f"{v:.0%}"),
-            number("J/sample", 45, lambda e: e.energy_j, lambda v: f"{v:.3g}"),
-            number("J/token", 44, lambda e: e.energy_token_j, lambda v: f"{v:.3g}"),
-            number("price/M samples", 65, lambda e: e.price, lambda v: f"{v:.4g}"),
-            number("price/M tokens", 64, lambda e: e.price_tokens, lambda v: f"{v:.4g}"),
-            number("epoch", 63, lambda e: e.epoch_s, duration),
+            number("ms/step", 30, lambda entry: entry.step_s, lambda v: f"{v * 1e3:.1f}"),
+            number("MFU", 50, lambda entry: entry.mfu, lambda v: f"{v:.2f}"),
+            number("of ceiling", 55, lambda entry: entry.attained, lambda v: f"{v:.2f}"),
+            number("peak memory", 20, lambda entry: entry.peak_bytes, lambda v: si(v, "B")),
+            number("headroom", 25, lambda entry: entry.headroom, lambda v: f"{v:.0%}"),
+            number("J/sample", 45, lambda entry: entry.energy_j, lambda v: f"{v:.3g}"),
+            number("J/token", 44, lambda entry: entry.energy_token_j, lambda v: f"{v:.3g}"),
+            number("price/M samples", 65, lambda entry: entry.price, lambda v: f"{v:.4g}"),
+            number("price/M tokens", 64, lambda entry: entry.price_tokens, lambda v: f"{v:.4g}"),
+            number("epoch", 63, lambda entry: entry.epoch_s, duration),
         ],
         rows=rows,
     )
 
 
 def _of_point(field: str) -> Callable[[MachineEntry], float | None]:
-    return lambda e: None if e.point is None else getattr(e.point, field)
+    return lambda entry: None if entry.point is None else getattr(entry.point, field)
 
 
 def _ratio(e: MachineEntry) -> str:
@@ -226,12 +229,12 @@ def totals(found: HardwareComparison) -> Table[Total]:
             Column("ladder", 90, lambda t: t.ladder, left=True),
             Column("on", 100, lambda t: t.side, left=True),
             Column("devices", 85, lambda t: str(t.devices), raw=lambda t: t.devices),
-            number("one alone", 70, lambda t: t.alone, rate),
-            number("sum of devices", 60, lambda t: t.alone * t.devices, rate),
-            number("in all", 80, lambda t: t.together, rate),
-            number("of the sum", 75, lambda t: t.share, lambda v: f"{v:.3f}"),
-            number("sum v A", 50, lambda t: t.ratio_alone, lambda v: f"{v:.3f}"),
-            number("in all v A", 78, lambda t: t.ratio, lambda v: f"{v:.3f}"),
+            number("one alone", 70, lambda total: total.alone, rate),
+            number("sum of devices", 60, lambda total: total.alone * total.devices, rate),
+            number("in all", 80, lambda total: total.together, rate),
+            number("of the sum", 75, lambda total: total.share, lambda v: f"{v:.3f}"),
+            number("sum v A", 50, lambda total: total.ratio_alone, lambda v: f"{v:.3f}"),
+            number("in all v A", 78, lambda total: total.ratio, lambda v: f"{v:.3f}"),
         ],
         rows=found.totals,
     )
@@ -246,7 +249,7 @@ def lost(found: HardwareComparison) -> Table[MachineEntry]:
         return number(
             timeline.head(term),
             keep,
-            lambda e: e.lost_ns.get(term, 0.0) / 1e6,
+            lambda entry: entry.lost_ns.get(term, 0.0) / 1e6,
             lambda v: f"{v:.2f}",
         )
 
@@ -266,7 +269,11 @@ def csv(found: HardwareComparison) -> list[str]:
     runs = {s.name: s for s in found.sides}
     rows = []
     for entry in found.entries:
-        row = {k: v for k, v in fields_of(entry).items() if k not in ("case", "point", "lost_ns")}
+        row = {
+            key: value
+            for key, value in fields_of(entry).items()
+            if key not in ("case", "point", "lost_ns")
+        }
         row |= {k: getattr(entry.point, k, None) for k in ("speedup", "efficiency")}
         row |= {f"lost_{term}_ns": entry.lost_ns.get(term) for term in timeline.TERMS}
         side = runs[entry.side]

@@ -74,7 +74,7 @@ def act(asked: Asked) -> Answer:
 
         files.put(args.page, render(comparison).encode(), "--page")
         lines = lines if args.csv or args.markdown else [*lines, f" page     {args.page}"]
-    worse = any(e.reading is Reading.SLOWER for e in comparison.entries)
+    worse = any(entry.reading is Reading.SLOWER for entry in comparison.entries)
     status = Exit.PASSED if comparison.means else Exit.NOTHING_JUDGED
     answer = Answer(
         document=to_doc(comparison),

@@ -15,10 +15,12 @@ SHOWN = 6
 
 def lines(suspects: Suspects, width: int) -> list[str]:
     """The slowest pairs, then each slow node and link with its evidence, then the costs."""
-    timed = [p for p in suspects.pairs if p.time_s is not None]
+    timed = [pair for pair in suspects.pairs if pair.time_s is not None]
     if not timed:
         return [" no pair of nodes was measured to its end"]
-    usual = {r: median(p.time_s or 0.0 for p in timed if p.round == r) for r in _rounds(timed)}
+    usual = {
+        r: median(pair.time_s or 0.0 for pair in timed if pair.round == r) for r in _rounds(timed)
+    }
 
     def over(p: Paired) -> float:
         return (p.time_s or 0.0) / usual[p.round] - 1
@@ -31,7 +33,7 @@ def lines(suspects: Suspects, width: int) -> list[str]:
     ]
     if not suspects.case:
         columns.append(Column("bus", 8, lambda p: "n/a" if p.bps is None else si(p.bps, "B/s")))
-    rows = sorted(timed, key=lambda p: -over(p))[:SHOWN]
+    rows = sorted(timed, key=lambda pair: -over(pair))[:SHOWN]
     what = suspects.case or "all-reduce"
     shown = [rule(f"pairs: {what}", width), *Table(columns=columns, rows=rows).lines(width)]
     if len(timed) > SHOWN:
@@ -54,7 +56,7 @@ def lines(suspects: Suspects, width: int) -> list[str]:
 
 
 def _rounds(pairs: Sequence[Paired]) -> list[int]:
-    return sorted({p.round for p in pairs})
+    return sorted({pair.round for pair in pairs})
 
 
 def _odds(log_evidence: float) -> str:

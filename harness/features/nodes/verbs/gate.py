@@ -148,10 +148,10 @@ def _nodes(session: Session) -> tuple[list[str], str]:
         Examined.of(node.machine.host, answer) for node, answer in session.bench.worlds.examine()
     ]
     bad = [
-        f"{node.host}: {f.check}: {f.text}"
+        f"{node.host}: {finding.check}: {finding.text}"
         for node in examined
-        for f in node.findings
-        if f.level is Level.BAD
+        for finding in node.findings
+        if finding.level is Level.BAD
     ]
     for unlike in drift(examined):
         bad += [
@@ -170,7 +170,10 @@ def _step(session: Session, case: CaseSpec) -> tuple[list[str], str]:
         return [described.unsupported or described.error or "its gate was not launched"], ""
     if (reason := obstacles.gate_failure(gate)) is not None:
         return [reason], ""
-    return [], f"{case.id}: {sum(len(r.checks) for r in gate.ranks)} checks of its training hold"
+    return (
+        [],
+        f"{case.id}: {sum(len(rank.checks) for rank in gate.ranks)} checks of its training hold",
+    )
 
 
 def _bits(session: Session, case: CaseSpec, steps: int) -> tuple[list[str], str]:
@@ -188,19 +191,24 @@ def _fabric(session: Session) -> tuple[list[str], str]:
     run = session.run.bare()
     rules = {rule.name: rule for rule in run.thresholds}
     judged = verdicts.of_series(run)
-    wrong = sorted({f"{v.case}: {v.detail}" for v in judged if v.status == "ERROR"})
-    unmeasured = [v for v in judged if v.rule and v.value is None]
-    unknown = [f"{v.case}: {v.metric} was not measured" for v in unmeasured]
+    wrong = sorted(
+        {f"{verdict.case}: {verdict.detail}" for verdict in judged if verdict.status == "ERROR"}
+    )
+    unmeasured = [verdict for verdict in judged if verdict.rule and verdict.value is None]
+    unknown = [f"{verdict.case}: {verdict.metric} was not measured" for verdict in unmeasured]
     if not run.fabric:
         unknown.append("no collective was timed")
     slow = [
-        f"{v.case}: {v.metric} is {v.value:.3g}, asked for {v.bound} ({v.rule})"
-        for v in judged
-        if v.rule and v.value is not None and rules[v.rule].missed_by(v.value)
+        f"{verdict.case}: {verdict.metric} is {verdict.value:.3g},"
+        f" asked for {verdict.bound} ({verdict.rule})"
+        for verdict in judged
+        if verdict.rule
+        and verdict.value is not None
+        and rules[verdict.rule].missed_by(verdict.value)
     ]
-    asked = sum(v.rule is not None for v in judged)
+    asked = sum(verdict.rule is not None for verdict in judged)
     against = f"{asked} references are met" if asked else "no reference for this machine"
-    operations = {r.operation for r in run.fabric}
+    operations = {row.operation for row in run.fabric}
     return [*wrong, *unknown, *slow], f"{len(operations)} collectives right; {against}"
 
 

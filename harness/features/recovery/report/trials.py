@@ -92,20 +92,20 @@ def continued(kind: Kind) -> str:
     name, trials = kind
     if trials[0].continued is None:
         return ""
-    ways = " and ".join(sorted({str(t.continued) for t in trials}))
-    lost = sorted({t.lost for t in trials if t.lost is not None})
+    ways = " and ".join(sorted({str(trial.continued) for trial in trials}))
+    lost = sorted({trial.lost for trial in trials if trial.lost is not None})
     again = f"; {lost[-1]} updates at most are done again" if lost else ""
     return f"after {name}: the training goes on {ways}{again}"
 
 
 def _seconds(head: str, keep: int, field: str) -> Column[Kind]:
     def value(kind: Kind) -> float:
-        return float(median(getattr(t, field) for t in kind[1]))
+        return float(median(getattr(trial, field) for trial in kind[1]))
 
     return Column(head, keep, lambda kind: f"{value(kind):.2f}", raw=value)
 
 
 def _wrong(kind: Kind) -> str:
-    if not all(t.equal or t.continued for t in kind[1]):
+    if not all(trial.equal or trial.continued for trial in kind[1]):
         return "NOT EQUAL"
-    return "" if all(t.blamed == t.rank for t in kind[1]) else "WRONG RANK"
+    return "" if all(trial.blamed == trial.rank for trial in kind[1]) else "WRONG RANK"

@@ -72,7 +72,7 @@ def markdown(
     base, head = versions
     edited = " with what is not committed" if head.edited else ""
     lines = [MARK, f"### {harmless(sentence(changes))}", "", *table(changes).markdown(), ""]
-    lines += [f"- {harmless(f'{c.case}: {c.why}')}" for c in changes if c.why]
+    lines += [f"- {harmless(f'{change.case}: {change.why}')}" for change in changes if change.why]
     return [
         *lines,
         "<details><summary>How this was measured</summary>",
@@ -93,7 +93,9 @@ def annotations(changes: Sequence[Change]) -> list[str]:
     for change in changes:
         if change.status in _LEVELS:
             values = {"file": change.file, "title": f"scaleproof: {change.status}"}
-            properties = ",".join(f"{k}={_property(v)}" for k, v in values.items() if v)
+            properties = ",".join(
+                f"{key}={_property(value)}" for key, value in values.items() if value
+            )
             lines.append(f"::{_LEVELS[change.status]} {properties}::{_data(sentence([change]))}")
     return lines
 
@@ -110,13 +112,13 @@ def quality(changes: Sequence[Change]) -> str:
     """What GitLab shows in a merge request: a list of degradations, empty where there are none."""
     issues: list[Mapping[str, Json]] = [
         {
-            "description": sentence([c]),
+            "description": sentence([change]),
             "check_name": "scaleproof",
-            "fingerprint": hashlib.sha256(c.case.encode()).hexdigest()[:32],
-            "severity": _SEVERITY[c.status],
-            "location": {"path": c.file or ".", "lines": {"begin": 1}},
+            "fingerprint": hashlib.sha256(change.case.encode()).hexdigest()[:32],
+            "severity": _SEVERITY[change.status],
+            "location": {"path": change.file or ".", "lines": {"begin": 1}},
         }
-        for c in changes
-        if c.status in _SEVERITY
+        for change in changes
+        if change.status in _SEVERITY
     ]
     return json.dumps(issues, indent=1) + "\n"

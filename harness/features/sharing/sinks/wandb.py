@@ -36,7 +36,9 @@ def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
             rows = summary["verdicts"]
             if rows:
                 columns = list(rows[0])
-                table = wandb.Table(columns, [[str(r[c]) for c in columns] for r in rows])
+                table = wandb.Table(
+                    columns, [[str(row[column]) for column in columns] for row in rows]
+                )
                 theirs.log({"verdicts": table})
             artifact = wandb.Artifact(f"record-{run.run}", type="scaleproof")
             artifact.add_file(str(folder / "record.json"))

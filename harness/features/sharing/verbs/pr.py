@@ -102,8 +102,8 @@ def act(asked: Asked) -> Answer:
     results = measuring.results(asked)
     data = tuple(os.path.relpath(Path(p).absolute(), project) for p in args.data)
     before, after = (
-        checkouts.unpacked(project, v, results / "pr", data=data, install=args.install)
-        for v in (base, head)
+        checkouts.unpacked(project, version, results / "pr", data=data, install=args.install)
+        for version in (base, head)
     )
     changes, run, folder = _measured(asked, project, before, after)
     return _answer(asked, changes, (base, head), run, folder)
@@ -147,7 +147,7 @@ def _file_of(case: CaseSpec, known: Catalogue, project: Path) -> str:
         paths = [word.absolute() for word in words]
     else:
         paths = [Path(file) for file in known.files(case).values() if Path(file).is_absolute()]
-    inside = [str(p.relative_to(project)) for p in paths if p.is_relative_to(project)]
+    inside = [str(path.relative_to(project)) for path in paths if path.is_relative_to(project)]
     return inside[0] if inside else ""
 
 

@@ -31,11 +31,11 @@ class _Plane:
     """Runs from left to right; values with some room around."""
 
     def __init__(self, points: Sequence[ChartPoint]) -> None:
-        values = [p.value for p in points]
+        values = [point.value for point in points]
         low = min(values)
         high = max(values)
         spread = max(high - low, 0.08 * max(abs(low), abs(high)), 1e-12)
-        ends = [end for p in points for end in (p.low, p.high) if end is not None]
+        ends = [end for point in points for end in (point.low, point.high) if end is not None]
         self.low = max(min([low, *ends]), low - spread) - 0.08 * spread
         self.high = min(max([high, *ends]), high + spread) + 0.08 * spread
         self._count = len(points)
@@ -81,7 +81,9 @@ def chart(points: Sequence[ChartPoint], label: str, days: tuple[str, str]) -> Ma
                     '<line class="span" x1="{0:.1f}" x2="{0:.1f}" y1="{1:.1f}" y2="{2:.1f}"/>'
                 ).format(plane.x(i), plane.y(p.low), plane.y(p.high))
             )
-    line = " ".join(f"{plane.x(i):.1f},{plane.y(p.value):.1f}" for i, p in enumerate(points))
+    line = " ".join(
+        f"{plane.x(i):.1f},{plane.y(point.value):.1f}" for i, point in enumerate(points)
+    )
     out.append(Markup('<polyline class="run" points="{}"/>').format(line))
     for i, p in enumerate(points):
         plain = len(points) > MOST_DOTS and p.status in (Status.PASS, Status.RECORDED)

@@ -55,10 +55,16 @@ class Ran:
     @property
     def text(self) -> str:
         """``0.82 [0.78, 0.86] · PASS · 2026-11-25 02:05``"""
-        f = self.figure
-        span = "" if f.low is None or f.high is None else f" [{f.low:.2f}, {f.high:.2f}]"
-        efficiency = "" if f.efficiency is None else f"{f.efficiency:.2f}{span} · "
-        return f"{efficiency}{rate(f.throughput)} samples/s · {f.status} · {self.entry.at}"
+        figure = self.figure
+        span = (
+            ""
+            if figure.low is None or figure.high is None
+            else f" [{figure.low:.2f}, {figure.high:.2f}]"
+        )
+        efficiency = "" if figure.efficiency is None else f"{figure.efficiency:.2f}{span} · "
+        return (
+            f"{efficiency}{rate(figure.throughput)} samples/s · {figure.status} · {self.entry.at}"
+        )
 
 
 def link(entry: Entry) -> str:
@@ -125,7 +131,7 @@ def _render(asked: tuple[Path, Path]) -> None:
 def _documents(results: Path, to: Path) -> list[tuple[str, str]]:
     """(link, what it is) of pages of several runs; they are copied."""
     out = []
-    for path in sorted(p for n in BESIDE for p in results.glob(f"**/{n}")):
+    for path in sorted(p for name in BESIDE for p in results.glob(f"**/{name}")):
         if to.resolve() in path.resolve().parents:
             continue
         place = path.relative_to(results)
@@ -137,13 +143,13 @@ def _documents(results: Path, to: Path) -> list[tuple[str, str]]:
 
 def counts(entries: Sequence[Entry]) -> list[tuple[Status, int]]:
     """How many runs there are of each status, worst first."""
-    every = [e.status for e in entries]
-    return [(s, every.count(s)) for s in SEVERITY if s in every]
+    every = [entry.status for entry in entries]
+    return [(status, every.count(status)) for status in SEVERITY if status in every]
 
 
 def titles(entries: Sequence[Entry]) -> dict[str, str]:
     """Machines by key, those of the newest runs first."""
-    return {e.machine: e.title for e in reversed(entries)}
+    return {entry.machine: entry.title for entry in reversed(entries)}
 
 
 def ran(entries: Sequence[Entry]) -> Iterator[Ran]:
@@ -173,7 +179,7 @@ def over_time(entries: Sequence[Entry]) -> list[tuple[str, str, list[Card]]]:
     out = []
     for machine, cases in series.items():
         cards = [_card(name, of_case) for name, of_case in cases.items()]
-        cards.sort(key=lambda c: (SEVERITY.index(c.last.figure.status), c.case))
+        cards.sort(key=lambda card: (SEVERITY.index(card.last.figure.status), card.case))
         out.append((machine, known[machine], cards))
     return out
 
@@ -182,17 +188,17 @@ def _card(case: str, of_case: Sequence[Ran]) -> Card:
     """Efficiency where the last run has one, else throughput."""
     scaled = of_case[-1].figure.efficiency is not None
     points = []
-    for r in of_case:
-        value = r.figure.efficiency if scaled else r.figure.throughput
+    for ran in of_case:
+        value = ran.figure.efficiency if scaled else ran.figure.throughput
         if value is not None:
             points.append(
                 ChartPoint(
                     value=value,
-                    low=r.figure.low if scaled else None,
-                    high=r.figure.high if scaled else None,
-                    status=r.figure.status,
-                    link=r.link,
-                    text=r.text,
+                    low=ran.figure.low if scaled else None,
+                    high=ran.figure.high if scaled else None,
+                    status=ran.figure.status,
+                    link=ran.link,
+                    text=ran.text,
                 )
             )
     what = "efficiency" if scaled else "samples/s"
@@ -223,13 +229,13 @@ def side_by_side(entries: Sequence[Entry]) -> dict[str, object]:
         "machines": {key: title for key, title in known.items() if key in used},
         "rows": rows,
         "num_stand_ins": len(stand_ins),
-        "counted": {key: sum(e.machine == key for e in entries) for key in known},
+        "counted": {key: sum(entry.machine == key for entry in entries) for key in known},
     }
 
 
 def nights(entries: Sequence[Entry]) -> dict[str, object]:
     """The newest day first, machines and cases from top to bottom: the day's worst status."""
-    days = sorted({e.day for e in entries}, reverse=True)[:MOST_DAYS]
+    days = sorted({entry.day for entry in entries}, reverse=True)[:MOST_DAYS]
     rows: dict[tuple[str, str], dict[str, Ran]] = {}
     for case in ran(entries):
         if case.entry.day in days:

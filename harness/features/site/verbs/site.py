@@ -45,7 +45,7 @@ def act(asked: Asked) -> Answer:
             fix=f"scaleproof site {args.results} --to {to.with_name(to.name + '_site')}",
         )
     try:
-        folders = [f for f in runs_below(args.results) if to not in f.parents]
+        folders = [path for path in runs_below(args.results) if to not in path.parents]
         every, unreadable = entries(args.results, folders, to / FILE, _progress)
         if not every:
             raise SpecError(
@@ -59,7 +59,7 @@ def act(asked: Asked) -> Answer:
         keep(to / FILE, every)
     finally:
         _progress("")
-    doubtful = [f"{e.place}: {e.doubt}" for e in every if e.doubt]
+    doubtful = [f"{entry.place}: {entry.doubt}" for entry in every if entry.doubt]
     lines = [f" site     {text.shown(to / 'index.html')}: {len(every)} runs"]
     lines += [f" NOT VERIFIED: {line}" for line in doubtful]
     lines += [f" not readable: {line}" for line in unreadable]

@@ -78,7 +78,7 @@ def cases(run: RunRecord, folder: Path | None) -> list[Case]:
     order = list(dict.fromkeys(a.case.hash for p in run.plans for a in p.arms))
     names = anchors(run)
     gates = run.gates
-    worst = {h: _worst(run.verdicts_by_case.get(h, ())) for h in order}
+    worst = {digest: _worst(run.verdicts_by_case.get(digest, ())) for digest in order}
     drawn = set(sorted(order, key=lambda h: worst[h])[:DRAWN])
     shown = []
     for case_hash in order:
@@ -106,7 +106,7 @@ def _case(
 ) -> Case:
     judged = run.verdicts_by_case.get(row.case.hash, ())
     failure = obstacles.gate_failure(gate) if gate else None
-    caught = any(v.reason is Reason.CAUGHT for v in judged)
+    caught = any(verdict.reason is Reason.CAUGHT for verdict in judged)
     checks = gate.ranks[0].checks if gate and gate.ranks else ()
     unchecked = "in every launch" if row.case.script else "not checked"
     passed = f"{len(checks)} checks hold" if gate else unchecked
@@ -133,10 +133,10 @@ def _case(
         ranks=measured.ranks(folder, own) if folder else [],
         drawn=drawn,
         operators=[
-            (o.name, o.count, f"{o.self_ns / 1e6:.3f}")
-            for o in (budget.operators if budget else ())
+            (operator.name, operator.count, f"{operator.self_ns / 1e6:.3f}")
+            for operator in (budget.operators if budget else ())
         ],
-        folders=[(str(x.purpose), x.launch) for x in own],
+        folders=[(str(launch.purpose), launch.launch) for launch in own],
         unsure=budget.unsure if budget else (),
     )
 

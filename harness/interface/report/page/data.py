@@ -37,23 +37,30 @@ def document(
         "headline": headline(run),
         "decide": decide(run),
         "verdicts": [
-            {k: v for k, v in fields_of(x).items() if k not in named} for x in run.verdicts
+            {key: value for key, value in fields_of(verdict).items() if key not in named}
+            for verdict in run.verdicts
         ],
         "points": [
-            {"plan": p.name, **to_doc(point)} for p in run.plans for point in points(run, p)
+            {"plan": plan.name, **to_doc(point)}
+            for plan in run.plans
+            for point in points(run, plan)
         ],
         "cases": [case.document for case in cases],
         "scaling": [row for group in groups for row in group.table.records()],
         "spent": [
             {
-                "case": r.arm.case.id,
-                "against": r.against,
-                "step_ns": float(r.losses.step_ns),
-                "ideal_ns": float(r.losses.ideal_ns),
-                "excess_ns": {str(t): float(e) for t, e in r.losses.excess_ns.items()},
-                "terms_ns": {str(t): r.budget.mean_ns(t) for t in r.losses.excess_ns},
+                "case": rung.arm.case.id,
+                "against": rung.against,
+                "step_ns": float(rung.losses.step_ns),
+                "ideal_ns": float(rung.losses.ideal_ns),
+                "excess_ns": {
+                    str(term): float(value) for term, value in rung.losses.excess_ns.items()
+                },
+                "terms_ns": {
+                    str(term): rung.budget.mean_ns(term) for term in rung.losses.excess_ns
+                },
             }
-            for r in rungs(run)
+            for rung in rungs(run)
         ],
         "parts_ms": {part.title: part.table.records() for part in spent},
         "fabric": to_doc(run.fabric),

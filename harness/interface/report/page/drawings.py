@@ -139,9 +139,9 @@ def lanes(
 ) -> str:
     """One step of all ranks on one clock, or what else has lanes."""
     left_edge, row = 64, 22
-    longest = max((end for r in ranks for _, _, end in r.parts), default=1.0) or 1.0
+    longest = max((end for lane in ranks for _, _, end in lane.parts), default=1.0) or 1.0
     bottom = 6 + row * len(ranks)
-    used = [name for name in colors if any(name == n for r in ranks for n, _, _ in r.parts)]
+    used = [name for name in colors if any(name == n for lane in ranks for n, _, _ in lane.parts)]
 
     def px(value: float) -> float:
         return left_edge + value / longest * (WIDTH - left_edge - RIGHT)

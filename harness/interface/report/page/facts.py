@@ -17,12 +17,12 @@ def facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
     """What was measured on and with: titles, and names and values under each."""
     software = sorted(run.software.items())
     for name, versions in sorted(run.setups.items()):
-        software += [(f"{name}: {k}", v) for k, v in sorted(versions.items())]
+        software += [(f"{name}: {key}", version) for key, version in sorted(versions.items())]
     groups = [
         ("Machine", _machine(run.machine)),
-        ("The host before the run", [(f.check, f.text) for f in run.admission]),
+        ("The host before the run", [(finding.check, finding.text) for finding in run.admission]),
         ("Software", software),
-        ("Settings", sorted((k, _told(v)) for k, v in fields_of(run.settings).items())),
+        ("Settings", sorted((key, _told(value)) for key, value in fields_of(run.settings).items())),
         ("Environment", _environment(run)),
     ]
     groups[1:1] = [("Topology, network, limits and clocks", _shared(run))]
@@ -86,20 +86,28 @@ def work(row: ArmRow) -> str:
 
 def busy(launches: Sequence[LaunchRecord]) -> str:
     """What host and devices were used, shown and never judged: CPUs a rank, and the allocator."""
-    ranks = [r for x in launches for r in x.ranks if r.window_s]
+    ranks = [rank for launch in launches for rank in launch.ranks if rank.window_s]
     if not ranks:
         return "n/a"
-    words = [f"{sum(r.cpu_s / r.window_s for r in ranks) / len(ranks):.2f} CPU"]
-    used = [u for x in launches for g in x.gpus if g.utilization_pct for u in g.utilization_pct]
+    words = [f"{sum(rank.cpu_s / rank.window_s for rank in ranks) / len(ranks):.2f} CPU"]
+    used = [
+        u
+        for launch in launches
+        for window in launch.gpus
+        if window.utilization_pct
+        for u in window.utilization_pct
+    ]
     if used:
         words.append(f"device {min(used)} to {max(used)}%")
-    clocks = [c for x in launches for g in x.gpus for c in g.sm_clock_mhz or ()]
-    watts = [w for x in launches for g in x.gpus for w in g.power_w or ()]
+    clocks = [c for launch in launches for window in launch.gpus for c in window.sm_clock_mhz or ()]
+    watts = [w for launch in launches for window in launch.gpus for w in window.power_w or ()]
     words += [f"{min(clocks)} to {max(clocks)} MHz"] if clocks else []
     words += [f"{min(watts):.0f} to {max(watts):.0f} W"] if watts else []
-    if kept := [r.allocator for r in ranks if r.allocator]:
-        reserved_bytes = max(a.reserved_bytes - a.allocated_bytes for a in kept)
-        retries = sum(a.num_retries for a in kept)
+    if kept := [rank.allocator for rank in ranks if rank.allocator]:
+        reserved_bytes = max(
+            allocator.reserved_bytes - allocator.allocated_bytes for allocator in kept
+        )
+        retries = sum(allocator.num_retries for allocator in kept)
         words.append(
             f"{si(float(reserved_bytes), 'B')} reserved but free, {retries} allocation retries"
         )

@@ -15,24 +15,26 @@ from harness.record.outcome import SEVERITY
 def judged(run: RunRecord, anchors: Mapping[str, str]) -> list[dict[str, Any]]:
     """A row for each verdict. ``anchors``: case hash -> its page."""
     scales = _scales(run)
-    rules = {t.name: t for t in run.thresholds}
-    ranked = sorted(run.verdicts, key=lambda v: SEVERITY.index(v.status))
+    rules = {threshold.name: threshold for threshold in run.thresholds}
+    ranked = sorted(run.verdicts, key=lambda verdict: SEVERITY.index(verdict.status))
     return [
-        _verdict(run, v, rules.get(v.rule or ""), scales.get(v.metric, (0.0, 1.0)))
-        | {"anchor": anchors.get(v.case_hash, ""), "number": i}
-        for i, v in enumerate(ranked)
+        _verdict(
+            run, verdict, rules.get(verdict.rule or ""), scales.get(verdict.metric, (0.0, 1.0))
+        )
+        | {"anchor": anchors.get(verdict.case_hash, ""), "number": i}
+        for i, verdict in enumerate(ranked)
     ]
 
 
 def _scales(run: RunRecord) -> dict[str, tuple[float, float]]:
     """One scale for all strips of a metric: the same place means the same value."""
-    rules = {t.name: t for t in run.thresholds}
+    rules = {threshold.name: threshold for threshold in run.thresholds}
     values_of: dict[str, list[float]] = {}
     for verdict in run.verdicts:
         rule = rules.get(verdict.rule or "")
         ends = (verdict.low, verdict.high, *((rule.at_least, rule.at_most) if rule else ()))
         values_of.setdefault(verdict.metric, []).extend(
-            [*verdict.pairs, *verdict.again, *(e for e in ends if e is not None)]
+            [*verdict.pairs, *verdict.again, *(end for end in ends if end is not None)]
         )
     return {metric: (min(values), max(values)) for metric, values in values_of.items() if values}
 
@@ -48,8 +50,8 @@ def _verdict(
         return "" if x is None else si(x, metric.unit) if absolute else f"{x:.3f}"
 
     plan = run.plan_of.get(v.plan)
-    cases = (a.case for a in plan.arms) if plan is not None else ()
-    stand_in = any(run.stand_ins(c) for c in cases if c.id == v.case)
+    cases = (arm.case for arm in plan.arms) if plan is not None else ()
+    stand_in = any(run.stand_ins(case) for case in cases if case.id == v.case)
     return {
         "status": str(v.status),
         "waived": v.waived,

@@ -40,11 +40,17 @@ def figures(
     run: RunRecord, folder: Path, plan: Plan, launches: Sequence[LaunchRecord]
 ) -> Iterator[Drawing]:
     """What the files of these launches show; nothing of files that are gone."""
-    timed = [x for x in launches if x.purpose is Purpose.TIMED and x.steps is not None]
-    read = [(x, samples) for x in timed[:LAUNCHES] if (samples := _samples(folder, x))]
+    timed = [
+        launch
+        for launch in launches
+        if launch.purpose is Purpose.TIMED and launch.steps is not None
+    ]
+    read = [
+        (launch, samples) for launch in timed[:LAUNCHES] if (samples := _samples(folder, launch))
+    ]
     if read:
         yield from _over_steps(run, plan, read)
-    profiled = next((x for x in launches if x.budget is not None), None)
+    profiled = next((launch for launch in launches if launch.budget is not None), None)
     if profiled is not None and (figure := _one_step(folder, profiled)):
         yield figure
 
@@ -63,10 +69,10 @@ def _over_steps(
     steps, memory = [], []
     for launch, ranks in read:
         name = f"launch {launch.launch.rpartition('-')[2]}, block {launch.block}"
-        count = min(len(s.step_s) for s in ranks)
-        slowest = np.max([s.step_s[:count] for s in ranks], axis=0)
+        count = min(len(rank.step_s) for rank in ranks)
+        slowest = np.max([rank.step_s[:count] for rank in ranks], axis=0)
         steps.append(Trail(name=name, values=(slowest * 1e3).tolist()))
-        memory_bytes = np.max([s.rss_bytes[:count] for s in ranks], axis=0)
+        memory_bytes = np.max([rank.rss_bytes[:count] for rank in ranks], axis=0)
         looked = np.flatnonzero(memory_bytes)
         if len(looked) > 1:
             values = (memory_bytes[looked] / 1e6).tolist()
@@ -90,17 +96,17 @@ def _one_step(folder: Path, launch: LaunchRecord) -> Drawing | None:
         _, lanes, closed = close_launch(folder, launch.launch, launch.ranks)
     except (OSError, ScaleproofError):
         return None
-    lengths = np.array([r.step_ns for r in closed.budget.ranks]).max(axis=0)
+    lengths = np.array([budget.step_ns for budget in closed.budget.ranks]).max(axis=0)
     step = int(np.argsort(lengths)[len(lengths) // 2])
     edges = {
         lane.rank: lane.edges[step : step + 2] + closed.offsets_ns.get(lane.rank, 0)
         for lane in lanes
     }
-    begin = min(int(e[0]) for e in edges.values())
+    begin = min(int(edge[0]) for edge in edges.values())
     timelines = []
     for rank in shown:
         low, high = (int(e) for e in edges[rank])
-        tracks = {TERMS[t]: spans for t, spans in closed.tracks[rank].items()}
+        tracks = {TERMS[term]: spans for term, spans in closed.tracks[rank].items()}
         timelines.append(Lane(name=f"rank {rank}", parts=list(_pieces(tracks, low, high, begin))))
     note = f"step {step} of {closed.budget.steps}, profiled"
     note += (
@@ -112,7 +118,7 @@ def _one_step(folder: Path, launch: LaunchRecord) -> Drawing | None:
 
 def _shown_ranks(launch: LaunchRecord) -> list[int]:
     """All of them; of many the first, the last and whom the others waited for."""
-    ranks = [r.rank for r in launch.ranks]
+    ranks = [rank.rank for rank in launch.ranks]
     if len(ranks) <= RANKS:
         return ranks
     blame = launch.budget.blame if launch.budget else None

@@ -52,7 +52,7 @@ def embedded(run: RunRecord, folder: Path | None) -> Embedded | None:
 
 def _profiled(run: RunRecord, folder: Path) -> Mapping[str, LaunchRecord]:
     """The profiled launch of each case whose traces are here."""
-    cases = {a.case.hash: a.case.id for plan in run.plans for a in plan.arms}
+    cases = {arm.case.hash: arm.case.id for plan in run.plans for arm in plan.arms}
     out: dict[str, LaunchRecord] = {}
     for launch in run.launches:
         if launch.budget is not None and launch.case in cases and _size(folder, launch):
@@ -63,6 +63,6 @@ def _profiled(run: RunRecord, folder: Path) -> Mapping[str, LaunchRecord]:
 def _size(folder: Path, launch: LaunchRecord) -> int:
     """Bytes of a launch's traces; 0 where one is gone."""
     try:
-        return sum(size(trace_path(folder, launch.launch, r.rank)) for r in launch.ranks)
+        return sum(size(trace_path(folder, launch.launch, rank.rank)) for rank in launch.ranks)
     except OSError:
         return 0

@@ -55,7 +55,7 @@ def speedup(run: RunRecord) -> str:
 def _group(run: RunRecord, mode: str, stand_in: bool, plans: Sequence[Plan]) -> Group:
     names = list(_names(plans))
     rungs = [points(run, plan) for plan in plans]
-    grid = sorted({float(p.world_size) for ladder in rungs for p in ladder})
+    grid = sorted({float(point.world_size) for ladder in rungs for point in ladder})
     none: list[float | None] = [None] * len(grid)
     title = f"{mode} scaling" + (" · stand-in" if stand_in else "")
     charts = []
@@ -95,20 +95,24 @@ def _series(
     def column(suffix: str) -> list[Any]:
         return [getattr(point, field + suffix) for point in points]
 
-    rules = {t.name: t for t in run.thresholds}
+    rules = {threshold.name: threshold for threshold in run.thresholds}
     bounds, labels = [], []
     for point in points:
         judged = [
-            v
-            for v in run.verdicts_by_plan.get(plan.hash, ())
-            if v.case == point.case
-            and v.metric == field
-            and v.rule in rules
-            and v.against == point.against
+            verdict
+            for verdict in run.verdicts_by_plan.get(plan.hash, ())
+            if verdict.case == point.case
+            and verdict.metric == field
+            and verdict.rule in rules
+            and verdict.against == point.against
         ]
-        ends = [(rules[v.rule].at_least, rules[v.rule].at_most) for v in judged if v.rule]
+        ends = [
+            (rules[verdict.rule].at_least, rules[verdict.rule].at_most)
+            for verdict in judged
+            if verdict.rule
+        ]
         bounds += [(float(point.world_size), b) for pair in ends for b in pair if b is not None]
-        labels.append(", ".join(f"{v.status} {v.bound}" for v in judged))
+        labels.append(", ".join(f"{verdict.status} {verdict.bound}" for verdict in judged))
     return Curve(
         name=name,
         x=[float(point.world_size) for point in points],

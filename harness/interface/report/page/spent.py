@@ -59,7 +59,7 @@ def spent(run: RunRecord, anchors: Mapping[str, str]) -> list[Spent]:
     """The profiled ladders, those that lost most first. ``anchors``: case hash -> its page."""
     worst_first = sorted(rungs(run), key=lambda r: float(r.losses.efficiency))
     budgets_of = [_budgets(run, rung) for rung in worst_first]
-    most_ns = max((b.step_ns for every in budgets_of for _, b in every), default=0.0)
+    most_ns = max((budget.step_ns for every in budgets_of for _, budget in every), default=0.0)
     return [
         _spent(run, rung, seen, anchors.get(rung.arm.case.hash, ""), most_ns / 1e6)
         for rung, seen in zip(worst_first, budgets_of, strict=True)
@@ -75,7 +75,7 @@ def ranks(budget: Budget, ideal_ns: Fraction | None = None) -> Markup:
 
 
 def _parts(mean_ns: Callable[[Term], float]) -> list[tuple[str, float]]:
-    return [(timeline.TERMS[t], mean_ns(t) / 1e6) for t in _COLORS]
+    return [(timeline.TERMS[term], mean_ns(term) / 1e6) for term in _COLORS]
 
 
 def _budgets(run: RunRecord, rung: Rung) -> list[Named]:
@@ -91,8 +91,8 @@ def _budgets(run: RunRecord, rung: Rung) -> list[Named]:
 def _spent(run: RunRecord, rung: Rung, seen: Sequence[Named], anchor: str, most_ms: float) -> Spent:
     bars = [svg.Bar(name=name, parts=_parts(budget.mean_ns)) for name, budget in seen]
     losses = rung.losses
-    parts = [(WORDS[t], float(e) / 1e6) for t, e in losses.excess_ns.items()]
-    parts = [p for p in parts if abs(p[1]) >= 0.005 * float(losses.step_ns) / 1e6]
+    parts = [(WORDS[term], float(value) / 1e6) for term, value in losses.excess_ns.items()]
+    parts = [part for part in parts if abs(part[1]) >= 0.005 * float(losses.step_ns) / 1e6]
     rest = float(losses.step_ns - losses.ideal_ns) / 1e6 - sum(v for _, v in parts)
     parts.sort(key=lambda p: -p[1])
     if abs(rest) >= 0.005:
@@ -123,7 +123,7 @@ def _spent(run: RunRecord, rung: Rung, seen: Sequence[Named], anchor: str, most_
 
 def _table(seen: Sequence[Named]) -> Table[Named]:
     """The chart's figures: ms of each term in a mean step of a mean rank."""
-    terms = [t for t in _COLORS if any(b.total_ns(t) for _, b in seen)]
+    terms = [t for t in _COLORS if any(budget.total_ns(t) for _, budget in seen)]
 
     def column(term: Term) -> Column[Named]:
         def value(row: Named) -> float:

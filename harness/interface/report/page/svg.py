@@ -99,7 +99,7 @@ def chart(
 def _axes(plane: _ChartPlane, x_label: str, y_label: str) -> Iterator[str]:
     """Grid, ticks and labels."""
     powers = range(int(math.log2(plane.bottom or 1.0)), int(math.log2(plane.top)) + 1)
-    for tick in [2.0**p for p in powers] if plane.log else ticks(0.0, plane.top):
+    for tick in [2.0**power for power in powers] if plane.log else ticks(0.0, plane.top):
         y = plane.y(tick)
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
@@ -230,7 +230,11 @@ def stacked(
     most = most * 1.02 or 1.0
     left_edge, row = 64, 24
     bottom = 8 + row * len(bars)
-    used = [n for n in colors if any(n == name and v > 0 for b in bars for name, v in b.parts)]
+    used = [
+        color
+        for color in colors
+        if any(color == name and v > 0 for b in bars for name, v in b.parts)
+    ]
     legend_rows = -(-len(used) // 4)
 
     def px(value: float) -> float:

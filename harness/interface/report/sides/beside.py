@@ -50,13 +50,13 @@ def plans(run: RunRecord) -> list[Plan]:
         for plan in run.plans
         if (len(plan.arms) >= FEWEST or (len(plan.arms) > 1 and _unjudged(run, plan)))
         and plan.contrasts
-        and {c.against for c in plan.contrasts} <= {"nothing", "other"}
+        and {contrast.against for contrast in plan.contrasts} <= {"nothing", "other"}
     ]
 
 
 def _unjudged(run: RunRecord, plan: Plan) -> bool:
     verdicts = run.verdicts_by_plan.get(plan.hash, ())
-    return bool(verdicts) and all(v.status is Status.RECORDED for v in verdicts)
+    return bool(verdicts) and all(verdict.status is Status.RECORDED for verdict in verdicts)
 
 
 def of_plan(run: RunRecord, plan: Plan, rates: Sequence[float] = codecs.RATES) -> TitledTable:
@@ -128,16 +128,16 @@ def _column(name: str, keep: int) -> Column[BesideLine]:
     metric = metrics.metric(name)
 
     def cell(line: BesideLine) -> str:
-        v = line.verdicts.get(name)
-        if v is None or v.value is None:
-            return "n/a" if v is not None else "1" if metric.form is not Form.ABSOLUTE else ""
+        verdict = line.verdicts.get(name)
+        if verdict is None or verdict.value is None:
+            return "n/a" if verdict is not None else "1" if metric.form is not Form.ABSOLUTE else ""
         if metric.unit == "1" and metric.form is Form.ABSOLUTE:
-            return f"{v.value:.1%}"
-        return f"{v.value:.3g}" if metric.unit == "1" else si(v.value, metric.unit)
+            return f"{verdict.value:.1%}"
+        return f"{verdict.value:.3g}" if metric.unit == "1" else si(verdict.value, metric.unit)
 
     def raw(line: BesideLine) -> float | None:
-        v = line.verdicts.get(name)
-        return None if v is None else v.value
+        verdict = line.verdicts.get(name)
+        return None if verdict is None else verdict.value
 
     return Column(HEADERS.get(name, name), keep, cell, raw=raw)
 
@@ -149,13 +149,16 @@ def _left(line: BesideLine) -> str:
 
 def _worst(line: BesideLine) -> str:
     """The worst verdict of the case; nothing where nothing was asked."""
-    statuses = sorted((v.status for v in line.verdicts.values()), key=SEVERITY.index)
+    statuses = sorted((verdict.status for verdict in line.verdicts.values()), key=SEVERITY.index)
     return "" if not statuses or statuses[0] is Status.RECORDED else str(statuses[0])
 
 
 def notes(plan: Plan) -> list[str]:
     """What its columns mean."""
-    of = {HEADERS.get(c.metric, c.metric): metrics.metric(c.metric) for c in plan.contrasts}
+    of = {
+        HEADERS.get(contrast.metric, contrast.metric): metrics.metric(contrast.metric)
+        for contrast in plan.contrasts
+    }
     ratios = [name for name, metric in of.items() if metric.form is not Form.ABSOLUTE]
     sentences = (
         [f"{', '.join(ratios)}: beside {plan.arms[0].name}, in the same blocks"] if ratios else []

@@ -64,15 +64,15 @@ def _raw(c: EncodingCost) -> float | None:
 
 
 def _beside(other: str) -> Callable[[EncodingCost], str]:
-    return lambda c: _told(c.pays.get(other))
+    return lambda cost: _told(cost.pays.get(other))
 
 
 def _at(rate: float, here: float) -> Callable[[EncodingCost], str]:
-    return lambda c: si(c.at(rate, here), "s")
+    return lambda cost: si(cost.at(rate, here), "s")
 
 
 def _raw_at(rate: float, here: float) -> Callable[[EncodingCost], float]:
-    return lambda c: c.at(rate, here)
+    return lambda cost: cost.at(rate, here)
 
 
 def _rate(rate: float) -> str:
@@ -102,20 +102,20 @@ def notes(costs: Sequence[EncodingCost], here: float) -> list[str]:
         f"measured over {measured}; columns of rates: a step, with as much more time for its bytes",
         "wins below: the link rate at which it is as fast as dense (of X: as X)",
     ]
-    dense = next((c for c in costs if c.name == DENSE), None)
-    others = [c for c in costs if c.pays]
+    dense = next((cost for cost in costs if cost.name == DENSE), None)
+    others = [cost for cost in costs if cost.pays]
     if dense is None or not others:
         return sentences
-    worse = [c for c in others if learned_less(c, dense)]
-    others = [c for c in others if c not in worse]
+    worse = [other for other in others if learned_less(other, dense)]
+    others = [other for other in others if other not in worse]
     if worse:
-        names = ", ".join(c.name for c in worse)
+        names = ", ".join(cost.name for cost in worse)
         sentences.append(f"learned less in as many steps, and are no choice as they are: {names}")
     if not others:
         return sentences
     sentences.append(_here(others, dense, here))
     for rate in RATES:
-        fastest = min([dense, *others], key=lambda c: c.at(rate, here))
+        fastest = min([dense, *others], key=lambda cost: cost.at(rate, here))
         gain = dense.at(rate, here) / fastest.at(rate, here)
         wins = f"{fastest.name}, {gain:.2f}x of dense"
         sentences.append(f"at {si(rate, 'bit/s')}: {'dense' if fastest is dense else wins}")
@@ -125,9 +125,9 @@ def notes(costs: Sequence[EncodingCost], here: float) -> list[str]:
 def _here(others: Sequence[EncodingCost], dense: EncodingCost, here: float) -> str:
     """Which codecs win over the link that was there, and why the slowest of them loses."""
     where = "here" if math.isinf(here) else f"at the {si(here, 'bit/s')} that this fabric gave"
-    ranked = sorted(others, key=lambda c: c.step_s)
-    winners = [c for c in ranked if c.step_s < dense.step_s]
-    wins = [f"{c.name} wins {dense.step_s / c.step_s:.2f}x" for c in winners[:2]]
+    ranked = sorted(others, key=lambda cost: cost.step_s)
+    winners = [cost for cost in ranked if cost.step_s < dense.step_s]
+    wins = [f"{winner.name} wins {dense.step_s / winner.step_s:.2f}x" for winner in winners[:2]]
     if (last := ranked[-1]) not in winners:
         coded = (last.encode_s or 0.0) + (last.decode_s or 0.0)
         reason = f": its codec takes {si(coded, 's')}" if coded else ""
@@ -170,11 +170,11 @@ def tuned_notes(losses: Sequence[TunedLoss], untrained: Sequence[str] = ()) -> l
     sentences = [
         f"each at the best of {factors} times its optimizer's usual rate; so is dense training"
     ]
-    if any(t.at_edge for t in losses):
+    if any(loss.at_edge for loss in losses):
         sentences.append("*: the end of that grid: a better rate may lie beyond")
     if untrained:
         sentences.append(f"no loss at any rate: {', '.join(untrained)}")
-    if ruined := [f"{t.name} at {lr:g}" for t in losses for lr in t.diverged]:
+    if ruined := [f"{loss.name} at {lr:g}" for loss in losses for lr in loss.diverged]:
         sentences.append(f"no loss was left: {', '.join(ruined)}")
     return sentences
 
@@ -190,15 +190,15 @@ def tuned_tables(run: RunRecord) -> Iterator[TitledTable]:
 
 def curves(costs: Sequence[EncodingCost], here: float) -> list[Curve]:
     """Steps over link rates, of dense and of the best that are a choice; none where none is."""
-    dense = next((c for c in costs if c.name == DENSE), None)
+    dense = next((cost for cost in costs if cost.name == DENSE), None)
     wins = [
-        c
-        for c in costs
-        if DENSE in c.pays
-        and c.pays[DENSE].rate > 0
-        and not (dense is not None and learned_less(c, dense))
+        cost
+        for cost in costs
+        if DENSE in cost.pays
+        and cost.pays[DENSE].rate > 0
+        and not (dense is not None and learned_less(cost, dense))
     ]
-    best = sorted(wins, key=lambda c: c.at(1e9, here))[:MOST_DRAWN]
+    best = sorted(wins, key=lambda cost: cost.at(1e9, here))[:MOST_DRAWN]
     flat = [None] * len(DRAWN_GBPS)
     return [
         Curve(
@@ -208,6 +208,6 @@ def curves(costs: Sequence[EncodingCost], here: float) -> list[Curve]:
             low=flat,
             high=flat,
         )
-        for c in [*(c for c in costs if c is dense), *best]
+        for c in [*(cost for cost in costs if cost is dense), *best]
         if best
     ]

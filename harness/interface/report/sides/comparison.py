@@ -35,7 +35,7 @@ def lines(
         shown += wrap(f" differs: {text}", width, 10)
     shown += ["", *_table(comparison, width), ""]
     shown += [*_others(comparison, width, every), *_shifts(comparison, width)]
-    both = sum(r.ratio is not None for r in comparison.rows)
+    both = sum(row.ratio is not None for row in comparison.rows)
     if comparison.mean is not None:
         span = "n/a: a case has fewer than 2 launches"
         if comparison.mean_low is not None:
@@ -61,7 +61,7 @@ def lines(
 
 def _others(comparison: Comparison, width: int, every: bool) -> list[str]:
     """The same cases on other metrics: those that changed, and how many did not."""
-    shown = [r for r in comparison.others if every or r.reading in _CHANGED]
+    shown = [other for other in comparison.others if every or other.reading in _CHANGED]
     rest = len(comparison.others) - len(shown)
     columns = [
         Column[Compared]("case", 8, lambda r: r.case.id, left=True),
@@ -81,7 +81,7 @@ def _shifts(comparison: Comparison, width: int) -> list[str]:
     """Profiled steps of both runs, and by how many ms each part of them grew."""
     if not (shifts := comparison.shifts):
         return []
-    terms = [t for t in TERMS if any(abs(s.terms_ns.get(t, 0.0)) > 1e4 for s in shifts)]
+    terms = [t for t in TERMS if any(abs(shift.terms_ns.get(t, 0.0)) > 1e4 for shift in shifts)]
 
     def term(which: Term) -> Column[Shift]:
         return Column(
@@ -157,10 +157,14 @@ def _ratio_of(ratio: float, low: float | None, high: float | None) -> str:
 def _table(comparison: Comparison, width: int) -> list[str]:
     """One row per case; a ratio is never left out for the sake of a name."""
     unit = METRICS[comparison.metric].unit
-    rows = sorted(comparison.rows, key=lambda r: (r.case.family, r.case.world_size))
-    names = [r.case.family + r.case.extras for r in rows]
+    rows = sorted(
+        comparison.rows, key=lambda compared: (compared.case.family, compared.case.world_size)
+    )
+    names = [compared.case.family + compared.case.extras for compared in rows]
     first = {
-        id(r) for r, name, above in zip(rows, names, ["", *names], strict=False) if name != above
+        id(compared)
+        for compared, name, above in zip(rows, names, ["", *names], strict=False)
+        if name != above
     }
 
     def name(row: Compared) -> str:

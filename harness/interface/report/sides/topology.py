@@ -19,7 +19,7 @@ def lines(run: RunRecord, width: int) -> list[str]:
     """One map for all nodes that are alike; nothing of a record that has no map."""
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for host, facts in run.facts.items():
-        seen = {k: v for k, v in facts.items() if k.startswith((_TOPOLOGY, _NETWORK))}
+        seen = {key: fact for key, fact in facts.items() if key.startswith((_TOPOLOGY, _NETWORK))}
         if f"{_TOPOLOGY}cpus" in seen:
             alike.setdefault(tuple(seen.items()), []).append(host)
     out: list[str] = []
@@ -50,7 +50,7 @@ def _map(facts: Mapping[str, str], width: int) -> list[str]:
 
 def _matrix(facts: Mapping[str, str], width: int) -> list[str]:
     """What joins each pair of GPUs, as ``nvidia-smi topo -m`` names it."""
-    gpus = {k.removeprefix(_GPU): v for k, v in facts.items() if k.startswith(_GPU)}
+    gpus = {key.removeprefix(_GPU): fact for key, fact in facts.items() if key.startswith(_GPU)}
     if not gpus:
         return []
     rows = [(index, text.replace(",", "").split(" numa ")) for index, text in gpus.items()]

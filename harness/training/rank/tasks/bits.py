@@ -61,16 +61,18 @@ def run(task: Bits, rank: Rank) -> RankRecord:
                     output = model(batch.inputs)
                     loss = ctx.loss(output, batch.targets)
                 loss.backward()
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            gradients = [
+                parameter.grad for parameter in model.parameters() if parameter.grad is not None
+            ]
             planted.strike(Place.GRADIENT, gradients[step % len(gradients)], step, copy)
-            flat = torch.cat([g.flatten() for g in gradients])
-            copies.append([_hash(x) for x in (_bits_of(output), loss, *gradients, flat)])
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            copies.append([_hash(tensor) for tensor in (_bits_of(output), loss, *gradients, flat)])
             sent = flat if copy == 0 else sent
         bits.append(copies)
         planted.strike(Place.SENT, sent, step, 0)
         hashes = _gathered(sent, ranks)
         planted.strike(Place.RECEIVED, hashes[step % ranks], step, 0)
-        received.append([_hash(x) for x in hashes])
+        received.append([_hash(tensor) for tensor in hashes])
     zeros = np.zeros(task.steps)
     left = Samples(
         marks_s=np.zeros(task.steps + 1),
@@ -107,7 +109,7 @@ def _gathered(flat: Tensor, ranks: int) -> list[Tensor]:
 
 def _stored(model: nn.Module, file: Path, planted: "_Planted") -> list[int]:
     """Hashes of the parameters, and of what a file gives back of them."""
-    flat = torch.cat([p.detach().flatten() for p in model.parameters()]).cpu()
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
     torch.save(flat, file)
     again = torch.load(file, weights_only=True)
     file.unlink()

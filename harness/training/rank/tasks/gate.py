@@ -168,7 +168,7 @@ def run_gate(
         checks.append(_progress(loaded, case, context))
         checks += invariants.checks(context(case), compressor)
     if loaded.codec is not None and hasattr(loaded.codec, "LOSSLESS"):
-        knobs = {f"{case.compressor}.{k}": v for k, v in loaded.codec.LOSSLESS.items()}
+        knobs = {f"{case.compressor}.{key}": value for key, value in loaded.codec.LOSSLESS.items()}
         lossless = replace(case, optimizer=Optimizer.SGD, knobs={**case.knobs, **knobs})
         checks += _lossless(loaded, lossless, context(lossless))
     return checks, first, trainer
@@ -386,7 +386,7 @@ def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
         dense.append((list(batches.values()), wanted))
         error = max(error, relative_error(trainer.gradients(), wanted))
     assert ctx.compressor is not None
-    detail = "at " + ", ".join(f"{k}={v}" for k, v in ctx.compressor.knobs.items())
+    detail = "at " + ", ".join(f"{key}={knob}" for key, knob in ctx.compressor.knobs.items())
     limit = LOSSLESS if case.precision is Precision.FP32 else LOSSLESS_ROUNDED
     if case.precision is not Precision.FP32 and any(ctx.gather(error > limit)):
         farthest = 0.0
@@ -439,7 +439,9 @@ def _shards(
 ) -> Mapping[int, Batch]:
     """A step's batches by shard: of few all of them, of many this rank's own."""
     shards = range(ctx.batching.shards) if ctx.batching.shards <= hearing.IN_TURN else [ctx.shard]
-    return {s: make_batch(loaded, case, sampler.ids(step, s), ctx.device) for s in shards}
+    return {
+        shard: make_batch(loaded, case, sampler.ids(step, shard), ctx.device) for shard in shards
+    }
 
 
 def _dense(reference: Oracle, batches: list[Batch], ctx: RankContext) -> float:
@@ -514,4 +516,6 @@ def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Ch
     parts = dict(norms)
     equal = len(set(norms)) == len(parts)
     checks.append(Check(name="full_size.equal_norms", ok=equal, value=norm))
-    return checks, math.fsum(n * n for n in parts.values()) ** 0.5 if len(parts) > 1 else norm
+    return checks, math.fsum(part * part for part in parts.values()) ** 0.5 if len(
+        parts
+    ) > 1 else norm

@@ -158,7 +158,7 @@ def shows_updates(trained: float, untrained: float) -> Check:
 
 
 def _square(gradients: Sequence[Tensor]) -> float:
-    return sum(float(g.float().square().sum()) for g in gradients)
+    return sum(float(gradient.float().square().sum()) for gradient in gradients)
 
 
 def _by_parts(squares: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
@@ -223,13 +223,13 @@ class Encoder:
         self._order = list(range(len(self._parameters)))
         self._arrived: list[int] = []
         self._handles = [
-            p.register_post_accumulate_grad_hook(lambda _, i=i: self._arrived.append(i))
-            for i, p in enumerate(self._parameters)
+            parameter.register_post_accumulate_grad_hook(lambda _, i=i: self._arrived.append(i))
+            for i, parameter in enumerate(self._parameters)
         ]
 
     def __call__(self, own: Sequence[Tensor], hook: Any) -> list[Tensor]:
         laid_out = [own[i] for i in self._order]
-        flat = torch.cat([g.flatten() for g in laid_out])
+        flat = torch.cat([tensor.flatten() for tensor in laid_out])
         trained = [self._parameters[i] for i in self._order]
         bucket = Bucket(flat=flat, parts=shaped(flat, laid_out), trained=trained)
         decoded = dict(zip(self._order, shaped(hook(bucket).wait(), laid_out), strict=True))

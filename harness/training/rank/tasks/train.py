@@ -103,7 +103,7 @@ def run(task: Train, rank: Rank) -> RankRestart:
         load_s=took.load_s,
         save_s=took.save_s,
         stall_s=took.stall_s,
-        bytes=sum(f.stat().st_size for f in files) if ctx.rank == 0 else 0,
+        bytes=sum(path.stat().st_size for path in files) if ctx.rank == 0 else 0,
         first_step_at=took.first_step_at,
         phases_s=rank.lap.seconds,
     )
@@ -189,8 +189,10 @@ def _damage(folder: Path, error: CheckpointException) -> str:
 
 def note_sizes(folder: Path) -> None:
     """What a checkpoint's files have, so that a damaged one is named."""
-    files = [p for p in folder.iterdir() if p.is_file() and p.name != SIZES]
-    write_text(folder / SIZES, json.dumps({p.name: p.stat().st_size for p in sorted(files)}))
+    files = [path for path in folder.iterdir() if path.is_file() and path.name != SIZES]
+    write_text(
+        folder / SIZES, json.dumps({path.name: path.stat().st_size for path in sorted(files)})
+    )
 
 
 def digest(trainer: LocalTrainer, beat: Callable[[], None]) -> str:

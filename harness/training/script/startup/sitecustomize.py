@@ -69,7 +69,7 @@ def _theirs() -> None:
 
 def _is_it(command: Mapping[str, Any]) -> bool:
     """Whether this process runs the script, not its launcher."""
-    words = [w for w in sys.orig_argv[1:] if w == "-m" or not w.startswith("-")]
+    words = [word for word in sys.orig_argv[1:] if word == "-m" or not word.startswith("-")]
     runs = words[1:2] if command["module"] and words[:1] == ["-m"] else words[:1]
     target = command["target"]
     return runs == [target] or bool(runs and Path(runs[0]).name == Path(target).name)

@@ -46,7 +46,9 @@ class Prepared(LocalTrainer):
 
     def ran(self) -> WhatRan:
         """What accelerate says it runs, and how parameters are really placed."""
-        sharded = [p for p in samples.placements(self.module) if p != "plain"]
+        sharded = [
+            placement for placement in samples.placements(self.module) if placement != "plain"
+        ]
         return replace(super().ran(), placements=(" ".join([self.kind, *sharded]),))
 
 

@@ -45,7 +45,7 @@ def expect(
     times = batching.accumulate
     elements = num_elements(model)
     payload = float(elements * size)
-    parts = size * sum(math.ceil(p.numel() / n) for p in model.parameters())
+    parts = size * sum(math.ceil(parameter.numel() / n) for parameter in model.parameters())
     if stage == 3:
         sent = traffic.all_gather(parts, n) * (2 * times)
         sent += traffic.reduce_scatter(case.backend)(float(parts * n), n) * times
@@ -179,7 +179,9 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     shards: list[list[Tensor]] = []
 
     def stepped(_: torch.optim.Optimizer, *__: object) -> None:
-        shards.append([p.grad for group in optimizer.param_groups for p in group["params"]])
+        shards.append(
+            [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+        )
 
     optimizer.register_step_pre_hook(stepped)
     engine, *_ = deepspeed.initialize(

@@ -49,8 +49,10 @@ class FabricTrainer(LocalTrainer):
     def ran(self) -> WhatRan:
         """The class within, and over how many ranks parameters are cut: one looks like all."""
         placed = {
-            f"{p.placements[0]!r} of {p.device_mesh.size()}" if isinstance(p, DTensor) else "plain"
-            for p in self.inner.parameters()
+            f"{parameter.placements[0]!r} of {parameter.device_mesh.size()}"
+            if isinstance(parameter, DTensor)
+            else "plain"
+            for parameter in self.inner.parameters()
         }
         return replace(
             super().ran(), module=type(self.inner).__name__, placements=tuple(sorted(placed))
@@ -98,7 +100,10 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         optimizer=optimizer,
         synchronise=synchronise,
         whole=samples.whole,
-        named=lambda: ((n.removeprefix("module."), p) for n, p in inner.named_parameters()),
+        named=lambda: (
+            (name.removeprefix("module."), parameter)
+            for name, parameter in inner.named_parameters()
+        ),
     )
     trainer.fabric, trainer.inner = fabric, inner
     return trainer

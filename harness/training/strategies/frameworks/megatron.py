@@ -83,7 +83,10 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         ctx,
         synchronise=synchronise,
         average=module.finish_grad_sync,
-        named=lambda: ((n.removeprefix("module."), p) for n, p in module.named_parameters()),
+        named=lambda: (
+            (name.removeprefix("module."), parameter)
+            for name, parameter in module.named_parameters()
+        ),
     )
 
 

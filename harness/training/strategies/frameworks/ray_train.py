@@ -55,5 +55,8 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         ctx,
         synchronise=synchronise,
         placements=("Replicate",),
-        named=lambda: ((n.removeprefix("module."), p) for n, p in module.named_parameters()),
+        named=lambda: (
+            (name.removeprefix("module."), parameter)
+            for name, parameter in module.named_parameters()
+        ),
     )

@@ -86,15 +86,15 @@ def act(asked: Asked) -> Answer:
     document |= {"tried": to_doc(tuple(outcome)), "run": str(folder)}
     lines += ["", *advice.outcome(outcome, width)]
     lines.append(f" report   scaleproof report {text.shown(folder)}")
-    failed = any(v.status is Status.ERROR for v in measured.record.verdicts)
+    failed = any(verdict.status is Status.ERROR for verdict in measured.record.verdicts)
     status = Exit.ERROR if failed else Exit.PASSED
     return measured.ended(Answer(document=document, lines=lines, exit=status))
 
 
 def _trusted(run: RunRecord, case: str, where: Path) -> list[Rung]:
     """The rungs whose profile shows what they do unprofiled; SpecError if there are none."""
-    rungs_of_case = [r for r in rungs(run) if case in r.arm.case.id]
-    trusted = [r for r in rungs_of_case if not r.refused]
+    rungs_of_case = [rung for rung in rungs(run) if case in rung.arm.case.id]
+    trusted = [rung for rung in rungs_of_case if not rung.refused]
     if rungs_of_case and not trusted:
         raise SpecError(
             f"the profile of {rungs_of_case[0].arm.case.id} is not trusted: its steps take"
@@ -116,7 +116,7 @@ def _trusted(run: RunRecord, case: str, where: Path) -> list[Rung]:
 
 def _changes(lost: Sequence[Loss]) -> list[Remedy]:
     """Every remedy once, whichever terms it may help."""
-    return list({r.name: r for loss in lost for r in loss.remedies}.values())
+    return list({remedy.name: remedy for loss in lost for remedy in loss.remedies}.values())
 
 
 def _try(

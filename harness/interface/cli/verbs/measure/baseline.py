@@ -177,7 +177,7 @@ def _elsewhere(path: Path, run: RunRecord) -> dict[tuple[str, str, str | None], 
     """What a second run has, by key: of another day, or of nodes that the first did not have."""
     second = load(path)
     refuse_unsealed(second, path if path.is_dir() else path.parent)
-    nodes = [{m.host for m in r.nodes or (r.machine,)} for r in (run, second)]
+    nodes = [{machine.host for machine in r.nodes or (r.machine,)} for r in (run, second)]
     same_day = run.started_at[:10] == second.started_at[:10]
     if second.run == run.run or (same_day and nodes[0] & nodes[1]):
         raise SpecError(

@@ -178,7 +178,7 @@ def act(asked: Asked) -> Answer:
         document["tuned"] = to_doc(tuple(tuned.best(record, tuned_plan)))
         shown += [line for table in codecs.tuned_tables(record) for line in table.lines(width)]
     shown += _told(confirmed, args.confirm, width)
-    failed = any(v.status is Status.ERROR for v in record.verdicts)
+    failed = any(verdict.status is Status.ERROR for verdict in record.verdicts)
     if args.tuned and not without_loss and not measured.interrupted:
         failed |= bool(tuned.untrained(record, tuned_plan))
     missed = any(not c.right for c in confirmed)
@@ -233,7 +233,9 @@ def _strategies(known: Catalogue) -> tuple[str, str]:
 def _plan(model: str, names: Sequence[str], site: Site, known: Catalogue, *, bare: bool) -> Plan:
     """Dense training, training apart, bf16, and every codec, in the same blocks."""
     hooked, coding = _strategies(known)
-    halves = [n for n, e in known.entries["compressors"].items() if e.head.get("BESIDE")]
+    halves = [
+        name for name, entry in known.entries["compressors"].items() if entry.head.get("BESIDE")
+    ]
 
     def case(codec: str, **knobs: bool) -> CaseSpec:
         of_codec = {f"{codec}.{knob}": value for knob, value in knobs.items()}
@@ -248,9 +250,13 @@ def _plan(model: str, names: Sequence[str], site: Site, known: Catalogue, *, bar
     cases[APART] = known.normalise(replace(dense, communicate=False))
     protocol = replace(LEARNING, steps=STEPS)
     plan = beside(f"{model} codecs", cases, METRICS, protocol=protocol)
-    apart = [replace(a, role=Role.ABLATION) for a in plan.arms if not a.case.communicate]
-    others = [a for a in plan.arms if a.case.communicate]
-    asked = [c for c in plan.contrasts if c.subject != APART or c.metric != "sent_bytes"]
+    apart = [replace(arm, role=Role.ABLATION) for arm in plan.arms if not arm.case.communicate]
+    others = [arm for arm in plan.arms if arm.case.communicate]
+    asked = [
+        contrast
+        for contrast in plan.contrasts
+        if contrast.subject != APART or contrast.metric != "sent_bytes"
+    ]
     return replace(plan, arms=(*others, *apart), contrasts=tuple(asked), to_loss=0.3)
 
 
@@ -297,7 +303,7 @@ def _confirm(
     """Dense and the codec on links of three rates; SpecError if there is none to set."""
     before = session.run.bare()
     link_bps = breakeven.link_bps(before, plan.arms[0].case)
-    by_name = {c.name: c for c in breakeven.costs(before, plan)}
+    by_name = {cost.name: cost for cost in breakeven.costs(before, plan)}
     if name not in by_name or DENSE not in by_name:
         raise SpecError(f"{name} was not measured", expected="no ERROR above", fix="--codecs")
     pays = by_name[name].pays[DENSE].rate
@@ -321,7 +327,9 @@ def _confirm(
         plan_of_rate = normalise(plan_of_rate, session.catalogue)
         session.run.announce([plan_of_rate])
         measurer.measure([plan_of_rate])
-        step_s_of = {c.name: c.step_s for c in breakeven.costs(session.run.bare(), plan_of_rate)}
+        step_s_of = {
+            cost.name: cost.step_s for cost in breakeven.costs(session.run.bare(), plan_of_rate)
+        }
         if len(step_s_of) == len(cases):
             confirmed.append(
                 Confirmed(

@@ -115,7 +115,7 @@ def act(asked: Asked) -> Answer:
     shown = report.of_run(folder)
     if shown.exit is not Exit.PASSED:
         return shown  # nobody vouches for what its verdicts say
-    return replace(shown, exit=exit_status([v.counts for v in load(folder).verdicts]))
+    return replace(shown, exit=exit_status([verdict.counts for verdict in load(folder).verdicts]))
 
 
 def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
@@ -187,12 +187,13 @@ def known(results: Path, job: str | None = None) -> list[Detached]:
     """The runs that were submitted from here, oldest first; SpecError for a job that was not."""
     paths = sorted(results.glob("engine/detached-*/job.json"))
     submitted = [from_doc(Detached, json.loads(path.read_text())) for path in paths]
-    wanted = [d for d in submitted if job in (None, d.job)]
+    wanted = [detached for detached in submitted if job in (None, detached.job)]
     if job is not None and not wanted:
         raise SpecError(
             f"job {job} was not submitted from here",
             where=str(results),
-            expected=", ".join(d.job for d in submitted) or "the --results folder of the run",
+            expected=", ".join(detached.job for detached in submitted)
+            or "the --results folder of the run",
             fix="scaleproof status",
         )
     return wanted

@@ -96,8 +96,12 @@ def act(asked: Asked) -> Answer:
             while (micro := search.next(tried)) is not None:
                 tried.append(_try(session, known, case, micro, allowed, tried, Path(folder)))
         session.progress.clear()
-    tried.sort(key=lambda t: t.micro)
-    best = max((t for t in tried if t.fits), key=lambda t: t.micro, default=None)
+    tried.sort(key=lambda attempt: attempt.micro)
+    best = max(
+        (attempt for attempt in tried if attempt.fits),
+        key=lambda attempt: attempt.micro,
+        default=None,
+    )
     table = Table(columns=_columns(limit), rows=tried)
     lines = [*table.lines(text.columns()), "", *_told(asked, case, tried, best, limit, allowed)]
     document = {
@@ -113,7 +117,7 @@ def act(asked: Asked) -> Answer:
 def _case(asked: Asked, known: Catalogue, site: Site) -> CaseSpec:
     """The largest rung of the case; SpecError for one whose batch is not a rank's to choose."""
     plan = case_plan(asked.options.target, site, known, measuring.settings(asked))
-    case = max((a.case for a in plan.arms if a.role is not Role.ABLATION), key=_ranks)
+    case = max((arm.case for arm in plan.arms if arm.role is not Role.ABLATION), key=_ranks)
     if case.mode is Mode.STRONG:
         raise SpecError(
             "a strong ladder fixes the global batch",
@@ -230,7 +234,7 @@ def _told(
         yield " try      more ranks, a smaller size, or --set checkpoint=true"
         return
     yield f" largest  {best.micro} a rank: {si(best.peak_bytes, 'B')} of {room}"
-    failed = [t for t in tried if not t.fits]
+    failed = [attempt for attempt in tried if not attempt.fits]
     if failed and line is not None:
         yield (
             f" limit    memory: {si(max(0.0, line.fixed), 'B')} whatever the batch,"
@@ -238,7 +242,7 @@ def _told(
         )
     elif asked.options.most is not None:
         yield f" limit    --most {asked.options.most}, not memory"
-    words = [w for w in asked.words if not w.startswith("fit")]
+    words = [word for word in asked.words if not word.startswith("fit")]
     target, *more = _without(words)
     use = ["scaleproof", "run", target, *more, "--set", f"micro_batch={best.micro}"]
     yield f" use it   {shlex.join(use)}"

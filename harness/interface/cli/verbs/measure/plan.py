@@ -70,7 +70,7 @@ def act(asked: Asked) -> Answer:
         bool(options.setups(measuring.values(asked))),
     )
     with contextlib.closing(measuring.session(asked, known, local_site)) as session:
-        session.describe([a.case for p in plans for a in p.arms], Remembered(known))
+        session.describe([arm.case for plan in plans for arm in plan.arms], Remembered(known))
         run = session.run
         machine, link = (
             (run.machine, 0.0) if hardware is None else (hardware.machine, hardware.slowest)
@@ -91,14 +91,14 @@ def act(asked: Asked) -> Answer:
         costs = forecast.LaunchCosts(plans, run.described, machine, link_bytes=link)
         place = plans_report.PlanPlace(machine, hardware, costs)
         shown = plans_report.lines(outlooks, run.thresholds, place, text.columns())
-    return Answer(document={"plans": [to_doc(f) for f in outlooks]}, lines=shown)
+    return Answer(document={"plans": [to_doc(outlook) for outlook in outlooks]}, lines=shown)
 
 
 def _seated(on: Hardware, plan: Plan, arms: Sequence[Arm]) -> list[list[Arm]]:
     """Which arms would run at once there, each on devices of its own."""
     if any(arm.case.device is not Device.CUDA or arm.case.first_device for arm in arms):
         return [[arm] for arm in arms]
-    return [[arms[i] for i in s] for s in packing.slots([arm.case for arm in arms], on.nodes)]
+    return [[arms[i] for i in slot] for slot in packing.slots([arm.case for arm in arms], on.nodes)]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Look:
 
     def at(self, plans: Sequence[Plan], slots: forecast.Slots) -> list[PlanOutlook]:
         """Every plan, with what it takes after those before it."""
-        arms = {plan.hash: [a for a in plan.arms if self.runs(a)] for plan in plans}
+        arms = {plan.hash: [arm for arm in plan.arms if self.runs(arm)] for plan in plans}
         expected = forecast.Forecast(
             plans=plans,
             arms=arms,
@@ -128,7 +128,7 @@ class Look:
         )
         seconds, device_s = defaultdict[str, float](float), defaultdict[str, float](float)
         for launch in expected.coming():
-            devices = sum(a.case.world_size * a.case.devices_per_rank for a in launch.arms)
+            devices = sum(arm.case.world_size * arm.case.devices_per_rank for arm in launch.arms)
             seconds[launch.plan.hash] += launch.seconds
             device_s[launch.plan.hash] += devices * launch.seconds
         return [
@@ -143,16 +143,18 @@ class Look:
     def _outlook(self, plan: Plan, running: int, seconds: float, device_s: float) -> PlanOutlook:
         hardware_class = self.machine.hardware_class
         judged = pairs.judged_of(plan, self.thresholds, hardware_class)
-        rules: dict[str, list[str]] = {a.name: [] for a in plan.arms}
+        rules: dict[str, list[str]] = {arm.name: [] for arm in plan.arms}
         for contrast in judged:
             case = plan.arm(contrast.subject).case
             matched = verdicts.rules_for(self.thresholds, case, contrast, hardware_class)
             rules[contrast.subject] += [
-                t.name for t in matched if t.name not in rules[contrast.subject]
+                threshold.name
+                for threshold in matched
+                if threshold.name not in rules[contrast.subject]
             ]
         return PlanOutlook(
             plan=plan,
-            described={a.case.hash: self.described[a.case.hash] for a in plan.arms},
+            described={arm.case.hash: self.described[arm.case.hash] for arm in plan.arms},
             rules=rules,
             num_launches=2 * plan.protocol.min_blocks * running,
             seconds=seconds,

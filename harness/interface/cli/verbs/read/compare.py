@@ -106,8 +106,10 @@ def _interleaved(asked: Asked) -> Answer:
     run = session.save(complete=True)
     lines = comparison.interleaved(differences, setups, run.setups, text.columns())
     lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
-    worse = args.fail_on and any(d.reading is compare.Reading.SLOWER for d in differences)
-    open_ = any(d.reading is compare.Reading.UNDECIDED for d in differences)
+    worse = args.fail_on and any(
+        difference.reading is compare.Reading.SLOWER for difference in differences
+    )
+    open_ = any(difference.reading is compare.Reading.UNDECIDED for difference in differences)
     exit_ = Exit.FAILED if worse else Exit.INCONCLUSIVE if open_ else Exit.PASSED
     document = {"cases": to_doc(tuple(differences)), "setups": to_doc(dict(run.setups))}
     return Answer(document={**document, "run": str(session.run.folder)}, lines=lines, exit=exit_)

@@ -163,5 +163,5 @@ def _unpack(asked: Asked) -> Answer:
         if packed.redacted_from:
             lines.append(f" {packed.run}: without names, of the chain {packed.redacted_from[:16]}")
         lines += [f" verify  scaleproof verify {shown}", f" report  scaleproof report {shown}"]
-    document = {"folders": [str(f) for f in folders], **to_doc(manifest)}
+    document = {"folders": [str(path) for path in folders], **to_doc(manifest)}
     return Answer(document=document, lines=lines)

@@ -148,7 +148,7 @@ def act(asked: Asked) -> Answer:
         lines.append("")
     if parsed.merge is not None and len(windows) > 1:
         path = parsed.merge / ALL
-        merge.write(path, {w.title: w.open for w in windows})
+        merge.write(path, {traced.title: traced.open for traced in windows})
         lines += [f" all of them side by side: {path}", ""]
     return vouched(Answer(document={"windows": documents}, lines=lines[:-1]), runs)
 
@@ -173,11 +173,11 @@ def _more(
 def _difference(before: Sequence[Traced], after: Sequence[Traced], width: int) -> Answer:
     """Windows of one title against each other, or the only ones there are."""
     alone = len(before) == len(after) == 1
-    pairs = [(a, b) for a in before for b in after if alone or a.title == b.title]
+    pairs = [(traced, b) for traced in before for b in after if alone or traced.title == b.title]
     if not pairs:
         raise ScaleproofError(
             "the two have no window in common",
-            expected=f"one of {', '.join(w.title for w in before)}",
+            expected=f"one of {', '.join(traced.title for traced in before)}",
             fix="scaleproof timeline B",
         )
     documents: list[Json] = []
@@ -187,7 +187,9 @@ def _difference(before: Sequence[Traced], after: Sequence[Traced], width: int) -
         (was, whole), (now, also) = _everything(a), _everything(b)
         names = difference.names(was, now, whole and also)
         title = a.title if a.title == b.title else f"{b.title} against {a.title}"
-        doubts = [f"{side}: {w.doubt}" for side, w in (("A", a), ("B", b)) if w.doubt]
+        doubts = [
+            f"{side}: {traced.doubt}" for side, traced in (("A", a), ("B", b)) if traced.doubt
+        ]
         documents.append(
             {
                 "title": title,
@@ -229,15 +231,17 @@ def _of_traces(paths: Sequence[Path], step_name: str | None) -> Traced:
     Ranks that do not say their number have it from their file's name, or else by their order.
     """
     paths = sorted(paths, key=_by_number) if len(paths) > 1 else paths
-    traces = [part if part.rank >= 0 else _named(part) for p in paths for part in split(read(p))]
-    stated = [t.rank for t in traces]
+    traces = [
+        part if part.rank >= 0 else _named(part) for path in paths for part in split(read(path))
+    ]
+    stated = [trace.rank for trace in traces]
     if len(set(stated)) < len(stated) and max(stated) >= 0:
         raise ScaleproofError(
             f"the traces belong to ranks {stated}: a rank appears twice",
             expected="one trace for each rank, all from one window",
             fix=f"scaleproof timeline {paths[0]}",
         )
-    rank_lanes = [lanes(t, i, step_name) for i, t in enumerate(traces)]
+    rank_lanes = [lanes(trace, i, step_name) for i, trace in enumerate(traces)]
     order = sorted(range(len(rank_lanes)), key=lambda i: rank_lanes[i].rank)
     rank_lanes, traces = [rank_lanes[i] for i in order], [traces[i] for i in order]
     closed = close(rank_lanes)
@@ -267,7 +271,7 @@ def _of_run(path: Path) -> Iterator[Traced]:
     """The profiled launches of a run, as its record holds them."""
     run = load(path)
     folder = path if path.is_dir() else path.parent
-    plans = {p.hash: p for p in run.plans}
+    plans = {plan.hash: plan for plan in run.plans}
     profiled = [x for x in run.launches if x.purpose is Purpose.PROFILE and x.budget is not None]
     if not profiled:
         raise ScaleproofError(
@@ -300,7 +304,7 @@ def _file(case: str, launch: str) -> str:
 
 def _there(folder: Path, launch: LaunchRecord) -> None:
     """ScaleproofError where the launch's traces are gone, as they are of a copied record."""
-    if not any(is_there(trace_path(folder, launch.launch, r.rank)) for r in launch.ranks):
+    if not any(is_there(trace_path(folder, launch.launch, rank.rank)) for rank in launch.ranks):
         raise ScaleproofError(
             "the traces of this launch are not here",
             where=str(folder / "launches" / launch.launch),

@@ -115,7 +115,7 @@ def act(asked: Asked) -> Answer:
         answer,
         document={**answer.document, "judged_anew": to_doc(anew.verdicts)},
         lines=[*answer.lines, "", f" judged again by {rules}:", *judged],
-        exit=exit_status([v.counts for v in anew.verdicts]),
+        exit=exit_status([verdict.counts for verdict in anew.verdicts]),
     )
 
 
@@ -187,7 +187,7 @@ def _lines(run: RunRecord, verified: Verification) -> list[str]:
         lines.append(" unchained: whether launches were left out cannot be said")
     if verified.signer:
         lines.append(f" signed by {verified.signer}")
-    lines += [f" DIFFERS  {d}" for d in verified.differences]
+    lines += [f" DIFFERS  {difference}" for difference in verified.differences]
     return [
         *lines,
         f" {len(verified.differences)} differences"

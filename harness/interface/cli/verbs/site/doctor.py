@@ -173,9 +173,9 @@ def engines(known: Mapping[str, Entry]) -> list[Finding]:
 def _attach(asked: Asked) -> Answer:
     """Look at every rank again and again, then tell where each was."""
     program, job = ranks.spy(), ranks.of_job(asked.options.pid)
-    seen: dict[int, list[Sequence[Frame]]] = {r.rank: [] for r in job}
+    seen: dict[int, list[Sequence[Frame]]] = {process.rank: [] for process in job}
     began = time.monotonic()
-    cpu = {r.rank: ranks.cpu_s(r.pid) for r in job}
+    cpu = {process.rank: ranks.cpu_s(process.pid) for process in job}
     asked_s: float = asked.options.seconds
     while (gone := time.monotonic() - began) < asked_s + PATIENCE_S:
         if gone >= asked_s and all(seen.values()):
@@ -185,10 +185,17 @@ def _attach(asked: Asked) -> Answer:
                 seen[rank.rank].append([Frame(*frame) for frame in stack])
         time.sleep(PAUSE_S)
     lasted = time.monotonic() - began
-    used = {r.rank: (ranks.cpu_s(r.pid) - cpu[r.rank]) / lasted for r in job}
+    used = {
+        process.rank: (ranks.cpu_s(process.pid) - cpu[process.rank]) / lasted for process in job
+    }
     tallies = {rank: tally(stacks) for rank, stacks in seen.items() if stacks}
     documents = [
-        {**to_doc(r), "cores": used[r.rank], "activity": to_doc(tallies.get(r.rank))} for r in job
+        {
+            **to_doc(process),
+            "cores": used[process.rank],
+            "activity": to_doc(tallies.get(process.rank)),
+        }
+        for process in job
     ]
     return Answer(document={"ranks": documents}, lines=_seen(job, tallies, used))
 
@@ -201,11 +208,11 @@ def _seen(
         return "" if here is None else f"{here.seen.get(name, 0) / here.count:.0%}"
 
     columns = [
-        text.Column[ranks.RankProcess]("rank", 9, lambda r: str(r.rank)),
+        text.Column[ranks.RankProcess]("rank", 9, lambda process: str(process.rank)),
         text.Column("pid", 5, lambda r: str(r.pid)),
         text.Column("cores", 7, lambda r: f"{used[r.rank]:.2f}"),
     ]
-    names = dict.fromkeys(name for a in found.values() for name in a.seen)
+    names = dict.fromkeys(name for activity in found.values() for name in activity.seen)
     columns += [text.Column(name, 6, partial(share, name=name)) for name in names]
     shown = text.table(columns, job, text.columns())
     if (missing := job[0].world_size - len(job)) > 0:

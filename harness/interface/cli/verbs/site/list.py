@@ -44,7 +44,9 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 def act(asked: Asked) -> Answer:
     """A line for each; knobs and sizes where one kind was asked for."""
     kind = asked.options.kind
-    known = options.catalogue(asked.options.path, [p for p in [Path("suites")] if p.is_dir()])
+    known = options.catalogue(
+        asked.options.path, [path for path in [Path("suites")] if path.is_dir()]
+    )
     entries = {k: list(known.entries[k].values()) for k in ([kind] if kind else KINDS)}
     lines = []
     for name, of_kind in entries.items():
@@ -71,7 +73,7 @@ def act(asked: Asked) -> Answer:
 
 def _more(entry: Entry, known: Catalogue) -> list[str]:
     """Knobs, sizes, and of strategies what they train and how ranks can stand."""
-    knobs = [f"{entry.name}.{k}={v}" for k, v in entry.knobs.items() if k != "version"]
+    knobs = [f"{entry.name}.{key}={knob}" for key, knob in entry.knobs.items() if key != "version"]
     lines = [f"knobs: {', '.join(knobs)}"] if knobs else []
     lines += [f"sizes: {', '.join(entry.head['SIZES'])}"] if "SIZES" in entry.head else []
     if entry.kind != "strategies":
@@ -83,7 +85,11 @@ def _more(entry: Entry, known: Catalogue) -> list[str]:
         )
     if supports.needs:
         models = known.entries["models"].values()
-        able = [m.name for m in models if not supports.misses(m.head, supports.precisions[0])]
+        able = [
+            model.name
+            for model in models
+            if not supports.misses(model.head, supports.precisions[0])
+        ]
         message = f"{', '.join(able) or 'none'} ({', '.join(supports.needs)} in their heads)"
         lines.append(f"trains: {message}")
     if set(supports.precisions) != set(USUAL):

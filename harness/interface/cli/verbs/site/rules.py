@@ -72,12 +72,12 @@ def act(asked: Asked) -> Answer:
     counted = list[Status]()
     measured = None if asked.options.run is None else load(asked.options.run)
     if measured is None:
-        lines = [RuleLine(rule=r, judges=_cases(r, known)) for r in rules]
+        lines = [RuleLine(rule=threshold, judges=_cases(threshold, known)) for threshold in rules]
     else:
         run = rejudge(measured, rules)
-        lines = [RuleLine(rule=r, judges=_verdicts(r, run)) for r in rules]
+        lines = [RuleLine(rule=threshold, judges=_verdicts(threshold, run)) for threshold in rules]
         names = {rule.name for rule in rules}
-        counted = [v.counts for v in run.verdicts if v.rule in names]
+        counted = [verdict.counts for verdict in run.verdicts if verdict.rule in names]
     width = columns()
     shown = table(_COLUMNS, lines, width)
     if measured is not None:
@@ -103,5 +103,5 @@ def _cases(rule: Threshold, known: Catalogue) -> str:
 
 def _verdicts(rule: Threshold, run: RunRecord) -> str:
     """How many verdicts of each status a rule leads to."""
-    count = Counter(v.status for v in run.verdicts if v.rule == rule.name)
-    return ", ".join(f"{count[s]} {s}" for s in Status if count[s]) or "nothing"
+    count = Counter(verdict.status for verdict in run.verdicts if verdict.rule == rule.name)
+    return ", ".join(f"{count[status]} {status}" for status in Status if count[status]) or "nothing"

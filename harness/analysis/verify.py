@@ -33,6 +33,7 @@ from harness.record import (
     RunRecord,
     Verdict,
     chain,
+    headers,
 )
 from harness.record.store import Samples, load_samples
 
@@ -211,7 +212,9 @@ def let_through(launch: str, ranks: Sequence[RankRecord]) -> Iterator[str]:
                 least = check.limit
                 most = math.inf
             elif check.name.startswith("bytes."):
-                least, most = 0.99 * check.limit - 64, 1.05 * check.limit + SENT_SLACK * len(ranks)
+                slack = SENT_SLACK * len(ranks) + headers(rank.issued, len(ranks))
+                least = 0.99 * check.limit - 64
+                most = 1.05 * check.limit + slack
             if not least <= check.value <= most:
                 yield (
                     f"{launch}: {check.name} of rank {rank.rank} is {check.value:.4g} against"

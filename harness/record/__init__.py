@@ -37,6 +37,7 @@ from harness.record.rank import (
     SpanRow,
     Watched,
     WhatRan,
+    headers,
 )
 from harness.record.record import (
     DIRECTED_SINCE,

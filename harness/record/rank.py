@@ -53,6 +53,16 @@ class Issued:
     payload_bytes: int
 
 
+#: Bytes that gloo adds to a collective for each other rank, at most: 72 for each of the 8 messages
+#: that an all-reduce takes.
+GLOO_HEADERS = 576
+
+
+def headers(issued: Mapping[str, Issued], world_size: int) -> int:
+    """Bytes that gloo adds, at most, to what a rank sends in one step."""
+    return GLOO_HEADERS * sum(kind.count for kind in issued.values()) * (world_size - 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Allocator:
     """The device allocator's peaks in bytes over the kept window, and how often it had to retry.

@@ -26,6 +26,7 @@ from harness.record import (
     Steadiness,
     Steps,
     bytes_sent,
+    headers,
 )
 from harness.record.launch import STOOD_STILL, loads
 from harness.record.store import Samples
@@ -334,7 +335,9 @@ def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterat
         return
     window = range(cut, cut + steps)
     want = bytes_sent(expected, rank.rank, window)
-    most = SENT_RATIO[1] * want + MESSAGE_SLACK * steps * max(1, len(expected.sent_bytes) - 1)
+    others = max(1, len(expected.sent_bytes) - 1)
+    slack = MESSAGE_SLACK * others + headers(rank.issued, len(expected.sent_bytes))
+    most = SENT_RATIO[1] * want + slack * steps
     if want and not SENT_RATIO[0] * want <= rank.sent_bytes <= most:
         ratio = rank.sent_bytes / want
         yield f"bytes: rank {rank.rank} sent {ratio:.3f}x of {expected.formula}"

@@ -319,14 +319,16 @@ def test_what_no_run_could_measure_is_skipped_with_its_reason(
 def test_p2p_off_beside_on_is_judged_on_its_twin_of_two_cpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole path but for NCCL: the example on CPU ranks, whose backend has no such variable."""
+    """The whole path but for NCCL: the example on CPU ranks, with a variable that gloo ignores."""
     text = (EXAMPLES.parent / "acceptance" / "p2p.py").read_text()
-    (tmp_path / "test_p2p.py").write_text(text.replace("decoder-350m", "decoder-nano"))
+    text = text.replace("decoder-350m", "decoder-nano").replace("NCCL_P2P", "GLOO_P2P")
+    (tmp_path / "test_p2p.py").write_text(text)
     words = [sys.executable, "-m", "pytest", "test_p2p.py", "--cpus", "2", "-q"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 5, f"no rule judges it: {done.stdout}"
     (run,) = (tmp_path / "results" / "runs").glob("*/*")
     terms = shipped()["fabric"].read_text().replace('device = "cuda"\n', "")
+    terms = terms.replace("NCCL_P2P", "GLOO_P2P")
     (tmp_path / "twin.toml").write_text(terms)
     assert main(["contract", "check", str(tmp_path / "twin.toml"), str(run), "--json"]) == 10
     (told,) = json.loads(capsys.readouterr().out)["contracts"]

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -87,6 +88,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             fcntl.flock(turnstile, fcntl.LOCK_EX)
             fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         return (yield)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Also where the tests were started in the background: their programs would ignore Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -72,7 +72,8 @@ def test_command_of_the_readme_runs(command: str, tmp_path: Path) -> None:
     if words[0] == "python":
         words[0] = sys.executable
     if {"run", "ingest", "fabric", "pairs", "recover"} & set(words):
-        words += ["--results", str(tmp_path)]
+        end = words.index("--") if "--" in words else len(words)  # what follows is a script's
+        words[end:end] = ["--results", str(tmp_path)]
     if "site" in words:
         words += ["--to", str(tmp_path / "site")]
     if "history" in words:

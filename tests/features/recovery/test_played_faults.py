@@ -28,13 +28,13 @@ def test_faults_cost_what_their_marks_say(tmp_path: Path) -> None:
     case = Catalogue().normalise(SITE.case("ddp/mlp-nano"))
     session = Session(Catalogue(), Settings(nodes=(2,), fabric=False), tmp_path, (), Progress())
     with session:
-        faults = itertools.chain([(0.5, 1), (0.5, 0), (1.2, 1)], [(math.inf, 0)])
-        played = Player(session).play(case, 1600, 40, faults, mtbf_s=0.7, seed=3)
+        faults = itertools.chain([(0.5, 1), (0.5, 0), (0.8, 1)], [(math.inf, 0)])
+        played = Player(session).play(case, 3200, 40, faults, mtbf_s=0.7, seed=3)
         record = session.save(complete=True)
     assert len(played.sittings) == 4
     assert [s.rank for s in played.sittings] == [1, 0, 1, None]
     steps = {step for s in played.sittings for mark, step, _ in s.marks if mark is Mark.STEP}
-    assert steps == set(range(1, 1601))
+    assert steps == set(range(1, 3201))
     terms = goodput.terms_ns(played)
     assert sum(terms.values()) == goodput.wall_ns(played)
     assert all(terms[t] > 0 for t in ("train", "detect", "stop", "restart", "load", "recomputed"))

@@ -383,7 +383,7 @@ def test_rungs_are_profiled_and_a_rule_on_a_share_gets_launches_of_its_own(
     (pytester.path / "thresholds.toml").write_text(
         rule.replace('unit = "B"', 'unit = "1"').format(bound="at_most = 0.9")
     )
-    result = run(pytester)
+    result = run(pytester, "--every")
     result.stdout.fnmatch_lines(["*where the efficiency went*", "*3 of 3 cases timed, 3 profiled*"])
     found = record(pytester)
     own = [x for x in found["launches"] if x["purpose"] == "profile"]  # type: ignore[attr-defined]

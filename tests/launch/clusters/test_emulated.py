@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not HERE.available, reason=f"emulated: {HERE.rea
     [
         ("slow_links=1:40", "NODE  node 1 is"),
         ("slow_links=0-2:40", "LINK  the link node 0 - node 2 is"),
-        ("rate_mbit=200", "no node and no link is 10% slower"),
+        ("delay_ms=0", "no node and no link is 10% slower"),
     ],
 )
 def test_a_planted_slow_node_and_a_slow_link_are_named(

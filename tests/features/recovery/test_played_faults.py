@@ -24,11 +24,11 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 
 @pytest.mark.full
 def test_faults_cost_what_their_marks_say(tmp_path: Path) -> None:
-    """Three faults, one of them right after another; every step is trained in the end."""
+    """Three faults, each after the restart of the one before; every step is trained in the end."""
     case = Catalogue().normalise(SITE.case("ddp/mlp-nano"))
     session = Session(Catalogue(), Settings(nodes=(2,), fabric=False), tmp_path, (), Progress())
     with session:
-        faults = itertools.chain([(0.5, 1), (0.5, 0), (0.8, 1)], [(math.inf, 0)])
+        faults = itertools.chain([(0.5, 1), (1.5, 0), (3.0, 1)], [(math.inf, 0)])
         played = Player(session).play(case, 3200, 40, faults, mtbf_s=0.7, seed=3)
         record = session.save(complete=True)
     assert len(played.sittings) == 4

@@ -263,7 +263,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(tmp_path: Path) -> No
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "this run is incomplete: scaleproof run --resume" in out
+    assert f" next    scaleproof run --resume {folder.relative_to(tmp_path)}" in out
     record = folder / "record.json"
     before = json.loads(record.read_text())
     assert not before["complete"] and before["launches"]

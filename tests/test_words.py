@@ -13,7 +13,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "harness"
 #: A local of such a name does not say what it holds.
 NO_NAMES = ("found", "told", "said", "own", "one", "each", "these")
-MOST_UNLIKE = 18
+MOST_UNLIKE = 5
 #: Classes that files are asked for have one name in all of them; of other names so many stand twice.
 ASKED_FOR = {"Codec", "Simulation"}
 MOST_TWICE = 9

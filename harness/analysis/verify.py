@@ -250,7 +250,8 @@ def _launch(
     run: RunRecord, folder: Path, launch: LaunchRecord, curves: references.Curves
 ) -> _Launch:
     plan = run.plan_of[launch.plan]
-    cut, case = run.window(plan, launch).cut, plan.arm(launch.arm).case
+    cut = run.window(plan, launch).cut
+    case = plan.arm(launch.arm).case
     try:
         samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
         compared = launch.asked in references.COMPARED

@@ -64,7 +64,8 @@ def load() -> Finding:
     share = 0.0
     workers = Workers()
     for _ in range(LOOKS):
-        before, began = machine.busy_s(cpus), time.monotonic()
+        before = machine.busy_s(cpus)
+        began = time.monotonic()
         time.sleep(LOOK_S)
         after = machine.busy_s(cpus)
         took = time.monotonic() - began

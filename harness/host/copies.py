@@ -49,9 +49,11 @@ def _inside(
     """What is in ``here``; ``above`` are this folder and those that it is in, the root first: what
     they really are, and their names in the copy.
     """
-    root, name = next(iter(above)), list(above.values())[-1]
+    root = next(iter(above))
+    name = list(above.values())[-1]
     for entry in sorted(os.scandir(here), key=lambda e: e.name):
-        path, target = Path(entry.path), Path(os.path.realpath(entry.path))
+        path = Path(entry.path)
+        target = Path(os.path.realpath(entry.path))
         relative = name / entry.name
         if target in shared:
             yield CopiedEntry(relative, path, link=str(target))

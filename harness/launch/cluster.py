@@ -53,7 +53,8 @@ def _check(table: Json, defaults: Mapping[str, Json], name: str, problems: Probl
             if not math.isfinite(value) or value < 0 or (value == 0 and key not in _MAY_BE_ZERO):
                 problems.add(line, f"{key} = {value}", "a number of seconds above 0")
         elif type(value) is not type(defaults[key]):
-            want, received = type(defaults[key]).__name__, type(value).__name__
+            want = type(defaults[key]).__name__
+            received = type(value).__name__
             problems.add(line, f"expected a {want}, found the {received} {value!r}")
         elif isinstance(value, list) and not all(isinstance(v, str) for v in value):
             problems.add(line, f"expected a list of strings, found {value!r}")

@@ -88,7 +88,8 @@ def fit(links: Sequence[AgentLink], where: Where) -> None:
                 expected="a core for each rank at least",
                 fix="cpus = 8   # in the cluster file",
             )
-        about, version = link.about, link.about.software.get("torch", "")
+        about = link.about
+        version = link.about.software.get("torch", "")
         misfit = accelerators.misfit(about.accelerators, about.machine, version, wanted)
         if misfit is not None:
             raise LaunchError(
@@ -99,7 +100,8 @@ def fit(links: Sequence[AgentLink], where: Where) -> None:
 def _place(link: AgentLink) -> tuple[object, ...]:
     """Where an agent comes: where it was started as, else by its address."""
     assert link.about is not None
-    order, host = link.about.order, link.about.door.host
+    order = link.about.order
+    host = link.about.door.host
     first = (order < 0, order)
     with contextlib.suppress(ValueError):
         return (*first, 0, int(ipaddress.ip_address(host)), link.about.machine.host)

@@ -61,7 +61,8 @@ class Run:
         self.started_at = now.isoformat(timespec="seconds")
         self._before_s = 0.0
         self._began = time.monotonic()
-        self.plans, self.described = list[Plan](), dict[str, Described]()
+        self.plans = list[Plan]()
+        self.described = dict[str, Described]()
         self.launches, self.blocks = list[LaunchRecord](), list[Block]()
         self.windows: dict[str, dict[str, Window]] = {}
         self.fabric, self.recoveries, self.played = list[Row](), list[Trial](), list[Played]()

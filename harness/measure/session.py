@@ -185,7 +185,8 @@ class Session:
                 return entered
 
     def _launch_once(self, orders: Sequence[Order], now: Moment) -> list[LaunchRecord]:
-        run, described = self.run, [self.run.described[o.arm.case.hash] for o in orders]
+        run = self.run
+        described = [self.run.described[o.arm.case.hash] for o in orders]
 
         def on_step(step: int) -> None:
             self.progress.show(dataclasses.replace(now, step=step, elapsed_s=run.elapsed_s))

@@ -94,7 +94,8 @@ class RankContext:
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
         """Around every forward pass: autocast, and where its activations are kept."""
-        case, dtype = self.case, CAST.get(self.case.precision)
+        case = self.case
+        dtype = CAST.get(self.case.precision)
         with contextlib.ExitStack() as stack:
             if dtype is not None:
                 stack.enter_context(torch.autocast(self.device.type, dtype=dtype))
@@ -314,7 +315,8 @@ def make_batch(
 
 def on_device(case: CaseSpec, batch: Batch, device: torch.device) -> Batch:
     """A batch with inputs in the model's dtype; from pinned memory nobody waits for the copy."""
-    inputs, pinned = batch.inputs, device.type != "cpu" and batch.inputs.is_pinned()
+    inputs = batch.inputs
+    pinned = device.type != "cpu" and batch.inputs.is_pinned()
     if case.precision is Precision.BF16 and inputs.is_floating_point():
         inputs = inputs.to(torch.bfloat16)
     return replace(

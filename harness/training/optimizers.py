@@ -123,7 +123,8 @@ class LAMB(LayerWise):
         super().__init__(params, defaults)
 
     def direction(self, parameter: nn.Parameter, weights: Tensor, gradient: Tensor) -> Tensor:
-        group, state = self.param_groups[0], self.state[parameter]
+        group = self.param_groups[0]
+        state = self.state[parameter]
         if not state:
             state.update(step=0, mean=torch.zeros_like(weights), square=torch.zeros_like(weights))
         first, second = group["betas"]

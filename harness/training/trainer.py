@@ -51,7 +51,8 @@ class LocalTrainer:
         """zero_grad, forward and backward of every micro-batch, optimizer step."""
         if self.ctx.case.phase is Passes.FORWARD:
             return self.forward(batch)
-        ctx, batching = self.ctx, self.ctx.batching
+        ctx = self.ctx
+        batching = self.ctx.batching
         micro = batching.micros[ctx.shard]
         self.clear()
         total = torch.zeros((), device=ctx.device)

@@ -58,7 +58,8 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given, made = _tensors((args, kwargs)), _tensors(result)
+        given = _tensors((args, kwargs))
+        made = _tensors(result)
         self._held += made
         reads, writes = _bytes(given), _bytes(made)
         if not writes or (not func._schema.is_mutable and writes.keys() <= reads.keys()):

@@ -72,7 +72,8 @@ def grown(tried: Sequence[Attempt]) -> Grown | None:
     }
     if len(peaks) < 2:
         return None
-    xs, ys = list(peaks), list(peaks.values())
+    xs = list(peaks)
+    ys = list(peaks.values())
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - mean_x) ** 2 for x in xs)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread

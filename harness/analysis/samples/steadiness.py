@@ -76,7 +76,8 @@ def warm_up(steps: Sequence[float]) -> int:
 def steadiness(steps: Sequence[float]) -> Steadiness:
     """Whether a kept window of step times (s) shows no drift worth naming."""
     half = len(steps) // 2
-    early, late = steps[:half], steps[len(steps) - half :]
+    early = steps[:half]
+    late = steps[len(steps) - half :]
     drift = math.log(math.fsum(late) / math.fsum(early)) if half else 0.0
     means = batch_means(steps)
     count = len(means) // 2

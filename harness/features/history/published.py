@@ -37,7 +37,8 @@ def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) 
 
     RecordError with asv's last line if it fails.
     """
-    configuration, html = results / "asv.conf.json", results / HTML
+    configuration = results / "asv.conf.json"
+    html = results / HTML
     files.write({configuration: json.dumps(CONF, indent=1) + "\n"})
     done = subprocess.run(
         [sys.executable, "-m", "asv", "publish", "--config", configuration.name],

@@ -392,7 +392,8 @@ def p_value(score: float, n: int) -> float:
         return float(p[-1] * math.exp(slope * (score**2 - last)))
     if above == 0:
         return float(p[0])
-    low, high = row[above - 1], row[above]
+    low = row[above - 1]
+    high = row[above]
     share = 1.0 if high <= low else (score - low) / (high - low)
     return float(math.exp((1 - share) * math.log(p[above - 1]) + share * math.log(p[above])))
 

@@ -193,7 +193,8 @@ class Board:
         In between, their nodes meet others: else a node that was lucky once is taken for a link.
         """
         known = {slow.nodes for slow in self.slow_links}
-        links, apart = list[tuple[int, int]](), set[int]()
+        links = list[tuple[int, int]]()
+        apart = set[int]()
         for link in sorted(self._doubted, key=lambda k: -self._doubted[k]):
             others = min(self._num_others(node, link) for node in link)
             if link not in known and not {*link} & apart and len(self.times[link]) <= others:

@@ -117,7 +117,8 @@ def costs(played: Sequence[Played]) -> Costs:
     faults = sum(len(p.sittings) - 1 for p in played)
     starts = sum(len(p.sittings) for p in played)
     marks = [m for p in played for sitting in p.sittings for m in _until_struck(sitting)]
-    steps, saves = sum(p.steps for p in played), sum(mark[0] is Mark.SAVED for mark in marks)
+    steps = sum(p.steps for p in played)
+    saves = sum(mark[0] is Mark.SAVED for mark in marks)
     loads = sum(len(p.sittings) - 1 for p in played)
 
     def each(name: str, count: int) -> float:

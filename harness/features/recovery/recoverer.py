@@ -84,7 +84,8 @@ class Recoverer:
         self._run.tried(replace(self._trial(course, rank), attempt=attempt))
 
     def _trial(self, course: Course, rank: int) -> Trial:
-        case, into = course.case, course.into or course.case
+        case = course.case
+        into = course.into or course.case
         whole = self._uninterrupted(case, course.asynchronous)
         place = self._empty_place()
         task = Train(

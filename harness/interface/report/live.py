@@ -103,7 +103,8 @@ def line(m: Moment | Waiting | Looking) -> str:
             f"  [fabric {m.launch}/{m.num_launches}] {m.plan}  every collective, checked and timed"
         )
     left = f"  ETA {'?' if m.left_s is None else duration(m.left_s)}"
-    clock, place = f"{duration(m.elapsed_s)}{left}", f"{m.number}/{m.num_plans}"
+    clock = f"{duration(m.elapsed_s)}{left}"
+    place = f"{m.number}/{m.num_plans}"
     if m.purpose in _DOES:
         return f"  [{m.purpose} {place}] {m.arm}  {_DOES[m.purpose]}  {clock}"
     width = len(str(m.num_launches))

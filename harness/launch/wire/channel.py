@@ -109,10 +109,8 @@ class Channel:
             end = _HEAD.size + MAC + length
             if len(self._buffer) < end:
                 return
-            mac, body = (
-                bytes(self._buffer[_HEAD.size : _HEAD.size + MAC]),
-                bytes(self._buffer[_HEAD.size + MAC : end]),
-            )
+            mac = bytes(self._buffer[_HEAD.size : _HEAD.size + MAC])
+            body = bytes(self._buffer[_HEAD.size + MAC : end])
             del self._buffer[:end]
             expected = _mac(self._key, self._theirs, _count(self._num_received), body)
             if not hmac.compare_digest(mac, expected):

@@ -129,7 +129,9 @@ class World:
     def _meet(self, rank: int, listener: socket.socket | None) -> dist.Store:
         """Rank 0 serves on the socket that the agent bound: no port is ever raced for."""
         timeout = timedelta(seconds=self.spec.deadlines.start_s)
-        size, host, port = self.spec.case.world_size, self.store.host, self.store.port
+        size = self.spec.case.world_size
+        host = self.store.host
+        port = self.store.port
         if rank or listener is None:
             return dist.TCPStore(host, port, size, False, timeout)
         return dist.TCPStore(

@@ -111,7 +111,8 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     edge, patch = size["latent"], size["patch"]
     noise = uniform(ids, CHANNELS * edge * edge)
     drawn = hashed(ids + 7, 2)
-    time, label = drawn[:, :1] % TIMES, drawn[:, 1:] % size["classes"]
+    time = drawn[:, :1] % TIMES
+    label = drawn[:, 1:] % size["classes"]
     share = (time + 1).float() / TIMES
     picture = (label.float() + 1) / size["classes"]
     noisy = share.sqrt() * noise + (1 - share).sqrt() * picture

@@ -46,8 +46,10 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(d, 1e-6), nn.LayerNorm(d, 1e-6)
-        self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
-        self.up, self.down = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+        self.qkv = nn.Linear(d, 3 * d)
+        self.out = nn.Linear(d, d)
+        self.up = nn.Linear(d, 4 * d)
+        self.down = nn.Linear(4 * d, d)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attended(self.norm1(x))
@@ -71,7 +73,8 @@ class Classifier(nn.Module):
 
     def __init__(self, d: int, classes: int) -> None:
         super().__init__()
-        self.norm, self.fc = nn.LayerNorm(d, 1e-6), nn.Linear(d, classes)
+        self.norm = nn.LayerNorm(d, 1e-6)
+        self.fc = nn.Linear(d, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.fc(self.norm(x)[:, 0])

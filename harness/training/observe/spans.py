@@ -35,7 +35,9 @@ class Span:
     """A range that can be entered again and again, also within itself."""
 
     def __init__(self, name: str, category: Category) -> None:
-        self.name, self.category, self.label = name, category, label(name, category)
+        self.name = name
+        self.category = category
+        self.label = label(name, category)
         self.attributes = _domain.get_event_attributes(
             message=name, color=_COLORS[category], category=str(category), payload=0
         )

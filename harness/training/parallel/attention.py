@@ -71,7 +71,8 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group, n = group, group.size()
+        ctx.group = group
+        n = group.size()
         received = x.new_empty((n, *x.shape))
         dist.all_gather_into_tensor(received.flatten(0, 1), x.contiguous(), group=group)
         return received.movedim(0, 3).flatten(3, 4)
@@ -192,7 +193,9 @@ def _scores(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
 
 def _passed_on(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sent to the next rank; what the one before sent."""
-    n, rank, received = group.size(), group.rank(), torch.empty_like(x)
+    n = group.size()
+    rank = group.rank()
+    received = torch.empty_like(x)
     to, source = (dist.get_global_rank(group, r % n) for r in (rank + 1, rank - 1))
     works = dist.batch_isend_irecv(
         [

@@ -19,7 +19,8 @@ class Routing:
 
     def __init__(self, experts: int, top: int) -> None:
         self.top = top
-        self.asked, self.dropped = torch.zeros(experts, dtype=torch.int64), torch.zeros(())
+        self.asked = torch.zeros(experts, dtype=torch.int64)
+        self.dropped = torch.zeros(())
 
     def note(self, asked: Tensor, dropped: Tensor) -> None:
         """Choices by expert (experts,), and which of them found no room (choices,)."""

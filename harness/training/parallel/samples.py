@@ -98,7 +98,8 @@ def bytes_by_mesh(
     case: CaseSpec, mesh: Mesh, blocks: Sequence[Sequence[Size]], size: int, gathers: int
 ) -> Traffic:
     """What ``by_mesh`` sends of blocks with these parameters, gathered so many times."""
-    n, replicas = mesh.size(Dim.FSDP), mesh.size(*groups.REPLICATED)
+    n = mesh.size(Dim.FSDP)
+    replicas = mesh.size(*groups.REPLICATED)
     if n > 1:
         scatter = traffic.reduce_scatter(case.backend)
         return traffic.sharded(blocks, size, n, gathers, replicas, scatter)

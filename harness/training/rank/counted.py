@@ -38,7 +38,8 @@ class Counter:
         """Counts what is sent inside, if the step is one of those. A collective of all ranks."""
         backend = self.ctx.case.backend
         meet(self.ctx)
-        position, before = issued.mark(backend), sockets.read()
+        position = issued.mark(backend)
+        before = sockets.read()
         yield
         passed = issued.since(position, backend)
         meet(self.ctx)  # everything sent is acknowledged

@@ -56,7 +56,8 @@ class Inquiries:
             if threading.get_ident() == thread:  # autograd compiles in one of its own
                 sys.setprofile(look)
 
-        pause, resume = partial(switch, None), partial(switch, self._look)
+        pause = partial(switch, None)
+        resume = partial(switch, self._look)
         callback_handler.register_start_callback(pause)
         callback_handler.register_end_callback(resume)
         try:

@@ -47,7 +47,8 @@ def watch_once_grouped(folder: Path) -> None:
 def watch(path: Path) -> None:
     """Watch this process as the rank of that badge."""
     badge = badges.read(path)
-    spec, out = badge.spec, Path(badge.spec.out)
+    spec = badge.spec
+    out = Path(badge.spec.out)
     (out / f"rank{badge.rank}.pid").write_text(str(os.getpid()))
     faulthandler.register(
         signal.SIGUSR1, file=(out / f"rank{badge.rank}.stack").open("w"), all_threads=True

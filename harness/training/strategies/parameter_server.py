@@ -152,7 +152,8 @@ class Simulation:
     """All ranks' models in one process; each is shown what its rank has ``seen``."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
-        self.models, self.start = models, outer.vector(models[0])
+        self.models = models
+        self.start = outer.vector(models[0])
         self.shown = [self.start.clone() for _ in models]
         self.moved: list[list[Tensor]] = []
         self.seen: Sequence[Sequence[int]] = ()

@@ -161,7 +161,8 @@ class PipelineTrainer:
 
     def __init__(self, model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> None:
         self.ctx = ctx
-        ranks, place = ctx.mesh.size(Dim.PP), ctx.mesh.place(ctx.rank, Dim.PP)
+        ranks = ctx.mesh.size(Dim.PP)
+        place = ctx.mesh.place(ctx.rank, Dim.PP)
         plan = Schedule.of(knobs, ranks)
         flops = depth.flops_of(model, ctx.sample(ctx.batching.largest // plan.micro))
         names = depth.cuts(flops, plan.stages, knobs["split"])

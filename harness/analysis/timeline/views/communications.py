@@ -41,7 +41,8 @@ class Communication:
 
 def communications(window: ShownBudget) -> tuple[Communication, ...]:
     """The longest first; none where the ranks' operations could not be matched."""
-    steps, offsets = window.closed.budget.steps, window.closed.offsets_ns
+    steps = window.closed.budget.steps
+    offsets = window.closed.offsets_ns
     lanes = [lane.shifted(offsets.get(lane.rank, 0)) for lane in window.lanes]
     windows = {lane.rank: (lane.edges[0], lane.edges[steps]) for lane in lanes}
     alike: dict[tuple[str, tuple[int, ...], int], list[Meeting]] = defaultdict(list)

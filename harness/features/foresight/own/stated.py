@@ -87,7 +87,8 @@ def _law(name: str, told: Mapping[int, StatedTraffic]) -> Sent:
         for ranks, traffic in told.items()
     ]
     (first, last) = (min(told), max(told))
-    (small, large) = (wholes[0], wholes[-1])
+    small = wholes[0]
+    large = wholes[-1]
     of_rank = (large - small) / (last - first) if last > first else 0.0
     largest = told[last].largest or large
     pieces = max(1, round(large / largest)) if largest else 1

@@ -46,7 +46,9 @@ class Rounds:
     """One call of ``nightly``: goes on with the night that is open, or begins one."""
 
     def __init__(self, config: Config, say: Say) -> None:
-        self.config, self.results, self.say = config, config.folder, say
+        self.config = config
+        self.results = config.folder
+        self.say = say
         self._failed: ScaleproofError | None = None
         self._new: Sequence[News] = ()
 

@@ -71,7 +71,8 @@ def _nights(plane: _NightPlane, trend: Trend) -> Iterator[str]:
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     yield f'<polyline class="nights" points="{line}"/>'
     for i in range(max(0, len(points) - HOVERED), len(points)):
-        night, value = trend.series.nights[i], plane.values[i]
+        night = trend.series.nights[i]
+        value = plane.values[i]
         message = f"{night.started_at[:10]}: {told.figure(trend.series.kind, value)}"
         (x, y) = points[i]
         kind = _class(trend, i)
@@ -91,7 +92,9 @@ def _levels(plane: _NightPlane, trend: Trend) -> Iterator[str]:
     starts = [0, *(turn.index for turn in trend.turns), len(plane.values)]
     for a, b in itertools.pairwise(starts):
         level = sorted(plane.values[a:b])[(b - a) // 2]
-        y, x1, x2 = plane.y(level), plane.x(a - 0.5), plane.x(b - 0.5)
+        y = plane.y(level)
+        x1 = plane.x(a - 0.5)
+        x2 = plane.x(b - 0.5)
         yield f'<line class="level" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
     for i, turn in enumerate(trend.turns):
         x = plane.x(turn.index - 0.5)

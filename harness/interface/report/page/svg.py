@@ -43,7 +43,8 @@ class _ChartPlane:
     log: bool = False
 
     def x(self, x: float) -> float:
-        first, last = math.log2(self.xs[0]), math.log2(self.xs[-1])
+        first = math.log2(self.xs[0])
+        last = math.log2(self.xs[-1])
         return LEFT + (math.log2(x) - first) / max(last - first, 1.0) * (WIDTH - LEFT - RIGHT)
 
     def y(self, y: float) -> float:

@@ -45,7 +45,8 @@ def run(task: Bits, rank: Rank) -> RankRecord:
     ranks = ctx.world_size
     samples = ctx.batching.largest
     planted = _Planted(task.flip if task.flip is not None and task.flip.rank == me else None)
-    bits, received = list[list[list[int]]](), list[list[int]]()
+    bits = list[list[list[int]]]()
+    received = list[list[int]]()
     for step in range(task.steps):
         rank.beat(Phase.GATE, step)
         copies = list[list[int]]()

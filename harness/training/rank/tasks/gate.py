@@ -371,7 +371,8 @@ def _whole(
 ) -> Check:
     """What is compared must be all there is, over all ranks: nothing left out is right."""
     present = {n for names in ctx.gather([n for n, _ in seen]) for n in names}
-    missing, extra = sorted(set(wanted) - present), sorted(present - set(wanted))
+    missing = sorted(set(wanted) - present)
+    extra = sorted(present - set(wanted))
     detail = f"missing {missing[:3]}, unknown {extra[:3]}" if missing or extra else ""
     return Check(name=name, ok=not missing and not extra, value=float(len(present)), detail=detail)
 

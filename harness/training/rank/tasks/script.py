@@ -37,7 +37,8 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
     beats.write(place.rank, Phase.GROUP)
     store = place.store()
     assert isinstance(store, dist.TCPStore)
-    command, folder = process.command_of(spec, place, store), workplace.of(spec, place.node)
+    command = process.command_of(spec, place, store)
+    folder = workplace.of(spec, place.node)
     ready = f"work{place.node}"
     if place.local_rank == 0:
         workplace.prepare(spec, place.node)

@@ -135,7 +135,8 @@ def _ranks(case: CaseSpec) -> int:
 def _unit(known: Catalogue, case: CaseSpec) -> int:
     """What a micro-batch must be a multiple of, so that every shard has whole parts."""
     strategy = known.get("strategies", case.strategy)
-    supports, mesh = strategy.supports, strategy.supports.mesh(case)
+    supports = strategy.supports
+    mesh = strategy.supports.mesh(case)
     parts = (
         int(case.knobs_of(case.strategy, strategy.knobs)[supports.parts]) if supports.parts else 1
     )

@@ -137,7 +137,8 @@ def _nodes(asked: Asked, known: Catalogue, site: Site) -> Answer:
 
 
 def _doctor() -> Answer:
-    installed, host = doctor.examine(), admission.examine(on_gpus=True)
+    installed = doctor.examine()
+    host = admission.examine(on_gpus=True)
     checks = [*installed, *host, *engines(Catalogue().entries["engines"])]
     wide = max(len(check.check) for check in checks)
     lines = []
@@ -172,7 +173,8 @@ def engines(known: Mapping[str, Entry]) -> list[Finding]:
 
 def _attach(asked: Asked) -> Answer:
     """Look at every rank again and again, then tell where each was."""
-    program, job = ranks.spy(), ranks.of_job(asked.options.pid)
+    program = ranks.spy()
+    job = ranks.of_job(asked.options.pid)
     seen: dict[int, list[Sequence[Frame]]] = {process.rank: [] for process in job}
     began = time.monotonic()
     cpu = {process.rank: ranks.cpu_s(process.pid) for process in job}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -283,6 +284,26 @@ def test_parts_of_a_sequence_that_no_size_was_cut_into() -> None:
     sizes = [size for table in tables for size in predict(table, known).predicted]
     errors = [abs(size.efficiency - size.measured) for size in sizes if size.measured is not None]
     assert len(errors) >= 5 and max(errors) < 0.04
+
+
+def test_sizes_of_adapters_follow_from_the_files_that_the_tables_name() -> None:
+    """Llama 2 70B with rank 16 on ``qkv_proj`` and ``o_proj``, counted from the sizes in MLCommons'
+    config.json and run_llama_70B_scrolls_r16.sh.
+    """
+    hidden, layers, inner, words, rank = 8192, 80, 28672, 32000, 16
+    keys = hidden // 64 * 8
+    fused = hidden + 2 * keys
+    layer = hidden * fused + hidden * hidden + 3 * hidden * inner + 2 * hidden
+    frozen = 2 * words * hidden + layers * layer + hidden
+    trained = layers * rank * ((hidden + fused) + (hidden + hidden))
+    published = json.loads(PUBLISHED.with_name("ladders.json").read_text())["tables"]
+    adapters = [t for t in published if "trainable_params" in t["model"]]
+    assert len(adapters) == 3
+    for table_of_adapters in adapters:
+        model = table_of_adapters["model"]
+        assert model["trainable_params"] == trained and model["params"] == frozen + trained
+        assert (model["layers"], model["hidden"], model["kv_hidden"]) == (layers, hidden, keys)
+        assert "run_llama_70B_scrolls_r16.sh" in table_of_adapters["source"]
 
 
 def test_what_links_cannot_have_carried_is_asked_about(tmp_path: Path) -> None:

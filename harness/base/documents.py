@@ -30,11 +30,11 @@ def reads_as(value: Any, doc: Json) -> bool:
     False also where JSON of the standard is not enough: for numbers that are none and halves of
     characters, of which ``json`` has a notation.
     """
-    try:
-        text = msgspec.json.encode(value, order="deterministic", enc_hook=_python)
-    except UnicodeEncodeError:
+    try:  # not by way of JSON, where msgspec writes null for what is infinite
+        packed = msgspec.msgpack.encode(value, order="deterministic", enc_hook=_python)
+    except (UnicodeEncodeError, OverflowError):
         return False
-    return bool(msgspec.json.decode(text) == doc)
+    return bool(msgspec.msgpack.decode(packed) == doc)
 
 
 def _python(value: Any) -> Any:

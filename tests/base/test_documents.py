@@ -53,8 +53,9 @@ def test_a_value_reads_as_its_document_and_as_no_other(value: object, other: obj
 
 def test_what_json_alone_can_write_is_looked_at_again() -> None:
     assert reads_as({"a": (1, 2.5)}, {"a": [1, 2.5]})
-    for value in (float("nan"), "\ud800"):
+    for value in (float("nan"), "\ud800", 2**70):
         assert not reads_as(value, value)
+    assert not reads_as({"a": float("inf")}, {"a": None}), "what is infinite is not missing"
     half = {**to_doc(Protocol(steps=10, cut=2)), "surprise": "\ud800"}
     with pytest.raises(ValueError, match="unknown field 'surprise'"):
         from_doc(Protocol, half)

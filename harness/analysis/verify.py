@@ -182,7 +182,7 @@ def _all(run: RunRecord, folder: Path, launches: Sequence[LaunchRecord]) -> list
 
 
 #: Checks whose limit is the least they may be, in records that do not say so.
-LEAST = ("progress", "codec.bytes_suffice")
+LEAST = ("progress", "codec.bytes_suffice", "codec.descends")
 #: What forked processes find: record, folder, launches and curves.
 _GIVEN: list[Any] = []
 

@@ -136,6 +136,11 @@ def test_compressor_keeps_its_promise_on_four_ranks(launch: Any) -> None:
     right(launch("compressed:topk/mlp-nano", 4))
 
 
+def test_figures_of_a_codec_of_signs_say_what_its_checks_say(launch: Any) -> None:
+    """Its invariant is the only one that has no error as its figure: verify took it for one."""
+    right(launch("compressed:signsgd/mlp-nano", 2))
+
+
 @pytest.mark.few(4)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ def _descends(ctx: RankContext, compressor: Compressor) -> Check:
     against = _worst(
         ctx, compressor, lambda made, given: -float(made @ given / made.norm() / given.norm())
     )
-    return Check(name="codec.descends", ok=against < 0, value=-against, limit=0.0)
+    return Check(name="codec.descends", ok=against < 0, value=-against, limit=0.0, at_least=True)
 
 
 def _unbiased(ctx: RankContext, compressor: Compressor) -> Check:

@@ -129,6 +129,8 @@ def limits(
         return 0.0, 0.0, 0.0
     # AdamW divides by a root that can be near zero: its limit is wide, SGD's is not.
     apart = oracle == "simulated"  # parameters that are averaged round more than gradients
+    if apart and casts:  # signs are sent: one that flips is as large as what is sent on the whole
+        return 3e-2, WIDEST, 0.25
     if case.precision is Precision.FP32 and not casts:
         return 1e-5, 2e-3 if apart else 2e-5, 2e-3 if apart else 1e-3
     # Autocast on the CPU: the same batches round alike in both, as long as the weights are alike.

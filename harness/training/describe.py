@@ -133,7 +133,7 @@ def _work(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> Work | None:
     once = replace(case, accumulate=1)
     try:
         work = model_work.of(samples, partial(step_work, loaded, once))
-    except Exception:
+    except Exception:  # the model runs on data alone: nothing is known of its work
         return None
     return replace(
         work,

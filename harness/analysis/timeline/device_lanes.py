@@ -133,7 +133,8 @@ def _gaps(
     first, last = idle[:, 0], idle[:, 1]
     begins = np.clip(launched[following], first, last)
     over = np.clip(returned[following] + _BEGINS_NS, begins, last)
-    launch, queued = np.stack([begins, over], axis=1), np.stack([over, last], axis=1)
+    launch = np.stack([begins, over], axis=1)
+    queued = np.stack([over, last], axis=1)
     return queued[queued[:, 1] > queued[:, 0]], launch[launch[:, 1] > launch[:, 0]]
 
 

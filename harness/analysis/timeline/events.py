@@ -155,7 +155,8 @@ def _decoder(*kinds: Any) -> Any:
     return msgspec.json.Decoder(list[either]).decode  # type: ignore[valid-type]
 
 
-_usual, _any = _decoder(_Usual, Instant, *_OTHERS), _decoder(Event, Instant, *_OTHERS)
+_usual = _decoder(_Usual, Instant, *_OTHERS)
+_any = _decoder(Event, Instant, *_OTHERS)
 _of = {of: _decoder(of) for of in (Ties, Args, MemoryEvents)}
 
 

@@ -100,7 +100,8 @@ def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
             continue
         of_thread = (trace.thread == thread) & ~gloo & ~trace.named(marks.STEP)
         mine, calls = _innermost(trace, of_thread, operators, issue)
-        compute, issued = merge(compute, mine), merge(issued, calls)
+        compute = merge(compute, mine)
+        issued = merge(issued, calls)
     loading = marks.rows_of(trace, data)
     ops = list(host_ops(trace, gloo, spans))
     busy = merge(compute, issued, loading)

@@ -319,7 +319,8 @@ def _trace(
             expected="nanoseconds since 1970",
             fix="correct the header, or remove the field",
         )
-    start, end = columns.whole("start"), columns.whole("end")
+    start = columns.whole("start")
+    end = columns.whole("end")
     np.negative(end, out=end)  # in place: here a large trace is at its largest
     order = np.lexsort((end, start))  # of two that start together, the one around comes first
     start = start[order]

@@ -285,14 +285,16 @@ def told(found: Sequence[LoopTrial]) -> list[str]:
         f"  {ranks:5}  {covered[:, i].mean():.1%} covered, {misses[:, i].mean():.1f} points off"
         for i, ranks in enumerate(TRUTHS)
     ]
-    knees, flags = sum(trial.knee for trial in found), sum(trial.flagged for trial in found)
+    knees = sum(trial.knee for trial in found)
+    flags = sum(trial.flagged for trial in found)
     both = sum(trial.knee and trial.flagged for trial in found)
     out.append(f"  knees: {both} of {knees} flagged, {flags - both} flags without a knee")
     pairs = [(trial.after_advice, trial.after_doubling) for trial in found]
     after = np.array([pair for pair in pairs if None not in pair], float)
     if len(after):
         better = (after[:, 0] < after[:, 1]).mean()
-        before, (advice, doubling) = np.mean([trial.width for trial in found]), after.mean(axis=0)
+        before = np.mean([trial.width for trial in found])
+        advice, doubling = after.mean(axis=0)
         out.append(
             f"  sd of ln(step) at {TRUTHS[-1]}: {before:.3f}, after the advised size {advice:.3f},"
             f" after doubling {doubling:.3f}; narrower in {better:.0%}"

@@ -114,7 +114,7 @@ def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
             differences = verify(load(folder), folder).differences
         except RecordError as error:
             return error
-        except Exception:
+        except Exception:  # whatever breaks in here breaks on the record
             differences = ("its figures contradict each other",)
         senseless[folder] = differences[0] if differences else ""
     if not senseless:

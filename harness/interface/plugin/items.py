@@ -290,7 +290,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         _enforce(pyfuncitem, verdict)
     try:
         result = yield
-    except Exception:
+    except Exception:  # of the body, whatever it is; it is raised on
         pyfuncitem.stash[OWN_FAILURE] = True
         raise
     if verdict is not None:

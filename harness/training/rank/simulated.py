@@ -8,6 +8,7 @@ alone (``together``): the others' come from their ranks, so that nobody trains N
 
 import copy
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,19 @@ from harness.training.matrices import carry_outer
 from harness.training.parallel.outer import fill, vector
 from harness.training.rank.oracle import Oracle
 
+T = TypeVar("T")
+
 
 class Simulated(Oracle):
-    """Shows the model of one rank: that of its context."""
+    """Shows the model of one rank: that of its context.
 
-    def __init__(self, model: nn.Module, loaded: Loaded, ctx: RankContext) -> None:
+    ``begin``: the rank that sums begin with. They are rounded in their order, so another one gives
+    another right training, where an exchange treats all ranks alike.
+    """
+
+    def __init__(
+        self, model: nn.Module, loaded: Loaded, ctx: RankContext, *, begin: int = 0
+    ) -> None:
         super().__init__(model, ctx, parts=ctx.case.accumulate, scale_last=False)
         models = [copy.deepcopy(model) for _ in range(ctx.batching.shards)]
         for worker in models:
@@ -34,7 +43,9 @@ class Simulated(Oracle):
         if hasattr(self.rules, "optimizers"):
             self.rules.optimizers = [optimizer for _, optimizer in self.workers]
         self.count = 0
-        self.model, self.optimizer = self.workers[ctx.shard]
+        self.begin = begin
+        self.place = (ctx.shard - begin) % len(models)
+        self.model, self.optimizer = self.workers[self.place]
 
     def told(self, seen: Sequence[object]) -> None:
         """What each rank has seen of the others, where that depends on what came in."""
@@ -45,7 +56,7 @@ class Simulated(Oracle):
         """A step of every worker on its shard, and what they exchange after it; the mean loss."""
         losses = 0.0
         every = []
-        for batch, worker in zip(shards, self.workers, strict=True):
+        for batch, worker in zip(self._in_turn(shards), self.workers, strict=True):
             self.model, self.optimizer = worker
             loss, gradients = self.backward(batch)
             losses += float(loss)
@@ -57,7 +68,7 @@ class Simulated(Oracle):
             self.update(gradients)
         self.rules.after(self.count)
         self.count += 1
-        self.model, self.optimizer = self.workers[self.ctx.shard]
+        self.model, self.optimizer = self.workers[self.place]
         return losses / len(shards)
 
     def together(self, own: Batch) -> float:
@@ -65,7 +76,7 @@ class Simulated(Oracle):
         loss, gradients = self.backward(own)
         if hasattr(self.rules, "before"):
             of_all = zip(*(self._from_all(gradient) for gradient in gradients), strict=True)
-            gradients = self.rules.before(self.count, list(of_all))[self.ctx.shard]
+            gradients = self.rules.before(self.count, list(of_all))[self.place]
         self.update(gradients)
         every = self._from_all(vector(self.model))
         for (model, _), theirs in zip(self.workers, every, strict=True):
@@ -76,7 +87,10 @@ class Simulated(Oracle):
         return sum(map(float, losses)) / len(losses)
 
     def _from_all(self, own: Tensor) -> list[Tensor]:
-        """Every rank's, in rank order."""
+        """Every rank's, in the order of sums."""
         every = [torch.empty_like(own) for _ in self.workers]
         dist.all_gather(every, own)
-        return every
+        return self._in_turn(every)
+
+    def _in_turn(self, by_rank: Sequence[T]) -> list[T]:
+        return [*by_rank[self.begin :], *by_rank[: self.begin]]

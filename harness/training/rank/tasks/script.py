@@ -54,7 +54,7 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
     watch = begin(rank, command, "forked", leave)
     try:
         process.run(command, folder)
-    except Exception:
+    except Exception:  # of the script, whatever it is; it is raised on
         finish_measured(watch)
         raise
     except SystemExit as left:

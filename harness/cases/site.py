@@ -150,17 +150,8 @@ def resolve(
             fix=f"--engine {engine} --nodes 2 --gpus 16",
         )
     num_gpus = len(nvml.gpus())
-    build = accelerators.torch_build()
-    version = machine.software().get("torch", "")
-    unfit = accelerators.no_cuda(build, version)
-    if cpus is None and not num_gpus and not facts.remote:
-        if (hidden := accelerators.hidden(build, version)) is not None:
-            asked = f"--gpus {gpus}" if gpus else "GPUs here cannot be measured"
-            raise SpecError(f"{asked}: {hidden.what}", expected=hidden.expected, fix=hidden.fix)
-    if cpus is None and gpus is None and num_gpus and unfit is None:
-        gpus = str(num_gpus)
-    if gpus is not None and num_gpus and unfit is not None and not facts.remote:
-        raise SpecError(f"--gpus {gpus}: {unfit.what}", expected=unfit.expected, fix=unfit.fix)
+    if not facts.remote:
+        gpus = _here(gpus, num_gpus, cpus)
     several = num_nodes > 1 and (one_machine or facts.one_machine)
     site = Site(
         device=Device.CPU,
@@ -183,6 +174,24 @@ def resolve(
         gpu_memory_gib=None if facts.remote else machine.detect().gpu_memory_gib,
         compiles=facts.remote or machine.c_compiler() is not None,
     )
+
+
+def _here(gpus: str | None, num_gpus: int, cpus: int | None) -> str | None:
+    """``--gpus`` of this machine, all of them where nothing was asked for; SpecError where torch
+    cannot use them.
+    """
+    build = accelerators.torch_build()
+    version = machine.software().get("torch", "")
+    if cpus is None and not num_gpus:
+        if (hidden := accelerators.hidden(build, version)) is not None:
+            asked = f"--gpus {gpus}" if gpus else "GPUs here cannot be measured"
+            raise SpecError(f"{asked}: {hidden.what}", expected=hidden.expected, fix=hidden.fix)
+    unfit = accelerators.no_cuda(build, version) if num_gpus else None
+    if gpus is not None and unfit is not None:
+        raise SpecError(f"--gpus {gpus}: {unfit.what}", expected=unfit.expected, fix=unfit.fix)
+    if cpus is None and gpus is None and num_gpus and unfit is None:
+        return str(num_gpus)
+    return gpus
 
 
 def _engine(name: str, known: Mapping[str, Entry], nodes: str) -> EngineFacts:

@@ -21,11 +21,33 @@ def climb(
     """
     run = session.run
     session.describe([a.case for a in plan.arms] + ([plan.target] if plan.target else []))
-    gated = dict(run.bare(complete=False).gates)
     arms = sorted(plan.arms, key=lambda a: a.case.world_size)
     possible = [a for a in arms if _possible(session, a)]
     checked = [a for a in possible if a.role is not Role.ABLATION and not a.case.script]
     right = {a.name for a in possible} - {a.name for a in checked}
+    right |= _right(session, plan, checked, gate)
+    if plan.protocol.max_blocks == 0 or not all(launch.usable for launch in run.timed(plan)):
+        return []  # only gated; or it failed before this run was resumed
+    if plan.in_pilots:
+        return [a for a in plan.arms if a.name in right]
+    needed = {
+        name
+        for contrast in run.contrasts_of(plan)
+        if {contrast.subject, *contrast.baseline} <= right
+        for name in (contrast.subject, *contrast.baseline)
+    }
+    return [a for a in plan.arms if a.name in needed]
+
+
+def _right(
+    session: Session,
+    plan: Plan,
+    checked: Sequence[Arm],
+    gate: Callable[[Sequence[Arm]], list[LaunchRecord]],
+) -> set[str]:
+    """The names of those whose gate lets them through; launches it where it was not yet."""
+    gated = dict(session.run.bare(complete=False).gates)
+    right = set[str]()
     ended = set[str]()
     for slot in together.groups(session, plan, checked):
         new = {a.case.hash: a for a in slot if a.case.strategy not in ended}
@@ -38,17 +60,7 @@ def climb(
             elif arm.role is not Role.CONTROL:
                 session.progress.note(f"{arm.case.id}: {problem}")
                 ended.add(arm.case.strategy)
-    if plan.protocol.max_blocks == 0 or not all(launch.usable for launch in run.timed(plan)):
-        return []  # only gated; or it failed before this run was resumed
-    if plan.in_pilots:
-        return [a for a in plan.arms if a.name in right]
-    needed = {
-        name
-        for contrast in run.contrasts_of(plan)
-        if {contrast.subject, *contrast.baseline} <= right
-        for name in (contrast.subject, *contrast.baseline)
-    }
-    return [a for a in plan.arms if a.name in needed]
+    return right
 
 
 def _possible(session: Session, arm: Arm) -> bool:

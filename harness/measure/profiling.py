@@ -44,17 +44,16 @@ def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
         ]
         if any(launch.status is not LaunchStatus.OK for launch in profiled):
             continue
-        wanted = 1 - attempt
-        if profiled and not attempt and _strange(run, arm.case):
-            wanted += 1
         if arm.name in subjects:
             wanted = 2 * plan.protocol.min_blocks
-        if arm.name in subjects:
             profiled = [
                 launch
                 for launch in profiled
                 if launch.plan == plan.hash and launch.attempt == attempt
             ]
+        else:
+            again = bool(profiled) and not attempt and _strange(run, arm.case)
+            wanted = 1 - attempt + again
         timed = [launch for launch in pairs.timed(run, plan) if launch.arm == arm.name]
         if timed and all(launch.usable for launch in timed):
             turns += [(arm, turn) for turn in range(len(profiled), wanted)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.cases import Catalogue
-from tests.contract.test_mutants import CAUGHT_BY, FAMILIES
+from tests.contract.test_mutants import CAUGHT_BY, FAMILIES, SIGNS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "strategies.md").read_text()
@@ -29,5 +29,5 @@ def test_every_strategy_model_product_and_mutant_is_on_the_page() -> None:
         assert f"| `{entry.name}` | " in PAGE
         assert all(f"`mesh={mesh}`" in PAGE for mesh in entry.supports.products)
     assert f"| strategy | {' | '.join(known['models'])} |" in PAGE
-    bugs = [*CAUGHT_BY, *(bug for _, of_family in FAMILIES.values() for bug in of_family)]
+    bugs = [*CAUGHT_BY, *SIGNS, *(bug for _, of_family in FAMILIES.values() for bug in of_family)]
     assert [b for b in bugs if f"| {b.replace('_', ' ')} | " not in PAGE] == []

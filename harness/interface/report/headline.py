@@ -1,14 +1,14 @@
 """One sentence that a manager could quote: what was asked, what came out, what would decide it."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from harness.analysis.again import command
 from harness.analysis.judging.promise import MOST_PAIRS
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.base.numbers import si
-from harness.cases import Form, metrics
+from harness.cases import CaseSpec, Form, metrics
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
@@ -160,20 +160,7 @@ def _largest(run: RunRecord) -> str:
 
     Of several the worst; none that is undecided or in doubt, whatever it reads.
     """
-    cases = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
-    efficiencies = [
-        verdict
-        for verdict in run.verdicts
-        if verdict.metric == "efficiency"
-        and verdict.against in ("plain", "wrapped")
-        and verdict.value is not None
-    ]
-    rungs = [
-        (cases[efficiency.case_hash], efficiency)
-        for efficiency in efficiencies
-        if efficiency.case_hash in cases
-    ]
-    rungs = [(c, v) for c, v in rungs if c.world_size > 1 and not run.stand_ins(c)]
+    rungs = list(_rungs(run))
     if not rungs:
         return ""
     largest = max(case.world_size for case, _ in rungs)
@@ -188,6 +175,18 @@ def _largest(run: RunRecord) -> str:
     span = "" if worst.low is None else f" [{100 * worst.low:.0f}, {100 * (worst.high or 0):.0f}]"
     unit = "GPUs" if case.device == "cuda" else "CPU ranks"
     return f"{case.family} keeps {worst.value:.0%}{span} of a rank's speed on {largest} {unit}"
+
+
+def _rungs(run: RunRecord) -> Iterator[tuple[CaseSpec, Verdict]]:
+    """Every efficiency of several ranks of real hardware, with its case."""
+    cases = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
+    for verdict in run.verdicts:
+        efficiency = verdict.metric == "efficiency" and verdict.against in ("plain", "wrapped")
+        case = cases.get(verdict.case_hash)
+        if not efficiency or verdict.value is None or case is None:
+            continue
+        if case.world_size > 1 and not run.stand_ins(case):
+            yield case, verdict
 
 
 def _stands(v: Verdict) -> bool:

@@ -9,7 +9,8 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 
@@ -30,10 +31,63 @@ DESCRIBE_S = 60.0  # importing a user's files and building a model on meta tenso
 
 
 def in_child(function: Callable[[], Json]) -> Json:
-    """Run in a forked child, so that a user's files are never imported into the agent.
+    """What a function returns in a forked child: ``ok``, or the ``error`` that it ended with.
 
-    Whatever they print is dropped, and a child that does not answer is ended.
+    So a user's files are never imported into the agent. Whatever they print is dropped, and a child
+    that does not answer is ended.
     """
+    return in_children([function])[0]
+
+
+def in_children(functions: Sequence[Callable[[], Json]]) -> list[Json]:
+    """The same of each, a core to each, in their order."""
+    left = dict(enumerate(functions))
+    answers: dict[int, Json] = {}
+    children: dict[int, _Child] = {}
+    with selectors.DefaultSelector() as selector:
+        while left or children:
+            while left and len(children) < len(os.sched_getaffinity(0)):
+                number = next(iter(left))
+                children[number] = _begin(left.pop(number))
+                selector.register(children[number].reader, selectors.EVENT_READ, number)
+            first = min(child.deadline for child in children.values())
+            for key, _ in selector.select(max(0.0, first - time.monotonic())):
+                children[key.data].hear()
+            now = time.monotonic()
+            for number in [n for n, c in children.items() if c.closed or c.deadline < now]:
+                child = children.pop(number)
+                selector.unregister(child.reader)
+                answers[number] = child.answer()
+    return [answers[number] for number in range(len(functions))]
+
+
+@dataclass
+class _Child:
+    """A forked process that writes one answer, and what it has written until now."""
+
+    pid: int
+    reader: int
+    deadline: float
+    text: bytes = b""
+    closed: bool = False
+
+    def hear(self) -> None:
+        chunk = os.read(self.reader, 1 << 16)
+        self.text += chunk
+        self.closed = not chunk
+
+    def answer(self) -> Json:
+        """Ends it: whatever it still does is not waited for."""
+        os.close(self.reader)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        try:
+            return json.loads(self.text)
+        except ValueError:
+            return {"error": f"its files crashed, or took more than {DESCRIBE_S:.0f} s to answer"}
+
+
+def _begin(function: Callable[[], Json]) -> _Child:
     reader, writer = os.pipe()
     agent = os.getpid()
     pid = os.fork()
@@ -54,47 +108,46 @@ def in_child(function: Callable[[], Json]) -> Json:
         finally:
             os._exit(0)
     os.close(writer)
-    text = b""
-    deadline = time.monotonic() + DESCRIBE_S
-    with selectors.DefaultSelector() as selector:
-        selector.register(reader, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
-            if selector.select(left):
-                chunk = os.read(reader, 1 << 16)
-                text += chunk
-                if not chunk:
-                    break
-    os.close(reader)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    if not text:
-        return {"error": f"its files crashed, or took more than {DESCRIBE_S:.0f} s to answer"}
-    return json.loads(text)
+    return _Child(pid=pid, reader=reader, deadline=time.monotonic() + DESCRIBE_S)
 
 
-def describe_all(requests: list[dict[str, Json]]) -> list[Json]:
-    """The answers in order; a file that cannot be imported makes its cases unsupported.
-
-    Cases of the same files of users', and those of none, are asked in one process: they share what
-    is known of a model, and what torch imports for it.
-    """
+def describe_all(requests: Sequence[Mapping[str, Json]]) -> list[Json]:
+    """The answers in order; a file that cannot be imported makes its cases unsupported."""
     answers: dict[int, Json] = {}
-    groups: dict[str, list[int]] = {}
-    for i, request in enumerate(requests):
-        theirs = {key: name for key, name in request["files"].items() if name.endswith(".py")}
-        groups.setdefault(json.dumps(theirs, sort_keys=True), []).append(i)
-    for group in groups.values():
-        for part in (group, *([i] for i in group)):  # one that crashes does not take the others
-            left = [i for i in part if i not in answers]
-            answer = in_child(partial(_describe, [requests[i] for i in left])) if left else {}
-            if len(left) > 1 and "error" in answer:
-                continue
-            unknown = [to_doc(Described(error=answer.get("error", "")))] * len(left)
-            answers |= dict(zip(left, answer.get("ok", unknown), strict=True))
+    parts = _parts(requests)
+    while parts:
+        asked = [partial(_describe, [requests[i] for i in part]) for part in parts]
+        alone = []
+        for part, answer in zip(parts, in_children(asked), strict=True):
+            if "ok" in answer:
+                answers |= dict(zip(part, answer["ok"], strict=True))
+            elif len(part) > 1:  # one that crashes does not take the others
+                alone += [[i] for i in part]
+            else:
+                answers[part[0]] = to_doc(Described(error=answer["error"]))
+        parts = alone
     return [answers[i] for i in range(len(requests))]
 
 
-def _describe(requests: list[dict[str, Json]]) -> Json:
+def _parts(requests: Sequence[Mapping[str, Json]]) -> list[list[int]]:
+    """Which are asked in one process: those of a model share what is known of it, and those of the
+    same files of users' share what these import. A core to each, as far as models go.
+    """
+    by_files: dict[str, list[int]] = {}
+    by_model: dict[str, list[int]] = {}
+    for i, request in enumerate(requests):
+        theirs = {key: name for key, name in request["files"].items() if name.endswith(".py")}
+        if theirs:
+            by_files.setdefault(json.dumps(theirs, sort_keys=True), []).append(i)
+        else:
+            by_model.setdefault(str(request["case"].get("model")), []).append(i)
+    models = list(by_model.values())
+    cores = min(len(models), len(os.sched_getaffinity(0)))
+    shared = [[i for model in models[core::cores] for i in model] for core in range(cores)]
+    return [*shared, *by_files.values()]
+
+
+def _describe(requests: Sequence[Mapping[str, Json]]) -> Json:
     """The answers to these, in order."""
     return [
         _described(from_doc(CaseSpec, request["case"]), request["files"]) for request in requests

@@ -68,6 +68,12 @@ def checks(
     )
 
 
+def in_turn(ctx: RankContext) -> bool:
+    """Whether every rank takes all shards in turn: of many each takes its own."""
+    shards = ctx.batching.shards
+    return shards <= IN_TURN or shards < ctx.world_size
+
+
 def _trained(
     loaded: Loaded,
     ctx: RankContext,
@@ -88,8 +94,8 @@ def _trained(
 
         if seen:
             simulated.told(seen[step])
-        if len(changed) > IN_TURN and len(changed) == ctx.world_size:
-            simulated.together(batch(ctx.shard))
-        else:
+        if in_turn(ctx):
             simulated.step([batch(shard) for shard in range(len(changed))])
+        else:
+            simulated.together(batch(ctx.shard))
     return vector(simulated.model)

@@ -39,17 +39,10 @@ def expect(
     size = element_bytes(model)
     n = mesh.size(Dim.FSDP)
     replicas = mesh.size(Dim.DP)
+    _refuse(case, n, replicas, knobs)
     again = int(knobs["reshard_to"])
-    if again and (n % again or again in (1, n) or not knobs["reshard"]):
-        raise ValueError(f"{case.strategy}.reshard_to={again} is no smaller group of {n} ranks")
     codec = _codec(knobs)
-    if knobs["offload"] and case.device is Device.CPU:
-        raise ValueError(f"{case.strategy}.offload moves shards to the CPU, where they are")
-    if knobs["mixed"] and case.precision is not Precision.AUTOCAST:
-        raise ValueError(f"{case.strategy}.mixed is another way to compute in precision=autocast")
     forward = case.phase is Passes.FORWARD
-    if forward and (not knobs["reshard"] or again or replicas > 1):
-        raise ValueError("forward alone: parameters that are not let go would not come again")
     blocks = [[parameter.shape for parameter in block.parameters()] for block in model.children()]
     largest = float(max(sum(shape.numel() for shape in shapes) for shapes in blocks) * size)
     gathers = batching.accumulate * (2 if knobs["reshard"] and not (again or forward) else 1)
@@ -89,6 +82,20 @@ def expect(
         casts=bool(knobs["mixed"]) or codec is not None,
         global_batch=batching.global_batch,
     )
+
+
+def _refuse(case: CaseSpec, n: int, replicas: int, knobs: Knobs) -> None:
+    """ValueError for knobs that contradict each other, or the case."""
+    again = int(knobs["reshard_to"])
+    if again and (n % again or again in (1, n) or not knobs["reshard"]):
+        raise ValueError(f"{case.strategy}.reshard_to={again} is no smaller group of {n} ranks")
+    if knobs["offload"] and case.device is Device.CPU:
+        raise ValueError(f"{case.strategy}.offload moves shards to the CPU, where they are")
+    if knobs["mixed"] and case.precision is not Precision.AUTOCAST:
+        raise ValueError(f"{case.strategy}.mixed is another way to compute in precision=autocast")
+    kept = not knobs["reshard"] or again or replicas > 1
+    if case.phase is Passes.FORWARD and kept:
+        raise ValueError("forward alone: parameters that are not let go would not come again")
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:

@@ -113,10 +113,11 @@ def test_the_verb_says_what_breaks_and_exits_by_it(
         breaks=search.launch, hosts=tuple(f"n{i}" for i in range(4)), why="silent for 20 s"
     )
     session = SimpleNamespace(
-        save=lambda complete: SimpleNamespace(run="r"), run=SimpleNamespace(folder=tmp_path)
+        save=lambda complete: None, run=SimpleNamespace(folder=tmp_path, name="r", notes=[])
     )
     monkeypatch.setattr(verb.measuring, "session", lambda *_: contextlib.nullcontext(session))
     monkeypatch.setattr(verb, "Isolator", lambda *_: stub)
     assert main(["isolate", "--engine", "emulated", "--nodes", "4x1"]) == exit_
     out = capsys.readouterr().out
     assert told in out and ("the other nodes train well together" in out) is (often == 1)
+    assert session.run.notes[0].startswith("isolate: ") and told in session.run.notes[0]

@@ -75,24 +75,25 @@ def act(asked: Asked) -> Answer:
         narrowing = Narrowing(range(len(site.nodes)), isolator.breaks)
         needed = narrowing.needed()
         others = narrowing.others(needed) if needed else None
-        record = session.save(complete=True)
-    hosts = isolator.hosts
-    document: Isolated = {
-        "run": record.run,
-        "case": asked.options.case,
-        "needed": [hosts[node] for node in needed],
-        "others_break": others,
-        "why": isolator.why,
-        "tried": [
-            {
-                "nodes": [hosts[node] for node in tried.nodes],
-                "breaks": tried.breaks,
-                "broke": tried.broke,
-                "launches": tried.launches,
-            }
-            for tried in narrowing.tried
-        ],
-    }
+        hosts = isolator.hosts
+        document: Isolated = {
+            "run": session.run.name,
+            "case": asked.options.case,
+            "needed": [hosts[node] for node in needed],
+            "others_break": others,
+            "why": isolator.why,
+            "tried": [
+                {
+                    "nodes": [hosts[node] for node in tried.nodes],
+                    "breaks": tried.breaks,
+                    "broke": tried.broke,
+                    "launches": tried.launches,
+                }
+                for tried in narrowing.tried
+            ],
+        }
+        session.run.notes.append(f"isolate: {'; '.join(_sentences(document))}")
+        session.save(complete=True)
     lines = [
         line
         for sentence in _sentences(document)

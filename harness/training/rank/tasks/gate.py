@@ -49,6 +49,7 @@ from harness.training.rank import (
 from harness.training.rank.ceiling import ceiling
 from harness.training.rank.counted import STEPS, Seen
 from harness.training.rank.handed import STEPS_PER_EPOCH
+from harness.training.rank.hearing import in_turn
 from harness.training.rank.inquiries import inquiries
 from harness.training.rank.oracle import Oracle, grad_norm, relative_error, scale, snapshot
 from harness.training.rank.rounding import OtherRounding
@@ -234,13 +235,11 @@ def _train(
     watched: list[nn.Module] = []
     trainer, reference, sampler = _start(loaded, case, ctx, watched.append)
     origin = snapshot(reference.parameters())
-    shards = ctx.batching.shards
     facts, model = model_facts(loaded, case)
     expected = expect(loaded, case, model, facts)
     gradient_limit, sgd_limit, adamw_limit = limits(case, ctx.mesh, supports.oracle, expected)
     update_limit = sgd_limit if name == "sgd" else adamw_limit
     compressed = supports.oracle == "compressed" and ctx.compressor is not None
-    apart = supports.oracle == "simulated"
     if compressed and ctx.compressor is not None:
         # Both are cut to one norm: an error e turns a gradient by asin e, and ends sqrt(2) e apart.
         cut = math.sqrt(2) if case.clip else 1.0
@@ -259,11 +258,7 @@ def _train(
         beat()
         ids = sampler.ids(step, ctx.shard)
         drawn.append(ids.tolist())
-        alone = shards <= hearing.IN_TURN or shards < ctx.world_size
-        batches = [
-            make_batch(loaded, case, sampler.ids(step, s), ctx.device, sampler.of(step))
-            for s in (range(shards) if alone else [ctx.shard])
-        ]
+        batches = list(_shards(loaded, case, ctx, sampler, step).values())
         trained.append(batches)
         with counter.of(step), span(f"gate {name}", Category.GATE):
             loss = trainer.step(own_batch(loaded, ctx, ids, sampler.of(step)))
@@ -271,33 +266,16 @@ def _train(
             known = ctx.gather(getattr(trainer.rule, "seen", None))
             reference.told(known)
             seen.append(known)
-        wanted = reference.step(batches) if alone else reference.together(batches[0])
+        wanted = _dense(reference, batches, ctx)
         finite &= loss is None or math.isfinite(float(loss))
         if step == 0:
             checks.append(_whole(f"{name}.all_gradients", trainer.gradients(), origin, ctx))
             checks += _gradient(name, trainer, reference, gradient_limit, ctx)
             checks.append(_loss(name, loss, wanted, ctx, case))
     if not compressed or gradient_limit == 0.0:
-        ulps = STEPS // 2 if case.precision is Precision.BF16 else 0  # one flip in two steps
-        wanted_now = dict(reference.parameters())
-        error = relative_error(trainer.parameters(), wanted_now, origin, ulps)
-        detail = ""
-        # Of a shard shorter than a vector torch's CPU kernels round a bf16 update otherwise.
-        sharded = any("Shard(" in placement for placement in expected.placements)
-        rounds = update_limit or (sharded and case.precision is Precision.BF16)
-        if rounds and (expected.casts or not apart) and any(ctx.gather(error > update_limit)):
-            layers = ctx.mesh.splits or expected.casts or expected.reorders
-            ended = (wanted_now, origin, ulps)
-            others = (
-                _begun_elsewhere(loaded, case, ctx, trained)
-                if apart
-                else _rounded_otherwise(loaded, case, ctx, trained, layers=layers)
-            )
-            farthest = _farthest(others, ended, ctx)
-            times, widest = (FLIPPED, FLIPPED_WIDEST) if apart else (APART, WIDEST)
-            update_limit = min(max(update_limit, times * farthest), max(update_limit, widest))
-            detail = f"other roundings of the reference make {farthest:.2g}"
-        checks.append(_limit(f"{name}.parameters_after_{STEPS}", error, update_limit, detail))
+        checks.append(
+            _parameters(loaded, case, expected, update_limit, (trainer, reference, origin), trained)
+        )
     checks.append(Check(name=f"{name}.finite_loss", ok=finite))
     last = range(STEPS - 1, STEPS)
     if supports.replicas and exchanges(last, expected.period, expected.until, expected.growth):
@@ -312,6 +290,45 @@ def _train(
     if watch and took_effect.asked(case):
         checks += took_effect.checks(watched[0], trainer, own_batch(loaded, ctx, ids), ctx)
     return checks, counted_by, trainer
+
+
+def _parameters(
+    loaded: Loaded,
+    case: CaseSpec,
+    expected: Expected,
+    limit: float,
+    both: tuple[Trainer, Oracle, Mapping[str, Tensor]],
+    trained: Sequence[list[Batch]],
+) -> Check:
+    """How far trainer and reference ended apart, of the way from where both began.
+
+    Beyond ``limit`` right trainings that round otherwise say how far that may be.
+    """
+    trainer, reference, origin = both
+    ctx = reference.ctx
+    ulps = STEPS // 2 if case.precision is Precision.BF16 else 0  # one flip in two steps
+    wanted = dict(reference.parameters())
+    error = relative_error(trainer.parameters(), wanted, origin, ulps)
+    detail = ""
+    # Of a shard shorter than a vector torch's CPU kernels round a bf16 update otherwise.
+    sharded = any("Shard(" in placement for placement in expected.placements)
+    apart = isinstance(reference, Simulated)
+    rounds = limit or (sharded and case.precision is Precision.BF16)
+    # Where a rule has what came in until then, no order of sums says what another rank would have.
+    timely = hasattr(getattr(trainer, "rule", None), "seen")
+    may_differ = expected.casts and not timely if apart else rounds
+    if may_differ and any(ctx.gather(error > limit)):
+        layers = bool(ctx.mesh.splits or expected.casts or expected.reorders)
+        others = (
+            _begun_elsewhere(loaded, case, ctx, trained)
+            if apart
+            else _rounded_otherwise(loaded, case, ctx, trained, layers=layers)
+        )
+        farthest = _farthest(others, (wanted, origin, ulps), ctx)
+        times, widest = (FLIPPED, FLIPPED_WIDEST) if apart else (APART, WIDEST)
+        limit = min(max(limit, times * farthest), max(limit, widest))
+        detail = f"other roundings of the reference make {farthest:.2g}"
+    return _limit(f"{case.optimizer}.parameters_after_{STEPS}", error, limit, detail)
 
 
 def _farthest(
@@ -350,16 +367,12 @@ def _begun_elsewhere(
     loaded: Loaded, case: CaseSpec, ctx: RankContext, trained: Sequence[list[Batch]]
 ) -> Iterator[Oracle]:
     """Trained simulations whose sums begin with another rank, as a ring's parts do."""
-    shards = ctx.batching.shards
-    for begin in range(1, min(shards, REPLICATES + 1)):
+    for begin in range(1, min(ctx.batching.shards, REPLICATES + 1)):
         with ctx.device:
             model = build_model(loaded, case, case.seed)
         simulated = Simulated(model, loaded, ctx, begin=begin)
         for batches in trained:
-            if len(batches) == shards:
-                simulated.step(batches)
-            else:
-                simulated.together(batches[0])
+            _dense(simulated, batches, ctx)
         yield simulated
 
 
@@ -495,9 +508,10 @@ def _shards(
     loaded: Loaded, case: CaseSpec, ctx: RankContext, sampler: Sampler, step: int
 ) -> Mapping[int, Batch]:
     """A step's batches by shard: of few all of them, of many this rank's own."""
-    shards = range(ctx.batching.shards) if ctx.batching.shards <= hearing.IN_TURN else [ctx.shard]
+    whole = range(ctx.batching.shards)
     return {
-        shard: make_batch(loaded, case, sampler.ids(step, shard), ctx.device) for shard in shards
+        shard: make_batch(loaded, case, sampler.ids(step, shard), ctx.device, sampler.of(step))
+        for shard in (whole if in_turn(ctx) else [ctx.shard])
     }
 
 

@@ -46,7 +46,7 @@ COVERED = {
     "rank/took_effect.py switches": HOW,
     "script/recording.py _case": "not run: a user's own program, which no agent starts",
     "script/evidence.py rank_of": "test_a_script_of_a_user_s",
-    "strategies/fsdp.py expect": HOW,
+    "strategies/fsdp.py _refuse": HOW,
     "strategies/frameworks/accelerate.py expect": "not run: the framework asks CUDA itself",
     "strategies/frameworks/accelerate.py build": "not run: the framework asks CUDA itself",
     "strategies/frameworks/lightning_fabric.py build": "not run: the framework asks CUDA itself",

@@ -308,7 +308,7 @@ def _parameters(
     ctx = reference.ctx
     ulps = STEPS // 2 if case.precision is Precision.BF16 else 0  # one flip in two steps
     wanted = dict(reference.parameters())
-    error = relative_error(trainer.parameters(), wanted, origin, ulps)
+    error = relative_error(trainer.parameters(), wanted, dict(origin), ulps)
     detail = ""
     # Of a shard shorter than a vector torch's CPU kernels round a bf16 update otherwise.
     sharded = any("Shard(" in placement for placement in expected.placements)

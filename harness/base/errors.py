@@ -76,6 +76,10 @@ class BusyError(ScaleproofError):
     exit = Exit.INCONCLUSIVE
 
 
+class LateError(BusyError):
+    """No time was left to measure it: a second try has none either."""
+
+
 def meant(name: str, known: Iterable[str]) -> str:
     """``did you mean 'ddp'?``, or nothing where no known name is near."""
     by_small_letters = {str(other).lower(): str(other) for other in known}

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.base.errors import BusyError, LaunchError
+from harness.base.errors import BusyError, LateError, LaunchError
 from harness.features.sharing import checkouts
 from harness.features.sharing.change import Change, judged, measured
 from harness.features.sharing.checkouts import Version
@@ -64,8 +64,13 @@ def test_nothing_is_said_where_a_version_differs_from_itself() -> None:
         assert "one and the same version differs from itself: 0.97" in change.why
 
 
-def test_what_was_measured_before_the_time_ended_is_shown() -> None:
-    """Two blocks, then none any more: open, with its figures; neither lost nor an ERROR."""
+@pytest.mark.parametrize(("kind", "tries"), [(LateError, 1), (BusyError, 3)])
+def test_what_was_measured_before_the_time_ended_is_shown(
+    kind: type[BusyError], tries: int
+) -> None:
+    """Two blocks, then none any more: open, with its figures; neither lost nor an ERROR. A busy
+    moment passes, so three blocks are tried; a budget that has ended has ended.
+    """
 
     class Ends:
         blocks = 0
@@ -73,10 +78,12 @@ def test_what_was_measured_before_the_time_ended_is_shown() -> None:
         def beside(self, *_: object) -> list[list[float]]:
             self.blocks += 1
             if self.blocks > 2:
-                raise BusyError("the time budget ended before head was measured beside base")
+                raise kind("the time budget ended before head was measured beside base")
             return [[1.1, 1.2], [0.01, -0.01]]
 
-    change = measured(Ends(), CASE, "", 0.05, lambda _: None)  # type: ignore[arg-type]
+    ends = Ends()
+    change = measured(ends, CASE, "", 0.05, lambda _: None)  # type: ignore[arg-type]
+    assert ends.blocks == 2 + tries
     assert change.status is Status.INCONCLUSIVE and change.num_pairs == 4
     assert change.ratio == pytest.approx(np.exp(-1.15)) and "time budget" in change.why
 

@@ -28,6 +28,8 @@ from harness.training.describe import describe
 from harness.training.observe import threads
 
 DESCRIBE_S = 60.0  # importing a user's files and building a model on meta tensors
+#: Cases that are alike in these share most of what is counted.
+MODEL = ("model", "size", "seq_len", "precision", "checkpoint")
 
 
 def in_child(function: Callable[[], Json]) -> Json:
@@ -131,7 +133,7 @@ def describe_all(requests: Sequence[Mapping[str, Json]]) -> list[Json]:
 
 def _parts(requests: Sequence[Mapping[str, Json]]) -> list[list[int]]:
     """Which are asked in one process: those of a model share what is known of it, and those of the
-    same files of users' share what these import. A core to each, as far as models go.
+    same files of users' share what these import. Models are dealt out to all cores.
     """
     by_files: dict[str, list[int]] = {}
     by_model: dict[str, list[int]] = {}
@@ -140,7 +142,8 @@ def _parts(requests: Sequence[Mapping[str, Json]]) -> list[list[int]]:
         if theirs:
             by_files.setdefault(json.dumps(theirs, sort_keys=True), []).append(i)
         else:
-            by_model.setdefault(str(request["case"].get("model")), []).append(i)
+            model = str([request["case"].get(name) for name in MODEL])
+            by_model.setdefault(model, []).append(i)
     models = list(by_model.values())
     cores = min(len(models), len(os.sched_getaffinity(0)))
     shared = [[i for model in models[core::cores] for i in model] for core in range(cores)]

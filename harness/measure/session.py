@@ -28,7 +28,7 @@ from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.launch import FLAKES, num_again
 
 #: So many cases are described between two lines of progress.
-ASKED_AT_ONCE = 16
+ASKED_AT_ONCE = 32
 #: Of fewer cases nobody wants to know which is looked at.
 FEW = 6
 

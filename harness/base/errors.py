@@ -76,7 +76,7 @@ class BusyError(ScaleproofError):
     exit = Exit.INCONCLUSIVE
 
 
-class LateError(BusyError):
+class OutOfTimeError(BusyError):
     """No time was left to measure it: a second try has none either."""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.compare import Reading
-from harness.base.errors import BusyError, Exit, LateError, LaunchError, ScaleproofError
+from harness.base.errors import BusyError, Exit, LaunchError, OutOfTimeError, ScaleproofError
 from harness.cases import Protocol
 from harness.interface.report.sides.comparison import interleaved
 from harness.measure.setups import interleaving
@@ -108,7 +108,7 @@ def test_a_block_that_the_time_budget_cut_is_no_error(
 ) -> None:
     monkeypatch.setattr(interleaving, "pairs", lambda *of: SimpleNamespace(values=()))
     cut = replace(sample_run, out_of_time=tuple(p.hash for p in sample_run.plans))
-    with pytest.raises(LateError, match="the time budget ended") as raised:
+    with pytest.raises(OutOfTimeError, match="the time budget ended") as raised:
         blocked(cut, monkeypatch)
     assert raised.value.exit is Exit.INCONCLUSIVE
 

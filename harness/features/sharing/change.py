@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from harness.base.errors import BusyError, LateError, LaunchError
+from harness.base.errors import BusyError, LaunchError, OutOfTimeError
 from harness.measure.setups.interleaving import FEWEST, MOST, Difference, Interleaver, difference
 from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
@@ -63,7 +63,7 @@ def measured(
             of_head, of_base = interleaver.beside(BASE, (HEAD, AGAIN))
         except BusyError as busy:
             busy_blocks += 1
-            late = isinstance(busy, LateError) or time.monotonic() >= until_s
+            late = isinstance(busy, OutOfTimeError) or time.monotonic() >= until_s
             if busy_blocks < FEWEST and not late:
                 continue
             if not changed:

@@ -8,7 +8,7 @@ from harness.analysis.compare import Reading
 from harness.analysis.judging import obstacles, sequential
 from harness.analysis.judging.evidence import Evidence
 from harness.analysis.judging.pairs import pairs, purpose_of, timed
-from harness.base.errors import BusyError, LateError, LaunchError
+from harness.base.errors import BusyError, LaunchError, OutOfTimeError
 from harness.cases import CaseSpec, Contrast, Plan
 from harness.cases.plan import Protocol
 from harness.cases.recipes import versus
@@ -80,7 +80,7 @@ class Interleaver:
         a, b = setups
         ratios = pairs(measured, plan, contrast).values
         if not ratios and plan.hash in measured.out_of_time:
-            raise LateError(
+            raise OutOfTimeError(
                 f"the time budget ended before {b} was measured beside {a}",
                 where=self._case.id,
                 expected="time for a block more",

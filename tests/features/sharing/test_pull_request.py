@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.base.errors import BusyError, LateError, LaunchError
+from harness.base.errors import BusyError, LaunchError, OutOfTimeError
 from harness.features.sharing import checkouts
 from harness.features.sharing.change import Change, judged, measured
 from harness.features.sharing.checkouts import Version
@@ -64,7 +64,7 @@ def test_nothing_is_said_where_a_version_differs_from_itself() -> None:
         assert "one and the same version differs from itself: 0.97" in change.why
 
 
-@pytest.mark.parametrize(("kind", "tries"), [(LateError, 1), (BusyError, 3)])
+@pytest.mark.parametrize(("kind", "tries"), [(OutOfTimeError, 1), (BusyError, 3)])
 def test_what_was_measured_before_the_time_ended_is_shown(
     kind: type[BusyError], tries: int
 ) -> None:

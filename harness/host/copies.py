@@ -109,7 +109,8 @@ def refuse_large(folder: Path, results: Path, data: tuple[str, ...]) -> None:
             first = entry.name.parts[0]
             size[first] = size.get(first, 0) + entry.source.stat().st_size
             number[first] = number.get(first, 0) + 1
-    num_bytes, num_files = sum(size.values()), sum(number.values())
+    num_bytes = sum(size.values())
+    num_files = sum(number.values())
     if num_bytes <= MOST_BYTES and num_files <= MOST_FILES:
         return
     count = size if num_bytes > MOST_BYTES else number

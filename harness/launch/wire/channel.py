@@ -353,7 +353,8 @@ class Listener:
             if not data:
                 self._refuse(sock)
             return None
-        theirs, proof = bytes(received[:NONCE]), bytes(received[NONCE:])
+        theirs = bytes(received[:NONCE])
+        proof = bytes(received[NONCE:])
         if not hmac.compare_digest(proof, _mac(self._token, b"dialer", ours, theirs)):
             with contextlib.suppress(OSError):
                 sock.send(REFUSED)

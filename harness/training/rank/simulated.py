@@ -56,7 +56,7 @@ class Simulated(Oracle):
         """A step of every worker on its shard, and what they exchange after it; the mean loss."""
         losses = 0.0
         every = []
-        for batch, worker in zip(self._in_turn(shards), self.workers, strict=True):
+        for batch, worker in zip(self._in_order(shards), self.workers, strict=True):
             self.model, self.optimizer = worker
             loss, gradients = self.backward(batch)
             losses += float(loss)
@@ -90,7 +90,7 @@ class Simulated(Oracle):
         """Every rank's, in the order of sums."""
         every = [torch.empty_like(own) for _ in self.workers]
         dist.all_gather(every, own)
-        return self._in_turn(every)
+        return self._in_order(every)
 
-    def _in_turn(self, by_rank: Sequence[T]) -> list[T]:
+    def _in_order(self, by_rank: Sequence[T]) -> list[T]:
         return [*by_rank[self.begin :], *by_rank[: self.begin]]

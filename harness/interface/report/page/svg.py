@@ -168,7 +168,8 @@ def ticks(low: float, high: float) -> list[float]:
     raw = (high - low) / 5 or 1.0
     scale = 10.0 ** math.floor(math.log10(raw))
     step = next(m * scale for m in (1, 2, 2.5, 5, 10) if m * scale >= raw)
-    first, largest = math.ceil(low / step), math.floor(high / step)
+    first = math.ceil(low / step)
+    largest = math.floor(high / step)
     return [float(f"{i * step:.10g}") for i in range(first, largest + 1)]
 
 

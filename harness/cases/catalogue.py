@@ -164,19 +164,21 @@ class Catalogue:
         """
         if case.script:
             return {}
+        return {entry.kind: entry.module for entry in self.entries_of(case)}
+
+    def entries_of(self, case: CaseSpec) -> list[Entry]:
+        """The files that a case names: its strategy, model and input, and its compressor."""
         names = {"strategies": case.strategy, "models": case.model, "inputs": case.data}
-        if case.compressor:
+        if case.compressor is not None:
             names["compressors"] = case.compressor
-        return {kind: self.get(kind, name).module for kind, name in names.items()}
+        return [self.get(kind, name) for kind, name in names.items()]
 
     def normalise(self, case: CaseSpec) -> CaseSpec:
         """The case checked and in its one spelling: no default knobs, stand-ins labelled."""
         if case.script:
             return case  # nothing is known of it but its command
-        strategy, model = self.get("strategies", case.strategy), self.get("models", case.model)
-        entries = [strategy, model, self.get("inputs", case.data)]
-        if case.compressor is not None:
-            entries.append(self.get("compressors", case.compressor))
+        entries = self.entries_of(case)
+        strategy, model, *_ = entries
         check(case, strategy.supports, model.head["SIZES"])
         engines = self.entries["engines"]
         emulated = StandIn.EMULATED in case.stand_in

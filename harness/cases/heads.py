@@ -44,7 +44,8 @@ class Supports:
     mesh they stand as is ``usual``, or all along the first. ``replicas``: ranks that hold the same
     parameters end with equal bits. ``uneven``: the last batch of an epoch may be short;
     ``forward``: it can go forward alone (phase=forward); ``recovers``: a checkpoint of module and
-    optimizer, written by all ranks together, holds all of its state;
+    optimizer, written by all ranks together, holds all of its state; ``jobs``: so many trainings
+    share its ranks, and hear nothing of each other;
     ``compiles``: blocks can be compiled, which what is sent inside of them keeps from. ``needs``
     are names that a model's head must have, ``packages`` what pip has to install where ranks
     run, ``precisions`` those that it can train in,
@@ -70,6 +71,7 @@ class Supports:
     compiles: bool = True
     forward: bool = False
     recovers: bool = True
+    jobs: int = 1
     devices: tuple[str, ...] = ("cpu", "cuda")
     modes: tuple[str, ...] = ("weak", "strong")
     beside: str = ""
@@ -124,6 +126,20 @@ class EngineFacts:
     slows_ranks: bool = True
     shapes_links: bool = False
     faults: tuple[str, ...] = ()
+
+
+#: Every name of a head that is read from the module as well, where it is imported.
+NAMES = (
+    *NEEDED, "ALIKE", "AT_ONCE", "BESIDE", "CLAIM", "CONTROL", "ENGINE", "ERROR_BOUND", "HOOKED",
+    "INPUT", "KNOBS", "LOSSLESS", "METHOD", "RAGGED", "RANGES", "SETTINGS", "SIZES", "STAND_IN",
+    "SUPPORTS", "TELESCOPES", "TWIN", "VERSION", "WEIGHTED",
+)  # fmt: skip
+
+
+def unlike_head(path: Path, module: Mapping[str, object]) -> str:
+    """The first name of a file's head that is another one in its module; empty if none is."""
+    _, head = read_head(path)
+    return next((name for name in NAMES if name in head and module.get(name) != head[name]), "")
 
 
 def read_head(path: Path) -> tuple[str, dict[str, Json]]:

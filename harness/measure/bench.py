@@ -38,6 +38,7 @@ from harness.launch.wire.messages import (
     Train,
     readings_file,
 )
+from harness.measure import claims
 from harness.measure.order import Order
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, Row
 from harness.record.fabric import label
@@ -92,7 +93,8 @@ class Bench:
         known: dict[str, Described] = {}
         for setup, asked in by_version.items():
             answers = self.fleets.of(setup).describe([(c, self._files(c)) for c in asked])
-            known |= zip((c.hash for c in asked), answers, strict=True)
+            for case, answer in zip(asked, answers, strict=True):
+                known[case.hash] = claims.of_files(case, answer, self.catalogue)
         return [known.get(c.hash, Described()) for c in cases]
 
     def _files(self, case: CaseSpec) -> dict[str, str]:

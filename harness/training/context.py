@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from harness.base import modules
 from harness.base.documents import Json
+from harness.base.errors import SpecError
 from harness.base.programs import PACKAGE
 from harness.cases import Batching, CaseSpec, Dim, Mesh, Precision, Supports
-from harness.cases.heads import facts
+from harness.cases.heads import facts, unlike_head
 from harness.record import WhatRan
 from harness.training import optimizers
 from harness.training.data import Batch
@@ -237,8 +238,20 @@ class Loaded:
 
 
 def load(files: Mapping[str, str]) -> Loaded:
-    """Import the files of a case: the package's by module name, a user's by path."""
+    """Import the files of a case: the package's by module name, a user's by path.
+
+    SpecError where a user's file says something else of itself than its head, which plans, people
+    and digests have read.
+    """
     loaded = {kind: modules.load(name) for kind, name in files.items()}
+    for name, module in zip(files.values(), loaded.values(), strict=True):
+        if name.endswith(".py") and (changed := unlike_head(Path(name), vars(module))):
+            raise SpecError(
+                f"{changed} is another one when it is imported",
+                where=name,
+                expected="the literal that its head states",
+                fix=f"grep -n {changed} {name}",
+            )
     return Loaded(
         strategy=loaded["strategies"],
         model=loaded["models"],

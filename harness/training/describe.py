@@ -3,14 +3,12 @@
 import contextlib
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.base.documents import Json
-from harness.base.programs import PACKAGE
 from harness.cases import (
     Batching,
     CaseSpec,
@@ -71,28 +69,7 @@ def describe(loaded: Loaded, case: CaseSpec) -> Described:
         compared = replace(compared, limit=max(compared.limit, rounding(case)))
     twin = accepted_twin(loaded, case)
     on_gpu = _work(loaded, case, facts)
-    answer = Described(facts=facts, expected=expected, reference=compared, twin=twin, work=on_gpu)
-    return answer if _shipped(loaded.strategy) else _of_a_user(answer, expected, loaded)
-
-
-def _shipped(strategy: object) -> bool:
-    """Whether a strategy's file is one of this package."""
-    return Path(str(getattr(strategy, "__file__", ""))).is_relative_to(PACKAGE)
-
-
-def _of_a_user(answer: Described, expected: Expected, loaded: Loaded) -> Described:
-    """The answer with what a user's strategy claims of itself: these claims excuse nothing."""
-    excuses = {
-        "repeatable=False": not expected.repeatable,
-        "casts=True": expected.casts,
-        "reorders=True": expected.reorders,
-        "JOBS": getattr(loaded.strategy, "JOBS", 1) > 1,
-    }
-    return replace(
-        answer,
-        own_ideal=expected.ideal_efficiency != 1,
-        excuses=tuple(name for name, claimed in excuses.items() if claimed),
-    )
+    return Described(facts=facts, expected=expected, reference=compared, twin=twin, work=on_gpu)
 
 
 def accepted_twin(loaded: Loaded, case: CaseSpec) -> int:

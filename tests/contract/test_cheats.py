@@ -415,6 +415,18 @@ def test_what_a_users_strategy_claims_of_itself_is_told(
     assert described.excuses == excuses and described.own_ideal is (claims == "ideal")
 
 
+def test_a_file_that_writes_its_own_description_is_excused_from_nothing(stand: Stand) -> None:
+    """What excuses it follows from what it expects, outside of the process that it runs in."""
+    _, described = stand.described("forger/mlp-nano")
+    assert described.reference is None  # what the file has written
+    assert described.excuses == ("repeatable=False",) and described.own_ideal
+
+
+def test_a_head_that_is_another_one_when_it_is_imported_is_refused(stand: Stand) -> None:
+    _, described = stand.described("two_headed/mlp-nano")
+    assert "SUPPORTS is another one when it is imported" in described.error
+
+
 def test_a_shipped_strategy_states_facts(stand: Stand) -> None:
     _, described = stand.described(
         "parameter_server/mlp-nano", knobs={"parameter_server.bounded": False}

@@ -33,7 +33,7 @@ def checks(
     step, where that depends on what came in. Across a cut something must come over one way or the
     other: of few ranks that are drawn, as in federated averaging, others hear.
     """
-    if getattr(loaded.strategy, "JOBS", 1) > 1:
+    if loaded.supports.jobs > 1:
         return
     shards = ctx.batching.shards
     usual = _trained(loaded, ctx, [False] * shards, seen, steps).double()

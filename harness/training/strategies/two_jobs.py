@@ -17,13 +17,13 @@ from harness.training.trainer import LocalTrainer, element_bytes, num_elements, 
 Gradients: TypeAlias = Sequence[Tensor]
 
 SUPPORTS = dict(
-    recovers=False, worlds="any", oracle="simulated", beside="two_jobs", initial="broadcast"
+    recovers=False, worlds="any", oracle="simulated", beside="two_jobs", initial="broadcast", jobs=2
 )
 #: ``talking``: jobs that exchange their gradients. With 1 the other one computes and is silent, so
 #: that what the first one loses beside a second one that talks is lost on the fabric alone.
 KNOBS = dict(talking=2)
 RANGES = dict(talking=(1, 2))
-JOBS = 2
+JOBS = 2  # as SUPPORTS says
 
 
 def expect(

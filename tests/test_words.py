@@ -26,12 +26,21 @@ def functions() -> Iterator[tuple[Path, ast.FunctionDef]]:
                 yield path, node
 
 
+def named(node: ast.AST) -> str:
+    """The name that a parameter, an assignment or a function brings in; empty for others."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    if isinstance(node, ast.arg):
+        return node.arg
+    return node.name if isinstance(node, ast.FunctionDef) else ""
+
+
 def test_locals_say_what_they_hold() -> None:
     without_a_meaning = sorted({
-        f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.id}"
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {name}"
         for path, function in functions()
         for node in ast.walk(function)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NO_NAMES
+        if (name := named(node)) in NO_NAMES
     })  # fmt: skip
     assert not without_a_meaning, "find a name that says what each of them holds"
 

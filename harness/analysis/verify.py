@@ -232,7 +232,7 @@ def _bits(launch: LaunchRecord, folder: Path) -> Iterator[str]:
         yield str(error)
         return
     compared = bits.compare(samples)
-    again = bits.told(compared, launch.ranks)
+    again = bits.sentences(compared, launch.ranks)
     if (len(again), compared.num) != (len(launch.wrong), launch.compared):
         yield f"{launch.launch}: {len(launch.wrong)} ranks had other bits, recomputed {len(again)}"
 

@@ -49,7 +49,7 @@ def unwritten(folder: Path, why: OSError) -> UnwrittenError:
 
 
 @contextmanager
-def told(folder: Path) -> Iterator[None]:
+def writing_to(folder: Path) -> Iterator[None]:
     """An OSError for want of space becomes a FullDiskError."""
     try:
         yield
@@ -70,7 +70,7 @@ def refuse_full(folder: Path, *, begun: bool = True) -> None:
 def put(path: Path, body: bytes, option: str) -> None:
     """Write what a user asked for with this option; ScaleproofError where that cannot be."""
     try:
-        with told(path.parent):
+        with writing_to(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(body)
     except OSError as error:

@@ -10,10 +10,10 @@ from pathlib import Path
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-def quota_cpus(root: Path = ROOT, own: Path = OWN) -> float | None:
+def quota_cpus(root: Path = ROOT, membership: Path = OWN) -> float | None:
     """CPUs that the tightest quota on the way up allows; None without one."""
     allowed = []
-    for group in _groups(root, own):
+    for group in _groups(root, membership):
         with contextlib.suppress(OSError, ValueError):
             quota, period = (group / "cpu.max").read_text().split()
             if quota != "max":
@@ -25,10 +25,10 @@ def quota_cpus(root: Path = ROOT, own: Path = OWN) -> float | None:
     return min(allowed, default=None)
 
 
-def throttled_s(root: Path = ROOT, own: Path = OWN) -> float | None:
+def throttled_s(root: Path = ROOT, membership: Path = OWN) -> float | None:
     """Seconds for which a quota held this group, or one above it, back; None where untold."""
     seconds = []
-    for group in _groups(root, own):
+    for group in _groups(root, membership):
         with contextlib.suppress(OSError, ValueError):
             stat = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
             if "throttled_usec" in stat:
@@ -38,10 +38,10 @@ def throttled_s(root: Path = ROOT, own: Path = OWN) -> float | None:
     return max(seconds, default=None)
 
 
-def _groups(root: Path, own: Path) -> Iterator[Path]:
+def _groups(root: Path, membership: Path) -> Iterator[Path]:
     """The groups that this process is in, and all above them."""
     try:
-        lines = own.read_text().splitlines()
+        lines = membership.read_text().splitlines()
     except OSError:
         return
     for line in lines:

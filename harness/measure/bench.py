@@ -120,7 +120,7 @@ class Bench:
         Where the cause of a failure is not sure it is launched once more, alone, under torch's own
         check of every collective; that launch counts for nothing else.
         """
-        with files.told(folder):
+        with files.writing_to(folder):
             records = self._launch(orders, folder, described, on_step)
         for i, record in enumerate(records):
             if (cause := record.cause) is None:
@@ -394,7 +394,7 @@ def _with_shared(message: str) -> str:
 def _compared(launch: LaunchRecord, folder: Path) -> LaunchRecord:
     """The launch with what its ranks' bits come to."""
     compared = bits.compare([load_samples(folder, launch.launch, rank) for rank in launch.ranks])
-    sentences = bits.told(compared, launch.ranks)
+    sentences = bits.sentences(compared, launch.ranks)
     return replace(launch, compared=compared.num, wrong=sentences)
 
 

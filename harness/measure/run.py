@@ -161,10 +161,10 @@ class Run:
             save(self.bare(complete=False), self.folder)
 
     @uninterrupted
-    def _link(self, kind: Kind, *told: object) -> None:
+    def _link(self, kind: Kind, *bodies: object) -> None:
         self.seal()
         assert self._chain is not None
-        self._chain.add(kind, *told)
+        self._chain.add(kind, *bodies)
 
     @uninterrupted
     def enter(self, launches: Sequence[LaunchRecord]) -> list[LaunchRecord]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError
-from harness.base.files import NO_ROOM, told
+from harness.base.files import NO_ROOM, writing_to
 from harness.base.packs import SAMPLES, TRACES
 from harness.record import chain
 from harness.record.record import RunRecord
@@ -109,7 +109,10 @@ def unpack(path: Path, results: Path) -> tuple[Manifest, list[Path]]:
     is_new = not results.exists()
     results.mkdir(parents=True, exist_ok=True)
     try:
-        with told(results), tempfile.TemporaryDirectory(prefix=".unpack-", dir=results) as name:
+        with (
+            writing_to(results),
+            tempfile.TemporaryDirectory(prefix=".unpack-", dir=results) as name,
+        ):
             return _placed(path, Path(name), results)
     except BaseException:
         if is_new:

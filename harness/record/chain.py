@@ -90,8 +90,8 @@ class Chain:
         """The hash of the last link; empty before the first."""
         return self.links[-1].hash if self.links else ""
 
-    def add(self, kind: Kind, *told: object) -> None:
-        """More links, one for each thing told; all on disk when this returns.
+    def add(self, kind: Kind, *bodies: object) -> None:
+        """More links, one for each body; all on disk when this returns.
 
         UnwrittenError if they cannot be written. Then none of them is there, and this program adds
         nothing more: what was measured in between would be missing. A resumed run goes on.
@@ -99,7 +99,7 @@ class Chain:
         self.refuse_failed()
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         new: list[Link] = []
-        for body in told:
+        for body in bodies:
             before = new[-1].hash if new else self.head
             number = len(self.links) + len(new)
             new.append(Link(number=number, kind=kind, at=at, before=before, body=to_doc(body)))

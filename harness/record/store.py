@@ -96,7 +96,7 @@ def written(record: RunRecord) -> str:
 
 def save(record: RunRecord, folder: Path) -> None:
     """Write ``record.json``, whole or not at all; FullDiskError if there is no room."""
-    with files.told(folder):
+    with files.writing_to(folder):
         files.write({folder / "record.json": written(record)})
 
 

@@ -41,7 +41,7 @@ class KeptBytes:
 class _Block(NamedTuple):
     """Bytes that a block keeps, those of its output, and those of its matrix products."""
 
-    own: int
+    num_bytes: int
     output: int
     products: int
 
@@ -60,7 +60,7 @@ class _Count:
             return self
         *before, head = self.blocks
         grown = [*before, *[before[-1]] * more, head]
-        return _Count(self.whole + more * before[-1].own, self.loss, grown)
+        return _Count(self.whole + more * before[-1].num_bytes, self.loss, grown)
 
 
 def kept(loaded: Loaded, case: CaseSpec, more: int = 0) -> KeptBytes:
@@ -103,14 +103,14 @@ def _held(place: int, block: _Block, case: CaseSpec) -> int:
     if case.offload:
         return 0
     if not _recomputed(place, case):
-        return block.own
+        return block.num_bytes
     return block.output + (block.products if case.selective else 0)
 
 
 def _again(place: int, block: _Block, case: CaseSpec) -> int:
     """Bytes that a block needs besides, while it is computed again or fetched."""
     spared = block.products if case.selective and _recomputed(place, case) else 0
-    return max(0, block.own - spared)
+    return max(0, block.num_bytes - spared)
 
 
 class _Products(TorchDispatchMode):

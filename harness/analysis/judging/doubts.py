@@ -72,7 +72,7 @@ def unquiet(evidence: Evidence) -> str:
         return ""
     for arm in evidence.arms:
         launches = [launch for launch in evidence.all_launches if launch.case == arm.case.hash]
-        if reason := load.told(launches, arm.name):
+        if reason := load.sentence(launches, arm.name):
             return f"{reason}; find them (top -d 1) and run again"
     return ""
 

@@ -96,7 +96,7 @@ def _cpu_of_step(launch: LaunchRecord) -> float | None:
     return max((rank.cpu_s for rank in launch.ranks), default=0.0) / launch.steps.count
 
 
-def told(launches: Sequence[LaunchRecord], name: str) -> str:
+def sentence(launches: Sequence[LaunchRecord], name: str) -> str:
     """Who took how much from these launches of one arm, where it is worth a word."""
     shares = [launch.foreign_load for launch in launches if launch.foreign_load is not None]
     if shares and fmean(shares) > admission.FOREIGN_LOAD:

@@ -74,7 +74,7 @@ class SlowDevice:
     among: int
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         where = f"node {self.node} ({self.host}), device {self.device}"
         return f"{where}: {self.slower:.1%} slower than the median of {self.among}"
 

@@ -50,7 +50,7 @@ def findings(run: RunRecord, *, load: bool = True) -> list[str]:
             run.environment, infiniband=run.machine.infiniband, num_gpus=run.machine.num_gpus
         ),
         *shaped(run),
-        *(device.told for device in neighbours.slow_devices(run)),
+        *(device.sentence for device in neighbours.slow_devices(run)),
         *_unchained(run),
     ]
     return list(dict.fromkeys(sentences))

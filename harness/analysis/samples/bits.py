@@ -94,7 +94,7 @@ _TOLD = {
 }
 
 
-def told(compared: ComparedBits, ranks: Sequence[RankRecord]) -> tuple[str, ...]:
+def sentences(compared: ComparedBits, ranks: Sequence[RankRecord]) -> tuple[str, ...]:
     """A line for each rank, or each few that differ, and for what went wrong there."""
     groups = defaultdict[tuple[tuple[int, ...], str], list[int]](list)
     for odd in compared.odd:

@@ -47,7 +47,7 @@ def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes
     ops = list(_device_ops(trace, talk))
     if nameless := sum(op.group == ALONE for op in ops):
         more += (f"{nameless} kernels send or receive and name no peer: they are not divided",)
-    host_talk = host_ops(trace, trace.named(GLOO), marks.own(trace, Category.COMMUNICATION))
+    host_talk = host_ops(trace, trace.named(GLOO), marks.marked(trace, Category.COMMUNICATION))
     return Lanes(
         rank=rank,
         world_size=trace.world_size,

@@ -31,7 +31,7 @@ _PEER = re.compile(r"scaleproof\.peer\.(send|recv)\.(\d+)$")
 
 def outlined(trace: Trace) -> bool:
     """Whether a trace has our own spans and no operators: a profile that is an outline."""
-    return bool(marks.own(trace, Category.STEP).any() and not trace.of_cat("cpu_op").any())
+    return bool(marks.marked(trace, Category.STEP).any() and not trace.of_cat("cpu_op").any())
 
 
 def outline_lanes(trace: Trace, rank: int) -> Lanes:
@@ -40,14 +40,14 @@ def outline_lanes(trace: Trace, rank: int) -> Lanes:
     Work is what the spans of a training cover, or the whole of a step that has none.
     """
     edges, _, unsure = marks.host_steps(trace)
-    work = trace.named(_WORK) & marks.own(trace, Category.STEP, Category.OPTIMIZER)
-    work |= marks.own(trace, Category.COMPUTE)
+    work = trace.named(_WORK) & marks.marked(trace, Category.STEP, Category.OPTIMIZER)
+    work |= marks.marked(trace, Category.COMPUTE)
     if not work.any():
-        work = marks.own(trace, Category.STEP)
+        work = marks.marked(trace, Category.STEP)
     loading = marks.rows_of(trace, marks.data(trace))
-    waits = marks.rows_of(trace, marks.own(trace, Category.WAIT, Category.COMMUNICATION))
+    waits = marks.rows_of(trace, marks.marked(trace, Category.WAIT, Category.COMMUNICATION))
     busy = subtract(marks.rows_of(trace, work), merge(loading, waits))
-    ops = host_ops(trace, trace.named(GLOO), marks.own(trace, Category.COMMUNICATION))
+    ops = host_ops(trace, trace.named(GLOO), marks.marked(trace, Category.COMMUNICATION))
     return Lanes(
         rank=rank,
         world_size=trace.world_size,
@@ -85,11 +85,11 @@ def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
     edges, main, unsure = marks.host_steps(trace, step_name)
     gloo = trace.named(GLOO)
     issue = trace.named(_ISSUE) & trace.of_cat("cpu_op")
-    ours = marks.own(trace, *Category)
-    spans = marks.own(trace, Category.COMMUNICATION)
+    ours = marks.marked(trace, *Category)
+    spans = marks.marked(trace, Category.COMMUNICATION)
     data = marks.data(trace)
     operators = trace.of_cat("cpu_op") & ~issue & ~ours & ~trace.named(_AROUND)
-    operators |= marks.own(trace, Category.COMPUTE)
+    operators |= marks.marked(trace, Category.COMPUTE)
     loops = np.unique(trace.thread[gloo])
     compute, issued = EMPTY, EMPTY
     engines = np.unique(trace.thread[trace.named(_ENGINE) | ours])

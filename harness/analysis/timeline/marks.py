@@ -84,11 +84,11 @@ def _repeated(trace: Trace) -> list[tuple[str, int]]:
     return [(trace.names[n], int(count[n])) for n in longest[:3]]
 
 
-def own(trace: Trace, *categories: Category) -> NDArray[np.bool_]:
+def marked(trace: Trace, *categories: Category) -> NDArray[np.bool_]:
     """Rows that are our own spans of these categories."""
     wanted = [i for i, name in enumerate(trace.names) if category_of(name) in categories]
     return np.isin(trace.name, wanted)
 
 
 def data(trace: Trace) -> NDArray[np.bool_]:
-    return trace.named(_DATA) | own(trace, Category.DATA)
+    return trace.named(_DATA) | marked(trace, Category.DATA)

@@ -170,15 +170,15 @@ class _Growing:
     coarsest_us: float = 0.0
     untimely: int = 0
 
-    def add(self, found: Found) -> None:
-        if instants := [instant for instant in found.instants if abs(instant.ts) < LATEST_US]:
+    def add(self, parsed: Found) -> None:
+        if instants := [instant for instant in parsed.instants if abs(instant.ts) < LATEST_US]:
             memory = arguments([instant.args for instant in instants], MemoryEvents)
             at = _ns(np.array([instant.ts for instant in instants]))
             sizes = _integers([m.allocated for m in memory])
             kinds = _integers([m.kind for m in memory])
             self.allocated.append(np.stack([at, sizes, kinds], axis=1)[sizes >= 0])
-        events = found.timed
-        n = len(found.timed)
+        events = parsed.timed
+        n = len(parsed.timed)
         ts = np.fromiter([event.ts for event in events], np.float64, n)
         dur = np.fromiter([event.dur for event in events], np.float64, n)
         timely = (np.abs(ts) < LATEST_US) & (dur >= 0) & (dur < LATEST_US)
@@ -301,10 +301,10 @@ def _unknown(path: Path, columns: _Growing) -> list[str]:
     return sentences
 
 
-def _whole(told: object) -> int:
+def _whole(value: object) -> int:
     """A number that a header states; -1 for anything else."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
-        return int(told)  # type: ignore[call-overload,no-any-return]
+        return int(value)  # type: ignore[call-overload,no-any-return]
     return -1
 
 

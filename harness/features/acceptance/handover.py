@@ -261,7 +261,7 @@ def _exclude(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
         for host in run.suspects.nodes if run.suspects else ():
             why.setdefault(host, []).append("slow with every partner it was paired with")
         for device in neighbours.slow_devices(run):
-            why.setdefault(device.host, []).append(device.told)
+            why.setdefault(device.host, []).append(device.sentence)
         for launch in run.launches:
             for gpu in launch.gpus:
                 if gpu.lost and launch.ranks:

@@ -276,24 +276,24 @@ def knees(num: int, seed: int = 21) -> KneesShown:
     )
 
 
-def told(found: Sequence[LoopTrial]) -> list[str]:
+def lines(worlds: Sequence[LoopTrial]) -> list[str]:
     """The figures of many worlds, as lines."""
-    covered = np.array([trial.covered for trial in found])
-    misses = 100 * np.abs(np.array([trial.misses for trial in found]))
-    out = [f"{len(found)} worlds, measured at {MEASURED}, 80 % intervals"]
+    covered = np.array([trial.covered for trial in worlds])
+    misses = 100 * np.abs(np.array([trial.misses for trial in worlds]))
+    out = [f"{len(worlds)} worlds, measured at {MEASURED}, 80 % intervals"]
     out += [
         f"  {ranks:5}  {covered[:, i].mean():.1%} covered, {misses[:, i].mean():.1f} points off"
         for i, ranks in enumerate(TRUTHS)
     ]
-    knees = sum(trial.knee for trial in found)
-    flags = sum(trial.flagged for trial in found)
-    both = sum(trial.knee and trial.flagged for trial in found)
+    knees = sum(trial.knee for trial in worlds)
+    flags = sum(trial.flagged for trial in worlds)
+    both = sum(trial.knee and trial.flagged for trial in worlds)
     out.append(f"  knees: {both} of {knees} flagged, {flags - both} flags without a knee")
-    pairs = [(trial.after_advice, trial.after_doubling) for trial in found]
+    pairs = [(trial.after_advice, trial.after_doubling) for trial in worlds]
     after = np.array([pair for pair in pairs if None not in pair], float)
     if len(after):
         better = (after[:, 0] < after[:, 1]).mean()
-        before = np.mean([trial.width for trial in found])
+        before = np.mean([trial.width for trial in worlds])
         advice, doubling = after.mean(axis=0)
         out.append(
             f"  sd of ln(step) at {TRUTHS[-1]}: {before:.3f}, after the advised size {advice:.3f},"
@@ -304,5 +304,5 @@ def told(found: Sequence[LoopTrial]) -> list[str]:
 
 if __name__ == "__main__":
     made = trials(int(sys.argv[1]) if len(sys.argv) > 1 else 1000, advised=True)
-    print("\n".join(told(made)))
+    print("\n".join(lines(made)))
     print("  planted knees:", knees(100))

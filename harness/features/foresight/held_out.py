@@ -43,7 +43,7 @@ class Score:
     reach: float
     baselines: Mapping[Law, float]
     revealed: int
-    told: int
+    named: int
 
     @property
     def best_baseline(self) -> Law:
@@ -125,24 +125,24 @@ def score(name: str, counted: Sequence[Counted]) -> Score | None:
             for law in Law
         },
         revealed=len(revealed),
-        told=sum(revealed),
+        named=sum(revealed),
     )
 
 
-def judged(one: Predicted) -> bool:
+def judged(predicted: Predicted) -> bool:
     """Whether a target counts: measured, and no typing error of its source."""
-    return one.measured is not None and not one.implausible
+    return predicted.measured is not None and not predicted.implausible
 
 
 def _largest(table: PublishedTable) -> int:
     return max(point.shape.ranks for point in table.points if point.calibrates)
 
 
-def _told_rightly(table: PublishedTable, one: Predicted) -> bool | None:
+def _told_rightly(table: PublishedTable, predicted: Predicted) -> bool | None:
     """Whether the limiter is the one that a profile of the run shows; None without a profile."""
-    bubble = next((point.bubble for point in table.points if point.shape == one.shape), None)
+    bubble = next((point.bubble for point in table.points if point.shape == predicted.shape), None)
     if bubble is None:
         return None
     if bubble >= BUBBLE_LIMITS:
-        return one.limiter is ForeseenTerm.BUBBLE
-    return one.limiter is not ForeseenTerm.BUBBLE if bubble <= NO_BUBBLE else None
+        return predicted.limiter is ForeseenTerm.BUBBLE
+    return predicted.limiter is not ForeseenTerm.BUBBLE if bubble <= NO_BUBBLE else None

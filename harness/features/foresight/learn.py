@@ -29,11 +29,11 @@ def teach(tables: Sequence[PublishedTable]) -> dict[str, list[float]]:
     return dict(misses)
 
 
-def _deviations(one: Predicted) -> float:
-    assert one.measured is not None
-    end = one.low if one.measured < one.efficiency else one.high
-    sd = abs(np.log(end / one.efficiency)) / HALF_SDS / UNTAUGHT.stretch[one.regime]
-    return float(abs(np.log(one.measured / one.efficiency)) / sd)
+def _deviations(predicted: Predicted) -> float:
+    assert predicted.measured is not None
+    end = predicted.low if predicted.measured < predicted.efficiency else predicted.high
+    sd = abs(np.log(end / predicted.efficiency)) / HALF_SDS / UNTAUGHT.stretch[predicted.regime]
+    return float(abs(np.log(predicted.measured / predicted.efficiency)) / sd)
 
 
 def main(files: Sequence[str]) -> None:

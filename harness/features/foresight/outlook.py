@@ -118,10 +118,10 @@ def _between(largest: Shape, target: Shape, calibrated: Sequence[Point]) -> list
     return [_at(largest, size, [point.shape for point in calibrated]) for size in sizes]
 
 
-def _device_hours(one: Predicted) -> float:
+def _device_hours(predicted: Predicted) -> float:
     """Of a billion tokens."""
-    tokens = one.shape.samples * one.shape.seq
-    return one.step_s * one.shape.ranks / 3600 * 1e9 / tokens
+    tokens = predicted.shape.samples * predicted.shape.seq
+    return predicted.step_s * predicted.shape.ranks / 3600 * 1e9 / tokens
 
 
 def _alike(point: Point, shape: Shape) -> bool:

@@ -38,17 +38,17 @@ class LeftOut:
     """One family, by what the others taught. ``unsaid`` would have been said, but was refused."""
 
     name: str
-    said: tuple[Counted, ...]
+    answered: tuple[Counted, ...]
     unsaid: tuple[Counted, ...]
     refused: int
 
     @property
     def doubtful(self) -> list[Counted]:
-        return [c for c in self.said if c[1].regime is Regime.UNSEEN]
+        return [c for c in self.answered if c[1].regime is Regime.UNSEEN]
 
     @property
     def plain(self) -> list[Counted]:
-        return [c for c in self.said if c[1].regime is not Regime.UNSEEN]
+        return [c for c in self.answered if c[1].regime is not Regime.UNSEEN]
 
 
 def left_out(files: Sequence[Path]) -> list[LeftOut]:
@@ -59,7 +59,7 @@ def left_out(files: Sequence[Path]) -> list[LeftOut]:
         out.append(
             LeftOut(
                 name=name,
-                said=tuple(counted(made)),
+                answered=tuple(counted(made)),
                 unsaid=tuple(_unsaid(made)),
                 refused=sum(len(prediction.refused) for prediction in made),
             )
@@ -79,8 +79,8 @@ def lines(families: Sequence[LeftOut]) -> Iterator[str]:
     yield f"| {' | '.join(COLUMNS)} |"
     yield f"|{'---|' * len(COLUMNS)}"
     for family in families:
-        yield _row(family.name, family.said, len(family.doubtful), family.refused)
-    spoken = [c for family in families for c in family.said]
+        yield _row(family.name, family.answered, len(family.doubtful), family.refused)
+    spoken = [c for family in families for c in family.answered]
     doubtful = [c for family in families for c in family.doubtful]
     refused = sum(family.refused for family in families)
     yield _row("all that was said", spoken, len(doubtful), refused)

@@ -224,5 +224,5 @@ def _statistics(quantity: str, value: Value) -> dict[str, float]:
 
 
 def _write_json(path: Path, document: Json) -> None:
-    with files.told(path.parent):
+    with files.writing_to(path.parent):
         files.write({path: json.dumps(document, indent=1, sort_keys=True) + "\n"})

@@ -65,20 +65,22 @@ class Bisector:
 
     def __init__(self, interleaver: Interleaver, versions: Versions, error: float) -> None:
         self._interleaver, self._versions = interleaver, versions
-        self.found = Bisection(len(versions.names), error)
+        self.bisection = Bisection(len(versions.names), error)
 
-    def run(self, told: Callable[[str], None]) -> None:
+    def run(self, tell: Callable[[str], None]) -> None:
         """Probe until it is decided. SpecError where good and bad do not differ.
 
-        ``told`` is called with a line for each probe.
+        ``tell`` is called with a line for each probe.
         """
         names = self._versions.names
-        while (number := self.found.next) is not None and self._interleaver.blocks < MOST_PROBES:
+        while (
+            number := self.bisection.next
+        ) is not None and self._interleaver.blocks < MOST_PROBES:
             for name in (names[0], names[number]):
                 self._versions.ensure(name)
-            self.found.add(number, self._interleaver.block(names[0], names[number]))
-            told(self._line(number))
-        if not self.found.apart:
+            self.bisection.add(number, self._interleaver.block(names[0], names[number]))
+            tell(self._line(number))
+        if not self.bisection.apart:
             raise SpecError(
                 f"{names[-1]} is not slower or faster than {names[0]}, as far as"
                 f" {self._interleaver.blocks} blocks can tell",
@@ -87,11 +89,11 @@ class Bisector:
             )
 
     def _line(self, number: int) -> str:
-        mean, count = self.found.mean(number)
+        mean, count = self.bisection.mean(number)
         line = f"{self._versions.names[number]}: {100 * mean:+.1f}% over {count} pairs"
-        if not self.found.apart:
+        if not self.bisection.apart:
             return line
-        first, sure = self.found.answer
+        first, sure = self.bisection.answer
         if sure < 0.5:
             return line
         return f"{line}; first bad is {self._versions.names[first]} ({sure:.0%} sure)"

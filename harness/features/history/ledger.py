@@ -136,10 +136,10 @@ def _import(path: Path, nights: Sequence[Night], parent: str | None) -> None:
 
 
 def _commit(
-    message: str, when: datetime.datetime, told: Mapping[str, str], parent: str, mark: int
+    message: str, when: datetime.datetime, variables: Mapping[str, str], parent: str, mark: int
 ) -> str:
     """A commit as ``git fast-import`` reads it."""
-    text = json.dumps(dict(told), indent=1, sort_keys=True) + "\n"
+    text = json.dumps(dict(variables), indent=1, sort_keys=True) + "\n"
     date = f"{_WHO} {int(when.timestamp())} +0000"
     head = "" if parent else f"reset refs/heads/{BRANCH}\n"
     after = f"from {parent}\n" if parent else ""

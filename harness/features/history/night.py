@@ -109,7 +109,7 @@ def keep(night: Night, results: Path) -> bool:
     new = not path.is_file()
     if new or path.read_text() != text:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with files.told(path.parent):
+        with files.writing_to(path.parent):
             files.write({path: text})
     return new
 

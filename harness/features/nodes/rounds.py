@@ -137,13 +137,13 @@ class Board:
         half = math.log1p(self._least) / 2  # what is usual is not known exactly
         return bool(launches) and float(np.median(self._logs[launches])) >= half
 
-    def _again(self, one: NamedSlow, earlier: "Board") -> NamedSlow:
+    def _again(self, slow: NamedSlow, earlier: "Board") -> NamedSlow:
         """A node that was named, with all that is known of it by now."""
-        log, slower = self.of_node(one.nodes[0], earlier.found - {*one.nodes})
-        return NamedSlow(one.nodes, math.expm1(slower), max(log, one.log_evidence))
+        log, slower = self.of_node(slow.nodes[0], earlier.named - {*slow.nodes})
+        return NamedSlow(slow.nodes, math.expm1(slower), max(log, slow.log_evidence))
 
     @cached_property
-    def found(self) -> frozenset[int]:
+    def named(self) -> frozenset[int]:
         """Nodes that are named."""
         return frozenset(node for slow in self.slow_nodes for node in slow.nodes)
 
@@ -158,20 +158,20 @@ class Board:
             again = len(self.times[link]) > 1 and others >= min(2, self.num_nodes - 2)
             if again and self._sure(log, slower, limit):
                 named.append(NamedSlow(link, math.expm1(slower), log))
-        return sorted(named, key=lambda one: -one.log_evidence)
+        return sorted(named, key=lambda slow: -slow.log_evidence)
 
     @cached_property
     def _doubted(self) -> dict[tuple[int, int], float]:
         """Links that may be slow: both their nodes are well without them."""
         likely = [
-            key for key, i in self.times.items() if self._slower(i) and not {*key} & self.found
+            key for key, i in self.times.items() if self._slower(i) and not {*key} & self.named
         ]
         evidence = {link: self._of_link(link)[0] for link in likely}
         return {
             link: log
             for link, log in evidence.items()
             if log > math.log(DOUBTED)
-            and all(self.of_node(n, self.found, without=link)[0] < 0 for n in link)
+            and all(self.of_node(n, self.named, without=link)[0] < 0 for n in link)
         }
 
     def _sure(self, log: float, slower: float, limit: float) -> bool:
@@ -213,7 +213,7 @@ class Board:
         again = {n for pair in self._seen if pair.round == self.round - 1 for n in pair.link}
         for node in self._of if self._earlier is None else again | {*self._earlier.open_nodes}:
             tried = self._of[node] or self.round < TRIES
-            if tried and node not in self.found:
+            if tried and node not in self.named:
                 log = self._of_wanted(node)
                 if log > math.log(MISSED):
                     likely[node] = log
@@ -223,7 +223,7 @@ class Board:
         """Nodes to measure again: those that are open, and those of a link that may be slow."""
         known = {slow.nodes for slow in self.slow_links}
         linked = {n for link in self._doubted if link not in known for n in link}
-        return [*self.open_nodes, *sorted(linked - {*self.open_nodes} - self.found)]
+        return [*self.open_nodes, *sorted(linked - {*self.open_nodes} - self.named)]
 
     def smallest(self, most: int) -> float | None:
         """The smallest slowness that a node could not have hidden: with the noise of these rounds,
@@ -239,7 +239,7 @@ class Board:
         Launches are drawn as they were measured, and made slower: a node is followed up as long as
         it may be slow, and named once that is sure.
         """
-        logs = self._apart({*self.found, *self._always_slow})
+        logs = self._apart({*self.named, *self._always_slow})
         if not len(logs):
             return False
         noise = Scatter(logs)
@@ -279,30 +279,30 @@ class Board:
         return len({self._partner(i, node) for i in self._of[node]} - {*link})
 
     def of_node(
-        self, node: int, found: Collection[int], without: tuple[int, int] | None = None
+        self, node: int, nodes: Collection[int], without: tuple[int, int] | None = None
     ) -> tuple[float, float]:
         """Evidence that a node is slow, and by how much."""
-        times = self._by_partner(node, found, without)
-        return log_evidence(times, self._apart({node, *found, *self._always_slow}), self._least)
+        times = self._by_partner(node, nodes, without)
+        return log_evidence(times, self._apart({node, *nodes, *self._always_slow}), self._least)
 
     def _of_wanted(self, node: int) -> float:
         """Log of how much likelier a node is slower by what is wanted, or by more, than well."""
-        times = self._by_partner(node, self.found)
-        others = self._apart({node, *self.found, *self._always_slow})
+        times = self._by_partner(node, self.named)
+        others = self._apart({node, *self.named, *self._always_slow})
         if not len(times) or not len(others):
             return 0.0
         hidden = self._tried[self._tried >= math.log1p(self._wanted)]
         return float(Scatter(others).log_ratios(times, hidden).sum(axis=0).max())
 
     def _by_partner(
-        self, node: int, found: Collection[int], without: tuple[int, int] | None = None
+        self, node: int, nodes: Collection[int], without: tuple[int, int] | None = None
     ) -> list[float]:
         """Log times of a node: one value for each partner, since a link may be what is slow."""
         by_partner: dict[int, list[float]] = {}
         for i in self._of[node]:
             link = self._seen[i].link
             partner = link[0] + link[1] - node
-            if link != without and partner not in found:
+            if link != without and partner not in nodes:
                 by_partner.setdefault(partner, []).append(self._logs[i])
         return [float(np.mean(times)) for times in by_partner.values()]
 
@@ -353,7 +353,7 @@ def pairs(
         return _matched(sorted(nodes, key=met.__getitem__), known)  # an odd one was left out
     apart = {n for link in links for n in link}
     first = [suspect for suspect in suspects if suspect not in apart]
-    well = [node for node in nodes if node not in apart | {*suspects} | known.found]
+    well = [node for node in nodes if node not in apart | {*suspects} | known.named]
     rest = _matched([*first, *well], known, {*well})
     return links + rest[: len(first) + max(BESIDE, len(first) + len(links))]
 

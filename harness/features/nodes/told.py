@@ -74,29 +74,33 @@ def seen(pairs: Sequence[Paired], of: Sequence[str]) -> list[TimedPair]:
     ]
 
 
-def hidden(found: Suspects) -> str:
+def hidden(suspected: Suspects) -> str:
     """What a node may be slower by and not be named: a sentence for where nothing is slow."""
-    of = found.hosts or tuple(sorted({host for pair in found.pairs for host in (pair.a, pair.b)}))
-    smallest = _board(found.pairs, of, found.case).smallest(found.most or rounds.MOST)
+    of = suspected.hosts or tuple(
+        sorted({host for pair in suspected.pairs for host in (pair.a, pair.b)})
+    )
+    smallest = _board(suspected.pairs, of, suspected.case).smallest(suspected.most or rounds.MOST)
     if smallest is None:
         return "launches scatter so widely that a node of half the speed might have been missed"
     return f"a node that is {100 * smallest:g}% slower would have been named 99 times in 100"
 
 
-def open_still(found: Suspects) -> str:
+def open_still(suspected: Suspects) -> str:
     """Which nodes may be slow although they are not named, and what would tell."""
-    first = ", ".join(found.undecided[:NODES_SHOWN])
-    if more := len(found.undecided) - NODES_SHOWN:
+    first = ", ".join(suspected.undecided[:NODES_SHOWN])
+    if more := len(suspected.undecided) - NODES_SHOWN:
         first += f" and {more} more" if more > 0 else ""
-    slower = f"{wanted(found.case):.0%}"
-    most = found.most or rounds.MOST
+    slower = f"{wanted(suspected.case):.0%}"
+    most = suspected.most or rounds.MOST
     return f"{first} may be {slower} slower: --rounds {2 * most} may tell, {most} did not"
 
 
-def unseen(found: Suspects) -> tuple[str, ...]:
+def unseen(suspected: Suspects) -> tuple[str, ...]:
     """Hosts of which no launch ended well: nobody knows whether they are slow."""
-    timed = {host for pair in found.pairs if pair.time_s is not None for host in (pair.a, pair.b)}
-    return tuple(host for host in found.hosts if host not in timed)
+    timed = {
+        host for pair in suspected.pairs if pair.time_s is not None for host in (pair.a, pair.b)
+    }
+    return tuple(host for host in suspected.hosts if host not in timed)
 
 
 def differences(run: RunRecord) -> Iterator[str]:
@@ -124,9 +128,9 @@ def replayed(recorded: Suspects, most: int) -> Iterator[str]:
             return
 
 
-def words(one: Slow) -> str:
+def words(slow: Slow) -> str:
     """``node 3 is 2.1 % slower with every partner`` or ``the link a - b is ...``."""
-    if len(one.hosts) == 1:
-        return f"{one.hosts[0]} is {one.slower:.1%} slower, whoever its partner is"
-    a, b = one.hosts
-    return f"the link {a} - {b} is {one.slower:.1%} slower, while both nodes are fast with others"
+    if len(slow.hosts) == 1:
+        return f"{slow.hosts[0]} is {slow.slower:.1%} slower, whoever its partner is"
+    a, b = slow.hosts
+    return f"the link {a} - {b} is {slow.slower:.1%} slower, while both nodes are fast with others"

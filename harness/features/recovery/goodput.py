@@ -121,17 +121,17 @@ def costs(played: Sequence[Played]) -> Costs:
     saves = sum(mark[0] is Mark.SAVED for mark in marks)
     loads = sum(len(p.sittings) - 1 for p in played)
 
-    def each(name: str, count: int) -> float:
+    def mean_s(name: str, count: int) -> float:
         return sum(term[name] for term in terms) / 1e9 / max(1, count)
 
     return Costs(
-        step_s=each("train", steps),
-        slow_s=each("slow", steps),
-        save_s=each("checkpoint", saves),
-        detect_s=each("detect", faults),
-        stop_s=each("stop", faults),
-        restart_s=each("restart", starts),
-        load_s=each("load", loads),
+        step_s=mean_s("train", steps),
+        slow_s=mean_s("slow", steps),
+        save_s=mean_s("checkpoint", saves),
+        detect_s=mean_s("detect", faults),
+        stop_s=mean_s("stop", faults),
+        restart_s=mean_s("restart", starts),
+        load_s=mean_s("load", loads),
     )
 
 

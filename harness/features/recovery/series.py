@@ -51,14 +51,14 @@ def recoveries(trials: Sequence[Trial]) -> Iterator[Series]:
             wrong = "the named rank is not the rank that was broken"
 
         def values(attempt: int, named: Sequence[Trial] = named) -> Values:
-            def each(read: Callable[[Trial], float | None]) -> tuple[float, ...]:
+            def readings_of(read: Callable[[Trial], float | None]) -> tuple[float, ...]:
                 readings = (read(trial) for trial in named if trial.attempt == attempt)
                 return tuple(value for value in readings if value is not None)
 
             return {
-                "recovery_s": each(lambda trial: trial.recovery_s),
-                "checkpoint_stall_s": each(lambda trial: trial.stall_s),
-                "checkpoint_bandwidth": each(
+                "recovery_s": readings_of(lambda trial: trial.recovery_s),
+                "checkpoint_stall_s": readings_of(lambda trial: trial.stall_s),
+                "checkpoint_bandwidth": readings_of(
                     lambda trial: trial.bytes / trial.save_s if trial.save_s else None
                 ),
             }

@@ -25,4 +25,4 @@ class Asked:
     verb: str
     options: argparse.Namespace
     words: Sequence[str]
-    own: Sequence[str] = ()
+    command: Sequence[str] = ()

@@ -33,8 +33,8 @@ def interleavers(
     for target in targets:
         plans = plans_of(target, site, known, measuring.settings(asked))
         cases.append(_largest(target, plans))
-    if asked.own:
-        cases.append((script_case(asked.own, site, Mode.WEAK), REAL))
+    if asked.command:
+        cases.append((script_case(asked.command, site, Mode.WEAK), REAL))
     given = measuring.values(asked)
     settings = options.settings(given, site, ("scaleproof", *asked.words))
     settings = replace(settings, timeline=False, fabric=False, setups=setups, **more)

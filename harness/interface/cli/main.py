@@ -158,7 +158,7 @@ def run(words: Sequence[str]) -> Answer:
     if script_words and not getattr(parsed, "script", False):
         parser(module).verbs[parsed.verb].error(f"unrecognized arguments: {' '.join(script_words)}")
     answer: Answer = module.act(
-        Asked(verb=parsed.verb, options=parsed, words=words, own=script_words)
+        Asked(verb=parsed.verb, options=parsed, words=words, command=script_words)
     )
     if parsed.json:
         sys.stdout.write(json.dumps(to_doc(answer.document), indent=1) + "\n")

@@ -114,12 +114,12 @@ def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = N
     notes = list[str]()
     lenient = getattr(asked.options, "inconclusive", "") == "warn"
     fresh = getattr(asked.options, "fresh", False)
-    folder = str(Path.cwd()) if asked.own else ""
+    folder = str(Path.cwd()) if asked.command else ""
     clean = tuple(getattr(asked.options, "clean", ()))
     settings = replace(settings, lenient=lenient, fresh=fresh, folder=folder, clean=clean)
     if old is not None:
         settings, notes = options.resumed(old, settings)
-    if asked.own and not settings.clean:
+    if asked.command and not settings.clean:
         copies.refuse_large(Path(settings.folder), results(asked), settings.data)
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])
     beside = [target if target.is_dir() else target.parent, Path("suites")]

@@ -63,9 +63,9 @@ def tier(marks: str) -> Callable[[frozenset[str]], bool]:
     except SyntaxError as error:
         raise SpecError(f"-m {marks}: {error}", expected="as of pytest", fix="-m smoke") from None
 
-    def chosen(found: frozenset[str]) -> bool:
+    def chosen(names: frozenset[str]) -> bool:
         def has(name: str, /, **_: str | int | bool | None) -> bool:
-            return name in found
+            return name in names
 
         return expression.evaluate(has)
 

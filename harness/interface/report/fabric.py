@@ -49,8 +49,8 @@ def tabled(run: RunRecord, *, named: bool = True) -> Table[Swept]:
         if above is None or _name(operation) != _name(above)
     }
 
-    def world(one: Swept) -> str:
-        return _name(one) if named or id(one) in firsts else ""
+    def world(sweep: Swept) -> str:
+        return _name(sweep) if named or id(sweep) in firsts else ""
 
     columns = [
         Column[Swept]("ranks", 9, world, left=True),
@@ -96,18 +96,18 @@ def _binary(size: int) -> str:
     return f"{size >> 10} KiB"
 
 
-def _name(one: Swept) -> str:
-    return one.world + one.network
+def _name(sweep: Swept) -> str:
+    return sweep.world + sweep.network
 
 
-def _bus(one: Swept, payload: int) -> str:
-    return si(_bps(one, payload), "B/s")
+def _bus(sweep: Swept, payload: int) -> str:
+    return si(_bps(sweep, payload), "B/s")
 
 
-def _bps(one: Swept, payload: int) -> float | None:
-    rates = one.bus_bps(payload)
+def _bps(sweep: Swept, payload: int) -> float | None:
+    rates = sweep.bus_bps(payload)
     return median(rates) if rates else None
 
 
-def _wrong(one: Swept) -> str:
-    return f"refused: {one.refused[:30]}" if one.refused else "" if one.right else "WRONG"
+def _wrong(sweep: Swept) -> str:
+    return f"refused: {sweep.refused[:30]}" if sweep.refused else "" if sweep.right else "WRONG"

@@ -107,28 +107,28 @@ def _as(form: str, scale: float = 1.0, unit: str = "") -> Callable[[float], str]
     return lambda value: format(value * scale, form) + unit
 
 
-def _sent(one: LadderRow) -> str:
-    several = one.row.case.world_size > 1
+def _sent(row: LadderRow) -> str:
+    several = row.row.case.world_size > 1
     none = "n/a" if several else ""
-    return none if one.row.sent_bytes is None else f"{one.row.sent_bytes * 1e-6:.2f}"
+    return none if row.row.sent_bytes is None else f"{row.row.sent_bytes * 1e-6:.2f}"
 
 
-def _efficiency(one: LadderRow) -> str:
-    point = one.point
+def _efficiency(row: LadderRow) -> str:
+    point = row.point
     return interval(point.efficiency, point.efficiency_low, point.efficiency_high)
 
 
-def _bound(one: LadderRow) -> str:
-    bound = one.verdict.bound if one.verdict else ""
-    return f"{bound} *" if bound and not one.shown else bound
+def _bound(row: LadderRow) -> str:
+    bound = row.verdict.bound if row.verdict else ""
+    return f"{bound} *" if bound and not row.shown else bound
 
 
-def _status(one: LadderRow) -> str:
+def _status(row: LadderRow) -> str:
     """The word; a figure that no rule judges is marked where nobody should rely on it."""
-    if one.verdict is None:
+    if row.verdict is None:
         return ""
-    doubtful = one.verdict.status is Status.RECORDED and one.verdict.doubt
-    return f"{one.verdict.status} ~" if doubtful else str(one.verdict.status)
+    doubtful = row.verdict.status is Status.RECORDED and row.verdict.doubt
+    return f"{row.verdict.status} ~" if doubtful else str(row.verdict.status)
 
 
 def _lifted(column: Column[LadderRow]) -> Column[Named]:

@@ -66,7 +66,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     return [rule("your script", width), *shown] if shown else []
 
 
-def told(run: RunRecord) -> list[ScriptSection]:
+def sections(run: RunRecord) -> list[ScriptSection]:
     """The same for a page."""
     return [
         ScriptSection(

@@ -29,13 +29,13 @@ class Table(Generic[Row]):
     rows: Sequence[Row]
 
     @property
-    def told(self) -> list[Column[Row]]:
+    def shown_columns(self) -> list[Column[Row]]:
         """The columns that say something."""
         return [column for column in self.columns if any(column.cell(row) for row in self.rows)]
 
     def lines(self, width: int) -> list[str]:
         """For a terminal: columns drop until it fits."""
-        return text.table(self.told, self.rows, width) if self.rows else []
+        return text.table(self.shown_columns, self.rows, width) if self.rows else []
 
     def html(self, name: str, ids: Sequence[str] = ()) -> Markup:
         """For a page: sorted by its header; cells carry their value beside their words.
@@ -44,7 +44,7 @@ class Table(Generic[Row]):
         """
         if not self.rows:
             return Markup("")
-        columns = self.told
+        columns = self.shown_columns
         head = "".join(
             f"<th{_aligned(column)}>{_escaped(column.header or 'result')}</th>"
             for column in columns
@@ -62,7 +62,7 @@ class Table(Generic[Row]):
 
     def markdown(self) -> list[str]:
         """For a CI system's summary."""
-        columns = self.told
+        columns = self.shown_columns
         lines = [
             [column.header for column in columns],
             ["---" if column.left else "---:" for column in columns],
@@ -72,7 +72,7 @@ class Table(Generic[Row]):
 
     def records(self) -> list[dict[str, Json]]:
         """For other programs: whole values where there are some."""
-        columns = self.told  # all rows are looked at for it: once, not for each of them
+        columns = self.shown_columns  # all rows are looked at for it: once, not for each of them
         return [{column.header: plain(column, row) for column in columns} for row in self.rows]
 
 

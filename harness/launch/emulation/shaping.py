@@ -18,11 +18,11 @@ SLOW_MBIT = 200.0
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """``own``: Mbit/s of each node's link; ``between``: of the way between two nodes where that is
-    less. ``delay_ms``: from each node to each other, one way.
+    """``rates``: Mbit/s of each node's link; ``between``: of the way between two nodes where that
+    is less. ``delay_ms``: from each node to each other, one way.
     """
 
-    own: tuple[float, ...]
+    rates: tuple[float, ...]
     between: Mapping[tuple[int, int], float]
     delay_ms: tuple[tuple[float, ...], ...]
 
@@ -51,7 +51,7 @@ def links_of(case: CaseSpec, engine: str, usual: Mapping[str, Any], num_nodes: i
         for there in range(num_nodes) if other is None else [other]:
             if there != node:
                 delays[node][there] = delays[there][node] = delay
-    return Links(own=tuple(rates), between=between, delay_ms=tuple(map(tuple, delays)))
+    return Links(rates=tuple(rates), between=between, delay_ms=tuple(map(tuple, delays)))
 
 
 def _exceptions(

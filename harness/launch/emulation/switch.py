@@ -45,12 +45,12 @@ class Switch:
     def __init__(
         self,
         devices: Sequence[int],
-        own: Sequence[float],
+        rates: Sequence[float],
         between: Mapping[tuple[int, int], float],
         delay_s: Sequence[Sequence[float]],
     ) -> None:
-        self.devices, self.own, self.between, self.delay_s = devices, own, between, delay_s
-        self.sent, self.received = [0.0] * len(own), [0.0] * len(own)  # busy until then
+        self.devices, self.own, self.between, self.delay_s = devices, rates, between, delay_s
+        self.sent, self.received = [0.0] * len(rates), [0.0] * len(rates)  # busy until then
         self.passed = dict.fromkeys(between, 0.0)
         self.travelling: list[tuple[float, int, bool, int, bytes]] = []
         self.count = 0

@@ -183,7 +183,7 @@ class EmulatedJob(Job):
         links = links_of(spec.case, Path(__file__).stem, KNOBS, len(self._holders) - 1)
         if links == self._shaped:
             return
-        for node, rate in enumerate(links.own):
+        for node, rate in enumerate(links.rates):
             slower = {address(b): r for (a, b), r in links.between.items() if a == node}
             self._run(_batch("{bridge}", "tc", shape(f"v{node}", rate)))
             self._run(_batch(f"{{node{node}}}", "tc", shape("eth0", rate, slower)))
@@ -196,10 +196,10 @@ class EmulatedJob(Job):
         self._shaped = links
 
     def _start_switch(self, links: Links) -> None:
-        nodes = range(len(links.own))
+        nodes = range(len(links.rates))
         plan = dict(
             pids=[self._holders[f"node{i}"].pid for i in nodes],
-            own=links.own,
+            own=links.rates,
             between=[(a, b, rate) for (a, b), rate in links.between.items()],
             delay_ms=links.delay_ms,
         )

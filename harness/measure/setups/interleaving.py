@@ -186,17 +186,17 @@ def difference(case: str, longer: list[float]) -> Difference:
     )
 
 
-def beside_itself(told: Difference, alike: Sequence[float]) -> Difference:
+def beside_itself(measured: Difference, alike: Sequence[float]) -> Difference:
     """A difference with what A differed by from itself; ``alike`` as of ``Interleaver.alike``."""
     if not alike:
-        return told
+        return measured
     interval = sequential.t_sequence(alike, ALPHA)
     low, high = (None if e is None else math.exp(e) for e in (interval.low, interval.high))
-    return replace(told, alike=math.exp(interval.mean), alike_low=low, alike_high=high)
+    return replace(measured, alike=math.exp(interval.mean), alike_low=low, alike_high=high)
 
 
 def compared(
-    interleaver: Interleaver, case: str, a: str, b: str, told: Callable[[str], None]
+    interleaver: Interleaver, case: str, a: str, b: str, tell: Callable[[str], None]
 ) -> Difference:
     """Blocks until the difference is decided, ``MOST`` at most. ``told`` gets a line for each."""
     longer: list[float] = []
@@ -209,7 +209,7 @@ def compared(
             undecided = replace(difference(case, longer), reading=Reading.UNDECIDED)
             return beside_itself(undecided, interleaver.alike(a))
         latest = difference(case, longer)
-        told(f"{case}: B/A {latest.ratio:.4f} over {latest.num_pairs} pairs: {latest.reading}")
+        tell(f"{case}: B/A {latest.ratio:.4f} over {latest.num_pairs} pairs: {latest.reading}")
         done = len(longer) >= 2 * FEWEST and latest.reading is not Reading.UNDECIDED
         if done or len(longer) >= 2 * MOST:
             return beside_itself(latest, interleaver.alike(a))

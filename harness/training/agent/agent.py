@@ -140,8 +140,8 @@ class Agent:
         self.beaten_at = time.monotonic() if beat else self.beaten_at
         for world in tuple(self.worlds):
             world.watch()
-            if world.failing and not world.told:
-                world.told = True
+            if world.failing and not world.reported:
+                world.reported = True
                 self.say(world, {"failing": True})
             if beat:
                 self.say(world, {"beats": world.seen()})

@@ -59,7 +59,7 @@ class World:
         self.ranks = range(share.first, share.first + share.count)
         self.ends: dict[int, RankEnd] = {}
         self.failing = False
-        self.told = False  # that it fails
+        self.reported = False  # that it fails
         self._doomed: set[int] = set()
         self._states: dict[int, str] = {}
         self._kills_before = memory_kills()

@@ -140,8 +140,8 @@ class _Also(torch.autograd.Function):
     scale: float | Tensor = 1.0
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, own: Tensor) -> Tensor:
-        ctx.like = own
+    def forward(ctx: Any, x: Tensor, tokens: Tensor) -> Tensor:
+        ctx.like = tokens
         return x.view_as(x)
 
     @staticmethod

@@ -97,9 +97,9 @@ def _payload(entry: dict[str, Any]) -> int:
     return sum(math.prod(size) * _BYTES[kind] for size, kind in zip(sizes, kinds, strict=False))
 
 
-def _totals(found: list[dict[str, Any]]) -> Mapping[str, Issued]:
+def _totals(collectives: list[dict[str, Any]]) -> Mapping[str, Issued]:
     totals: dict[str, tuple[int, int]] = {}
-    for entry in found:
+    for entry in collectives:
         name = name_of(entry)
         if name == "recv":
             continue  # the other end's send

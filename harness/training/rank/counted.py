@@ -70,10 +70,10 @@ def period(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> int:
     return steps
 
 
-def added(one: Mapping[str, Issued], other: Mapping[str, Issued]) -> Mapping[str, Issued]:
+def added(calls: Mapping[str, Issued], other: Mapping[str, Issued]) -> Mapping[str, Issued]:
     """Collectives of two steps together."""
     none = Issued(count=0, payload_bytes=0)
-    pairs = {key: (one.get(key, none), other.get(key, none)) for key in {*one, *other}}
+    pairs = {key: (calls.get(key, none), other.get(key, none)) for key in {*calls, *other}}
     return {
         name: Issued(count=a.count + b.count, payload_bytes=a.payload_bytes + b.payload_bytes)
         for name, (a, b) in pairs.items()

@@ -93,7 +93,7 @@ def _trained(
             return make_batch(loaded, case, ids, ctx.device)
 
         if seen:
-            simulated.told(seen[step])
+            simulated.note_seen(seen[step])
         if in_turn(ctx):
             simulated.step([batch(shard) for shard in range(len(changed))])
         else:

@@ -117,9 +117,9 @@ class CodecTrial:
             residual = residual + sums[:size]
         return self.mean(residual)
 
-    def mean(self, own: Tensor) -> Tensor:
+    def mean(self, gradient: Tensor) -> Tensor:
         """Over all ranks."""
-        total = own.double()
+        total = gradient.double()
         if self.ctx.world_size > 1:
             dist.all_reduce(total)
         return total / self.ctx.world_size

@@ -99,9 +99,9 @@ class Oracle:
         self.update(total)
         return losses / len(shards)
 
-    def together(self, own: Batch) -> float:
+    def together(self, batch: Batch) -> float:
         """The same, each rank on its own shard: gradients are exchanged and added in rank order."""
-        loss, gradients = self.backward(own)
+        loss, gradients = self.backward(batch)
         shards = self.ctx.batching.shards
         self.update(added(self.rounding.gradients(gradients), shards))
         losses = [torch.zeros_like(loss) for _ in range(self.ctx.world_size)]
@@ -219,14 +219,14 @@ def grad_norm(named: Iterator[tuple[str, Tensor]]) -> float:
     )
 
 
-def added(own: Sequence[Tensor], shards: int) -> list[Tensor]:
+def added(gradients: Sequence[Tensor], shards: int) -> list[Tensor]:
     """The mean of all ranks' gradients, added in rank order: equal bits on every rank.
 
     Each rank adds one part of them, and hands it to the others.
     """
     if shards == 1:
-        return list(own)
-    flat = torch.cat([(tensor / shards).flatten() for tensor in own])
+        return list(gradients)
+    flat = torch.cat([(tensor / shards).flatten() for tensor in gradients])
     padded = nn.functional.pad(flat, (0, -len(flat) % shards))
     gathered = torch.empty_like(padded)
     dist.all_to_all_single(gathered, padded)
@@ -234,7 +234,7 @@ def added(own: Sequence[Tensor], shards: int) -> list[Tensor]:
     for other in others:
         mine.add_(other)
     dist.all_gather_into_tensor(padded, mine.contiguous())
-    return shaped(padded[: len(flat)], own)
+    return shaped(padded[: len(flat)], gradients)
 
 
 def shaped(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

@@ -25,9 +25,9 @@ class Rounding:
     def watch(self, model: nn.Module) -> None:
         """Nothing is changed."""
 
-    def gradients(self, own: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """What this rank hands out."""
-        return own
+        return gradients
 
 
 class OtherRounding(Rounding):
@@ -53,9 +53,9 @@ class OtherRounding(Rounding):
             if next(module.parameters(recurse=False), None) is not None:
                 module.register_forward_hook(changed)
 
-    def gradients(self, own: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Each rounded in its own way."""
-        return [self._changed(gradient) for gradient in own]
+        return [self._changed(gradient) for gradient in gradients]
 
     def _changed(self, x: Tensor) -> Tensor:
         eps = max(self._eps, torch.finfo(x.dtype).eps)

@@ -46,12 +46,12 @@ class Fit(NamedTuple):
 class Sums:
     """Folded sums over steps: of this rank's gradients, and of what all ranks were given."""
 
-    own: Tensor
+    of_rank: Tensor
     made: Tensor
     steps: int = 1
 
     def __add__(self, other: Self) -> "Sums":
-        return Sums(self.own + other.own, self.made + other.made, self.steps + other.steps)
+        return Sums(self.of_rank + other.of_rank, self.made + other.made, self.steps + other.steps)
 
 
 class Shares:
@@ -66,9 +66,9 @@ class Shares:
         self.blocks: list[Fit] = []
         self._of_parts: list[tuple[Fit, str]] = []
 
-    def add(self, own: Sequence[Tensor], made: Sequence[Tensor]) -> None:
+    def add(self, of_rank: Sequence[Tensor], made: Sequence[Tensor]) -> None:
         """A step's gradients of this rank, and what all ranks were given."""
-        step = Sums(self._folded(own), self._folded(made))
+        step = Sums(self._folded(of_rank), self._folded(made))
         self._all = self._all + step if self._all else step
         self._block = self._block + step if self._block else step
         if self._block.steps == BLOCK:
@@ -103,8 +103,8 @@ class Shares:
 
     def _gathered(self, sums: Sums) -> tuple[Tensor, Tensor]:
         """All ranks' sums (ranks, numbers), and what was made of them (numbers)."""
-        sums_of_ranks = [torch.zeros_like(sums.own) for _ in range(self._ctx.world_size)]
-        dist.all_gather(sums_of_ranks, sums.own)
+        sums_of_ranks = [torch.zeros_like(sums.of_rank) for _ in range(self._ctx.world_size)]
+        dist.all_gather(sums_of_ranks, sums.of_rank)
         return torch.stack(sums_of_ranks).double().cpu(), sums.made.double().cpu()
 
     def _fitted(self, gradients: Tensor, handed_on: Tensor) -> Fit:

@@ -47,7 +47,7 @@ class Simulated(Oracle):
         self.place = (ctx.shard - begin) % len(models)
         self.model, self.optimizer = self.workers[self.place]
 
-    def told(self, seen: Sequence[object]) -> None:
+    def note_seen(self, seen: Sequence[object]) -> None:
         """What each rank has seen of the others, where that depends on what came in."""
         if seen[0] is not None:
             self.rules.seen = seen
@@ -71,9 +71,9 @@ class Simulated(Oracle):
         self.model, self.optimizer = self.workers[self.place]
         return losses / len(shards)
 
-    def together(self, own: Batch) -> float:
+    def together(self, batch: Batch) -> float:
         """The same, each rank on its own shard; parameters are exchanged to the bit."""
-        loss, gradients = self.backward(own)
+        loss, gradients = self.backward(batch)
         if hasattr(self.rules, "before"):
             of_all = zip(*(self._from_all(gradient) for gradient in gradients), strict=True)
             gradients = self.rules.before(self.count, list(of_all))[self.place]
@@ -86,10 +86,10 @@ class Simulated(Oracle):
         losses = self._from_all(loss)
         return sum(map(float, losses)) / len(losses)
 
-    def _from_all(self, own: Tensor) -> list[Tensor]:
+    def _from_all(self, gradient: Tensor) -> list[Tensor]:
         """Every rank's, in the order of sums."""
-        every = [torch.empty_like(own) for _ in self.workers]
-        dist.all_gather(every, own)
+        every = [torch.empty_like(gradient) for _ in self.workers]
+        dist.all_gather(every, gradient)
         return self._in_order(every)
 
     def _in_order(self, by_rank: Sequence[T]) -> list[T]:

@@ -74,12 +74,12 @@ def expect(
     )
 
 
-def _rooms(model: nn.Module, found: dict[str, nn.Module], inputs: Tensor) -> list[float]:
+def _rooms(model: nn.Module, layers: dict[str, nn.Module], inputs: Tensor) -> list[float]:
     """Bytes that each layer's experts are given by one rank, on the meta device."""
     seen: list[float] = []
     handles = [
         module.register_forward_hook(lambda _, given, __: seen.append(float(given[0].nbytes)))
-        for module in found.values()
+        for module in layers.values()
     ]
     model(inputs)
     for handle in handles:

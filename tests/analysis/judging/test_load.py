@@ -105,6 +105,6 @@ def test_cpu_time_beyond_that_of_the_best_launch_is_pressure(sample_run: RunReco
 
 def test_it_is_told_only_where_it_is_worth_a_word(sample_run: RunRecord) -> None:
     launch = one(sample_run)
-    assert load.told([launch], "the baseline") == ""
+    assert load.sentence([launch], "the baseline") == ""
     busy = replace(launch, foreign_load=0.4)
-    assert load.told([busy], "the baseline") == "others used 40% of the cores of the baseline"
+    assert load.sentence([busy], "the baseline") == "others used 40% of the cores of the baseline"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.features.foresight.closed_loop import TRUTHS, LoopTrial, knees, told, trials
+from harness.features.foresight.closed_loop import TRUTHS, LoopTrial, knees, lines, trials
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def test_the_advised_size_narrows_more_than_doubling() -> None:
 
 
 def test_the_figures_are_told() -> None:
-    lines = told(trials(3, seed=3, advised=True))
-    assert lines[0].startswith("3 worlds") and len(lines) == len(TRUTHS) + 3
+    shown = lines(trials(3, seed=3, advised=True))
+    assert shown[0].startswith("3 worlds") and len(shown) == len(TRUTHS) + 3
 
 
 def test_the_size_that_is_advised_for_a_knee_shows_it() -> None:

@@ -76,7 +76,7 @@ class Archived:
 
 
 def render(
-    found: Handover,
+    handover: Handover,
     runs: Sequence[tuple[RunRecord, Path]],
     archived: Archived,
     agreed: bytes | None = None,
@@ -86,44 +86,46 @@ def render(
     the contract, ``others`` what other tools wrote.
     """
     folders = [f"checked/{packed.folder}" for packed in archived.manifest.runs]
-    before = len(found.accepted)
+    before = len(handover.accepted)
     again = ["scaleproof", "handover", *folders[: len(folders) - before], "--to", "again"]
     again += [] if agreed is None else ["--contract", f"{folders[0]}/contract.toml"]
     for folder in folders[len(folders) - before :]:
         again += ["--accepted", folder]
-    data = json.dumps(to_doc(found), separators=(",", ":")).replace("<", "\\u003c")
-    terms = found.contract.terms if found.contract is not None else Terms()
+    data = json.dumps(to_doc(handover), separators=(",", ":")).replace("<", "\\u003c")
+    terms = handover.contract.terms if handover.contract is not None else Terms()
     return (
         templates(HERE)
         .get_template("handover.html.jinja")
         .render(
-            found=found,
+            handover=handover,
             terms=terms,
-            sentence=sentence(found),
-            means=MEANS[found.status],
-            decided=found.status in DECIDED,
-            unsigned=_unsigned(found),
-            footer=_footer(found, archived),
-            parties=_parties(found, terms),
-            contract=contract(found.requirements).html("requirements"),
-            clauses=_clauses(found).html("clauses"),
-            evidence=evidence(found.requirements).html("evidence"),
-            nodes=_nodes(found).html("nodes"),
-            covered=covered(found),
-            late=[requirement.rule.name for requirement in found.requirements if requirement.late],
-            remedy=_remedy(found, terms),
-            dues=_dues(found),
-            untested=list(untested(found, [run for run, _ in runs])),
-            open=list(_open(found)),
+            sentence=sentence(handover),
+            means=MEANS[handover.status],
+            decided=handover.status in DECIDED,
+            unsigned=_unsigned(handover),
+            footer=_footer(handover, archived),
+            parties=_parties(handover, terms),
+            contract=contract(handover.requirements).html("requirements"),
+            clauses=_clauses(handover).html("clauses"),
+            evidence=evidence(handover.requirements).html("evidence"),
+            nodes=_nodes(handover).html("nodes"),
+            covered=covered(handover),
+            late=[
+                requirement.rule.name for requirement in handover.requirements if requirement.late
+            ],
+            remedy=_remedy(handover, terms),
+            dues=_dues(handover),
+            untested=list(untested(handover, [run for run, _ in runs])),
+            open=list(_open(handover)),
             definitions=DEFINITIONS,
             others=others,
             agreed="" if agreed is None else hashlib.sha256(agreed).hexdigest(),
             folders=folders,
             again=shlex.join(again),
-            stand_ins=contract(found.stand_ins).html("rules of stand-ins"),
+            stand_ins=contract(handover.stand_ins).html("rules of stand-ins"),
             waived=[
                 requirement
-                for requirement in found.requirements
+                for requirement in handover.requirements
                 if requirement.rule.waiver is not None
             ],
             runs=[_run(run) for run, _ in runs],
@@ -135,48 +137,52 @@ def render(
                 if "/launches/" not in name
             ],
             narrow=narrow,
-            reproduce=[shlex.join(seal.command) for seal in found.seals],
+            reproduce=[shlex.join(seal.command) for seal in handover.seals],
             data=Markup(data),
         )
     )
 
 
-def _unsigned(found: Handover) -> str:
+def _unsigned(handover: Handover) -> str:
     """Which runs nobody vouches for; empty where all are signed."""
-    runs = [seal.run for seal in found.seals if not seal.signer]
+    runs = [seal.run for seal in handover.seals if not seal.signer]
     if not runs:
         return ""
-    few = "the run was" if len(found.seals) == 1 else f"{len(runs)} of {len(found.seals)} runs were"
+    few = (
+        "the run was"
+        if len(handover.seals) == 1
+        else f"{len(runs)} of {len(handover.seals)} runs were"
+    )
     return f"{few} not signed by who measured: figures could have been invented as a whole."
 
 
-def _footer(found: Handover, archived: Archived) -> str:
+def _footer(handover: Handover, archived: Archived) -> str:
     """What ties every page to this document: quotes would end the rule of the style."""
-    number = found.contract.terms.number if found.contract is not None else ""
+    number = handover.contract.terms.number if handover.contract is not None else ""
     title = f"contract {number}, " if number else ""
-    text = f"{title}{found.made_on}, {found.status}, archive {archived.sha256[:16]}"
+    text = f"{title}{handover.made_on}, {handover.status}, archive {archived.sha256[:16]}"
     return re.sub(r"[^\w .,:/()+-]", " ", text)
 
 
-def _parties(found: Handover, terms: Terms) -> list[tuple[str, str]]:
+def _parties(handover: Handover, terms: Terms) -> list[tuple[str, str]]:
     """Who, where and what; what is not in the contract is written by hand."""
     by_hand = "________________________"
-    hardware = dict.fromkeys(node.hardware for node in found.nodes)
+    hardware = dict.fromkeys(node.hardware for node in handover.nodes)
     system = terms.system or "; ".join(hardware)
     return [
         ("buyer", terms.buyer or by_hand),
         ("supplier", terms.supplier or by_hand),
         ("place", terms.place or by_hand),
         ("system", system),
-        ("measured of it", covered(found)),
+        ("measured of it", covered(handover)),
     ]
 
 
-def covered(found: Handover) -> str:
+def covered(handover: Handover) -> str:
     """``3 of 64 nodes (5 %)``: how much of the system the runs had."""
-    measured = len(found.nodes)
+    measured = len(handover.nodes)
     noun = "node" if measured == 1 else "nodes"
-    whole = found.contract.terms.nodes if found.contract is not None else 0
+    whole = handover.contract.terms.nodes if handover.contract is not None else 0
     if not whole:
         return f"{measured} {noun}; how many the system has is not stated"
     if measured > whole:
@@ -184,29 +190,31 @@ def covered(found: Handover) -> str:
     return f"{measured} of {whole} nodes ({measured / whole:.0%})"
 
 
-def _remedy(found: Handover, terms: Terms) -> str:
+def _remedy(handover: Handover, terms: Terms) -> str:
     if not terms.remedy_days:
         return "no remedy period was agreed on"
-    last = datetime.date.fromisoformat(found.made_on) + datetime.timedelta(days=terms.remedy_days)
+    last = datetime.date.fromisoformat(handover.made_on) + datetime.timedelta(
+        days=terms.remedy_days
+    )
     return (
         f"what does not hold may be mended and measured again within {terms.remedy_days} days,"
         f" until {last.isoformat()}"
     )
 
 
-def _dues(found: Handover) -> list[tuple[str, str]]:
+def _dues(handover: Handover) -> list[tuple[str, str]]:
     """When clauses are to be measured again."""
-    made = datetime.date.fromisoformat(found.made_on)
+    made = datetime.date.fromisoformat(handover.made_on)
     dates = (
         (requirement.clause.name, due(requirement.clause, made))
-        for requirement in found.requirements
+        for requirement in handover.requirements
     )
     return [(name, on.isoformat()) for name, on in dates if on is not None]
 
 
-def untested(found: Handover, runs: Sequence[RunRecord]) -> Iterator[str]:
+def untested(handover: Handover, runs: Sequence[RunRecord]) -> Iterator[str]:
     """What the word says nothing of."""
-    for requirement in found.requirements:
+    for requirement in handover.requirements:
         if requirement.unmeasured:
             units = ", ".join(requirement.unmeasured)
             yield f"{requirement.rule.name}: not measured: {units}"
@@ -215,18 +223,18 @@ def untested(found: Handover, runs: Sequence[RunRecord]) -> Iterator[str]:
             yield f"{requirement.rule.name}: {requirement.skipped or reason}"
     idle = [
         f"{node.host} ({node.devices} of {node.of})"
-        for node in found.nodes
+        for node in handover.nodes
         if node.devices < node.of
     ]
     if idle:
         yield f"devices that no judged training used: {', '.join(idle)}"
-    whole = found.contract.terms.nodes if found.contract is not None else 0
+    whole = handover.contract.terms.nodes if handover.contract is not None else 0
     if not whole:
         yield "nodes that no run had: how many the system has is not stated"
-    elif len(found.nodes) < whole:
-        yield f"{whole - len(found.nodes)} of the {whole} nodes of the system"
-    if found.beyond:
-        yield f"rules for other hardware: {', '.join(name for name, _ in found.beyond)}"
+    elif len(handover.nodes) < whole:
+        yield f"{whole - len(handover.nodes)} of the {whole} nodes of the system"
+    if handover.beyond:
+        yield f"rules for other hardware: {', '.join(name for name, _ in handover.beyond)}"
     kinds = {name for run in runs for name, there in _measured_kinds(run) if there}
     lacking = [name for name in KINDS if name not in kinds]
     if lacking:
@@ -240,9 +248,9 @@ def _measured_kinds(run: RunRecord) -> Iterator[tuple[str, bool]]:
     yield KINDS[2], run.suspects is not None
 
 
-def _open(found: Handover) -> Iterator[tuple[str, str]]:
+def _open(handover: Handover) -> Iterator[tuple[str, str]]:
     """What each clause that is not decided waits for."""
-    for requirement in found.requirements:
+    for requirement in handover.requirements:
         if requirement.status is None or (requirement.unmeasured and not requirement.evidence):
             lacking = f"measure {', '.join(requirement.unmeasured) or requirement.rule.case}"
             yield (
@@ -269,9 +277,9 @@ def _open(found: Handover) -> Iterator[tuple[str, str]]:
             )
 
 
-def _clauses(found: Handover) -> Table[Requirement]:
+def _clauses(handover: Handover) -> Table[Requirement]:
     """What was asked, by whom, and what follows if it does not hold."""
-    rows = found.requirements if found.contract is not None else ()
+    rows = handover.requirements if handover.contract is not None else ()
     return Table(
         columns=[
             Column[Requirement]("clause", 100, lambda r: r.rule.name, left=True),
@@ -288,11 +296,13 @@ def _clauses(found: Handover) -> Table[Requirement]:
 
 def narrow(table: Table[Row]) -> Table[Row]:
     """A table that a sheet of A4 holds: its most important columns, in their order."""
-    by_worth = sorted(table.told, key=lambda column: column.keep, reverse=True)[:MOST_COLUMNS]
-    return replace(table, columns=[c for c in table.told if c in by_worth])
+    by_worth = sorted(table.shown_columns, key=lambda column: column.keep, reverse=True)[
+        :MOST_COLUMNS
+    ]
+    return replace(table, columns=[c for c in table.shown_columns if c in by_worth])
 
 
-def _nodes(found: Handover) -> Table[Node]:
+def _nodes(handover: Handover) -> Table[Node]:
     """Every node by name."""
     return Table(
         columns=[
@@ -301,32 +311,32 @@ def _nodes(found: Handover) -> Table[Node]:
             Column("devices that trained", 80, lambda n: f"{n.devices} of {n.of}"),
             Column("runs", 50, lambda n: "\n".join(n.runs), left=True),
         ],
-        rows=found.nodes,
+        rows=handover.nodes,
     )
 
 
-def sentence(found: Handover) -> str:
+def sentence(handover: Handover) -> str:
     """``11 of 14 rules hold (19 of 23 requirements), 1 fails, 2 were not measured``
 
     A rule is asked at several sizes; a requirement is a rule at one size, as reports count them.
     """
-    total = len(found.requirements)
+    total = len(handover.requirements)
     judged = [
         evidence.verdict.counts
-        for requirement in found.requirements
+        for requirement in handover.requirements
         for evidence in requirement.evidence
     ]
     sizes = f"({judged.count(Status.PASS)} of {len(judged)} requirements)"
-    kind = "rule" if found.contract is None else "clause"
+    kind = "rule" if handover.contract is None else "clause"
     noun = f"{kind} holds" if total == 1 else f"{kind}s hold"
-    parts = [f"{found.count(Status.PASS)} of {total} {noun} {sizes}"]
-    failed = found.count(Status.FAIL) + found.count(Status.ERROR) - found.num_waived
+    parts = [f"{handover.count(Status.PASS)} of {total} {noun} {sizes}"]
+    failed = handover.count(Status.FAIL) + handover.count(Status.ERROR) - handover.num_waived
     counted = (
         (failed, "fails", "fail"),
-        (found.num_waived, "fails and is waived", "fail and are waived"),
-        (found.count(Status.INCONCLUSIVE), "is undecided", "are undecided"),
-        (found.count(None), "was not measured", "were not measured"),
-        (found.count(Status.RECORDED), "cannot be judged here", "cannot be judged here"),
+        (handover.num_waived, "fails and is waived", "fail and are waived"),
+        (handover.count(Status.INCONCLUSIVE), "is undecided", "are undecided"),
+        (handover.count(None), "was not measured", "were not measured"),
+        (handover.count(Status.RECORDED), "cannot be judged here", "cannot be judged here"),
     )
     parts += [f"{n} {singular if n == 1 else plural}" for n, singular, plural in counted if n]
     return ", ".join(parts)

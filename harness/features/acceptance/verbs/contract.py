@@ -230,21 +230,21 @@ def _loaded(path: Path) -> tuple[RunRecord, Path]:
     return load(path), path if path.is_dir() else path.parent
 
 
-def _lines(contract: Contract, found: Handover, width: int) -> list[str]:
+def _lines(contract: Contract, result: Handover, width: int) -> list[str]:
     """The word of a contract, and a paragraph for each clause."""
     from harness.features.acceptance.report.page import screen
 
     title = contract.terms.title or contract.name
-    lines = ["", f" {found.status}", *text.wrap(f" {title} ({contract.name})", width, 1), ""]
-    lines += screen(found.requirements, width)
-    for requirement in found.requirements:
+    lines = ["", f" {result.status}", *text.wrap(f" {title} ({contract.name})", width, 1), ""]
+    lines += screen(result.requirements, width)
+    for requirement in result.requirements:
         if requirement.unmeasured:
             units = ", ".join(requirement.unmeasured)
             lines += text.wrap(f" not measured for {requirement.rule.name}: {units}", width, 3)
-    if found.stand_ins:
-        names = ", ".join(stand_in.rule.name for stand_in in found.stand_ins)
+    if result.stand_ins:
+        names = ", ".join(stand_in.rule.name for stand_in in result.stand_ins)
         lines += text.wrap(f" not counted, of stand-ins or controls: {names}", width, 3)
-    if any(r.late for r in found.requirements):
+    if any(r.late for r in result.requirements):
         why = f"no run's nonce has {contract.mark}: nothing proves that it was agreed before them"
         lines += text.wrap(f" {why}", width, 1)
     return lines

@@ -135,43 +135,43 @@ def _loaded(path: Path) -> tuple[RunRecord, Path]:
     return load(path), path if path.is_dir() else path.parent
 
 
-def _lines(found: Handover, to: Path, digest: str) -> list[str]:
+def _lines(result: Handover, to: Path, digest: str) -> list[str]:
     from harness.features.acceptance.report.page import MEANS, screen, sentence
 
     width = text.columns()
-    out = [f" {found.status}", *text.wrap(f" {sentence(found)}", width, 1)]
-    out += text.wrap(f" {MEANS[found.status]}", width, 1)
+    out = [f" {result.status}", *text.wrap(f" {sentence(result)}", width, 1)]
+    out += text.wrap(f" {MEANS[result.status]}", width, 1)
     out += [
         "",
         *screen(
-            [requirement for requirement in found.requirements if requirement.status is not None],
+            [requirement for requirement in result.requirements if requirement.status is not None],
             width,
         ),
     ]
     if unmeasured := [
-        requirement.rule.name for requirement in found.requirements if requirement.status is None
+        requirement.rule.name for requirement in result.requirements if requirement.status is None
     ]:
         out += text.wrap(f" not measured: {', '.join(unmeasured)}", width, 15)
-    if found.stand_ins:
-        by_status = Counter(str(stand_in.status) for stand_in in found.stand_ins)
+    if result.stand_ins:
+        by_status = Counter(str(stand_in.status) for stand_in in result.stand_ins)
         counts = ", ".join(f"{n} {status}" for status, n in by_status.items())
         out += ["", *text.wrap(f" not counted, of stand-ins or controls: {counts}", width, 13)]
-    if found.beyond:
-        names = ", ".join(name for name, _ in found.beyond)
+    if result.beyond:
+        names = ", ".join(name for name, _ in result.beyond)
         out += text.wrap(f" for other hardware: {names}", width, 21)
-    if any(requirement.late for requirement in found.requirements):
+    if any(requirement.late for requirement in result.requirements):
         out += text.wrap(
             " some rules were given after the measurement: the record cannot prove that they were"
             " agreed before it",
             width,
             1,
         )
-    if unsigned := [seal.run for seal in found.seals if not seal.signer]:
+    if unsigned := [seal.run for seal in result.seals if not seal.signer]:
         out += text.wrap(f" NOT SIGNED: {', '.join(unsigned)}", width, 13)
     out.append("")
-    for host, why in found.exclude:
+    for host, why in result.exclude:
         out += text.wrap(f" EXCLUDE  {host}: {why}", width, 10)
-    for seal in (*found.seals, *found.accepted):
+    for seal in (*result.seals, *result.accepted):
         for difference in seal.differences:
             out += text.wrap(f" DOES NOT VERIFY  {seal.run}: {difference}", width, 18)
     return [

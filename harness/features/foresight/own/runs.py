@@ -60,7 +60,7 @@ class MeasuredRung:
         return stated(self.described) if self.watched is None else watched(self.watched)
 
 
-def ladders(found: Sequence[RunRecord], known: Catalogue) -> dict[str, list[MeasuredRung]]:
+def ladders(records: Sequence[RunRecord], known: Catalogue) -> dict[str, list[MeasuredRung]]:
     """The measured rungs of every training, by all that does not change along a ladder.
 
     Where engines shape links, worlds of one node use none: they belong to every network's ladder.
@@ -68,7 +68,7 @@ def ladders(found: Sequence[RunRecord], known: Catalogue) -> dict[str, list[Meas
     named: dict[str, list[MeasuredRung]] = {}
     inside: dict[str, list[MeasuredRung]] = {}
     networks: dict[str, str] = {}
-    for rung in (r for run in found for r in rungs(run)):
+    for rung in (r for run in records for r in rungs(run)):
         name = f"{rung.case.family}{rung.case.extras}"
         shaped = known.network(rung.case)
         if len(rung.case.nodes) == 1:
@@ -181,12 +181,12 @@ def _shared(rungs: Sequence[MeasuredRung]) -> int:
     return rungs[0].run.machine.num_cores if together and on_cpus else 0
 
 
-def _unlike(found: Sequence[RunRecord]) -> str:
+def _unlike(records: Sequence[RunRecord]) -> str:
     """In what runs differ that changes speed; empty where they are alike."""
-    machines = {(run.machine.hardware_class, run.software.get("torch", "")) for run in found}
+    machines = {(run.machine.hardware_class, run.software.get("torch", "")) for run in records}
     if len(machines) > 1:
         return " and ".join(sorted(" with torch ".join(machine) for machine in machines))
-    facts = [next(iter(run.facts.values()), {}) for run in found]
+    facts = [next(iter(run.facts.values()), {}) for run in records]
     for fact in dict.fromkeys(name for of in facts for name in of if MATTERS.fullmatch(name)):
         if len(values := {of[fact] for of in facts if fact in of}) > 1:
             return f"{fact} is {' and '.join(sorted(values))}"

@@ -63,14 +63,14 @@ def kept(issued: Mapping[str, float], ranks: int) -> KeptStates:
     return KeptStates.ALL_CUT if gathered * ranks > TWICE * scattered else KeptStates.OPTIMIZER_CUT
 
 
-def sent_by(told: Mapping[int, StatedTraffic | None]) -> tuple[Sent, ...]:
+def sent_by(by_size: Mapping[int, StatedTraffic | None]) -> tuple[Sent, ...]:
     """What is exchanged at any size, by what a rank issues at two; () where no form is known.
 
     Bytes of a world are constant or grow with the ranks: the two largest sizes tell which.
     """
     known = {
         ranks: traffic
-        for ranks, traffic in sorted(told.items())
+        for ranks, traffic in sorted(by_size.items())
         if ranks > 1 and traffic is not None
     }
     sizes = dict(list(known.items())[-2:])
@@ -80,29 +80,29 @@ def sent_by(told: Mapping[int, StatedTraffic | None]) -> tuple[Sent, ...]:
     return tuple(_law(name, sizes) for name in sorted(names))
 
 
-def _law(name: str, told: Mapping[int, StatedTraffic]) -> Sent:
+def _law(name: str, by_size: Mapping[int, StatedTraffic]) -> Sent:
     kind, is_part = OPERATIONS[name]
     wholes = [
         traffic.payload.get(name, 0.0) * (ranks if is_part else 1)
-        for ranks, traffic in told.items()
+        for ranks, traffic in by_size.items()
     ]
-    (first, last) = (min(told), max(told))
+    (first, last) = (min(by_size), max(by_size))
     small = wholes[0]
     large = wholes[-1]
     of_rank = (large - small) / (last - first) if last > first else 0.0
-    largest = told[last].largest or large
+    largest = by_size[last].largest or large
     pieces = max(1, round(large / largest)) if largest else 1
     return Sent(kind=kind, num_bytes=large - of_rank * last, of_rank=of_rank, pieces=pieces)
 
 
-def padding(told: Mapping[int, StatedTraffic | None]) -> float:
+def padding(by_size: Mapping[int, StatedTraffic | None]) -> float:
     """How many times as many bytes all shards have together, where parameters are sharded.
 
     Every rank gets an equal part of the first dimension, so that narrow parameters grow.
     """
     wholes = [
         traffic.payload.get("all_gather", 0.0) * ranks
-        for ranks, traffic in sorted(told.items())
+        for ranks, traffic in sorted(by_size.items())
         if traffic is not None
         and kept(traffic.payload, ranks) in (KeptStates.ALL_CUT, KeptStates.NODE_CUT)
     ]

@@ -110,43 +110,20 @@ class Fields:
 def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
     """The shape of a point; ValueError where its ranks can't be known or don't divide."""
     fields.note({key: value for key, value in row.items() if value != ""})
-
-    def whole(what: str, default: int = 1) -> int:
-        value = fields.number(row, what, where)
-        if value is not None and value != int(value):
-            raise ValueError(f"{where}: {NUMBERS[what][0]} is {value}, expected a whole number")
-        if value is not None and value > (most := MOST.get(what, 10**7)):
-            raise ValueError(f"{where}: {NUMBERS[what][0]} is {value:g}, expected at most {most}")
-        return max(1, int(value)) if value is not None else default
-
-    tensor, stages, context = whole("tensor"), whole("stages"), whole("context")
+    tensor = _whole(row, fields, "tensor", where)
+    stages = _whole(row, fields, "stages", where)
+    context = _whole(row, fields, "context", where)
     inner = tensor * stages * context
-    ranks = whole("ranks", 0) or whole("nodes", 0) * fields.per_node or whole("data") * inner
-    stated = any(fields.number(row, what, where) for what in ("ranks", "nodes"))
-    if not stated and ranks == 1:
-        raise ValueError(f"{where}: its number of GPUs is not stated (N)")
-    if ranks % inner:
-        raise ValueError(f"{where}: {ranks} GPUs are no multiple of tp x pp x cp = {inner}")
-    seq = whole("seq", 0)
+    ranks = _ranks(row, fields, inner, where)
+    seq = _whole(row, fields, "seq", where, 0)
     if not seq:
         seq = 2048
         fields.notes.append("no sequence length is stated: 2048 is assumed")
     words = " ".join(
         str(row.get(k) or fields.shared.get(k) or "") for k in ("strategy", "schedule")
     )
-    schedule = schedule_of(str(row.get("schedule") or "")) or schedule_of(words)
-    chunks = whole("chunks")
-    layers = whole("layers", 0)
-    if schedule is PipelineSchedule.INTERLEAVED and chunks == 1:
-        # A chunk of one layer, the embedding and the head counted as layers of their stages.
-        chunks = max(2, round(((layers or 2 * stages) + 2) / stages))
-    if schedule is None:
-        schedule = PipelineSchedule.INTERLEAVED if chunks > 1 else PipelineSchedule.ONE_EACH
-    if schedule is not PipelineSchedule.INTERLEAVED:
-        chunks = 1
+    schedule, chunks = _schedule(row, fields, words, stages, where)
     micros, micro_batch = _batch(row, fields, ranks // inner, seq, where, model_parallel=inner > 1)
-    hidden = fields.number(row, "hidden", where)
-    model = row.get("model", fields.shared.get("model"))
     return Shape(
         ranks=ranks,
         tensor=tensor,
@@ -158,15 +135,64 @@ def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
         micro_batch=micro_batch,
         seq=seq,
         kept=_kept(words, fields.number(row, "zero", where), stages * tensor > 1),
-        model=Model(
-            name=str(model.get("name", "") if isinstance(model, Mapping) else model or ""),
-            params=_params(row, fields, where),
-            trains=fields.number(row, "trains", where),
-            layers=layers or None,
-            hidden=int(hidden) if hidden else None,
-            keys=whole("keys", 0) or None,
-        ),
+        model=_model(row, fields, where),
         configuration=_configuration(row),
+    )
+
+
+def _whole(row: Mapping[str, Any], fields: Fields, what: str, where: str, default: int = 1) -> int:
+    """A whole number of at least 1, or the default where none is stated."""
+    value = fields.number(row, what, where)
+    if value is None:
+        return default
+    if value != int(value):
+        raise ValueError(f"{where}: {NUMBERS[what][0]} is {value}, expected a whole number")
+    if value > (most := MOST.get(what, 10**7)):
+        raise ValueError(f"{where}: {NUMBERS[what][0]} is {value:g}, expected at most {most}")
+    return max(1, int(value))
+
+
+def _ranks(row: Mapping[str, Any], fields: Fields, inner: int, where: str) -> int:
+    """All GPUs, ``inner`` of which share a replica: stated, or by nodes, or by replicas."""
+    ranks = _whole(row, fields, "ranks", where, 0)
+    ranks = ranks or _whole(row, fields, "nodes", where, 0) * fields.per_node
+    ranks = ranks or _whole(row, fields, "data", where) * inner
+    stated = any(fields.number(row, what, where) for what in ("ranks", "nodes"))
+    if not stated and ranks == 1:
+        raise ValueError(f"{where}: its number of GPUs is not stated (N)")
+    if ranks % inner:
+        raise ValueError(f"{where}: {ranks} GPUs are no multiple of tp x pp x cp = {inner}")
+    return ranks
+
+
+def _schedule(
+    row: Mapping[str, Any], fields: Fields, words: str, stages: int, where: str
+) -> tuple[PipelineSchedule, int]:
+    """The pipeline's schedule and the chunks of each rank: more than one interleaved only."""
+    schedule = schedule_of(str(row.get("schedule") or "")) or schedule_of(words)
+    chunks = _whole(row, fields, "chunks", where)
+    if schedule is None:
+        schedule = PipelineSchedule.INTERLEAVED if chunks > 1 else PipelineSchedule.ONE_EACH
+    if schedule is not PipelineSchedule.INTERLEAVED:
+        return schedule, 1
+    if chunks == 1:
+        # A chunk of one layer, the embedding and the head counted as layers of their stages.
+        layers = _whole(row, fields, "layers", where, 0) or 2 * stages
+        chunks = max(2, round((layers + 2) / stages))
+    return schedule, chunks
+
+
+def _model(row: Mapping[str, Any], fields: Fields, where: str) -> Model:
+    """What the point, or its table, says of the model."""
+    hidden = fields.number(row, "hidden", where)
+    model = row.get("model", fields.shared.get("model"))
+    return Model(
+        name=str(model.get("name", "") if isinstance(model, Mapping) else model or ""),
+        params=_params(row, fields, where),
+        trains=fields.number(row, "trains", where),
+        layers=_whole(row, fields, "layers", where, 0) or None,
+        hidden=int(hidden) if hidden else None,
+        keys=_whole(row, fields, "keys", where, 0) or None,
     )
 
 

@@ -35,8 +35,8 @@ def calibrating(points: Sequence[Point], asked: Any, aside: bool) -> tuple[list[
     return chosen, notes
 
 
-def _is(point: Point, one: Any) -> bool:
-    return _has(point, one) if isinstance(one, Mapping) else one == point.shape.ranks
+def _is(point: Point, value: Any) -> bool:
+    return _has(point, value) if isinstance(value, Mapping) else value == point.shape.ranks
 
 
 def _has(point: Point, wanted: Mapping[str, Any]) -> bool:

@@ -34,16 +34,16 @@ class AuditedKind:
     rows: Sequence[Line]
 
 
-def render(said: Mapping[str, Any], rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> str:
+def render(audit: Mapping[str, Any], rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> str:
     """The page of a table; ``said`` are its title, its claim, and what it says of each kind."""
     names = dict.fromkeys(finding.kind for finding in findings)
-    about = {str(k.get("name", "")): k for k in said.get("kind", ()) if isinstance(k, dict)}
+    about = {str(k.get("name", "")): k for k in audit.get("kind", ()) if isinstance(k, dict)}
     return (
         templates(Path(__file__).parent)
         .get_template("audited.html.jinja")
         .render(
-            title=str(said.get("title", "Audit of a table")),
-            claim=str(said.get("claim", "")),
+            title=str(audit.get("title", "Audit of a table")),
+            claim=str(audit.get("claim", "")),
             sentence=_sentence(rows, findings),
             chart=_chart(rows, findings),
             kinds=[_kind(name, about.get(name, {}), rows, findings) for name in names],

@@ -16,43 +16,47 @@ from harness.record import RunRecord
 PADDED = 1.05
 
 
-def lines(one: Outlook, width: int) -> list[str]:
+def lines(outlook: Outlook, width: int) -> list[str]:
     """A block for a size that was asked for."""
-    rule = text.rule(f"{title(one)[: width - 24]}, {one.predicted.shape.ranks:,} ranks", width)
-    wrapped = (text.wrap(f" {label:<13} {fact}", width, 15) for label, fact in facts(one))
+    rule = text.rule(
+        f"{title(outlook)[: width - 24]}, {outlook.predicted.shape.ranks:,} ranks", width
+    )
+    wrapped = (text.wrap(f" {label:<13} {fact}", width, 15) for label, fact in facts(outlook))
     return ["", rule, *(line for of_fact in wrapped for line in of_fact)]
 
 
-def title(one: Outlook) -> str:
+def title(outlook: Outlook) -> str:
     """The table and its model, if the table does not name it."""
-    model = one.predicted.shape.model.name
-    return one.table if model in one.table else f"{one.table} {model}"
+    model = outlook.predicted.shape.model.name
+    return outlook.table if model in outlook.table else f"{outlook.table} {model}"
 
 
-def facts(one: Outlook) -> list[tuple[str, str]]:
+def facts(outlook: Outlook) -> list[tuple[str, str]]:
     """Label and sentence of everything that is foreseen; no efficiency of what does not fit."""
-    seen = one.predicted
-    if not one.fits:
-        message = f"a rank needs {memory(one)}: no efficiency is foreseen"
+    seen = outlook.predicted
+    if not outlook.fits:
+        message = f"a rank needs {memory(outlook)}: no efficiency is foreseen"
         return [("DOES NOT FIT", message)]
-    low_s, high_s = step_between(one)
+    low_s, high_s = step_between(outlook)
     span = f"[{seen.low:.2f}, {seen.high:.2f}] (80 %){doubt(seen)}"
     out = [
         ("efficiency", f"{seen.efficiency:.2f} {span}"),
         ("step", f"{si(seen.step_s, 's')} [{si(low_s, 's')}, {si(high_s, 's')}]"),
         ("limited by", limits(seen)),
-        (f"to hold {one.hold:.2f}", holds(one)),
-        ("a rank", memory(one)),
-        ("cost", cost(one)),
+        (f"to hold {outlook.hold:.2f}", holds(outlook)),
+        ("a rank", memory(outlook)),
+        ("cost", cost(outlook)),
     ]
-    if one.padding > PADDED:
-        out.append(("padding", f"shards are padded to {one.padding:.3g} times their bytes"))
-    if one.knee is not None:
-        out.append(("changes", f"from {one.knee.ranks:,} ranks on {one.knee.term} is the largest"))
+    if outlook.padding > PADDED:
+        out.append(("padding", f"shards are padded to {outlook.padding:.3g} times their bytes"))
+    if outlook.knee is not None:
+        out.append(
+            ("changes", f"from {outlook.knee.ranks:,} ranks on {outlook.knee.term} is the largest")
+        )
     laws = ", ".join(f"{law} {value:.2f}" for law, value in seen.baselines.items())
-    if one.advice.knee is not None:
-        out.append(("to see a knee", knee_size(one)))
-    return [*out, ("measure next", next_size(one)), ("laws in N", laws)]
+    if outlook.advice.knee is not None:
+        out.append(("to see a knee", knee_size(outlook)))
+    return [*out, ("measure next", next_size(outlook)), ("laws in N", laws)]
 
 
 def doubt(seen: Predicted) -> str:
@@ -62,31 +66,31 @@ def doubt(seen: Predicted) -> str:
     return ", implausible: a rank of its ladder is faster where there are more"
 
 
-def step_between(one: Outlook) -> tuple[float, float]:
+def step_between(outlook: Outlook) -> tuple[float, float]:
     """Seconds between which a step lies eight times in ten."""
-    seen = one.predicted
+    seen = outlook.predicted
     whole = seen.step_s * seen.efficiency
     return whole / seen.high, whole / seen.low
 
 
-def memory(one: Outlook) -> str:
+def memory(outlook: Outlook) -> str:
     """``6.1 GB of 80 GB``"""
-    if one.memory_bytes is None:
+    if outlook.memory_bytes is None:
         return "memory n/a"
-    of = f" of {si(one.room_bytes, 'B')}" if one.room_bytes else ""
-    return f"{si(float(one.memory_bytes), 'B')}{of}"
+    of = f" of {si(outlook.room_bytes, 'B')}" if outlook.room_bytes else ""
+    return f"{si(float(outlook.memory_bytes), 'B')}{of}"
 
 
-def cost(one: Outlook) -> str:
+def cost(outlook: Outlook) -> str:
     """What a billion tokens cost in hours of one device."""
-    unit = "tokens" if one.predicted.shape.seq > 1 else "samples"
-    return f"{one.device_hours:,.3g} device-hours for 1e9 {unit}"
+    unit = "tokens" if outlook.predicted.shape.seq > 1 else "samples"
+    return f"{outlook.device_hours:,.3g} device-hours for 1e9 {unit}"
 
 
-def next_size(one: Outlook) -> str:
+def next_size(outlook: Outlook) -> str:
     """The size to measure next, and what it leaves of the interval."""
-    next_ = one.advice
-    sd = 100 * one.predicted.efficiency * 1.28
+    next_ = outlook.advice
+    sd = 100 * outlook.predicted.efficiency * 1.28
     batch = f"micro-batch {next_.shape.micro_batch:g} x {next_.shape.micros}"
     return (
         f"{next_.shape.ranks} ranks, {batch}: ±{sd * next_.before_sd:.1f} becomes"
@@ -94,9 +98,9 @@ def next_size(one: Outlook) -> str:
     )
 
 
-def knee_size(one: Outlook) -> str:
+def knee_size(outlook: Outlook) -> str:
     """The size that would show a knee which no term knows, and by what."""
-    knee, longest_s = one.advice.knee, one.advice.knee_s
+    knee, longest_s = outlook.advice.knee, outlook.advice.knee_s
     assert knee is not None and longest_s is not None
     batch = f"micro-batch {knee.micro_batch:g} x {knee.micros}"
     return (
@@ -116,15 +120,15 @@ def recorded(run: RunRecord) -> list[str]:
     return out
 
 
-def _recorded(target: str, one: Outlook) -> str:
-    seen = one.predicted
-    if not one.fits:
-        return f"RECORDED  {target} does not fit: a rank needs {memory(one)}"
+def _recorded(target: str, outlook: Outlook) -> str:
+    seen = outlook.predicted
+    if not outlook.fits:
+        return f"RECORDED  {target} does not fit: a rank needs {memory(outlook)}"
     mark = ", outside the calibrated regime" if seen.regime is Regime.UNSEEN else ""
     return (
         f"RECORDED  {target} is foreseen: efficiency {seen.efficiency:.3f}"
         f" [{seen.low:.3f}, {seen.high:.3f}] (80 %){doubt(seen)}, limited by {seen.limiter}{mark};"
-        f" {memory(one)} a rank"
+        f" {memory(outlook)} a rank"
     )
 
 
@@ -137,9 +141,9 @@ def limits(seen: Predicted) -> str:
     return f"{seen.limiter}{unseen}; of {1 - seen.efficiency:.3f} lost: {parts or 'nothing'}"
 
 
-def holds(one: Outlook) -> str:
+def holds(outlook: Outlook) -> str:
     ways = []
-    for held in one.held:
+    for held in outlook.held:
         if held.times is None:
             ways.append(f"not reachable by {held.knob} (at most {held.best:.2f})")
         elif held.knob is Knob.SHARDS:

@@ -35,14 +35,17 @@ class ShownOutlook:
     facts: Sequence[tuple[str, str]]
 
 
-def render(found: Sequence[Outlook], refused: Sequence[Refused], of: str) -> str:
+def render(foreseen: Sequence[Outlook], refused: Sequence[Refused], of: str) -> str:
     """A self-contained page of outlooks; ``of`` says what they were learned from."""
-    data = json.dumps(to_doc(tuple(found)), separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(to_doc(tuple(foreseen)), separators=(",", ":")).replace("<", "\\u003c")
     return (
         templates(HERE)
         .get_template("foresight.html.jinja")
         .render(
-            blocks=[block(outlook) for outlook in found], refused=refused, of=of, data=Markup(data)
+            blocks=[block(outlook) for outlook in foreseen],
+            refused=refused,
+            of=of,
+            data=Markup(data),
         )
     )
 
@@ -63,27 +66,27 @@ def blocks(run: RunRecord) -> list[ShownOutlook]:
     return out
 
 
-def block(one: Outlook, name: str = "") -> ShownOutlook:
+def block(outlook: Outlook, name: str = "") -> ShownOutlook:
     """``name``: what it is about, else its table and model."""
-    seen = one.predicted
-    title = name or outlooks.title(one)
-    if not one.fits:
+    seen = outlook.predicted
+    title = name or outlooks.title(outlook)
+    if not outlook.fits:
         return ShownOutlook(
-            title=title, fits=False, curve=Markup(), lost=Markup(), facts=outlooks.facts(one)
+            title=title, fits=False, curve=Markup(), lost=Markup(), facts=outlooks.facts(outlook)
         )
     return ShownOutlook(
         title=f"{title}, {seen.shape.ranks:,} ranks",
         fits=True,
-        curve=_curve(one),
-        lost=_lost(one),
-        facts=outlooks.facts(one),
+        curve=_curve(outlook),
+        lost=_lost(outlook),
+        facts=outlooks.facts(outlook),
     )
 
 
-def _curve(one: Outlook) -> Markup:
+def _curve(outlook: Outlook) -> Markup:
     """What was measured, what is foreseen with its band, and what laws in N would say."""
-    ahead = [*one.path, one.predicted]
-    known = sorted(one.measured.items())
+    ahead = [*outlook.path, outlook.predicted]
+    known = sorted(outlook.measured.items())
     joint = known[-1:]  # the band begins where measuring ended
     none: list[float | None] = [None] * len(known)
     foreseen = Curve(
@@ -100,16 +103,16 @@ def _curve(one: Outlook) -> Markup:
         low=none,
         high=none,
     )
-    curves = [foreseen, measured, *(_law(one, law) for law in Law)]
+    curves = [foreseen, measured, *(_law(outlook, law) for law in Law)]
     x = sorted({n for curve in curves for n in curve.x})
     ideal = Curve(name="ideal", x=x, y=[1.0] * len(x), low=[None] * len(x), high=[None] * len(x))
     drawn = svg.chart(curves, y_label="efficiency against the base", x_label="ranks", ideal=ideal)
     return Markup(drawn)
 
 
-def _law(one: Outlook, law: Law) -> Curve:
+def _law(outlook: Outlook, law: Law) -> Curve:
     """A baseline: only its value at the target."""
-    ahead = [one.predicted]
+    ahead = [outlook.predicted]
     return Curve(
         name="constant efficiency" if law is Law.CONSTANT else f"law in N: {law}",
         x=[float(predicted.shape.ranks) for predicted in ahead],
@@ -119,9 +122,9 @@ def _law(one: Outlook, law: Law) -> Curve:
     )
 
 
-def _lost(one: Outlook) -> Markup:
+def _lost(outlook: Outlook) -> Markup:
     """From ideal to foreseen, a part for each term that takes half a percent or more."""
-    seen = one.predicted
+    seen = outlook.predicted
     parts = [(str(term), -100 * value) for term, value in seen.lost.items() if abs(value) >= 0.005]
     rest = 100 * (seen.efficiency - 1) - sum(v for _, v in parts)
     colors = {str(term): value for term, value in COLORS.items()} | {"all others": "#BBBBBB"}

@@ -10,24 +10,24 @@ from harness.interface.report import text
 from harness.interface.report.text import Column
 
 
-def lines(found: Evaluation, refused: Sequence[Refused], sizes: bool, width: int) -> list[str]:
+def lines(evaluation: Evaluation, refused: Sequence[Refused], sizes: bool, width: int) -> list[str]:
     """The headline, the tables, and with ``sizes`` every target."""
-    out = [line for sentence in _headline(found) for line in text.wrap(sentence, width, 1)]
-    if found.tables:
-        out += ["", *text.table(_SCORES, [*found.tables, *_together(found)], width)]
+    out = [line for sentence in _headline(evaluation) for line in text.wrap(sentence, width, 1)]
+    if evaluation.tables:
+        out += ["", *text.table(_SCORES, [*evaluation.tables, *_together(evaluation)], width)]
     if sizes:
-        for prediction in found.predictions:
+        for prediction in evaluation.predictions:
             out += _sizes(prediction, width)
-    out += _refusals(found, refused, width)
+    out += _refusals(evaluation, refused, width)
     return out
 
 
-def _headline(found: Evaluation) -> list[str]:
-    whole = found.whole
+def _headline(evaluation: Evaluation) -> list[str]:
+    whole = evaluation.whole
     if whole is None:
-        num = sum(len(prediction.predicted) for prediction in found.predictions)
+        num = sum(len(prediction.predicted) for prediction in evaluation.predictions)
         return [f" {num} foreseen, and no measured figure to compare with"]
-    moved = [family for family in found.families if family.has_skill is not None]
+    moved = [family for family in evaluation.families if family.has_skill is not None]
     better = sum(bool(score.has_skill) for score in moved)
     out = [
         f" {whole.num} sizes foreseen: {_points(whole.mean)} points off on average,"
@@ -41,14 +41,14 @@ def _headline(found: Evaluation) -> list[str]:
         )
     if whole.revealed:
         out.append(
-            f" limiter named rightly in {whole.told} of {whole.revealed} sizes that reveal it"
+            f" limiter named rightly in {whole.named} of {whole.revealed} sizes that reveal it"
         )
     return out
 
 
-def _together(found: Evaluation) -> list[Score]:
+def _together(evaluation: Evaluation) -> list[Score]:
     """A row for all tables, where there are several."""
-    return [found.whole] if found.whole and len(found.tables) > 1 else []
+    return [evaluation.whole] if evaluation.whole and len(evaluation.tables) > 1 else []
 
 
 def _points(value: float) -> str:
@@ -116,25 +116,25 @@ _SIZES: list[Column[Predicted]] = [
 ]
 
 
-def _limiter(one: Predicted) -> str:
-    return f"{one.limiter} ?" if one.regime is Regime.UNSEEN else str(one.limiter)
+def _limiter(predicted: Predicted) -> str:
+    return f"{predicted.limiter} ?" if predicted.regime is Regime.UNSEEN else str(predicted.limiter)
 
 
-def _off(one: Predicted) -> str:
-    return "n/a" if one.miss is None else f"{100 * one.miss:+.1f}"
+def _off(predicted: Predicted) -> str:
+    return "n/a" if predicted.miss is None else f"{100 * predicted.miss:+.1f}"
 
 
-def _mark(one: Predicted) -> str:
+def _mark(predicted: Predicted) -> str:
     """What a reader should not pass over."""
-    if one.implausible:
+    if predicted.implausible:
         return "not counted"
-    return "outside" if one.covered is False else ""
+    return "outside" if predicted.covered is False else ""
 
 
-def _refusals(found: Evaluation, refused: Sequence[Refused], width: int) -> list[str]:
+def _refusals(evaluation: Evaluation, refused: Sequence[Refused], width: int) -> list[str]:
     """Sentences for what is not predicted, each once, and for figures that are not counted."""
     out: list[str] = []
-    for prediction in found.predictions:
+    for prediction in evaluation.predictions:
         for why in dict.fromkeys(refusal.why for refusal in prediction.refused):
             sizes = ", ".join(
                 str(refusal.shape.ranks) for refusal in prediction.refused if refusal.why == why

@@ -101,21 +101,21 @@ def act(asked: Asked) -> Answer:
     )
 
 
-def _site(on: Hardware, said: str) -> possible.FabricSite:
+def _site(on: Hardware, words: str) -> possible.FabricSite:
     """Links and peaks; links as a run swept them, if it is one."""
     fabric = Fabric(
         per_node=max(on.nodes), intra_bytes_per_s=on.link_bytes, inter_bytes_per_s=on.network_bytes
     )
     known = peaks(on.machine.gpu)
-    if not Path(said).is_dir():
+    if not Path(words).is_dir():
         return possible.FabricSite(machine=on.machine, fabric=fabric, peaks=known, beliefs={})
-    swept, _, beliefs, _ = links(load(Path(said)))
+    swept, _, beliefs, _ = links(load(Path(words)))
     return possible.FabricSite(machine=on.machine, fabric=swept, peaks=known, beliefs=beliefs)
 
 
-def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
+def _lines(possibilities: list[Possibility], on: Hardware, width: int) -> list[str]:
     """The table, worst first, and what its words mean."""
-    if not found:
+    if not possibilities:
         return text.wrap(f" no rule asks for speed or efficiency of a case on {on.name}", width, 1)
     columns: list[Column[Possibility]] = [
         Column("rule", 9, lambda o: o.rule, left=True),
@@ -127,13 +127,13 @@ def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
         Column("links", 6, _faster),
         Column("limited by", 8, lambda o: str(o.limiter) if o.fits else "memory", left=True),
     ]
-    of = Counter(possibility.chance for possibility in found)
+    of = Counter(possibility.chance for possibility in possibilities)
     links = f"{si(on.link_bytes, 'B/s')} in a node"
     links += f", {si(on.network_bytes, 'B/s')} between nodes, a GPU" if len(on.nodes) > 1 else ""
     listed = ", ".join(f"{of[chance]} {chance}" for chance in _WORST_FIRST if of[chance])
     return [
         text.rule(f"{on.name}: {links}", width),
-        *Table(columns=columns, rows=found).lines(width),
+        *Table(columns=columns, rows=possibilities).lines(width),
         "",
         *text.wrap(
             " [..] holds 8 times in 10, by data sheets and by what published ladders have shown;"
@@ -145,7 +145,7 @@ def _lines(found: list[Possibility], on: Hardware, width: int) -> list[str]:
     ]
 
 
-def _faster(one: Possibility) -> str:
-    if one.times is None:
+def _faster(possibility: Possibility) -> str:
+    if possibility.times is None:
         return "no help"
-    return "enough" if one.times == 1.0 else f"x{one.times:.2g}"
+    return "enough" if possibility.times == 1.0 else f"x{possibility.times:.2g}"

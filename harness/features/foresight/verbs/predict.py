@@ -1,9 +1,9 @@
 """``predict``: what larger sizes will reach, from the small ones of runs or of a table."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import NoReturn, TypedDict
 
 from harness.base import files
 from harness.base.documents import Json, to_doc
@@ -125,7 +125,9 @@ def act(asked: Asked) -> Answer:
         return _of_runs(asked)
     every = read(args.table)
     if args.only is not None:
-        every = [t for t in every if t.id == args.only] or _unknown(args, [t.id for t in every])
+        if args.only not in {table.id for table in every}:
+            _unknown(args, [table.id for table in every])
+        every = [table for table in every if table.id == args.only]
     tables = [t for t in every if isinstance(t, PublishedTable)]
     refused = [t for t in every if isinstance(t, Refused)]
     if not tables:
@@ -136,10 +138,10 @@ def act(asked: Asked) -> Answer:
             expected="points with N, a step time or rate, and calibrate_on",
             fix="scaleproof predict --table results/published/scaling.json",
         )
-    known_by = evaluate(tables)
+    evaluation = evaluate(tables)
     to = _world(args.to)[0] if args.to else 0
     width = text.columns()
-    lines = scores.lines(known_by, refused, args.sizes or len(every) == 1, width)
+    lines = scores.lines(evaluation, refused, args.sizes or len(every) == 1, width)
     further = list[Outlook]()
     for table in tables if to else ():
         try:
@@ -151,13 +153,7 @@ def act(asked: Asked) -> Answer:
         lines += shown.lines(single, width)
     if not args.sizes and len(every) > 1:
         lines += ["", f" size by size  scaleproof predict --table {text.shown(args.table)} --sizes"]
-    lines += _page(args, further, refused)
-    any_ = further or any(prediction.predicted for prediction in known_by.predictions)
-    return Answer(
-        document=_document(known_by, refused, further),
-        lines=lines,
-        exit=Exit.PASSED if any_ else Exit.NOTHING_JUDGED,
-    )
+    return _answer(args, evaluation, refused, further, lines)
 
 
 def _of_runs(asked: Asked) -> Answer:
@@ -166,8 +162,8 @@ def _of_runs(asked: Asked) -> Answer:
     width = text.columns()
     known = options.catalogue(args.path)
     loaded = [load(path) for path in args.runs]
-    known_by = runs.ladders(loaded, known)
-    if not known_by:
+    ladders = runs.ladders(loaded, known)
+    if not ladders:
         raise SpecError(
             "no training was timed",
             where=str(args.runs[0]),
@@ -175,70 +171,84 @@ def _of_runs(asked: Asked) -> Answer:
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
     if args.only is not None:
-        known_by = {key: value for key, value in known_by.items() if key == args.only} or _unknown(
-            args, list(known_by)
-        )
+        if args.only not in ladders:
+            _unknown(args, list(ladders))
+        ladders = {args.only: ladders[args.only]}
     sizes = _sizes(args.calibrate_on)
     lines = list[str]()
     further = list[Outlook]()
     refused = []
     compared = evaluate([])
     if sizes:
-        tables = [runs.table(name, of, known, on=sizes) for name, of in known_by.items()]
+        tables = [runs.table(name, of, known, on=sizes) for name, of in ladders.items()]
         refused += [t for t in tables if isinstance(t, Refused)]
         compared = evaluate([t for t in tables if isinstance(t, PublishedTable)])
         lines += scores.lines(compared, (), True, width)
     if args.to:
-        targets, note = _targets(known_by, _world(args.to), measuring.settings(asked), known)
+        targets, note = _targets(ladders, _world(args.to), measuring.settings(asked), known)
         lines += text.wrap(f" {note}", width, 1) if note else []
-        for name, of in known_by.items():
+        for name, of in ladders.items():
             answers = foresee(name, of, targets[name], known, on=sizes, hold=args.hold)
             if isinstance(answers, Refused):
                 refused.append(answers)
                 continue
             further += answers
-            lines += [line for single in answers for line in shown.lines(single, width)]
-            table = runs.table(name, of, known, on=sizes)
-            notes = table.notes if isinstance(table, PublishedTable) else ()
-            lines += [x for n in notes for x in text.wrap(f" {n}", width, 1)]
+            lines += _foreseen(answers, runs.table(name, of, known, on=sizes), width)
     refused = list({refusal.id: refusal for refusal in refused}.values())
-    lines += [
-        x
-        for refusal in refused
-        for x in text.wrap(f" REFUSED  {refusal.id}: {refusal.why}", width, 10)
-    ]
-    lines += _page(args, further, refused)
-    any_ = further or any(prediction.predicted for prediction in compared.predictions)
-    answer = Answer(
-        document=_document(compared, refused, further),
-        lines=lines,
-        exit=Exit.PASSED if any_ else Exit.NOTHING_JUDGED,
-    )
+    for refusal in refused:
+        lines += text.wrap(f" REFUSED  {refusal.id}: {refusal.why}", width, 10)
+    answer = _answer(args, compared, refused, further, lines)
     return vouched(answer, zip(loaded, args.runs, strict=True))
 
 
+def _foreseen(
+    answers: Sequence[Outlook], table: PublishedTable | Refused, width: int
+) -> Iterator[str]:
+    """What is foreseen of one ladder, and what was assumed for it."""
+    for outlook in answers:
+        yield from shown.lines(outlook, width)
+    for note in table.notes if isinstance(table, PublishedTable) else ():
+        yield from text.wrap(f" {note}", width, 1)
+
+
+def _answer(
+    args: argparse.Namespace,
+    evaluation: Evaluation,
+    refused: Sequence[Refused],
+    further: Sequence[Outlook],
+    lines: Sequence[str],
+) -> Answer:
+    """The document and the lines, those of the page with them."""
+    predicted = any(prediction.predicted for prediction in evaluation.predictions)
+    return Answer(
+        document=_document(evaluation, refused, further),
+        lines=[*lines, *_page(args, further, refused)],
+        exit=Exit.PASSED if further or predicted else Exit.NOTHING_JUDGED,
+    )
+
+
 def _page(
-    said: argparse.Namespace, further: Sequence[Outlook], refused: Sequence[Refused]
+    args: argparse.Namespace, further: Sequence[Outlook], refused: Sequence[Refused]
 ) -> list[str]:
     """Writes the page that was asked for, and says where it is."""
-    if said.page is None:
+    if args.page is None:
         return []
     from harness.features.foresight.report.page import render
 
-    of = str(said.table) if said.table else ", ".join(path.name for path in said.runs)
-    files.put(said.page, render(further, refused, of).encode(), "--page")
-    return [f" page          {said.page}"]
+    of = str(args.table) if args.table else ", ".join(path.name for path in args.runs)
+    files.put(args.page, render(further, refused, of).encode(), "--page")
+    return [f" page          {args.page}"]
 
 
 def _targets(
-    found: Mapping[str, Sequence[MeasuredRung]],
+    ladders: Mapping[str, Sequence[MeasuredRung]],
     world: tuple[int, tuple[int, ...]],
     settings: Mapping[str, Json],
     known: Catalogue,
 ) -> tuple[dict[str, MeasuredRung], str]:
     """Every ladder's case at another size, as an agent here describes it, or why none could."""
     ranks, nodes = world
-    largest = {name: of[-1] for name, of in found.items()}
+    largest = {name: of[-1] for name, of in ladders.items()}
     per_node = {name: max(single.case.nodes) for name, single in largest.items()}
     cases = {
         name: known.normalise(
@@ -294,41 +304,41 @@ def _world(words: str | None) -> tuple[int, tuple[int, ...]]:
     return (sum(shape), tuple(shape)) if shape else (many, ())
 
 
-def _check(said: argparse.Namespace) -> None:
-    if bool(said.runs) == (said.table is not None):
+def _check(args: argparse.Namespace) -> None:
+    if bool(args.runs) == (args.table is not None):
         raise SpecError(
-            "runs and a table" if said.runs else "nothing to learn from",
+            "runs and a table" if args.runs else "nothing to learn from",
             expected="runs with ladders, or --table FILE",
             fix="scaleproof predict results/runs/*/* --to 64x8",
         )
-    if said.to is not None or (said.runs and not said.calibrate_on):
-        _world(said.to)
-    if said.page is not None and said.to is None:
+    if args.to is not None or (args.runs and not args.calibrate_on):
+        _world(args.to)
+    if args.page is not None and args.to is None:
         raise SpecError("--page shows one size", expected="--to N", fix="--to 64x8")
     for option in ("set", "calibrate_on"):
-        if said.table is not None and getattr(said, option):
+        if args.table is not None and getattr(args, option):
             raise SpecError(
                 f"--{option.replace('_', '-')} is of runs",
-                where=str(said.table),
+                where=str(args.table),
                 expected="sizes that the table states (calibrate_on, mbs, microbatches)",
-                fix=f"scaleproof predict --table {said.table} --sizes",
+                fix=f"scaleproof predict --table {args.table} --sizes",
             )
-    if not 0 < said.hold < 2:
-        raise SpecError(f"--hold {said.hold}", expected="an efficiency above 0", fix="--hold 0.9")
+    if not 0 < args.hold < 2:
+        raise SpecError(f"--hold {args.hold}", expected="an efficiency above 0", fix="--hold 0.9")
 
 
-def _unknown(said: argparse.Namespace, known: Sequence[str]) -> Any:
-    of = f"--table {said.table}" if said.table else " ".join(map(str, said.runs))
+def _unknown(args: argparse.Namespace, known: Sequence[str]) -> NoReturn:
+    of = f"--table {args.table}" if args.table else " ".join(map(str, args.runs))
     raise SpecError(
-        f"--only {said.only}: no such ladder{nearest(said.only, known)}",
-        where=str(said.table or said.runs[0]),
+        f"--only {args.only}: no such ladder{nearest(args.only, known)}",
+        where=str(args.table or args.runs[0]),
         expected=", ".join(known),
         fix=f"scaleproof predict {of}",
     )
 
 
 def _document(
-    found: Evaluation, refused: Sequence[Refused], further: Sequence[Outlook]
+    evaluation: Evaluation, refused: Sequence[Refused], further: Sequence[Outlook]
 ) -> dict[str, Any]:
     tables = [
         {
@@ -339,9 +349,13 @@ def _document(
             "predicted": prediction.predicted,
             "refused": prediction.refused,
         }
-        for prediction in found.predictions
+        for prediction in evaluation.predictions
     ]
-    scores = {"by_table": found.tables, "by_family": found.families, "whole": found.whole}
+    scores = {
+        "by_table": evaluation.tables,
+        "by_family": evaluation.families,
+        "whole": evaluation.whole,
+    }
     document: dict[str, Any] = to_doc(
         {"tables": tables, "scores": scores, "refused": refused, "outlooks": further}
     )

@@ -84,7 +84,7 @@ def remember(results: Path, new: Sequence[News], trends: Sequence[Trend]) -> Non
     }
     old = {key for key in _told(results) if any(key.startswith(start) for start in lasting)}
     keys = sorted(old | {item.key for item in new})
-    with files.told(results):
+    with files.writing_to(results):
         files.write({results / "told.json": json.dumps(keys, indent=1) + "\n"})
 
 

@@ -104,7 +104,7 @@ def note(results: Path, tonight: Tonight) -> Tonight:
     """Write down where the night is."""
     path = _path(results)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with files.told(path.parent):
+    with files.writing_to(path.parent):
         files.write({path: json.dumps(to_doc(tonight), indent=1) + "\n"})
     return tonight
 

@@ -33,7 +33,7 @@ def write(path: Path, results: Path, nights: Sequence[Night], trends: Sequence[T
     """Write the page whole; nights whose run is still there link to its report."""
     commits = ledger.commits(results / asv.LEDGER)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with files.told(path.parent):
+    with files.writing_to(path.parent):
         files.write({path: render(nights, trends, commits, path.parent, results)})
 
 

@@ -92,19 +92,19 @@ def act(asked: Asked) -> Answer:
     return _answer(bisector, names, session)
 
 
-def _versions(said: argparse.Namespace) -> tuple[str, ...]:
-    if said.versions:
-        listed = [v.strip() for v in said.versions.split(",") if v.strip()]
-        names = bisecting.chosen(listed, said.good, said.bad)
+def _versions(args: argparse.Namespace) -> tuple[str, ...]:
+    if args.versions:
+        listed = [v.strip() for v in args.versions.split(",") if v.strip()]
+        names = bisecting.chosen(listed, args.good, args.bad)
     else:
-        names = bisecting.between(said.good, said.bad, said.repo)
-    if names[0] in said.skip or names[-1] in said.skip:
+        names = bisecting.between(args.good, args.bad, args.repo)
+    if names[0] in args.skip or names[-1] in args.skip:
         raise SpecError("--skip leaves out an end", expected="a version in between", fix="--good V")
-    return tuple(name for name in names if name not in said.skip)
+    return tuple(name for name in names if name not in args.skip)
 
 
 def _answer(bisector: Bisector, names: Sequence[str], session: Session) -> Answer:
-    bisection = bisector.found
+    bisection = bisector.bisection
     run = session.run
     first, sure = bisection.answer
     size, _ = bisection.mean(first) if first in bisection.pairs else bisection.mean(len(names) - 1)

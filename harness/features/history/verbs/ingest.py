@@ -200,12 +200,12 @@ def _check_figure(name: str, known: Sequence[str]) -> None:
         raise RecordError(f"--figure {name}", expected=", ".join(known), fix="--figure step_time")
 
 
-def _document(found: Sequence[object]) -> dict[str, object]:
+def _document(trends: Sequence[object]) -> dict[str, object]:
     """Every series with its values, its changes and its status."""
     from harness.features.history.trends import Trend
 
     entries = []
-    for trend in found:
+    for trend in trends:
         assert isinstance(trend, Trend)
         series = trend.series
         entries.append(

@@ -21,49 +21,56 @@ _READS = {
 }
 
 
-def lines(found: HardwareComparison, width: int) -> list[str]:
+def lines(comparison: HardwareComparison, width: int) -> list[str]:
     """For a terminal."""
     shown = [rule("machines", width, "=")]
-    for side in found.sides:
+    for side in comparison.sides:
         message = f" {side.name}  {side.machine.key}  {side.machine.title}  torch {side.torch}"
         shown += wrap(message, width, 4)
-    for text in found.differs:
+    for text in comparison.differs:
         shown += wrap(f" differs: {text}", width, 10)
-    if found.means:
-        shown += ["", *(f" {line}" for line in purchase(found))]
-    ceilings = sides(found)
-    if len(ceilings.told) > 2:
+    if comparison.means:
+        shown += ["", *(f" {line}" for line in purchase(comparison))]
+    ceilings = sides(comparison)
+    if len(ceilings.shown_columns) > 2:
         shown += ["", *ceilings.lines(width)]
-    shown += ["", rule("cases", width), *entries(found, named=False).lines(width)]
-    if found.totals:
-        shown += ["", rule("all devices of each machine", width), *totals(found).lines(width)]
-    if (spent := lost(found)).rows:
+    shown += ["", rule("cases", width), *entries(comparison, named=False).lines(width)]
+    if comparison.totals:
+        shown += ["", rule("all devices of each machine", width), *totals(comparison).lines(width)]
+    if (spent := lost(comparison)).rows:
         shown += ["", rule("where the time went: ms lost a step", width), *spent.lines(width)]
     shown.append("")
-    for text in notes(found):
+    for text in notes(comparison):
         shown += wrap(f" {text}", width, 1)
     return shown
 
 
-def markdown(found: HardwareComparison) -> list[str]:
+def markdown(comparison: HardwareComparison) -> list[str]:
     """For a CI system's summary or an issue."""
-    shown = [f"### {headline(found)}", "", *sides(found).markdown(), "", *entries(found).markdown()]
-    for table in (totals(found), lost(found)):
+    shown = [
+        f"### {headline(comparison)}",
+        "",
+        *sides(comparison).markdown(),
+        "",
+        *entries(comparison).markdown(),
+    ]
+    for table in (totals(comparison), lost(comparison)):
         shown += ["", *table.markdown()] if table.rows else []
-    return [*shown, "", *(f"- {text}" for text in [*found.differs, *notes(found)])]
+    return [*shown, "", *(f"- {text}" for text in [*comparison.differs, *notes(comparison)])]
 
 
-def headline(found: HardwareComparison) -> str:
+def headline(comparison: HardwareComparison) -> str:
     """What comes out, in a line that a manager understands."""
-    if not found.means:
+    if not comparison.means:
         return "Nothing to compare: no case was measured on every machine"
-    unit = METRICS[found.metric].unit
-    names = {side.name: named(side, found.sides) for side in found.sides}
+    unit = METRICS[comparison.metric].unit
+    names = {side.name: named(side, comparison.sides) for side in comparison.sides}
     listed = "; ".join(
-        f"{names[mean.side]} is {_times(mean)} {names['A']} ({_word(mean)})" for mean in found.means
+        f"{names[mean.side]} is {_times(mean)} {names['A']} ({_word(mean)})"
+        for mean in comparison.means
     )
-    cases = f"{found.num_common} case{'s' if found.num_common > 1 else ''}"
-    return f"{listed} in {found.metric} ({unit}), over the {cases} that all of them ran"
+    cases = f"{comparison.num_common} case{'s' if comparison.num_common > 1 else ''}"
+    return f"{listed} in {comparison.metric} ({unit}), over the {cases} that all of them ran"
 
 
 def named(side: Side, sides: Sequence[Side]) -> str:
@@ -77,11 +84,11 @@ def _word(mean: Mean) -> str:
     return _READS.get(mean.reading, str(mean.reading))
 
 
-def purchase(found: HardwareComparison) -> list[str]:
+def purchase(comparison: HardwareComparison) -> list[str]:
     """What who buys asks: for the same devices, energy and money, what does the other one give?"""
-    names = {side.name: named(side, found.sides) for side in found.sides}
+    names = {side.name: named(side, comparison.sides) for side in comparison.sides}
     shown = []
-    for mean in found.means:
+    for mean in comparison.means:
         joules = "n/a: the devices do not say"
         if mean.joule is not None:
             joules = f"{_times(mean.joule)}: {_word(mean.joule)}"
@@ -90,7 +97,7 @@ def purchase(found: HardwareComparison) -> list[str]:
             paid = _scaled(mean, mean.price_factor)
             money = f"{_times(paid)}: {_word(paid)}"
         shown += [
-            f"{names[mean.side]} against {names['A']}, {found.metric}:",
+            f"{names[mean.side]} against {names['A']}, {comparison.metric}:",
             f"  for the same devices  {_times(mean)}: {_word(mean)}",
             f"  for the same energy   {joules}",
             f"  for the same money    {money}",
@@ -108,34 +115,34 @@ def _scaled(mean: Mean, factor: float) -> Mean:
     return replace(mean, mean=mean.mean * factor, low=low, high=high, reading=reading)
 
 
-def notes(found: HardwareComparison) -> list[str]:
+def notes(comparison: HardwareComparison) -> list[str]:
     """What the figures are, and what was not compared."""
-    sentences = [headline(found) + "."] if found.means else [headline(found)]
+    sentences = [headline(comparison) + "."] if comparison.means else [headline(comparison)]
     sentences.append(
         f"better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift;"
         f" no difference: all of it within {DRIFT:.0%}; else undecided"
     )
-    attained = [entry for entry in found.entries if entry.attained is not None]
+    attained = [entry for entry in comparison.entries if entry.attained is not None]
     if attained:
         sentences.append(
             "of ceiling = FLOP/s over those of a matrix product on the same device in the same run"
         )
-    if any(side.price is not None for side in found.sides):
+    if any(side.price is not None for side in comparison.sides):
         sentences.append(
             "prices: of a million samples or tokens, at the price of the devices in use"
         )
-    sentences += [f"not in the mean: {text}" for text in found.missing]
-    return sentences + [f"not compared: {text}" for text in found.not_compared]
+    sentences += [f"not in the mean: {text}" for text in comparison.missing]
+    return sentences + [f"not compared: {text}" for text in comparison.not_compared]
 
 
-def _times(one: Mean) -> str:
-    span = "" if one.low is None else f" [{one.low:.3f}, {one.high:.3f}]"
-    return f"{one.mean:.3f}{span} times"
+def _times(mean: Mean) -> str:
+    span = "" if mean.low is None else f" [{mean.low:.3f}, {mean.high:.3f}]"
+    return f"{mean.mean:.3f}{span} times"
 
 
-def sides(found: HardwareComparison) -> Table[Side]:
+def sides(comparison: HardwareComparison) -> Table[Side]:
     """What each machine is, and what its devices were measured to reach."""
-    dtypes = dict.fromkeys(d for side in found.sides for d in side.matmul_flops)
+    dtypes = dict.fromkeys(d for side in comparison.sides for d in side.matmul_flops)
 
     def matmul(dtype: str) -> Column[Side]:
         return number(
@@ -161,13 +168,13 @@ def sides(found: HardwareComparison) -> Table[Side]:
             number("all-reduce bus", 8, lambda s: s.bus_bps, lambda v: si(v, "B/s")),
             number("price an hour", 6, lambda s: s.price, lambda v: f"{v:g}"),
         ],
-        rows=found.sides,
+        rows=comparison.sides,
     )
 
 
-def entries(found: HardwareComparison, *, named: bool = True) -> Table[MachineEntry]:
+def entries(comparison: HardwareComparison, *, named: bool = True) -> Table[MachineEntry]:
     """A row for each case and machine; all ``named``, or only the first of each case."""
-    rows = found.entries
+    rows = comparison.entries
     first = {
         id(row)
         for row, above in zip(rows, [None, *rows], strict=False)
@@ -222,7 +229,7 @@ def _reading(e: MachineEntry) -> str:
     return "" if e.reading is None else _READS.get(e.reading, str(e.reading))
 
 
-def totals(found: HardwareComparison) -> Table[Total]:
+def totals(comparison: HardwareComparison) -> Table[Total]:
     """Each machine with all that it has, against the sum of its devices."""
     return Table(
         columns=[
@@ -236,13 +243,13 @@ def totals(found: HardwareComparison) -> Table[Total]:
             number("sum v A", 50, lambda total: total.ratio_alone, lambda v: f"{v:.3f}"),
             number("in all v A", 78, lambda total: total.ratio, lambda v: f"{v:.3f}"),
         ],
-        rows=found.totals,
+        rows=comparison.totals,
     )
 
 
-def lost(found: HardwareComparison) -> Table[MachineEntry]:
+def lost(comparison: HardwareComparison) -> Table[MachineEntry]:
     """By how many ms each part of a profiled step grew against its baseline."""
-    rows = [entry for entry in found.entries if entry.lost_ns]
+    rows = [entry for entry in comparison.entries if entry.lost_ns]
     terms = [t for t in timeline.TERMS if any(row.lost_ns.get(t) for row in rows)]
 
     def column(term: Term, keep: int) -> Column[MachineEntry]:
@@ -264,11 +271,11 @@ def lost(found: HardwareComparison) -> Table[MachineEntry]:
     )
 
 
-def csv(found: HardwareComparison) -> list[str]:
+def csv(comparison: HardwareComparison) -> list[str]:
     """The cases as comma-separated values, in SI units."""
-    runs = {s.name: s for s in found.sides}
+    runs = {s.name: s for s in comparison.sides}
     rows = []
-    for entry in found.entries:
+    for entry in comparison.entries:
         row = {
             key: value
             for key, value in fields_of(entry).items()

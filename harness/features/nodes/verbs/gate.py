@@ -70,10 +70,10 @@ class Fitness:
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def add(self, check: str, problems: list[str], told: str) -> None:
+    def add(self, check: str, problems: list[str], sentence: str) -> None:
         """A check that is through: what it found, or what it looked at."""
         self.rows += [(check, "BAD", problem) for problem in problems]
-        self.rows += [] if problems else [(check, "ok", told)]
+        self.rows += [] if problems else [(check, "ok", sentence)]
 
     @property
     def unfit(self) -> bool:
@@ -132,14 +132,14 @@ def act(asked: Asked) -> Answer:
     return Answer(document=to_doc(document), lines=lines, exit=exit_)
 
 
-def _look(session: Session, site: Site, case: CaseSpec, found: Fitness) -> None:
+def _look(session: Session, site: Site, case: CaseSpec, fitness: Fitness) -> None:
     """Every check in its turn; the quick ones first."""
     session.ready()
-    found.add("nodes", *_nodes(session))
-    found.add("step", *_step(session, case))
-    if site.world_size > 1 and not found.unfit:
+    fitness.add("nodes", *_nodes(session))
+    fitness.add("step", *_step(session, case))
+    if site.world_size > 1 and not fitness.unfit:
         Sweeper(session).sweep(site, {}, 1)
-        found.add("fabric", *_fabric(session))
+        fitness.add("fabric", *_fabric(session))
 
 
 def _nodes(session: Session) -> tuple[list[str], str]:

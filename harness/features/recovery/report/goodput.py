@@ -40,7 +40,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     shown = []
     for played in run.played:
         if played.mtbf_s is not None:
-            shown += [*told(played, None, width), ""]
+            shown += [*of_play(played, None, width), ""]
     return shown
 
 
@@ -50,7 +50,7 @@ def html(run: RunRecord) -> Markup:
         {
             "case": played.case,
             "share": f"{goodput.goodput(played):.1%}",
-            "said": said(played),
+            "said": sentence(played),
             "drawing": drawing(played),
             "table": tabled(played, None).html(f"goodput of {played.case}"),
         }
@@ -66,13 +66,13 @@ def data(run: RunRecord) -> Mapping[str, Json]:
     return {"played": to_doc(run.played)}
 
 
-def told(played: Played, foretold: Mapping[str, float] | None, width: int) -> list[str]:
+def of_play(played: Played, foretold: Mapping[str, float] | None, width: int) -> list[str]:
     """The table and what it is of; ``foretold`` are its seconds by costs alone."""
     title = f"goodput: {played.case}"
     return [
         rule(title, width),
         *tabled(played, foretold).lines(width),
-        *wrap(said(played), width, 1),
+        *wrap(sentence(played), width, 1),
     ]
 
 
@@ -91,7 +91,7 @@ def tabled(played: Played, foretold: Mapping[str, float] | None) -> Table[str]:
     return Table(columns=columns, rows=list(goodput.TERMS))
 
 
-def said(played: Played) -> str:
+def sentence(played: Played) -> str:
     """How many faults there were in how long, and how often it was saved."""
     faults = len(played.sittings) - 1
     wall_s = goodput.wall_ns(played) / 1e9

@@ -120,7 +120,7 @@ def act(asked: Asked) -> Answer:
             played = player.play(case, args.steps, steps_between, faults(), mtbf_s, seed)
             foretold = goodput.play(costs, args.steps, steps_between, faults(), at_steps=True)
             plays.append((played, goodput.share(foretold)))
-            told_of_each += report.told(played, foretold, width)
+            told_of_each += report.of_play(played, foretold, width)
         if plays:
             lines = [*told_of_each, *lines]
             terms = [goodput.terms_ns(played) for played, _ in plays]

@@ -85,7 +85,7 @@ def act(asked: Asked) -> Answer:
         ]
         recoverer = Recoverer(session)
         if asked.options.script:
-            words = asked.options.resume_with or shlex.join(asked.own)
+            words = asked.options.resume_with or shlex.join(asked.command)
             recoverer = ScriptRecoverer(session, words, asked.options.break_after)
         for course, times in courses:
             try:
@@ -105,7 +105,7 @@ def _of_script(site: Site, asked: Asked) -> list[tuple[Course, int]]:
             expected="-- train.py ARGS",
             fix="scaleproof recover --script --cpus 2 -- train.py ARGS",
         )
-    case = script_plan(asked.own, site).arm(f"@{site.world_size}").case
+    case = script_plan(asked.command, site).arm(f"@{site.world_size}").case
     parse(shlex.split(asked.options.resume_with or case.script))
     kinds = (Fault.KILL, Fault.HANG)
     return [(Course(case=case, fault=fault), asked.options.trials) for fault in kinds]

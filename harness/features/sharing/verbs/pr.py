@@ -83,7 +83,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 def act(asked: Asked) -> Answer:
     """Both versions are unpacked, then measured in one run; nothing of the clone is changed."""
     args = asked.options
-    if not (args.targets or asked.own):
+    if not (args.targets or asked.command):
         raise SpecError(
             "nothing to measure",
             expected="a case, or a script after --",
@@ -119,7 +119,7 @@ def _measured(
         tuple((name, str(version.python)) for name, version in versions.items()),
         checkouts=tuple((name, str(version.folder)) for name, version in versions.items()),
         project=str(project),
-        folder=str(Path.cwd()) if asked.own else "",
+        folder=str(Path.cwd()) if asked.command else "",
     )
     known = options.catalogue(asked.options.path)
     note = session.progress.note

@@ -100,7 +100,7 @@ def _case(
     plan: Plan,
     row: ArmRow,
     gate: LaunchRecord | None,
-    own: Sequence[LaunchRecord],
+    launches: Sequence[LaunchRecord],
     anchor: str,
     folder: Path | None,
 ) -> Case:
@@ -112,7 +112,7 @@ def _case(
     passed = f"{len(checks)} checks hold" if gate else unchecked
     profiled = budgets(run, row.case)
     budget = profiled[0].budget if profiled else None
-    drawn = list(measured.figures(run, folder, plan, own)) if folder else []
+    drawn = list(measured.figures(run, folder, plan, launches)) if folder else []
     if budget is not None and len(budget.ranks) > 1:
         message = "a mean step of every rank, profiled"
         drawn.append(
@@ -126,17 +126,17 @@ def _case(
         gate_ok=caught or (gate is not None and failure is None),
         figures=_figures(row),
         spec=_spec(row),
-        launches=Table(columns=_LAUNCH, rows=own),
+        launches=Table(columns=_LAUNCH, rows=launches),
         verdicts=_verdicts(judged),
         bytes=_bytes(row, gate),
         checks=_checks(checks),
-        ranks=measured.ranks(folder, own) if folder else [],
+        ranks=measured.ranks(folder, launches) if folder else [],
         drawn=drawn,
         operators=[
             (operator.name, operator.count, f"{operator.self_ns / 1e6:.3f}")
             for operator in (budget.operators if budget else ())
         ],
-        folders=[(str(launch.purpose), launch.launch) for launch in own],
+        folders=[(str(launch.purpose), launch.launch) for launch in launches],
         unsure=budget.unsure if budget else (),
     )
 

@@ -58,7 +58,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             fabric_note=fabric.note(run),
             sections=sections.shown(run),
             trace=perfetto.embedded(run, folder),
-            script=script.told(run),
+            script=script.sections(run),
             coverage=[line.split(maxsplit=1) for line in coverage(run, WIDE)],
             cost=[line.strip().split(maxsplit=1)[1] for line in tables.cost(run, WIDE) if line],
             rerun=shlex.join(run.settings.argv),

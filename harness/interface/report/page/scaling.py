@@ -120,5 +120,5 @@ def _series(
         low=column("_low"),
         high=column("_high"),
         bounds=bounds,
-        told=labels,
+        outcomes=labels,
     )

@@ -27,7 +27,7 @@ class Curve:
     low: Sequence[float | None]
     high: Sequence[float | None]
     bounds: Sequence[tuple[float, float]] = ()
-    told: Sequence[str] = ()
+    outcomes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ def _line(
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     yield f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>'
     for i, (at, height) in enumerate(points):
-        outcome = s.told[i] if s.told else ""
+        outcome = s.outcomes[i] if s.outcomes else ""
         title = f"<title>{escape(s.name)} @{s.x[i]:g}: {s.y[i]:.4g} {escape(outcome)}</title>"
         yield _mark(mark, at, height, color, title)
     for x, bound in s.bounds:

@@ -102,7 +102,7 @@ def _shifts(comparison: Comparison, width: int) -> list[str]:
 
 
 def interleaved(
-    found: Sequence[Difference],
+    differences: Sequence[Difference],
     setups: Sequence[tuple[str, str]],
     software: Mapping[str, Mapping[str, str]],
     width: int,
@@ -121,8 +121,8 @@ def interleaved(
         Column[Difference]("throughput B/A [95%]", 8, _ends, left=True),
         Column[Difference]("reading", 9, lambda d: str(d.reading), left=True),
     ]
-    shown += ["", *table(columns, found, width), ""]
-    for difference in found:
+    shown += ["", *table(columns, differences, width), ""]
+    for difference in differences:
         shown += wrap(_alike(difference), width, 6)
     shown += wrap(
         f" measured in the same blocks, so drift is in neither; no change: all of the interval"

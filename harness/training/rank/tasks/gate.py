@@ -264,7 +264,7 @@ def _train(
             loss = trainer.step(own_batch(loaded, ctx, ids, sampler.of(step)))
         if isinstance(reference, Simulated) and isinstance(trainer, OuterTrainer):
             known = ctx.gather(getattr(trainer.rule, "seen", None))
-            reference.told(known)
+            reference.note_seen(known)
             seen.append(known)
         wanted = _dense(reference, batches, ctx)
         finite &= loss is None or math.isfinite(float(loss))

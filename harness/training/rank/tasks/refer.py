@@ -227,8 +227,8 @@ class Encoder:
             for i, parameter in enumerate(self._parameters)
         ]
 
-    def __call__(self, own: Sequence[Tensor], hook: Any) -> list[Tensor]:
-        laid_out = [own[i] for i in self._order]
+    def __call__(self, gradients: Sequence[Tensor], hook: Any) -> list[Tensor]:
+        laid_out = [gradients[i] for i in self._order]
         flat = torch.cat([tensor.flatten() for tensor in laid_out])
         trained = [self._parameters[i] for i in self._order]
         bucket = Bucket(flat=flat, parts=shaped(flat, laid_out), trained=trained)
@@ -236,8 +236,8 @@ class Encoder:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._order = self._arrived[-len(own) :] or self._order
-        return [decoded[i] for i in range(len(own))]
+        self._order = self._arrived[-len(gradients) :] or self._order
+        return [decoded[i] for i in range(len(gradients))]
 
 
 @dataclass(frozen=True, kw_only=True)

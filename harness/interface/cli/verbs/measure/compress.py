@@ -203,16 +203,16 @@ def _rates(text: str) -> list[float]:
     return rates
 
 
-def _named(known: Catalogue, said: argparse.Namespace) -> list[str]:
+def _named(known: Catalogue, args: argparse.Namespace) -> list[str]:
     """The codecs that were asked for; all but those that are wrong on purpose."""
     offered = [
         name
         for name, entry in known.entries["compressors"].items()
         if not entry.head.get("CONTROL") and entry.head["ERROR_BOUND"] != 0
     ]
-    asked = [name for name in said.codecs.split(",") if name] or offered
-    if said.confirm:
-        asked = list(dict.fromkeys([*asked, said.confirm]))
+    asked = [name for name in args.codecs.split(",") if name] or offered
+    if args.confirm:
+        asked = list(dict.fromkeys([*asked, args.confirm]))
     for name in asked:
         if name not in known.entries["compressors"]:
             raise SpecError(

@@ -152,7 +152,7 @@ def _plans(asked: Asked, known: Catalogue, site: Site) -> list[Plan]:
     _check_clean(args.clean)
     samples = args.samples_per_step or 0
     protocol = _protocol(args.steps, args.warm_up)
-    return [script_plan(asked.own, site, Mode(args.mode), samples, protocol, args.first_rung)]
+    return [script_plan(asked.command, site, Mode(args.mode), samples, protocol, args.first_rung)]
 
 
 def _protocol(steps: int | None, warm_up: int | None) -> Protocol:

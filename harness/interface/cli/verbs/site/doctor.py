@@ -203,10 +203,10 @@ def _attach(asked: Asked) -> Answer:
 
 
 def _seen(
-    job: Sequence[ranks.RankProcess], found: Mapping[int, Activity], used: Mapping[int, float]
+    job: Sequence[ranks.RankProcess], activities: Mapping[int, Activity], used: Mapping[int, float]
 ) -> list[str]:
     def share(rank: ranks.RankProcess, name: str) -> str:
-        here = found.get(rank.rank)
+        here = activities.get(rank.rank)
         return "" if here is None else f"{here.seen.get(name, 0) / here.count:.0%}"
 
     columns = [
@@ -214,12 +214,12 @@ def _seen(
         text.Column("pid", 5, lambda r: str(r.pid)),
         text.Column("cores", 7, lambda r: f"{used[r.rank]:.2f}"),
     ]
-    names = dict.fromkeys(name for activity in found.values() for name in activity.seen)
+    names = dict.fromkeys(name for activity in activities.values() for name in activity.seen)
     columns += [text.Column(name, 6, partial(share, name=name)) for name in names]
     shown = text.table(columns, job, text.columns())
     if (missing := job[0].world_size - len(job)) > 0:
         shown.append(f" {missing} more ranks run elsewhere")
-    for rank, looks in found.items():
+    for rank, looks in activities.items():
         lines = ", ".join(f"{line} ({n}x)" for line, n in looks.lines.items() if line)
         message = f" rank {rank}   in {looks.count} looks at {lines or 'no line of its own'}"
         shown += text.wrap(message, text.columns(), 8)

@@ -126,21 +126,7 @@ def act(asked: Asked) -> Answer:
     args = asked.options
     width = text.columns()
     known, site = measuring.site(asked)
-    if site.world_size < 2:
-        raise SpecError(
-            "one rank sends nothing",
-            where=args.target,
-            expected="2 ranks and more",
-            fix=f"scaleproof compress {args.target} --cpus 2",
-        )
-    if args.confirm and not known.get("engines", site.engine).engine.shapes_links:
-        raise SpecError(
-            f"engine {site.engine} sets no link rates",
-            where=f"--confirm {args.confirm}",
-            expected="an engine that does",
-            fix=f"scaleproof compress {args.target} --engine emulated --nodes 2x1"
-            f" --confirm {args.confirm}",
-        )
+    _refuse(args, site, known)
     rates = _rates(args.rates)
     plan = _plan(args.target, _named(known, args), site, known, bare=args.bare)
     tuned_plan = _tuned(args.target, _named(known, args), site, known)
@@ -183,9 +169,28 @@ def act(asked: Asked) -> Answer:
         failed |= bool(tuned.untrained(record, tuned_plan))
     missed = any(not c.right for c in confirmed)
     shown.append(f" report   scaleproof report {text.shown(session.run.folder)}")
-    exit_ = Exit.ERROR if failed else Exit.FAILED if missed else Exit.PASSED
-    exit_ = Exit.USAGE if without_loss and exit_ is Exit.PASSED else exit_
-    return measured.ended(replace(judged, document=document, lines=shown, exit=exit_))
+    outcomes = {Exit.ERROR: failed, Exit.FAILED: missed, Exit.USAGE: bool(without_loss)}
+    worst = next((exit_ for exit_, holds in outcomes.items() if holds), Exit.PASSED)
+    return measured.ended(replace(judged, document=document, lines=shown, exit=worst))
+
+
+def _refuse(args: argparse.Namespace, site: Site, known: Catalogue) -> None:
+    """SpecError where nothing is sent, or no link can be set."""
+    if site.world_size < 2:
+        raise SpecError(
+            "one rank sends nothing",
+            where=args.target,
+            expected="2 ranks and more",
+            fix=f"scaleproof compress {args.target} --cpus 2",
+        )
+    if args.confirm and not known.get("engines", site.engine).engine.shapes_links:
+        raise SpecError(
+            f"engine {site.engine} sets no link rates",
+            where=f"--confirm {args.confirm}",
+            expected="an engine that does",
+            fix=f"scaleproof compress {args.target} --engine emulated --nodes 2x1"
+            f" --confirm {args.confirm}",
+        )
 
 
 def _rates(text: str) -> list[float]:

@@ -174,27 +174,29 @@ class Run:
         launched once more where one ended by what passes, as a rank that was killed: one flake ends
         no plan of a night. A lost node says nothing of a case, however often one is lost.
         """
-        before = [launch for launch in self.launches if launch.plan in {y.plan for y in launches}]
-        timed = all(launch.purpose is Purpose.TIMED for launch in launches)
-        if timed and any(launch.stood_still for launch in launches):
-            stalls = num_again(before, Purpose.STALLED)
-            if stalls < STALLS and all(launch.usable or launch.stood_still for launch in launches):
-                launches = [replace(launch, purpose=Purpose.STALLED) for launch in launches]
-        again = num_again(before, Purpose.FLAKED) < FLAKES
-        passing = [launch for launch in launches if launch.passing and launch.cause is not None]
-        repeated = all(launch.purpose in REPEATED for launch in launches)
-        if passing and repeated and (again or all(launch.lost for launch in passing)):
-            launches = [
-                replace(launch, purpose=Purpose.FLAKED, intended=launch.purpose)
-                for launch in launches
-            ]
-            for launch in passing:
-                assert launch.cause is not None
-                what_next = "launched once more" if again else "its plan ends, --resume goes on"
-                self.notes.append(f"{launch.launch}: {launch.cause.message}; {what_next}")
+        plans = {launch.plan for launch in launches}
+        before = [launch for launch in self.launches if launch.plan in plans]
+        launches = self._flaked(_stalled(launches, before), before)
         self._link(Kind.LAUNCH, *launches)
         self.launches += launches
         return list(launches)
+
+    def _flaked(
+        self, launches: Sequence[LaunchRecord], before: Sequence[LaunchRecord]
+    ) -> Sequence[LaunchRecord]:
+        """To be launched once more, where one ended by what passes, with a note of what did."""
+        again = num_again(before, Purpose.FLAKED) < FLAKES
+        passing = [launch for launch in launches if launch.passing and launch.cause is not None]
+        repeated = all(launch.purpose in REPEATED for launch in launches)
+        if not (passing and repeated and (again or all(launch.lost for launch in passing))):
+            return launches
+        for launch in passing:
+            assert launch.cause is not None
+            what_next = "launched once more" if again else "its plan ends, --resume goes on"
+            self.notes.append(f"{launch.launch}: {launch.cause.message}; {what_next}")
+        return [
+            replace(launch, purpose=Purpose.FLAKED, intended=launch.purpose) for launch in launches
+        ]
 
     @uninterrupted
     def begin(self, block: Block) -> None:
@@ -344,3 +346,15 @@ def _so_far(run: Run, catalogue: Catalogue, head: str, complete: bool) -> RunRec
         head=head,
         offered={kind: tuple(catalogue.entries[kind]) for kind in _OFFERED},
     )
+
+
+def _stalled(
+    launches: Sequence[LaunchRecord], before: Sequence[LaunchRecord]
+) -> Sequence[LaunchRecord]:
+    """To be timed again, where the host stood still in one of them and nothing else was wrong."""
+    timed = all(launch.purpose is Purpose.TIMED for launch in launches)
+    stood_still = any(launch.stood_still for launch in launches)
+    well = all(launch.usable or launch.stood_still for launch in launches)
+    if not (timed and stood_still and well) or num_again(before, Purpose.STALLED) >= STALLS:
+        return launches
+    return [replace(launch, purpose=Purpose.STALLED) for launch in launches]

@@ -25,7 +25,10 @@ from harness.record import Described, LaunchRecord, Purpose
 
 #: FLOP/s of a CPU core in training, the shares of a GPU's peak and of its roofline that training
 #: reaches, and that of a link's rate: what is usual, where nothing was measured.
-CORE_FLOPS, PEAK_SHARE, ROOFLINE_SHARE, LINK_SHARE = 3e10, 0.4, 0.55, 0.7
+CORE_FLOPS = 3e10
+PEAK_SHARE = 0.4
+ROOFLINE_SHARE = 0.55
+LINK_SHARE = 0.7
 #: Seconds to start and end a world whose ranks are forked with torch imported. Of GPUs a guess: a
 #: rank makes a context and loads kernels; NCCL opens its channels in 2.6 s on 8 B200, kernels apart
 #: (https://github.com/NVIDIA/nccl/issues/1646).
@@ -33,7 +36,8 @@ START_S = {Device.CPU: 0.15, Device.CUDA: 2.0}
 NCCL_S = 2.6
 #: Seconds in which Inductor compiles the block of a model, and in which a world finds that in its
 #: cache: 6.6 and 1.5 s of a core here (``python benchmarks/cost/compiled.py``). For GPUs a guess.
-COMPILING_S, COMPILED_S = 15.0, 2.0
+COMPILING_S = 15.0
+COMPILED_S = 2.0
 #: Seconds to train a gate's twin on one rank, and to write down and read a profile.
 GATE_S = 0.3
 PROFILE_S = {Device.CPU: 1.0, Device.CUDA: 4.0}
@@ -71,7 +75,9 @@ class LaunchCosts:
         launches: Sequence[LaunchRecord] = (),
         link_bytes: float = 0.0,
     ) -> None:
-        self._described, self._machine, self._link_bytes = described, on, link_bytes
+        self._described = described
+        self._machine = on
+        self._link_bytes = link_bytes
         self._walls: dict[tuple[str, Purpose], list[float]] = {}
         self._steps: dict[str, list[float]] = {}
         starts: list[float] = []

@@ -33,7 +33,10 @@ class ScaleproofError(Exception):
     exit = Exit.USAGE
 
     def __init__(self, what: str, *, where: str = "", expected: str = "", fix: str = "") -> None:
-        self.what, self.where, self.expected, self.fix = what, where, expected, fix
+        self.what = what
+        self.where = where
+        self.expected = expected
+        self.fix = fix
         lines = [what if not where else f"{where}: {what}"]
         if expected:
             lines.append(f"  expected  {expected}")

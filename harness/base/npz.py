@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     pass
 
-_STORED, _DEFLATED = 0, 8
+_STORED = 0
+_DEFLATED = 8
 #: The end of a zip file: signature, disks and members, size and place of the directory, comment.
 _END = struct.Struct("<4s4H2LH")
 #: A member in the directory: signature, versions, flags, method, time, CRC, packed and whole size,

@@ -15,7 +15,8 @@ from typing import IO
 #: Ranks of a launch whose files are packed.
 MANY = 16
 #: Where files lie together, by how their names end; what ends otherwise is in the record, too.
-SAMPLES, TRACES = "ranks.zip", "traces.zip"
+SAMPLES = "ranks.zip"
+TRACES = "traces.zip"
 PACKS = {".npz": SAMPLES, ".trace.json.gz": TRACES, ".spans.json": TRACES}
 
 

@@ -58,7 +58,9 @@ class Problems:
     """Collects mistakes of one file and raises them together."""
 
     def __init__(self, path: Path, lines: Sequence[str], then: str = "scaleproof plan") -> None:
-        self.path, self.lines, self.then = path, lines, then
+        self.path = path
+        self.lines = lines
+        self.then = then
         self.found: list[Problem] = []
 
     def lines_of(self, pattern: str) -> list[int]:

@@ -29,7 +29,8 @@ CPUS_PER_GPU = 4
 #: Device memory that a device in nobody's use may hold.
 IDLE_DEVICE_BYTES = 2 << 30
 #: How long one look at the load takes, and how often a busy host is looked at again.
-LOOK_S, LOOKS = 0.3, 20
+LOOK_S = 0.3
+LOOKS = 20
 
 
 class Level(StrEnum):

@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
 
 
 def quota_cpus(root: Path = ROOT, membership: Path = OWN) -> float | None:

@@ -26,7 +26,8 @@ THROTTLE = {
 
 
 #: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: payload over all links, in KiB.
-_NVLINK_TX, _NVLINK_RX = 138, 139
+_NVLINK_TX = 138
+_NVLINK_RX = 139
 #: Scope of a field: UINT_MAX is all links, 0 the first one alone (nvml.h).
 _ALL_LINKS = 0xFFFFFFFF
 
@@ -171,7 +172,8 @@ def _gpu(device: _Device) -> Gpu:
 #: How two devices are joined, by the nearest common ancestor of their slots (nvml.h).
 _JOINED = {0: "internal", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 #: NVML_P2P_CAPS_INDEX_NVLINK, and NVML_P2P_STATUS_OK.
-_OVER_NVLINK, _OK = 2, 0
+_OVER_NVLINK = 2
+_OK = 0
 
 
 def topology() -> tuple[tuple[int, int, str], ...]:

@@ -17,7 +17,11 @@ from harness.host.copies import LEFT_OUT
 MOST = 100_000
 _NEW_NAMESPACE = 0x0002_0000  # CLONE_NEWNS
 _NEW_USERS = 0x1000_0000  # CLONE_NEWUSER
-_READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x4_0000
+_READ_ONLY = 0x1
+_REMOUNT = 0x20
+_BIND = 0x1000
+_RECURSIVE = 0x4000
+_PRIVATE = 0x4_0000
 #: statvfs's flags that are mount's, too, and those that have another number there.
 _SAME_FLAGS = 0x2 | 0x4 | 0x8 | 0x400 | 0x800
 _RELATIVE_ATIME = (0x1000, 0x20_0000)

@@ -102,4 +102,5 @@ class InheritingJob(Job):
             output.close()
         for node, process in self._processes.items():
             processes.end(self._families[node], {process.pid})
-        self._processes, self._said = {}, {}
+        self._processes = {}
+        self._said = {}

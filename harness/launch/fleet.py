@@ -43,7 +43,9 @@ class Fleet:
     """The agents of one run. They start with ``start`` and are waited for by what needs them."""
 
     def __init__(self, begin: Begin, where: Where, again: Again | None = None) -> None:
-        self._begin, self._where, self._again = begin, where, again
+        self._begin = begin
+        self._where = where
+        self._again = again
         self.notes = list[str]()
         per_rank = where.settings.get("tasks") == "rank"
         self.num_agents = sum(where.nodes) if per_rank else len(where.nodes)

@@ -17,7 +17,9 @@ class Fleets:
     """
 
     def __init__(self, engine: Entry, where: Where, setups: Mapping[str, str]) -> None:
-        self._engine, self._where, self._setups = engine, where, setups
+        self._engine = engine
+        self._where = where
+        self._setups = setups
         self.own = deploy.open_worlds(engine, where)
         self._others: dict[str, Fleet] = {}
 

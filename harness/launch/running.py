@@ -12,7 +12,8 @@ from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
 
 #: Seconds without a beat, while it was listened for, after which an agent counts as lost; and for
 #: which ranks of other nodes may write down what they saw.
-LOST_S, GRACE_S = 10.0, 1.0
+LOST_S = 10.0
+GRACE_S = 1.0
 #: Seconds after which a world that was told to end is given up.
 END_S = 10.0
 

@@ -73,7 +73,9 @@ class Bench:
         where: Where,
         settings: Settings | None = None,
     ) -> None:
-        self.catalogue, self.engine, self._count = catalogue, engine, 0
+        self.catalogue = catalogue
+        self.engine = engine
+        self._count = 0
         #: Of the order of samples; each run has its own.
         self.data_seed = 0
         self._shared: shared.Stamps = {}

@@ -50,8 +50,10 @@ class Run:
         thresholds: Sequence[Threshold],
         queued_s: Callable[[], float],
     ) -> None:
-        self.settings, self._results = settings, results
-        self._catalogue, self._queued_s = catalogue, queued_s
+        self.settings = settings
+        self._results = results
+        self._catalogue = catalogue
+        self._queued_s = queued_s
         self.machine = machine.detect()
         self.software = {**machine.software(), **machine.suite(Path.cwd())}
         self.environment: Mapping[str, str] = environment.recorded()
@@ -112,7 +114,9 @@ class Run:
         self._chain = Chain(folder)
         old = unfinished(folder, self.machine)
         self._opened = folder
-        self.name, self.started_at, self._before_s = old.run, old.started_at, old.elapsed_s
+        self.name = old.run
+        self.started_at = old.started_at
+        self._before_s = old.elapsed_s
         self.described = dict(old.described)
         self.environment = old.environment
         self.notes = list(old.notes)

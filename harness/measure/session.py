@@ -51,7 +51,9 @@ class Session:
         progress: Progress,
     ) -> None:
         end_on_signals()
-        self.catalogue, self.settings, self.progress = catalogue, settings, progress
+        self.catalogue = catalogue
+        self.settings = settings
+        self.progress = progress
         self.engine = catalogue.get("engines", settings.engine)
         self.run = Run(catalogue, settings, results, thresholds, lambda: self.bench.worlds.queued_s)
         file = None if settings.cluster is None else Path(settings.cluster)

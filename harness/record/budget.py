@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 #: How a window was captured: by every operator, or from outside of them (waits, spans, ranges).
-OPERATORS, OUTLINE = "operators", "outline"
+OPERATORS = "operators"
+OUTLINE = "outline"
 
 
 class Term(StrEnum):

@@ -27,7 +27,8 @@ Derived = TypeVar("Derived")
 
 SCHEMA = 9
 #: The first layouts whose verdicts were judged, and whose windows were settled, by today's rules.
-JUDGED_SINCE, SETTLED_SINCE = 6, 7
+JUDGED_SINCE = 6
+SETTLED_SINCE = 7
 #: Schema since which load by others has a direction; before, it left whatever it was open.
 DIRECTED_SINCE = 8
 #: Schema since which the first look asks for more to spare: half of the launches may be slow.

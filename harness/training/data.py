@@ -44,7 +44,9 @@ class Sampler:
     def __init__(
         self, batching: Batching, *, steps_per_epoch: int, seed: int, fresh: bool = False
     ) -> None:
-        self.batching, self.steps_per_epoch, self.seed = batching, steps_per_epoch, seed
+        self.batching = batching
+        self.steps_per_epoch = steps_per_epoch
+        self.seed = seed
         self.fresh = fresh
 
     def ids(self, step: int, shard: int) -> Tensor:

@@ -107,7 +107,10 @@ class Late:
     """A hook that all-reduces whole gradients until step ``start``, and then does as ``inner``."""
 
     def __init__(self, inner: Hook, start: int, world_size: int) -> None:
-        self.inner, self.start, self.world_size, self.step = inner, start, world_size, 0
+        self.inner = inner
+        self.start = start
+        self.world_size = world_size
+        self.step = 0
 
     def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         whole = self.step < self.start

@@ -22,7 +22,8 @@ from harness.training.kept import KeptBytes, kept
 from harness.training.work import work
 
 #: Layers of the two models that are counted.
-LESS, MORE = 1, 2
+LESS = 1
+MORE = 2
 _Counted = TypeVar("_Counted")
 
 

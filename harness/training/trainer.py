@@ -39,10 +39,13 @@ class LocalTrainer:
         whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
         placements: tuple[str, ...] = (),
     ) -> None:
-        self.module, self.ctx = module, ctx
+        self.module = module
+        self.ctx = ctx
         self.named = named or module.named_parameters
-        self.synchronise, self.average = synchronise, average
-        self.whole, self.placements = whole, placements
+        self.synchronise = synchronise
+        self.average = average
+        self.whole = whole
+        self.placements = placements
         self.optimizer = optimizer or ctx.optimizer(parameter for _, parameter in self.named())
         self.scaler = Scaled(ctx.device, ctx.loss_scale)
         self.compute_dtype = observe_dtype(module)

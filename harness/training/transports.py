@@ -91,7 +91,8 @@ class Coded:
     """A communication hook with a codec; what it owes is kept if there is ``feedback``."""
 
     def __init__(self, ctx: RankContext, codec: Codec, feedback: bool) -> None:
-        self.ctx, self.codec = ctx, codec
+        self.ctx = ctx
+        self.codec = codec
         self.feedback = ErrorFeedback() if feedback else None
 
     def wanted(self, bucket: dist.GradBucket, unit: int) -> Tensor:

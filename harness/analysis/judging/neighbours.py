@@ -17,7 +17,8 @@ from harness.record import LaunchRecord, Purpose, RunRecord
 
 #: One-sided 70 % of a normal: beside the judge's own interval, a wrong PASS stays under 1 %
 #: (``tests/acceptance/rates.py``). And differences that no chance explains: 1 in 200.
-UPPER, CLEAR = 0.52, 2.6
+UPPER = 0.52
+CLEAR = 2.6
 #: How often a baseline is probed alone, at most: the first time, and where nothing else is open.
 PROBES = 4
 #: Slower than this, and surely so, nothing of the plan runs side by side.
@@ -27,7 +28,9 @@ UNKNOWN = 0.5
 #: What launches differ by where it is not known yet: the median of the world's clusters.
 USUAL_SD = 0.005
 #: A device is slow that is this much slower than the median of so many, and so many deviations.
-SLOW, FEWEST, ODD = 0.01, 4, 4.0
+SLOW = 0.01
+FEWEST = 4
+ODD = 4.0
 
 
 def disturb(run: RunRecord, plan: Plan) -> bool:

@@ -14,12 +14,14 @@ from harness.record.fabric import swept
 from harness.record.launch import loads
 
 #: Memory growth below this a step, or seen over fewer steps, is an allocator that settles.
-LEAK_BYTES, LEAK_STEPS = 65_536, 20
+LEAK_BYTES = 65_536
+LEAK_STEPS = 20
 #: An expert that is asked so many times its even share holds up all others.
 OVERLOADED = 2.0
 #: Payload of a full frame over its bytes on the wire (MTU 1500, TCP with time stamps); how far a
 #: shaped link may be off.
-PAYLOAD_SHARE, SHAPED_OFF = 0.956, 0.06
+PAYLOAD_SHARE = 0.956
+SHAPED_OFF = 0.06
 
 
 def overloaded(launches: Sequence[LaunchRecord]) -> Iterator[str]:

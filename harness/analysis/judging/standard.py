@@ -16,7 +16,8 @@ ALPHA = 0.1
 #: Pairs at the first look: with fewer, nothing is decided.
 FIRST_LOOK = 4
 #: Declared slow launches: at most this share of them, slower by at most this much.
-UNSEEN_SHARE, UNSEEN_SLOWDOWN = 0.2, 0.05
+UNSEEN_SHARE = 0.2
+UNSEEN_SLOWDOWN = 0.05
 #: Declared halves, as of two racks: half of the launches are slower by this much.
 HALF_SLOWER = 0.1
 #: From so many pairs on, a FAIL needs no allowance: a fresh set has to confirm it anyhow.

@@ -42,7 +42,8 @@ STALL = 3.0
 #: Bytes past the sockets, over the closed form, that are none of the training's.
 BESIDE = 0.02
 #: The rank's clock and the kernel's may differ by two ticks, and by this share.
-TICKS_S, CLOCKS = 0.02, 0.01
+TICKS_S = 0.02
+CLOCKS = 0.01
 #: What a rank computes for on each of its cores, of its window, at most; 1.013 was seen.
 MOST_BUSY = 1.05
 #: Steps whose losses are averaged before they are compared with a target.

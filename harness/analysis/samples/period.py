@@ -3,7 +3,8 @@
 from collections.abc import Hashable, Sequence
 
 #: A period must be seen so often, over so much of what was seen; what comes first may differ.
-REPEATS, SHARE = 3, 0.75
+REPEATS = 3
+SHARE = 0.75
 
 
 def period(words: Sequence[Hashable]) -> int | None:

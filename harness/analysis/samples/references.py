@@ -20,12 +20,14 @@ REPLICATES = 3
 #: losses of a block of steps. Honest launches stay below 0.35 of that
 #: (``tests/acceptance/honest.py``); in 16 bits the least that trains too little is at 1.2 times
 #: (``tests/contract/test_cheats.py``).
-SINGLE, COURSE = 10.0, 4.0
+SINGLE = 10.0
+COURSE = 4.0
 #: Steps of such a block.
 BLOCK = 8
 #: Relative differences that are never held against a launch: sums of fp32 in another order; and
 #: those that always are.
-LEAST, MOST = 2e-5, 2e-2
+LEAST = 2e-5
+MOST = 2e-2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,8 @@ class Curves:
     """The curves of a whole record, each read once."""
 
     def __init__(self, run: RunRecord, folder: Path) -> None:
-        self._run, self._folder = run, folder
+        self._run = run
+        self._folder = folder
         self._read: dict[tuple[str, float], LossCurve | None] = {}
 
     def of(self, case: str) -> LossCurve | None:

@@ -9,7 +9,8 @@ from harness.cases import CaseSpec, Mode
 from harness.record import LaunchRecord, Watched
 
 #: Relative differences that rounding explains: of gradient norms, by what forward passes return.
-NORMS, COARSE_NORMS = 1e-4, 2e-2
+NORMS = 1e-4
+COARSE_NORMS = 2e-2
 #: Batches may be ragged: so much may the samples of a step differ from what the mode says.
 RAGGED = 0.02
 #: Less than this part of the work, or of the distinct rows, is another training.

@@ -17,7 +17,8 @@ ONCE = (0.45, 1.25)
 #: Fewer bytes than this are no gradients: a loss, a flag, a norm.
 SMALL = 1024
 #: A rank is late by this share of a step, and no less than this.
-LATE, LATE_S = 0.25, 2e-3
+LATE = 0.25
+LATE_S = 2e-3
 
 
 def rows(samples: Sequence[Samples], step: int) -> int:

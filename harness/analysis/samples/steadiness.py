@@ -25,7 +25,8 @@ OUTLYING = 5.0
 MIN_LAUNCH_SD = 0.007
 #: A window grows to at most this many times what the recipe asks for, and only while its steps
 #: take no longer than this many times what the launch costs to start.
-MAX_GROWTH, MAX_STEPPING = 8, 4
+MAX_GROWTH = 8
+MAX_STEPPING = 4
 
 
 def batch_means(steps: Sequence[float]) -> list[float]:

@@ -26,7 +26,8 @@ from harness.record.outcome import SEVERITY
 
 HOUR_NS = 3600e9
 #: Bounds that everything meets: what an accepted record has is read by them.
-_LEAST, _MOST = 0.0, 1e300
+_LEAST = 0.0
+_MOST = 1e300
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,8 @@ from harness.cases.rules import KEYS as RULE_KEYS, rule_of
 #: The contracts that are shipped, by the names of their files.
 SHIPPED = Path(__file__).parent / "contracts"
 #: Of what a clause is judged where it names no unit, and the unit that needs no list of nodes.
-SYSTEM, NODE = "system", "node"
+SYSTEM = "system"
+NODE = "node"
 #: So many characters of a contract's digest in a run's nonce show that it was known before.
 MARK = 12
 #: What stands in a rule whose bound follows from the accepted record: any bound that can be missed.

@@ -13,7 +13,8 @@ from harness.features.foresight.shapes import Shape
 NUM_DRAWS = 2000
 #: The size that shows a knee has this share of the target's ranks, and of its batch. What ranks
 #: exchange stays what it is, so a small batch shows it, and a knee of it, as nothing small does.
-KNEE_RANKS, KNEE_BATCH = 2, 8
+KNEE_RANKS = 2
+KNEE_BATCH = 8
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ Array = NDArray[np.float64]
 #: What takes less than this share limits nothing.
 LITTLE = 0.02
 #: An exchange that takes this share of a step is a knee, where it took a third of that before.
-KNEE, LIKELY = 0.10, 0.2
+KNEE = 0.10
+LIKELY = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)

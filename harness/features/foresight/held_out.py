@@ -17,7 +17,8 @@ MOVES = 0.05
 #: Extrapolations up to this many times the largest calibrated size are judged.
 FURTHEST = 32.0
 #: A profiled bubble from which on a table reveals that it limits, and up to which that it doesn't.
-BUBBLE_LIMITS, NO_BUBBLE = 0.10, 0.01
+BUBBLE_LIMITS = 0.10
+NO_BUBBLE = 0.01
 
 
 #: A size that was measured and foreseen, and its table.

@@ -19,7 +19,8 @@ from harness.features.foresight.terms import Unknown
 
 LEARNED = Path(__file__).with_name("learned.json")
 #: The share of truths that an interval is to hold; standard deviations in half of a normal's.
-LEVEL, HALF_SDS = 0.8, 1.2816
+LEVEL = 0.8
+HALF_SDS = 1.2816
 
 
 class Regime(StrEnum):

@@ -35,9 +35,12 @@ Array = NDArray[np.float64]
 METRICS = ("efficiency", "speedup")
 #: The share of a device's peak that training reaches, and how far that may be off.
 PEAK_SHARE = Belief(0.4, 0.35)
-NUM_DRAWS, SEED = 1000, 7
+NUM_DRAWS = 1000
+SEED = 7
 #: What lies outside of these quantiles is not to be expected, or not to be hoped for.
-LOW, HIGH, BEST = 0.1, 0.9, 0.975
+LOW = 0.1
+HIGH = 0.9
+BEST = 0.975
 
 
 class Chance(StrEnum):

@@ -34,7 +34,8 @@ PRIORS: dict[Unknown, Belief] = {
     Unknown.CHUNKS: Belief(0.05, 0.4),
 }
 #: How much two models' rates differ on one machine, where their FLOPs are known and where not.
-MODEL_SPREAD, MODEL_SPREAD_UNSIZED = 0.04, 3.0
+MODEL_SPREAD = 0.04
+MODEL_SPREAD_UNSIZED = 3.0
 
 
 def vectors(beliefs: Mapping[Unknown, Belief], num_models: int, sized: bool) -> tuple[Array, Array]:

@@ -25,7 +25,8 @@ Array = NDArray[np.float64]
 #: DDP's default bucket (torch.nn.parallel).
 BUCKET_BYTES = 25 * 2**20
 #: Megatron-LM's bucket: 40 M gradients, or 1 M for each rank where that is more.
-BUCKET_GRADIENTS, BUCKET_GRADIENTS_OF_RANK = 40e6, 1e6
+BUCKET_GRADIENTS = 40e6
+BUCKET_GRADIENTS_OF_RANK = 1e6
 #: A hop between stages where no profile states it, as a share of a micro-batch on one stage. With
 #: it the simulator has the published bubbles of 1F1B within a point. Interleaved schedules send
 #: beside compute (Megatron's overlap of p2p).

@@ -18,7 +18,8 @@ VERSION = "2"
 ENVIRONMENT = "scaleproof"
 #: asv prettifies seconds and bytes only.
 _UNITS = {"s": "seconds", "B": "bytes"}
-LEDGER, RESULTS = "axis.git", "asv"
+LEDGER = "axis.git"
+RESULTS = "asv"
 #: Of asv's format of result files: its version, and what a benchmark's row holds.
 _FORMAT = 2
 _STATISTICS = ("ci_99_a", "ci_99_b", "q_25", "q_75", "number", "repeat")

@@ -64,7 +64,8 @@ class Bisector:
     """Measures versions of one case until the first bad one is known."""
 
     def __init__(self, interleaver: Interleaver, versions: Versions, error: float) -> None:
-        self._interleaver, self._versions = interleaver, versions
+        self._interleaver = interleaver
+        self._versions = versions
         self.bisection = Bisection(len(versions.names), error)
 
     def run(self, tell: Callable[[str], None]) -> None:

@@ -20,7 +20,9 @@ import numpy as np
 
 #: Pairs that the bad version has before anything is probed, and at most: its mean has to be this
 #: many standard errors from the good one's.
-FIRST, MOST, APART = 4, 24, 4.0
+FIRST = 4
+MOST = 24
+APART = 4.0
 
 
 @dataclass

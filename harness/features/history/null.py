@@ -20,7 +20,8 @@ P = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 5e-4, 2e-4, 1e-4
 #: Numbers drawn for each number of nights: 600,000 series of 60.
 NUMBERS = 36_000_000
 #: Of levels that came and went: how often chance may score as high, and series drawn for it.
-BRIEF_P, BRIEF_SERIES = 0.001, 20_000
+BRIEF_P = 0.001
+BRIEF_SERIES = 20_000
 
 
 def highest(n: int, count: int, random: np.random.Generator) -> np.ndarray:

@@ -28,7 +28,8 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "bootstrap.min.css": ("bootstrap@3.1.1", "dist/css/bootstrap.min.css"),
 }
 #: Where npm installs, and where copies lie in the page's folder.
-INSTALLED, BESIDE = "node_modules", "beside"
+INSTALLED = "node_modules"
+BESIDE = "beside"
 #: An address in a tag, with what guards against another file under it.
 _TAG = re.compile(r'(src|href)="https://[^"]+/([^/"]+\.(?:js|css))"([^>]*)')
 _GUARD = re.compile(r' (integrity|crossorigin|referrerpolicy)="[^"]*"')

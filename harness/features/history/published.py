@@ -16,7 +16,9 @@ from harness.base.errors import RecordError
 from harness.features.history import asv, offline
 from harness.features.history.trends import Trend, TrendStatus
 
-HTML, OWN, THEIRS = "html", "regressions.json", "regressions-asv.json"
+HTML = "html"
+OWN = "regressions.json"
+THEIRS = "regressions-asv.json"
 #: Where asv finds the history of a results folder.
 CONF: Mapping[str, Json] = {
     "version": 1,

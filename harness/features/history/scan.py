@@ -25,7 +25,8 @@ from scipy.stats import theilslopes
 from harness.features.history import wandering
 
 #: Nights on each side of a change; below ``ENOUGH`` in all, nothing can be told.
-FEWEST, ENOUGH = 3, 12
+FEWEST = 3
+ENOUGH = 12
 #: False alarms of one series whose nights are independent: one in a thousand in each direction.
 ALPHA = 0.002
 #: Normal scores are cut off here. Uncut ones find 65 % of 3 % steps among wild nights, these 74 %.
@@ -34,16 +35,21 @@ CUT = 1.7
 SIZE_ALPHA = 0.05
 #: The first autocorrelations of nights whose sum shows dependence, and the sum from which on it
 #: does: 60 independent nights pass it one time in twenty.
-LAGS, DEPENDENT = 3, 0.35
+LAGS = 3
+DEPENDENT = 0.35
 #: By how much likelier than wandering nights a change has to be, to be kept and to be told (nats).
 #: Smaller ones than ``SMALL`` floors are what wandering makes most often, and have to show more.
-SEEN, CERTAIN, CERTAIN_SMALL, SMALL = 4.0, 7.5, 12.0, 2.0
+SEEN = 4.0
+CERTAIN = 7.5
+CERTAIN_SMALL = 12.0
+SMALL = 2.0
 #: By how much likelier than a line steps have to be for a night to be blamed.
 SUDDEN_NATS = 2.0
 #: Standard deviations of a slope from which on it is a drift.
 DRIFTS = 4.0
 #: A level that came and went has at most this share of the nights, and at most so many.
-BRIEF, LONGEST = 3, 40
+BRIEF = 3
+LONGEST = 40
 NULL = Path(__file__).parent / "null.json"
 
 

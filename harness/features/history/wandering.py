@@ -29,7 +29,9 @@ OF_LINES = (1.0, 4.0, 16.0)
 CORRELATIONS = (0.3, 0.5, 0.7, 0.85, 0.95)
 SHARES = (0.5, 1.0)
 #: Nights that are so many deviations off their neighbours are cut off there, or taken for these.
-CUT, WILD, NEIGHBOURS = 2.5, 5.0, 4
+CUT = 2.5
+WILD = 5.0
+NEIGHBOURS = 4
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,13 @@ from numpy.typing import ArrayLike, NDArray
 SLOWER = np.geomspace(0.01, 2.0, 24)
 SPREAD = 0.125
 #: Scatter that is expected before any launch is seen, and of how many launches that is worth.
-USUAL, WORTH = 0.005, 4.0
+USUAL = 0.005
+WORTH = 4.0
 #: Launches that the expected shape of noise is worth beside those that were seen; in it, the share
 #: of odd launches, and their scatter: of MLPerf's clusters 16 % have one that is 0.5 % slower.
-SHAPE, ODD, WIDE = 32.0, 0.05, 0.02
+SHAPE = 32.0
+ODD = 0.05
+WIDE = 0.02
 #: No clock and no fabric is steadier.
 LEAST = 0.0005
 #: Launches that differ by less than this share of the scatter are counted as alike.

@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 #: Launches that break before it is known how often one does, and launches in which they have to.
-BREAKS, AT_MOST = 3, 20
+BREAKS = 3
+AT_MOST = 20
 #: Of what breaks in a lower share of launches no set is told apart from flakes. None breaks surely.
-SELDOM, MOST = 0.2, 0.75
+SELDOM = 0.2
+MOST = 0.75
 #: Chance that a set which breaks is held to be well, or one that is well to break.
 WRONG = 0.005
 #: Share of launches that break although nothing is wrong with their nodes.

@@ -31,7 +31,9 @@ class Pairer:
     """Measures up to ``most`` rounds over the nodes of a site."""
 
     def __init__(self, session: Session, site: Site, most: int) -> None:
-        self._session, self._site, self._most = session, site, most
+        self._session = session
+        self._site = site
+        self._most = most
         session.ready()
         self._hosts = told.hosts([node.host for node in session.run.nodes], len(site.nodes))
 

@@ -45,7 +45,8 @@ ALWAYS = 2.0
 BESIDE = 24
 #: Slowness that is tried on what was measured, how often, and in what share it has to be seen.
 TRIED = (0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
-TRIALS, SEEN = 400, 0.99
+TRIALS = 400
+SEEN = 0.99
 #: Rounds at most: what scatters by as much as a node is slower needs so many launches of it.
 MOST = 32
 #: A node that is slower by so many times what is worth naming may not hide.
@@ -85,7 +86,9 @@ class Board:
     def __init__(
         self, seen: Sequence[TimedPair], num_nodes: int, least: float, wanted: float
     ) -> None:
-        self.num_nodes, self._least, self._wanted = num_nodes, least, wanted
+        self.num_nodes = num_nodes
+        self._least = least
+        self._wanted = wanted
         self._seen = tuple(seen)
         self.round = max((pair_seen.round for pair_seen in seen), default=-1) + 1
         self._ends = np.array([pair_seen.link for pair_seen in seen], dtype=int).reshape(-1, 2)

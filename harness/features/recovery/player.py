@@ -16,9 +16,11 @@ from harness.measure.session import Session
 from harness.record.recovery import Mark, Played, Sitting
 
 #: Steps of the short trainings that costs are measured with, and how many checkpoints they have.
-SHORT, SAVES = 96, 8
+SHORT = 96
+SAVES = 8
 #: How often a rank is killed in the second one: each time after this share of the first's steps.
-STRIKES, STRUCK = 3, 0.3
+STRIKES = 3
+STRUCK = 0.3
 #: Sittings in a row without a checkpoint after which a training gets nowhere.
 STUCK = 20
 

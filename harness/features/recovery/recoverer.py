@@ -24,10 +24,14 @@ from harness.record import RankRestart, Trial, Verdict
 
 COURSES = "recovery"
 #: Steps of a training, the one after which it saves, and the one before which it breaks.
-STEPS, SAVE_AFTER, BREAK_BEFORE = 12, 4, 7
+STEPS = 12
+SAVE_AFTER = 4
+BREAK_BEFORE = 7
 #: Silence that counts as a hang while recovery is measured: shorter than any rule asks for, beside
 #: the time to write a checkpoint of 16 bytes a parameter at this rate, during which all are silent.
-STEP_S, COLLECTIVE_S, WRITTEN_A_SECOND = 10.0, 8.0, 0.3e9
+STEP_S = 10.0
+COLLECTIVE_S = 8.0
+WRITTEN_A_SECOND = 0.3e9
 #: How often it is tried to go on.
 RESTARTS = 3
 
@@ -52,7 +56,8 @@ class Recoverer:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._bench = session.bench
-        self._progress, self._run = session.progress, session.run
+        self._progress = session.progress
+        self._run = session.run
         self._whole: dict[tuple[str, bool], RankRestart] = {}
 
     def measure(self, course: Course, times: int) -> None:

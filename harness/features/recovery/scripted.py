@@ -32,7 +32,8 @@ AFTER = 8
 #: Relative differences of losses that a GPU's sums in another order explain.
 LOSSES = 1e-3
 #: Silence is a hang if it lasts so many times the longest one of a training that was not broken.
-SILENCE, LEAST_S = 3.0, 10.0
+SILENCE = 3.0
+LEAST_S = 10.0
 
 #: What each rank of a launch wrote down.
 Journals: TypeAlias = Sequence[Sequence[Update]]
@@ -43,7 +44,8 @@ class ScriptRecoverer(Recoverer):
 
     def __init__(self, session: Session, words: str, after: int) -> None:
         super().__init__(session)
-        self._words, self._after = words, after
+        self._words = words
+        self._after = after
         self._never_broken: dict[str, Journals] = {}
 
     def _trial(self, course: Course, rank: int) -> Trial:

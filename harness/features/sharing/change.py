@@ -17,7 +17,9 @@ from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
 
 #: What versions are called where they are measured; the last one is the first one once more.
-BASE, HEAD, AGAIN = "base", "head", "again"
+BASE = "base"
+HEAD = "head"
+AGAIN = "again"
 #: Relative costs that a change may have if nothing else is said.
 ALLOWED = 0.05
 

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 WATCH = "OpenTelemetry"
 PACKAGE = "opentelemetry-exporter-otlp-proto-http"
 #: Seconds between two sendings of the gauges, for one request, and for what is left at the end.
-EVERY_S, REQUEST_S, FLUSH_S = 5.0, 3.0, 5.0
+EVERY_S = 5.0
+REQUEST_S = 3.0
+FLUSH_S = 5.0
 #: Spans that wait to be sent; one more drops the oldest.
 MOST_SPANS = 2048
 #: Gauge -> its unit, by UCUM, and what it is.

@@ -30,7 +30,8 @@ TIERS = (
     "acceptance: suites that measure published claims",
 )
 #: A suite is looked for this deep, in so many files.
-DEPTH, FILES = 8, 2000
+DEPTH = 8
+FILES = 2000
 _CALLED = {"scaling", "recovering"}
 _NEAR = pytest.StashKey[bool]()
 

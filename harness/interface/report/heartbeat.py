@@ -41,8 +41,10 @@ class Heartbeat(Beside):
 
     def __init__(self, inner: Progress, path: Path) -> None:
         super().__init__(inner)
-        self._path, self._written_at = path, 0.0
-        self._notes, self._told = 0, False
+        self._path = path
+        self._written_at = 0.0
+        self._notes = 0
+        self._told = False
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise SpecError(
                 f"--heartbeat {path}: {path.parent} is no folder that can be written",

@@ -21,7 +21,9 @@ class Live(Progress):
     def __init__(
         self, stream: TextIO, *, quiet: bool = False, column: Callable[[], int] | None = None
     ) -> None:
-        self.stream, self.quiet, self.column = stream, quiet, column
+        self.stream = stream
+        self.quiet = quiet
+        self.column = column
         self._last = ""
         self._drawn = False
         self._broken_at = 0  # the column at which we last began a new line

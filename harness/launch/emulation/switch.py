@@ -21,7 +21,9 @@ from pathlib import Path
 DEVICE = "tun0"
 #: Bytes a packet: large enough that Python keeps up with 1 Gbit/s, small enough for slow links.
 MTU = 9000
-_CLONE_NEWNET, _TUNSETIFF, _TUN_WITHOUT_HEADER = 0x40000000, 0x400454CA, 0x1001
+_CLONE_NEWNET = 0x40000000
+_TUNSETIFF = 0x400454CA
+_TUN_WITHOUT_HEADER = 0x1001
 _PR_SET_TIMERSLACK = 29
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -49,8 +51,13 @@ class Switch:
         between: Mapping[tuple[int, int], float],
         delay_s: Sequence[Sequence[float]],
     ) -> None:
-        self.devices, self.own, self.between, self.delay_s = devices, rates, between, delay_s
-        self.sent, self.received = [0.0] * len(rates), [0.0] * len(rates)  # busy until then
+        self.devices = devices
+        self.own = rates
+        self.between = between
+        self.delay_s = delay_s
+        # busy until then
+        self.sent = [0.0] * len(rates)
+        self.received = [0.0] * len(rates)
         self.passed = dict.fromkeys(between, 0.0)
         self.travelling: list[tuple[float, int, bool, int, bytes]] = []
         self.count = 0

@@ -41,7 +41,8 @@ from harness.launch.wire.messages import LaunchSpec, RankEnd
 ENGINE = dict(multi_node=True, one_machine=True, packs=False, slows_ranks=False)
 #: Torchrun's own, in s. It restarts nobody: a world that lost a rank is measured by nobody.
 SETTINGS = dict(monitor_interval=0.1, join_timeout=60)
-TICK_S, GRACE_S = 0.2, 1.0
+TICK_S = 0.2
+GRACE_S = 1.0
 #: An entry of torchrun's report on failures; its lines may stand behind a log's own prefix.
 _FAILED = re.compile(r"\srank +: (\d+) \(local_rank: \d+\)\n.*?exitcode +: (-?\d+)")
 
@@ -199,7 +200,9 @@ class WatchedLauncher:
     """
 
     def __init__(self, spec: LaunchSpec, out: Path, beats: Beats) -> None:
-        self.spec, self.out, self.beats = spec, out, beats
+        self.spec = spec
+        self.out = out
+        self.beats = beats
         self.nodes: list[subprocess.Popen[bytes]] = []
         self.family = processes.new_family()
         self.noticed_at = 0.0

@@ -32,11 +32,13 @@ from harness.base.documents import Json
 from harness.base.errors import LaunchError
 
 GREETING = b"scaleproof 1\n"
-NONCE, MAC = 32, 32
+NONCE = 32
+MAC = 32
 #: Longest body of one frame; what does not fit is a fault or an attack. Files come in pieces.
 LARGEST = 1 << 28
 #: Seconds that a peer has to prove itself, and that one send may stand still.
-PROOF_S, STALL_S = 5.0, 20.0
+PROOF_S = 5.0
+STALL_S = 20.0
 #: Peers that may be proving themselves at one time; of more, the oldest from the address that most
 #: of them came from is dropped, and may try again.
 PENDING = 1024
@@ -63,7 +65,8 @@ class Channel:
 
     def __init__(self, sock: socket.socket, key: bytes = b"", *, dialed: bool) -> None:
         sock.settimeout(STALL_S)
-        self._sock, self._key = sock, key
+        self._sock = sock
+        self._key = key
         self._ours, self._theirs = (b"d", b"l") if dialed else (b"l", b"d")
         self._num_sent = self._num_received = 0
         self._buffer = bytearray()

@@ -17,7 +17,8 @@ from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Collective, RankEnd, RankError
 
 #: Seconds that hung ranks get to write down their stacks and collectives; and py-spy, for the rest.
-EXAMINE_S, SPY_S = 0.5, 2.0
+EXAMINE_S = 0.5
+SPY_S = 2.0
 
 
 def examine(out: Path, pids: Mapping[int, int]) -> dict[int, str]:

@@ -34,7 +34,8 @@ from harness.host.machine import Machine
 from harness.launch.wire.beats import Phase
 
 #: What is kept of an exception's message and of its traceback, which may hold a tensor.
-MESSAGE_CHARS, TRACEBACK_CHARS = 4_000, 100_000
+MESSAGE_CHARS = 4_000
+TRACEBACK_CHARS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)

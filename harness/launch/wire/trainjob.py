@@ -24,7 +24,8 @@ URL, CERTIFICATE, TOKEN = (
     f"KUBEFLOW_TRAINER_SERVER_{what}" for what in ("URL", "CA_CERT", "TOKEN")
 )
 #: Seconds between two of them, as its guide asks for; and for one.
-EVERY_S, REQUEST_S = 5.0, 5.0
+EVERY_S = 5.0
+REQUEST_S = 5.0
 #: What a metric's name, and its value, may have: characters.
 MOST_CHARS = 64
 #: Seconds that an int32 holds.

@@ -17,16 +17,20 @@ from harness.measure.session import Session
 from harness.record import LaunchRecord, RunRecord, Status
 
 #: A difference within this is none; one interval at all looks, both ends together.
-SAME, ALPHA = 0.01, 0.05
+SAME = 0.01
+ALPHA = 0.05
 #: Blocks of two pairs, at least and at most.
-FEWEST, MOST = 3, 16
+FEWEST = 3
+MOST = 16
 
 
 class Interleaver:
     """Launches blocks of one case in two setups, all of them in one run."""
 
     def __init__(self, session: Session, case: CaseSpec, protocol: Protocol) -> None:
-        self._session, self._case, self._protocol = session, case, protocol
+        self._session = session
+        self._case = case
+        self._protocol = protocol
         self._measurer = Measurer(session)
         self.blocks = 0
 

@@ -79,7 +79,10 @@ class Agent:
     """Serves one program over one channel. ``scratch`` is where ranks write, if not on its disk."""
 
     def __init__(self, channel: Channel, address: str, order: int, scratch: Path | None) -> None:
-        self.channel, self.address, self.order, self.scratch = channel, address, order, scratch
+        self.channel = channel
+        self.address = address
+        self.order = order
+        self.scratch = scratch
         self.door = server(address, 0, 64)
         self.door.setblocking(False)
         self.selector = selectors.DefaultSelector()

@@ -16,7 +16,8 @@ from harness.launch.wire.messages import LaunchSpec, Timed, readings_file
 from harness.training.observe import threads
 
 #: Seconds between readings, of a timed and of a profiled launch.
-EVERY_S, EVERY_PROFILED_S = 1.0, 0.1
+EVERY_S = 1.0
+EVERY_PROFILED_S = 0.1
 #: Seconds for the last reading; a lost device may never answer.
 LAST_S = 2.0
 #: Seconds in which a process that was killed is gone, unless it hangs in the driver.

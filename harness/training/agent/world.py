@@ -50,7 +50,10 @@ class World:
         near: Sequence[frozenset[int]],
         private: Collection[int] = (),
     ) -> None:
-        self.spec, self.share, self._near, self._private = spec, share, near, private
+        self.spec = spec
+        self.share = share
+        self._near = near
+        self._private = private
         self.began = time.monotonic()
         self.out = Path(spec.out)
         self.out.mkdir(parents=True, exist_ok=True)

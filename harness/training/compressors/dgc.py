@@ -24,7 +24,8 @@ METHOD = dict(optimizer="sgd")
 #: Samples at least, so that the threshold means something.
 FEWEST = 256
 #: The share that is kept in the first stage of the warm-up; its powers in the next ones.
-FIRST, STAGES = 0.25, 4
+FIRST = 0.25
+STAGES = 4
 
 promise = sparse.promise
 

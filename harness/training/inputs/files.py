@@ -106,11 +106,14 @@ class Places:
     """Which samples each batch of an epoch has: a batch sampler whose epoch is set."""
 
     def __init__(self, source: Source) -> None:
-        self.source, self.first, self.end = source, 0, 0
+        self.source = source
+        self.first = 0
+        self.end = 0
 
     def set_steps(self, first: int, end: int) -> None:
         """The steps of the epoch, from here on."""
-        self.first, self.end = first, end
+        self.first = first
+        self.end = end
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(self.first, self.end):
@@ -124,7 +127,9 @@ class Loading:
     """The batches of one rank, epoch by epoch."""
 
     def __init__(self, source: Source, stored: Stored, knobs: Knobs) -> None:
-        self.source, self.stored, self.knobs = source, stored, knobs
+        self.source = source
+        self.stored = stored
+        self.knobs = knobs
         self.places = Places(source)
         workers = int(knobs["workers"])
         self.loader: DataLoader[Any] = DataLoader(

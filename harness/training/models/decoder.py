@@ -108,7 +108,8 @@ class DecoderBlock(nn.Module):
         self.queries = heads // kv
         self.gated = bool(size.get("gated"))
         self.wide = size["ff"] // kv
-        self.norm1, self.norm2 = nn.RMSNorm(d), nn.RMSNorm(d)
+        self.norm1 = nn.RMSNorm(d)
+        self.norm2 = nn.RMSNorm(d)
         self.qkv = nn.Linear(d, (heads + 2 * kv) * self.dim, bias=False)
         self.attention = CausalAttention()
         self.out = nn.Linear(d, d, bias=False)

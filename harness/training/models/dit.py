@@ -26,7 +26,8 @@ SIZES = {
 ALIKE = True
 CHANNELS = 4
 #: Sines and cosines of a time, and times that there are.
-WAVES, TIMES = 256, 1000
+WAVES = 256
+TIMES = 1000
 
 
 class Conditioned(nn.Module):

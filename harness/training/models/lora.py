@@ -127,7 +127,8 @@ class LoraBlock(nn.Module):
     def __init__(self, size: Mapping[str, Json], number: int) -> None:
         super().__init__()
         self.dim = int(size["d"]) // int(size["heads"])
-        self.norm1, self.norm2 = Norm(size["d"]), Norm(size["d"])
+        self.norm1 = Norm(size["d"])
+        self.norm2 = Norm(size["d"])
         self.attention = CausalAttention()
         adapted = _adapted(size)
         for i, (name, widths) in enumerate(_widths(size).items()):

@@ -82,8 +82,11 @@ class ExpertBlock(nn.Module):
         d, heads, kv = size["d"], size["heads"], size["kv"]
         self.dim = d // heads
         self.queries = heads // kv
-        self.top, self.capacity, self.balance = size["top"], size["capacity"], size["balance"]
-        self.norm1, self.norm2 = nn.RMSNorm(d), nn.RMSNorm(d)
+        self.top = size["top"]
+        self.capacity = size["capacity"]
+        self.balance = size["balance"]
+        self.norm1 = nn.RMSNorm(d)
+        self.norm2 = nn.RMSNorm(d)
         self.qkv = nn.Linear(d, (heads + 2 * kv) * self.dim, bias=False)
         self.attention = CausalAttention()
         self.out = nn.Linear(d, d, bias=False)

@@ -45,7 +45,8 @@ class EncoderBlock(nn.Module):
     def __init__(self, d: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(d, 1e-6), nn.LayerNorm(d, 1e-6)
+        self.norm1 = nn.LayerNorm(d, 1e-6)
+        self.norm2 = nn.LayerNorm(d, 1e-6)
         self.qkv = nn.Linear(d, 3 * d)
         self.out = nn.Linear(d, d)
         self.up = nn.Linear(d, 4 * d)

@@ -61,7 +61,8 @@ class Clock:
             self._low = min(self._low, low)
             self._high = max(self._high, high)
         else:
-            self._low, self._high = low, high
+            self._low = low
+            self._high = high
 
     @property
     def offset_ns(self) -> int:

@@ -27,10 +27,12 @@ _NAMES = {
 
 
 #: Bytes of a collective of single values; more than these are gradients or parameters.
-SMALL, LARGE = 64, 1024
+SMALL = 64
+LARGE = 1024
 #: Entries that are kept: enough to count a gate's, and the last ones that tell where ranks part.
 #: More would grow a rank's memory for as long as they are new.
-COUNTED, LAST = 20_000, 200
+COUNTED = 20_000
+LAST = 200
 
 
 def enable(num_entries: int) -> None:

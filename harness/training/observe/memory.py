@@ -11,7 +11,8 @@ from harness.training.accelerator import Accelerator
 
 #: Memory is looked at every so many steps: that costs more than all else that is noted, most of it
 #: where an allocator makes a table of all it knows.
-_EVERY, _EVERY_ON_DEVICE = 2, 16
+_EVERY = 2
+_EVERY_ON_DEVICE = 16
 #: So many looks show a slope; a longer window asks for no more.
 LOOKS = 10
 _PAGE = os.sysconf("SC_PAGE_SIZE")

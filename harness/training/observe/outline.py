@@ -41,7 +41,9 @@ class Outline:
     """Outlines the steps of a window that are to be; ``step`` is called after each."""
 
     def __init__(self, window: Window, rank: int, world_size: int) -> None:
-        self._window, self._done, self._on = window, 0, False
+        self._window = window
+        self._done = 0
+        self._on = False
         self._step: Any = None
         self._quiet = os.open(os.devnull, os.O_WRONLY)
         _follow(lambda: self._on)

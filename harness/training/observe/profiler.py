@@ -23,7 +23,8 @@ class Profiler:
     """
 
     def __init__(self, steps: int, active: int, accelerator: Accelerator, memory: Path) -> None:
-        self._accelerator, self._memory = accelerator, memory
+        self._accelerator = accelerator
+        self._memory = memory
         self._first = steps - active
         self._done = 0
         self._profile = profile(

@@ -14,7 +14,9 @@ import struct
 from dataclasses import dataclass
 
 # Offsets in struct tcp_info (Linux >= 4.19); the returned length is checked before use.
-_ACKED, _RETRANSMITTED, _NEEDED = 120, 208, 216
+_ACKED = 120
+_RETRANSMITTED = 208
+_NEEDED = 216
 _SIOCOUTQ = 0x5411
 #: How often a socket is read again that is acknowledged while it is read.
 _TRIES = 5

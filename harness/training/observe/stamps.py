@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable
 
 #: A stamp and a reading of the rank's clock this close are one moment; so often it is tried.
-CLOSE_S, TRIES = 0.0005, 20
+CLOSE_S = 0.0005
+TRIES = 20
 
 # Bound here, before any file of a user's is imported.
 _utime, _fstat, _memfd_create = os.utime, os.fstat, os.memfd_create

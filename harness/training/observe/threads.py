@@ -9,7 +9,8 @@ import os
 import signal
 from pathlib import Path
 
-_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+_PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 

@@ -28,10 +28,8 @@ class Routing:
             return
         with torch.no_grad():
             if self.asked.device != asked.device:
-                self.asked, self.dropped = (
-                    self.asked.to(asked.device),
-                    self.dropped.to(asked.device),
-                )
+                self.asked = self.asked.to(asked.device)
+                self.dropped = self.dropped.to(asked.device)
             self.asked += asked
             self.dropped += dropped.sum()
 

@@ -30,7 +30,8 @@ class Counter:
     """What this rank sends in the steps of one whole period, as gate's steps are taken."""
 
     def __init__(self, ctx: RankContext, steps: range) -> None:
-        self.ctx, self.steps = ctx, steps
+        self.ctx = ctx
+        self.steps = steps
         self.seen = Seen({}, None)
 
     @contextlib.contextmanager

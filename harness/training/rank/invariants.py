@@ -29,15 +29,19 @@ from harness.training.context import Compressor, RankContext
 #: Shapes of the parameters of a trial; their elements are no multiple of any block.
 SHAPES = ((37, 64), (129,), (64, 33), (5,))
 #: Steps of a trial with feedback, and draws of one without bias.
-STEPS, DRAWS = 12, 100
+STEPS = 12
+DRAWS = 100
 #: Relative errors of sums in fp32; how many times its standard error a mean of thousands of
 #: elements may be off: that of their norm is a few percent of it.
-ROUNDING, SURE = 1e-4, 1.5
+ROUNDING = 1e-4
+SURE = 1.5
 #: Of the bytes that what was handed on must have taken, this part must have been sent.
 ENOUGH = 0.9
 #: How long draws are on average is looked at until its standard error is this, or this often; and
 #: how many of it they may be too long or too short.
-LENGTH_ERROR, MOST_DRAWS, SURE_OF_LENGTH = 1e-3, 2_000, 5.0
+LENGTH_ERROR = 1e-3
+MOST_DRAWS = 2_000
+SURE_OF_LENGTH = 5.0
 
 
 class CodecBucket:

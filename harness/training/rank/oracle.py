@@ -42,7 +42,10 @@ class Oracle:
         order: Sequence[int] = (),
         rounding: Rounding | None = None,
     ) -> None:
-        self.model, self.ctx, self.parts, self.scale_last = model, ctx, parts, scale_last
+        self.model = model
+        self.ctx = ctx
+        self.parts = parts
+        self.scale_last = scale_last
         self.order = order or range(parts)
         self.rounding = rounding or Rounding()
         self.optimizer = ctx.optimizer(model.parameters())

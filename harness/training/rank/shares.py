@@ -27,12 +27,14 @@ from harness.training.context import RankContext
 #: Numbers that a gradient is folded into: each is a sum of elements with signs that were drawn.
 WIDTH = 65_536
 #: Steps of a block, and parts of the parameters in their order.
-BLOCK, PARTS = 8, 16
+BLOCK = 8
+PARTS = 16
 #: Parts of fewer numbers than that, in all, say nothing of so many ranks.
 LEAST_WIDTH = 16_384
 #: A rank has too little with less than this part of an even share; all of them, with less than
 #: this part of their gradients.
-LEAST, LEAST_EVEN = 0.25, 0.01
+LEAST = 0.25
+LEAST_EVEN = 0.01
 
 
 class Fit(NamedTuple):

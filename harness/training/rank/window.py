@@ -69,7 +69,10 @@ class StepLog:
         intake: Intake,
     ) -> None:
         self.intake = intake
-        self.trainer, self.memory, self.beat, self.period_s = trainer, memory, beat, period_s
+        self.trainer = trainer
+        self.memory = memory
+        self.beat = beat
+        self.period_s = period_s
         # Lists: an array's code would be another thing that a step leaves no room for in caches.
         self.marks_s = [0.0] * (steps + 1)
         self.rss_bytes = [0] * steps

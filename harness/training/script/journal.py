@@ -39,7 +39,9 @@ class Journal(Observed):
 
     def __init__(self, task: Break, rank: Rank, over: Callable[["Journal"], None]) -> None:
         super().__init__()
-        self.task, self.rank, self._over = task, rank, over
+        self.task = task
+        self.rank = rank
+        self._over = over
         self._file = rank.file("journal").open("w")
         self._began_at = time.time()
         self._stepped_at = 0.0

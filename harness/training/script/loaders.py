@@ -24,7 +24,8 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 #: Where an iterator keeps the sizes of batches that it has not handed out yet, and its loader.
-_SIZES, _LOADER = "scaleproof_sizes", "scaleproof_loader"
+_SIZES = "scaleproof_sizes"
+_LOADER = "scaleproof_loader"
 #: Characters of an entry that tell it from others.
 ENTRY = 400
 #: Where an object of no words lies says nothing of what it is.

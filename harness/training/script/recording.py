@@ -53,7 +53,8 @@ region.awaited = True  # whoever imports this will begin
 #: Collectives that are kept: those of the last step are looked at.
 KEPT = 2000
 #: Rank 0 waits so long for what the others leave, and for the program that writes the record.
-LEAVE_S, WRITE_S = 60.0, 120.0
+LEAVE_S = 60.0
+WRITE_S = 120.0
 #: Bytes that a store takes at once.
 PIECE = 1 << 20
 _COUNT = itertools.count()

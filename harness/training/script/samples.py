@@ -16,7 +16,8 @@ from torch import Tensor
 from harness.training.observe.intake import row_hashes
 
 #: Elements of a row that are hashed, of so many tensors at most.
-ELEMENTS, MOST = 1024, 8
+ELEMENTS = 1024
+MOST = 8
 _FIRST = 4096
 
 

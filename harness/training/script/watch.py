@@ -33,7 +33,9 @@ class Watch(Observed):
     """Told by hooks what the training does; calls ``over`` when the window has been measured."""
 
     def __init__(self, task: Script, rank: Rank, over: Callable[["Watch"], None]) -> None:
-        self.task, self.rank, self._over = task, rank, over
+        self.task = task
+        self.rank = rank
+        self._over = over
         self.memory = Memory(rank.accelerator)
         self.meter = Meter(perf_counter)
         self.first = self.period = 0
@@ -52,7 +54,8 @@ class Watch(Observed):
         self.ahead_s: dict[int, float] = {}  # time before backward passes, by sentence
         self._free_s = 0.0  # when the last pass or update was over
         self.events: list[torch.Event] = []
-        self.start, self.sharded = "", False
+        self.start = ""
+        self.sharded = False
 
     def restart(self) -> None:
         """Forget what was seen so far (``measured``)."""
@@ -128,7 +131,8 @@ class Watch(Observed):
         period = self.sentences.period(known)
         if period is None or done < self.task.cut * period or done % period or region.awaited:
             return
-        self.first, self.period = done, period
+        self.first = done
+        self.period = period
         self.hooks.settle()
         if self.task.profiled and self.profile is None:
             self.profile = Profile(self.task, self.rank)

@@ -49,7 +49,8 @@ class Outer:
     def __init__(self, start: Tensor, knobs: Knobs) -> None:
         self.agreed = start
         self.velocity = torch.zeros_like(start)
-        self.rate, self.momentum = float(knobs["rate"]), float(knobs["momentum"])
+        self.rate = float(knobs["rate"])
+        self.momentum = float(knobs["momentum"])
 
     def step(self, moved: Tensor) -> Tensor:
         """SGD with Nesterov momentum; ``moved`` is the mean of what was agreed less what ranks have
@@ -110,7 +111,8 @@ class Simulation:
         start = outer.vector(models[0])
         self.agreed = start
         self.velocity = torch.zeros_like(start)
-        self.rate, self.momentum = float(knobs["rate"]), float(knobs["momentum"])
+        self.rate = float(knobs["rate"])
+        self.momentum = float(knobs["momentum"])
 
     def after(self, step: int) -> None:
         if not due(step, self.period):

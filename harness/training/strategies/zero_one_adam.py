@@ -71,7 +71,8 @@ class Exchange:
 
     def __init__(self, size: int, world: int, block: int) -> None:
         self.codec = onebit.Codec({"block": block}, torch.Generator())
-        self.size, self.world = size, world
+        self.size = size
+        self.world = world
         self.part = transports.padded(-(-size // world), block)
         self.owed: Tensor | float = 0.0
         self.owed_of_sums: Tensor | float = 0.0
@@ -95,8 +96,10 @@ class Moved:
     """One rank's part: how far it went from where all were last, and with which rates."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, knobs: Knobs) -> None:
-        self.model, self.optimizer = model, optimizer
-        self.period, self.until = int(knobs["period"]), int(knobs["until"])
+        self.model = model
+        self.optimizer = optimizer
+        self.period = int(knobs["period"])
+        self.until = int(knobs["until"])
         self.fresh = tuple(refreshed(self.until, int(knobs["kappa"])))
         if isinstance(optimizer, FrozenAdam):
             optimizer.fresh = self.fresh

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
+FORWARD = torch.float8_e4m3fn
+BACKWARD = torch.float8_e5m2
 #: Rows and columns that a device's units take at once.
 TILE = 16
 

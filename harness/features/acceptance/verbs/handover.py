@@ -32,7 +32,9 @@ EXAMPLES = dict(
     ),
 )
 #: What the folder of a handover holds.
-PAGE, ARCHIVE, EXCLUDE = "handover.html", "runs.tar.gz", "exclude.txt"
+PAGE = "handover.html"
+ARCHIVE = "runs.tar.gz"
+EXCLUDE = "exclude.txt"
 
 
 class HandedOver(TypedDict):

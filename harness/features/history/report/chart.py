@@ -8,8 +8,12 @@ from html import escape
 from harness.features.history.report import told
 from harness.features.history.trends import Trend, TrendStatus
 
-WIDTH, HEIGHT = 560, 190
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 30
+WIDTH = 560
+HEIGHT = 190
+LEFT = 62
+RIGHT = 14
+TOP = 30
+BOTTOM = 30
 #: Nights whose values can be hovered over; older ones are a line only.
 HOVERED = 60
 

@@ -11,7 +11,8 @@ from harness.features.history.night import Quantity
 from harness.features.history.trends import Trend, TrendStatus, Turn, shown_size
 
 #: Eight levels of a sparkline, and how many of them a line has.
-_LEVELS, WIDTH = "▁▂▃▄▅▆▇█", 24
+_LEVELS = "▁▂▃▄▅▆▇█"
+WIDTH = 24
 
 
 def headline(trends: Sequence[Trend]) -> str:

@@ -9,8 +9,12 @@ from markupsafe import Markup, escape
 from harness.base.plain import still
 from harness.record import Status
 
-WIDTH, HEIGHT = 420, 132
-LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 22
+WIDTH = 420
+HEIGHT = 132
+LEFT = 44
+RIGHT = 12
+TOP = 12
+BOTTOM = 22
 #: Above so many runs dots would be a band of their own.
 MOST_DOTS = 80
 

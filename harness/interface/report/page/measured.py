@@ -20,7 +20,8 @@ from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.store import Samples, load_samples
 
 #: As many launches and ranks are drawn; the tables have them all.
-LAUNCHES, RANKS = 12, 16
+LAUNCHES = 12
+RANKS = 16
 #: A step is drawn in so many pieces: what is shorter is not seen.
 PIECES = 400
 #: Of larger traces no step is drawn, to keep a page quick: bytes of all ranks, compressed.

@@ -8,8 +8,12 @@ from html import escape
 # Okabe and Ito's palette: told apart by colour-blind readers; every series has a mark of its own.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKS = ("circle", "square", "diamond", "triangle", "circle", "square")
-WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 24, 16, 44
+WIDTH = 560
+HEIGHT = 300
+LEFT = 56
+RIGHT = 24
+TOP = 16
+BOTTOM = 44
 #: How far the intervals of several series stand beside each other.
 ASIDE = 7.0
 

@@ -9,8 +9,10 @@ from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule, wrap
 from harness.record import RunRecord
 
-_TOPOLOGY, _NETWORK = "topology: ", "network: "
-_GPU, _CARD = f"{_TOPOLOGY}gpu ", f"{_TOPOLOGY}card "
+_TOPOLOGY = "topology: "
+_NETWORK = "network: "
+_GPU = f"{_TOPOLOGY}gpu "
+_CARD = f"{_TOPOLOGY}card "
 #: A GPU and its row of the matrix.
 Row = tuple[str, Sequence[str]]
 

@@ -60,24 +60,29 @@ from harness.training.tuning import kernels
 #: Shorter than any twin's gradient.
 CLIPPED = 0.1
 #: Steps on one batch, and the share of the dense progress that a compressed training must make.
-PROGRESS_STEPS, PROGRESS = 8, 0.05
+PROGRESS_STEPS = 8
+PROGRESS = 0.05
 #: Of lossless codecs. In 16 bits and less the dense gradient itself is rounded, on other ways, and
 #: weights that differ by little round a step otherwise: as far as a step-1 gradient may be.
 LOSSLESS = 1e-4
 LOSSLESS_ROUNDED = 3e-2
 
 #: Largest wrong factor of a gradient; rounding to bf16 on 8 ranks makes 2e-3 of one, in mlp-nano.
-SCALE, SCALE_SHARDS = 5e-3, 8
+SCALE = 5e-3
+SCALE_SHARDS = 8
 
 #: An update beyond its limit is compared with so many trainings that round otherwise, and may be
 #: so many times farther off than the farthest of them, but no more than ``WIDEST``: a router that
 #: sends one token elsewhere moves weights farther than any rounding. With experts in bf16 honest
 #: updates of 3 ranks are off by 0.04, the least wrong one by 0.17.
-REPLICATES, APART, WIDEST = 3, 10.0, 0.12
+REPLICATES = 3
+APART = 10.0
+WIDEST = 0.12
 #: Where signs of what was moved are sent, one that flips is as large as what is sent on the whole.
 #: Sums that begin with other ranks end as far off as honest ranks do (0.9 to 1.1 of it; 0.2 at
 #: most, of experts in bf16): so many times that is allowed, and no more than a wrong training has.
-FLIPPED, FLIPPED_WIDEST = 2.0, 0.5
+FLIPPED = 2.0
+FLIPPED_WIDEST = 0.5
 
 MakeContext = Callable[[CaseSpec], RankContext]
 

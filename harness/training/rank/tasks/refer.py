@@ -43,7 +43,8 @@ PARTS = 16
 #: By so much, relatively, training must change a loss, after so many steps: one that hardly depends
 #: on the weights would not show an update that was left out. It is two roundings of fp32; honest
 #: losses change by 4e-4 and more in eight steps, and by less while the learning rate warms up.
-SHOWN, SHOWN_AFTER = 2.4e-7, 4
+SHOWN = 2.4e-7
+SHOWN_AFTER = 4
 #: The batches of a shard, step by step.
 Batches: TypeAlias = Callable[[int], Feed]
 

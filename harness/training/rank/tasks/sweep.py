@@ -21,7 +21,9 @@ from harness.training.rank import transport
 from harness.training.rank.setup import Rank
 
 #: Seconds that the timed iterations of one operation at one size may take, and how many they are.
-BUDGET_S, FEWEST, MOST = 0.1, 3, 30
+BUDGET_S = 0.1
+FEWEST = 3
+MOST = 30
 #: Runs of a device that follow each other between two marks of its clock: one alone would count
 #: the time that it takes to ask for it.
 IN_A_ROW = 5

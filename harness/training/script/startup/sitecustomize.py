@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 #: Variables: the launch's folder, where every rank's badge lies, and where ``harness`` lies.
-BADGES, HOME = "SCALEPROOF_BADGES", "SCALEPROOF_HOME"
+BADGES = "SCALEPROOF_BADGES"
+HOME = "SCALEPROOF_HOME"
 
 
 class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -99,11 +99,6 @@ FORESEEN = {"ddp": (64, 8), "fsdp": (64, 8)}
 METRICS = {"pipeline": ("efficiency", "efficiency_of_ideal")}
 
 
-def model_for(site: Site) -> str:
-    """A decoder of the right size for the site's device."""
-    return GPU_MODEL if site.device == "cuda" else CPU_MODEL
-
-
 def trained(strategy: str, site: Site, mode: Mode, **fields: Any) -> CaseSpec:
     """What a family trains on the site's device."""
     model, more = CPU_MODEL, dict[str, Any]()

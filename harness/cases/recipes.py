@@ -408,9 +408,7 @@ def gated(case: CaseSpec) -> Plan:
 
 def paired(case: CaseSpec) -> Plan:
     """A case that pairs of nodes train, to see which of them are slow."""
-    return replace(
-        gated(case), name=f"{case.id} pairs", protocol=replace(REAL, min_blocks=0, max_blocks=0)
-    )
+    return replace(gated(case), name=f"{case.id} pairs")
 
 
 def strong_worlds(case: CaseSpec, worlds: Sequence[int]) -> tuple[int, ...]:

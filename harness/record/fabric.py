@@ -19,9 +19,8 @@ OPERATIONS: Mapping[str, str] = {
     "broadcast": "1",
     "send_recv": "1",
 }
-#: Payloads up to this are judged by their latency, from the other on by their bandwidth.
+#: Payloads up to this are judged by their latency, larger ones by their bandwidth.
 LATENCY_BYTES = 1024
-BANDWIDTH_BYTES = 1 << 20
 
 
 def factor(operation: str, n: int) -> float:

@@ -19,12 +19,11 @@ from harness.record import HALVES_SINCE, Reason, RunRecord, Status, Verdict
 def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verdict:
     """The verdict on a question under one rule, or none."""
     form = metrics.metric(question.metric).form
-    question = replace(question, halves=run.schema >= HALVES_SINCE)
     judged: Judged | None = None
     if question.obstacle is not None:
         conclusion = question.obstacle
     else:
-        judged = _judged(question, question.first, rule)
+        judged = _judged(question, question.first, rule, run)
         conclusion = _survives(question, rule, run, judged)
         if question.place and conclusion.status in (Status.PASS, Status.FAIL):
             detail = f"{conclusion.detail}; {question.place}"
@@ -73,8 +72,12 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
     )
 
 
-def _judged(question: Question, values: Sequence[float], rule: Threshold | None) -> Judged:
-    """The judge's answer on these values of the question's metric."""
+def _judged(
+    question: Question, values: Sequence[float], rule: Threshold | None, run: RunRecord
+) -> Judged:
+    """The judge's answer on these values of the question's metric. The first look allows for a slow
+    half of the launches, as records since ``HALVES_SINCE`` do.
+    """
     metric = metrics.metric(question.metric)
     return judge(
         values,
@@ -82,7 +85,7 @@ def _judged(question: Question, values: Sequence[float], rule: Threshold | None)
         metric.form,
         timed=metric.of_time,
         horizon=question.horizon,
-        halves=question.halves,
+        halves=run.schema >= HALVES_SINCE,
     )
 
 
@@ -93,7 +96,7 @@ def _survives(
     conclusion = Conclusion(judged.status, judged.reason, judged.detail)
     impossible = _impossible(question, judged)
     if impossible or conclusion.status in (Status.PASS, Status.FAIL):
-        doubt = question.doubt or _tilted(question, rule, judged)
+        doubt = question.doubt or _tilted(question, rule, run, judged)
         if doubt is not None:
             return doubt._replace(detail=f"{_would_be(impossible, conclusion)}, but {doubt.detail}")
     if impossible:
@@ -132,11 +135,13 @@ def _impossible(question: Question, judged: Judged, factor: float = 1.0) -> str:
     return question.impossible
 
 
-def _tilted(question: Question, rule: Threshold | None, judged: Judged) -> Conclusion | None:
+def _tilted(
+    question: Question, rule: Threshold | None, run: RunRecord, judged: Judged
+) -> Conclusion | None:
     """Which difference between the arms could have made this verdict, if one could."""
     impossible = bool(_impossible(question, judged))
     for tilt in question.tilts:
-        other = _judged(question, [v * tilt.factor for v in question.first], rule)
+        other = _judged(question, [v * tilt.factor for v in question.first], rule, run)
         same = bool(_impossible(question, judged, tilt.factor)) if impossible else True
         if other.status is not judged.status or not same:
             points = 100 * abs(other.estimate.value - judged.estimate.value)
@@ -151,7 +156,7 @@ def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judge
     status = Status.INCONCLUSIVE
     reason = Reason.UNCONFIRMED
     if question.again:
-        second = _judged(question, question.again, rule)
+        second = _judged(question, question.again, rule, run)
         figure = f"{second.estimate.value:.4g} in {second.estimate.n} fresh pairs"
         if second.status is Status.FAIL and second.missed is first.missed:
             status = Status.FAIL

@@ -35,8 +35,7 @@ class Question:
     programs took meanwhile, for readers of a figure that no rule judges. ``claimed`` is what only
     the user's file says and nothing checks: a PASS then becomes RECORDED.
     ``place`` says which arm kept its place where there are others: a PASS or FAIL holds for that
-    one. ``halves``: the first look allows for a slow half of the launches, as records since
-    ``HALVES_SINCE`` do.
+    one.
     """
 
     name: str
@@ -59,4 +58,3 @@ class Question:
     perfect: float | None = None
     gain: float = 1.0
     impossible: str = ""
-    halves: bool = True

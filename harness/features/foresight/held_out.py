@@ -14,8 +14,6 @@ from harness.features.foresight.terms import ForeseenTerm
 
 #: An efficiency that moves by less than this needs no prediction.
 MOVES = 0.05
-#: Extrapolations up to this many times the largest calibrated size are judged.
-FURTHEST = 32.0
 #: A profiled bubble from which on a table reveals that it limits, and up to which that it doesn't.
 BUBBLE_LIMITS = 0.10
 NO_BUBBLE = 0.01

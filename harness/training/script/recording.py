@@ -348,7 +348,7 @@ def _typed() -> tuple[str, ...]:
 def _source() -> str:
     """16 hex digits of the sha256 of this program's file; empty in a notebook."""
     file = _main_file()
-    return digests.of_file(file)[:16] if file is not None else ""
+    return digests.of_file(file) if file is not None else ""
 
 
 def _with_ours(path: str) -> str:

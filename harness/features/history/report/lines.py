@@ -8,8 +8,6 @@ from harness.features.history.report import told
 from harness.features.history.trends import Trend, TrendStatus
 from harness.interface.report.text import wrap
 
-_INDENT = 12
-
 
 def lines(
     nights: Sequence[Night],

@@ -43,12 +43,12 @@ _COLORS = {Status.PASS: "#1a7f4b", Status.FAIL: "#c9372c", Status.ERROR: "#c9372
 _GREY = "#7a7f87"
 
 
-def read(folder: Path | str) -> Run:
+def read(folder: Path | str) -> NotebookRun:
     """A run's folder; RecordError says what is wrong with it."""
-    return Run(Path(folder))
+    return NotebookRun(Path(folder))
 
 
-class Run:
+class NotebookRun:
     """One run. ``record`` is all of it, ``doubt`` why nobody vouches for it, empty if its figures
     follow from its samples.
     """
@@ -93,9 +93,9 @@ class Run:
     def budgets(self) -> pd.DataFrame:
         return frames.budgets(self.folder)
 
-    def compare(self, other: Run | Path | str, metric: str = "step_s") -> ShownComparison:
+    def compare(self, other: NotebookRun | Path | str, metric: str = "step_s") -> ShownComparison:
         """This run beside a later one, case for case; SpecError where they are not comparable."""
-        later = other if isinstance(other, Run) else read(other)
+        later = other if isinstance(other, NotebookRun) else read(other)
         compared = compare.compare(self.record, later.record, metric)
         return ShownComparison(comparison=compared, doubts=(self.doubt, later.doubt))
 

@@ -253,7 +253,8 @@ class Measurer:
 
     def _further(self, plan: Plan, arms: Sequence[Arm], alone: bool) -> None:
         """What decides more: a block of these arms, or a probe where only neighbours are open."""
-        for turn, arm in piloting.probe_again(self.run, arms) if alone else ():
+        if alone and (probe := piloting.probe_again(self.run, arms)) is not None:
+            turn, arm = probe
             self._usable(plan, self._launch(plan, [arm], Purpose.PROBE, turn=turn))
             return
         baselines = {name for contrast in plan.contrasts for name in contrast.baseline}

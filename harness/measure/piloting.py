@@ -61,8 +61,8 @@ def _probes(
             yield 1, [arm] * packing.copies(arm.case, run.settings.nodes)
 
 
-def probe_again(run: Run, arms: Sequence[Arm]) -> Iterator[tuple[int, Arm]]:
-    """(turn, baseline) of a further probe, where only neighbours are in doubt.
+def probe_again(run: Run, arms: Sequence[Arm]) -> tuple[int, Arm] | None:
+    """(turn, baseline) of a further probe, where only neighbours are in doubt; None after the last.
 
     That takes one launch, and a block that runs one by one takes several.
     """
@@ -73,8 +73,8 @@ def probe_again(run: Run, arms: Sequence[Arm]) -> Iterator[tuple[int, Arm]]:
             if launch.purpose is Purpose.PROBE and launch.case == arm.case.hash
         ]
         if probes and (alone := sum(not probe.slot for probe in probes)) < neighbours.PROBES:
-            yield 1 + alone, arm
-            return
+            return 1 + alone, arm
+    return None
 
 
 def _count(run: Run, plan: Plan, arm: Arm, purpose: Purpose) -> int:

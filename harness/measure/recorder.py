@@ -56,7 +56,7 @@ def write(folder: Path) -> tuple[Path, RunRecord]:
         folder=str(Path.cwd()),
     )
     run = Run(Catalogue(), settings, Path(recorded_run.results), (), lambda: 0.0)
-    run.started(recorded_run.started_at, recorded_run.lasted_s)
+    run.begun_at(recorded_run.started_at, recorded_run.lasted_s)
     run.notes.append(NOTE)
     arm = Arm(name=f"@{case.world_size}", case=case, role=Role.SUBJECT)
     plan = Plan(

@@ -97,7 +97,7 @@ class Run:
         """Seconds spent on this run, all sittings, no queue."""
         return self._before_s + time.monotonic() - self._began - self._queued_s()
 
-    def started(self, at: str, before_s: float) -> None:
+    def begun_at(self, at: str, before_s: float) -> None:
         """What is entered was measured before: from ``at`` on, for so many seconds."""
         self.started_at = at
         self._before_s = before_s
@@ -216,29 +216,29 @@ class Run:
         self.windows |= {plan: dict(of_plan) for plan, of_plan in windows.items()}
 
     @uninterrupted
-    def swept(self, rows: Sequence[Row]) -> None:
+    def add_sweep(self, rows: Sequence[Row]) -> None:
         """What one sweep measured."""
         self._link(Kind.SWEEP, rows)
         self.fabric += rows
 
-    def broke(self, launch: str, why: str) -> None:
+    def add_broken_sweep(self, launch: str, why: str) -> None:
         """A sweep that gave no rows: its number is not missing."""
         self._link(Kind.BROKEN, {"launch": launch, "why": why})
 
     @uninterrupted
-    def paired(self, suspects: Suspects) -> None:
+    def set_suspects(self, suspects: Suspects) -> None:
         """What pairs of nodes came to."""
         self._link(Kind.PAIRED, suspects)
         self.suspects = suspects
 
     @uninterrupted
-    def endured(self, played: Played) -> None:
+    def add_interrupted(self, played: Played) -> None:
         """A training that faults interrupted."""
         self._link(Kind.PLAYED, played)
         self.played.append(played)
 
     @uninterrupted
-    def tried(self, trial: Trial) -> None:
+    def add_trial(self, trial: Trial) -> None:
         """What one trial of a recovery measured."""
         self._link(Kind.TRIAL, trial)
         self.recoveries.append(trial)

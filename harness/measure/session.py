@@ -213,7 +213,7 @@ class Session:
     def enter_broken(self) -> None:
         """Sweeps that broke, so that no number is missing."""
         while self.bench.broken:
-            self.run.broke(*self.bench.broken.popitem())
+            self.run.add_broken_sweep(*self.bench.broken.popitem())
 
     def save(self, *, complete: bool) -> RunRecord:
         """Write the run down; once its context is left, others may go on with it."""

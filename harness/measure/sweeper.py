@@ -85,7 +85,7 @@ class Sweeper:
                 )
                 self._session.progress.show(moment)
                 rows = self._swept(case)
-                self._run.swept([dataclasses.replace(row, attempt=attempt) for row in rows])
+                self._run.add_sweep([dataclasses.replace(row, attempt=attempt) for row in rows])
 
     def _swept(self, case: CaseSpec) -> list[Row]:
         """One sweep; one that ended by what passes is made once more."""

@@ -255,14 +255,21 @@ class LaunchRecord:
 
         None where neither is known.
         """
+        if self.foreign_load is None and self.throttled is None:
+            return None
+        return (self.foreign_load or 0.0) + (self.throttled or 0.0)
+
+    @property
+    def throttled(self) -> float | None:
+        """The share of its window for which a CPU quota held back the rank that it held back most;
+        None where no rank knows.
+        """
         shares = [
             rank.throttled_s / rank.window_s
             for rank in self.ranks
             if rank.throttled_s is not None and rank.window_s
         ]
-        if self.foreign_load is None and not shares:
-            return None
-        return (self.foreign_load or 0.0) + max(shares, default=0.0)
+        return max(shares, default=None)
 
     @property
     def late(self) -> float | None:

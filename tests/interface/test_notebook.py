@@ -14,7 +14,7 @@ from harness.base.errors import SpecError
 
 
 @pytest.fixture(scope="module")
-def run(sample: Path) -> notebook.Run:
+def run(sample: Path) -> notebook.NotebookRun:
     return notebook.read(sample)
 
 
@@ -27,7 +27,7 @@ def test_a_row_of_every_frame_says_what_it_is_of(sample: Path) -> None:
         assert set(frame.purpose) <= {"gate", "pilot", "reference", "timed", "profile"}, table
 
 
-def test_it_is_shown_with_its_figures_and_escaped(run: notebook.Run, sample: Path) -> None:
+def test_it_is_shown_with_its_figures_and_escaped(run: notebook.NotebookRun, sample: Path) -> None:
     shown = run._repr_html_()
     for v in run.record.verdicts:
         assert v.case in shown and f"{v.value:.4g}" in shown
@@ -51,7 +51,7 @@ def test_what_nobody_vouches_for_says_so(sample: Path, tmp_path: Path) -> None:
     assert "NOT VERIFIED" in run.compare(sample)._repr_html_()
 
 
-def test_a_plot_draws_every_rung_and_its_bound(run: notebook.Run, tmp_path: Path) -> None:
+def test_a_plot_draws_every_rung_and_its_bound(run: notebook.NotebookRun, tmp_path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         with pytest.raises(SpecError, match="matplotlib"):
             run.plot()

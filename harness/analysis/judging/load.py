@@ -44,7 +44,7 @@ def _lost(launch: LaunchRecord, run: RunRecord, *, beside: bool, quota: bool) ->
     if launch.denied is None:
         return None
     load = launch.foreign_load or 0.0
-    waited = held(launch) if quota else 0.0
+    waited = (launch.throttled or 0.0) if quota else 0.0
     if load > LEAST:
         waited += _waited(launch, load)
     if load > LEAST or beside:
@@ -66,12 +66,6 @@ def _waited(launch: LaunchRecord, load: float) -> float:
         return load * max(Counter(rank.host for rank in launch.ranks).values(), default=1)
     num_cores = len({(rank.host, cpu) for rank in launch.ranks for cpu in rank.affinity})
     return min(load * num_cores, sum(waits) / window_s)
-
-
-def held(launch: LaunchRecord) -> float:
-    """The share of its window for which a quota held back the rank that it held back most."""
-    shares = [(rank.throttled_s or 0.0) / rank.window_s for rank in launch.ranks if rank.window_s]
-    return max(shares, default=0.0)
 
 
 def _pressed(launch: LaunchRecord, run: RunRecord) -> float:
@@ -101,7 +95,7 @@ def sentence(launches: Sequence[LaunchRecord], name: str) -> str:
     shares = [launch.foreign_load for launch in launches if launch.foreign_load is not None]
     if shares and fmean(shares) > admission.FOREIGN_LOAD:
         return f"others used {fmean(shares):.0%} of the cores of {name}"
-    worst = max(map(held, launches), default=0.0)
+    worst = max((launch.throttled or 0.0 for launch in launches), default=0.0)
     if worst > admission.THROTTLED:
         return f"a CPU quota held the ranks of {name} back for {worst:.0%} of the time"
     return ""

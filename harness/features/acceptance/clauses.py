@@ -31,7 +31,7 @@ _MOST = 1e300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class ClauseEvidence:
     """One verdict on one unit of the machine, from one run; ``unit`` is "" of all of it.
 
     ``inside`` is how far the value lies inside its bound, as a share of that. ``apart``: a stand-in
@@ -66,7 +66,7 @@ class Requirement:
     rule: Threshold
     clause: Clause
     status: Status | None
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[ClauseEvidence, ...]
     units: tuple[str, ...]
     unmeasured: tuple[str, ...]
     waived: bool
@@ -135,9 +135,9 @@ def _places(launch: LaunchRecord, hosts: Sequence[str]) -> set[str]:
 
 def judged(
     contract: Contract, runs: Sequence[RunRecord], accepted: Sequence[RunRecord]
-) -> dict[str, list[Evidence]]:
+) -> dict[str, list[ClauseEvidence]]:
     """The evidence of each clause, by its name: all verdicts on all of its units, worst first."""
-    out: dict[str, list[Evidence]] = {clause.name: [] for clause in contract.clauses}
+    out: dict[str, list[ClauseEvidence]] = {clause.name: [] for clause in contract.clauses}
     for per in dict.fromkeys(clause.per for clause in contract.clauses):
         clauses = [clause for clause in contract.clauses if clause.per == per]
         for part in parts(contract, per, runs):
@@ -148,14 +148,14 @@ def judged(
     return {name: worst_first(every) for name, every in out.items()}
 
 
-def worst_first(every: Sequence[Evidence]) -> list[Evidence]:
+def worst_first(every: Sequence[ClauseEvidence]) -> list[ClauseEvidence]:
     """By status; of equal ones the nearest to the bound, or farthest beyond it, first."""
     return sorted(every, key=_severity)
 
 
-def evidence(run: RunRecord, unit: str, rule: Threshold, verdict: Verdict) -> Evidence:
+def evidence(run: RunRecord, unit: str, rule: Threshold, verdict: Verdict) -> ClauseEvidence:
     """A verdict of a run as evidence for a rule."""
-    return Evidence(
+    return ClauseEvidence(
         run=run.run,
         unit=unit,
         verdict=verdict,
@@ -164,7 +164,7 @@ def evidence(run: RunRecord, unit: str, rule: Threshold, verdict: Verdict) -> Ev
     )
 
 
-def _severity(shown: Evidence) -> tuple[int, float]:
+def _severity(shown: ClauseEvidence) -> tuple[int, float]:
     inside = -math.inf if shown.inside is None else shown.inside
     return SEVERITY.index(shown.verdict.status), inside
 
@@ -210,7 +210,7 @@ def margin(rule: Threshold, verdict: Verdict) -> float | None:
 
 def requirement(
     clause: Clause,
-    shown: Sequence[Evidence],
+    shown: Sequence[ClauseEvidence],
     units: Sequence[str],
     lacking: Sequence[str],
     *,

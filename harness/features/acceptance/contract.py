@@ -61,7 +61,7 @@ class Terms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ClauseGroup:
     """A part of the machine: ``nodes`` are patterns on their names."""
 
     of: str
@@ -124,7 +124,7 @@ class Contract:
     name: str
     terms: Terms
     clauses: tuple[Clause, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[ClauseGroup, ...]
     sha256: str
 
     @property
@@ -138,7 +138,7 @@ class Contract:
 
 
 _TERMS = keys_of(Terms)
-_GROUP = keys_of(Group)
+_GROUP = keys_of(ClauseGroup)
 _CLAUSE = {
     **keys_of(Clause, rule=None),
     **RULE_KEYS,
@@ -206,7 +206,7 @@ def _terms(table: TomlTable, problems: Problems) -> Terms:
     return Terms(**table.values)
 
 
-def _group(table: TomlTable, problems: Problems) -> Group | None:
+def _group(table: TomlTable, problems: Problems) -> ClauseGroup | None:
     if not check_table(table, _GROUP, problems, "unit"):
         return None
     nodes = table.values["nodes"]
@@ -216,10 +216,10 @@ def _group(table: TomlTable, problems: Problems) -> Group | None:
     if table.values["of"] in (SYSTEM, NODE):
         what = f"{table.values['of']} needs no list"
         problems.add(table.lines.get("of", table.line), what, 'of = "rack"')
-    return Group(of=table.values["of"], name=table.values["name"], nodes=listed)
+    return ClauseGroup(of=table.values["of"], name=table.values["name"], nodes=listed)
 
 
-def _clause(table: TomlTable, groups: Sequence[Group], problems: Problems) -> Clause | None:
+def _clause(table: TomlTable, groups: Sequence[ClauseGroup], problems: Problems) -> Clause | None:
     """A table as a clause: what is not about the clause is its rule."""
     if not check_table(table, _CLAUSE, problems, "clause"):
         return None
@@ -237,7 +237,7 @@ def _clause(table: TomlTable, groups: Sequence[Group], problems: Problems) -> Cl
     return Clause(rule=rule, **stated)
 
 
-def _check_clause(table: TomlTable, groups: Sequence[Group], problems: Problems) -> None:
+def _check_clause(table: TomlTable, groups: Sequence[ClauseGroup], problems: Problems) -> None:
     """It can be judged: its units are listed, its sampling is a number, its bound is one."""
 
     def add(key: str, what: str, hint: str = "") -> None:

@@ -21,7 +21,7 @@ from harness.analysis.verify import verify
 from harness.base.documents import fields_of
 from harness.cases import Reach, Threshold
 from harness.features.acceptance.clauses import (
-    Evidence,
+    ClauseEvidence,
     Requirement,
     evidence,
     hosts_of,
@@ -60,7 +60,7 @@ class Seal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class CoveredNode:
     """A node that was measured: its hardware, how many devices of it trained, in which runs."""
 
     host: str
@@ -88,7 +88,7 @@ class Handover:
     beyond: tuple[tuple[str, str], ...]
     exclude: tuple[tuple[str, str], ...]
     drift: tuple[Drift, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[CoveredNode, ...]
     seals: tuple[Seal, ...]
     accepted: tuple[Seal, ...]
 
@@ -178,7 +178,9 @@ def _late(clause: Clause, contract: Contract, runs: Sequence[RunRecord]) -> bool
     )
 
 
-def _lacking(clause: Clause, shown: Sequence[Evidence], accepted: Sequence[RunRecord]) -> list[str]:
+def _lacking(
+    clause: Clause, shown: Sequence[ClauseEvidence], accepted: Sequence[RunRecord]
+) -> list[str]:
     """What was accepted and was not measured again."""
     if clause.of_accepted is None:
         return []
@@ -270,7 +272,7 @@ def _exclude(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
         yield host, "; ".join(dict.fromkeys(reasons))
 
 
-def _nodes(runs: Sequence[RunRecord]) -> Iterator[Node]:
+def _nodes(runs: Sequence[RunRecord]) -> Iterator[CoveredNode]:
     """Every node of the runs by name, with what of it really trained."""
     machines = {m.host: m for run in runs for m in run.nodes or (run.machine,)}
     for host, machine in machines.items():
@@ -283,7 +285,7 @@ def _nodes(runs: Sequence[RunRecord]) -> Iterator[Node]:
             if rank.host == host
         }
         there = machine.num_gpus or machine.num_cores
-        yield Node(
+        yield CoveredNode(
             host=host,
             hardware=machine.title,
             devices=min(len(trained), there),

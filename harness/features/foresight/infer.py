@@ -17,7 +17,7 @@ from harness.features.foresight.discrepancy import WALK, Walk
 from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.priors import PRIORS, Belief
 from harness.features.foresight.shapes import Model, Shape
-from harness.features.foresight.terms import Facts, Unknown
+from harness.features.foresight.terms import ShapeFacts, Unknown
 
 Array = NDArray[np.float64]
 NUM_DRAWS = 400
@@ -44,7 +44,7 @@ class Posterior:
     def base_ranks(self) -> int:
         return min(shape.ranks for shape in self.shapes)
 
-    def facts(self, shapes: Sequence[Shape], fabric: Fabric | None = None) -> Facts:
+    def facts(self, shapes: Sequence[Shape], fabric: Fabric | None = None) -> ShapeFacts:
         """Facts of shapes of models that are known here, on this or another fabric."""
         groups = [self.models.index(shape.model) for shape in shapes]
         return terms.facts(shapes, groups, fabric or self.fabric, self.base_ranks, self.hop)
@@ -103,7 +103,7 @@ def calibrate(
     )
 
 
-def _rate(given: Facts, mean: Array, log_s: Array) -> float:
+def _rate(given: ShapeFacts, mean: Array, log_s: Array) -> float:
     """By how much the ln of the rate is off where the first point is met.
 
     It is all but unknown beforehand. What a step takes besides compute is taken as believed, but

@@ -50,7 +50,7 @@ class Chance(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOut:
+class RuleLeftOut:
     """A rule of which nothing can be said, and why."""
 
     rule: str
@@ -98,7 +98,7 @@ def possibilities(
     thresholds: Sequence[Threshold],
     site: FabricSite,
     known: Catalogue,
-) -> Iterator[Possibility | LeftOut]:
+) -> Iterator[Possibility | RuleLeftOut]:
     """Of every rule of a plan: what may come, or why nothing is said of it."""
     for contrast in plan.contrasts:
         case = plan.arm(contrast.subject).case
@@ -109,7 +109,7 @@ def possibilities(
         silent = {
             threshold.name: why for threshold in matched if (why := unsaid(contrast, threshold))
         }
-        yield from (LeftOut(rule=name, case=case.id, why=why) for name, why in silent.items())
+        yield from (RuleLeftOut(rule=name, case=case.id, why=why) for name, why in silent.items())
         rules = [threshold for threshold in matched if threshold.name not in silent]
         if not rules:
             continue
@@ -119,7 +119,8 @@ def possibilities(
             draws = _draws(case, described[case.hash].facts, pair[0], site)
         except ValueError as error:
             yield from (
-                LeftOut(rule=threshold.name, case=case.id, why=str(error)) for threshold in rules
+                RuleLeftOut(rule=threshold.name, case=case.id, why=str(error))
+                for threshold in rules
             )
             continue
         both = (arm.case for arm in (plan.arm(contrast.subject), plan.arm(contrast.baseline[0])))
@@ -144,7 +145,7 @@ def without_plan(
     plans: Sequence[Plan],
     device: str,
     target: str,
-) -> Iterator[LeftOut]:
+) -> Iterator[RuleLeftOut]:
     """Rules that judge nothing of these plans, and why."""
     subjects = [
         (plan.arm(contrast.subject).case, contrast) for plan in plans for contrast in plan.contrasts
@@ -155,7 +156,7 @@ def without_plan(
         why = f"nothing of {target} measures it on this hardware"
         if rule.device not in (None, device):
             why = f"about {str(rule.device).upper()} ranks"
-        yield LeftOut(rule=rule.name, case=rule.case, why=why)
+        yield RuleLeftOut(rule=rule.name, case=rule.case, why=why)
 
 
 def _shape(case: CaseSpec, described: Described, known: Catalogue) -> Shape:

@@ -2,7 +2,7 @@
 
     step = compute + bubble + tensor exchange + data exchange + host + waiting + growth
 
-What follows from a shape alone is worked out once (``Facts``); what is unknown is a row of
+What follows from a shape alone is worked out once (``ShapeFacts``); what is unknown is a row of
 ``Unknown`` (priors in ``priors.py``). Growth is what no other term explains and sizes have shown.
 """
 
@@ -69,7 +69,7 @@ NUM_SHARED = len(UNKNOWNS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class ShapeFacts:
     """What shapes say by themselves: arrays of one entry for each shape."""
 
     group: NDArray[np.intp]  # index of the model
@@ -98,44 +98,41 @@ def facts(
     fabric: Fabric,
     base_ranks: int,
     hop: float = HOP,
-) -> Facts:
+) -> ShapeFacts:
     """``groups``: a number for each model. ``hop``: as HOP. Rates of ``fabric`` are in B/s."""
     rows = [_fact(shape, fabric, base_ranks, hop) for shape in shapes]
-    columns = (np.array(column, float) for column in zip(*rows, strict=True))
-    return Facts(
-        group=np.asarray(groups, dtype=np.intp), **dict(zip(_COLUMNS, columns, strict=True))
-    )
+    names = [name for name in ShapeFacts.__dataclass_fields__ if name != "group"]
+    columns = {name: np.array([row[name] for row in rows], float) for name in names}
+    return ShapeFacts(group=np.asarray(groups, dtype=np.intp), **columns)
 
 
-_COLUMNS = tuple(Facts.__dataclass_fields__)[1:]
-
-
-def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> tuple[float, ...]:
+def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> dict[str, float]:
+    """One entry of each array."""
     tensor = _tensor_exchange(shape, fabric).plus(_context_exchange(shape, fabric))
     data = data_exchange(shape, fabric)
     inner = shape.tensor * shape.context * shape.stages
     overlapped = shape.schedule is PipelineSchedule.INTERLEAVED
     played = durations(shape, 0.0 if overlapped else hop)
     units = simulate.units(shape.schedule, shape.stages, shape.micros, played, shape.chunks)
-    return (
-        shape.flops / (shape.replicas * shape.micros) / inner,
-        1 / shape.model.width if shape.model.width else 0.0,
-        shape.micros,
-        units,
-        shape.schedule.splits,
-        shape.chunks > 1,
-        tensor.latency_s,
-        tensor.transfer_s,
-        np.log2(max(1.0, shape.tensor * shape.context / fabric.per_node)),
-        data.latency_s,
-        data.transfer_s,
-        np.log2(max(1.0, shape.ranks / fabric.per_node)),
-        _window(shape),
-        shape.stages > 1 and shape.replicas > 1,
-        shape.queued_s,
-        slowest_normal(shape.ranks),
-        0.0 if fabric.torus else np.log2(shape.ranks / base_ranks),
-    )
+    return {
+        "load": shape.flops / (shape.replicas * shape.micros) / inner,
+        "narrow": 1 / shape.model.width if shape.model.width else 0.0,
+        "micros": shape.micros,
+        "units": units,
+        "splits": shape.schedule.splits,
+        "chunked": shape.chunks > 1,
+        "tensor_latency_s": tensor.latency_s,
+        "tensor_transfer_s": tensor.transfer_s,
+        "tensor_nodes": np.log2(max(1.0, shape.tensor * shape.context / fabric.per_node)),
+        "data_latency_s": data.latency_s,
+        "data_transfer_s": data.transfer_s,
+        "data_nodes": np.log2(max(1.0, shape.ranks / fabric.per_node)),
+        "window": _window(shape),
+        "fixed": shape.stages > 1 and shape.replicas > 1,
+        "queued_s": shape.queued_s,
+        "slowest": slowest_normal(shape.ranks),
+        "doublings": 0.0 if fabric.torus else np.log2(shape.ranks / base_ranks),
+    }
 
 
 def durations(shape: Shape, hop: float) -> Durations:
@@ -234,7 +231,7 @@ def _stated(shape: Shape, ranks: int, in_node: int, fabric: Fabric) -> Cost:
     return cost
 
 
-def seconds(given: Facts, draws: Array) -> dict[ForeseenTerm, Array]:
+def seconds(given: ShapeFacts, draws: Array) -> dict[ForeseenTerm, Array]:
     """Seconds of each term: arrays of (draws, shapes).
 
     ``draws``: a row for each draw of (UNKNOWNS, then a model's own ln of its rate).
@@ -288,7 +285,7 @@ def _shown(exchange: Array, window: Array, compute: Array, know: dict[Unknown, A
     return shown
 
 
-def step_s(given: Facts, draws: Array) -> Array:
+def step_s(given: ShapeFacts, draws: Array) -> Array:
     """Seconds of a step: (draws, shapes)."""
     total: Array = np.asarray(sum(seconds(given, draws).values()))
     return total

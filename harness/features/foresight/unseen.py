@@ -34,7 +34,7 @@ KINDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOut:
+class LeftOutFamily:
     """One family, by what the others taught. ``unsaid`` would have been said, but was refused."""
 
     name: str
@@ -51,13 +51,13 @@ class LeftOut:
         return [c for c in self.answered if c[1].regime is not Regime.UNSEEN]
 
 
-def left_out(files: Sequence[Path]) -> list[LeftOut]:
+def left_out(files: Sequence[Path]) -> list[LeftOutFamily]:
     out = []
     for name, tables in families_of(files).items():
         taught = learned(leaving_out=name)
         made = [predict(table, taught) for table in tables]
         out.append(
-            LeftOut(
+            LeftOutFamily(
                 name=name,
                 answered=tuple(counted(made)),
                 unsaid=tuple(_unsaid(made)),
@@ -74,7 +74,7 @@ def _unsaid(made: Sequence[Prediction]) -> Iterator[Counted]:
                 yield prediction.table, refused.unsaid
 
 
-def lines(families: Sequence[LeftOut]) -> Iterator[str]:
+def lines(families: Sequence[LeftOutFamily]) -> Iterator[str]:
     """The table in Markdown."""
     yield f"| {' | '.join(COLUMNS)} |"
     yield f"|{'---|' * len(COLUMNS)}"

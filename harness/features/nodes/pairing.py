@@ -71,7 +71,7 @@ class Pairer:
                 break
             done += measure(number, chosen)
             suspects = told.suspects(done, self._hosts, case, self._most)
-        run.paired(suspects)
+        run.set_suspects(suspects)
         return suspects
 
     def _step(

@@ -84,7 +84,7 @@ class Player:
             seed=seed,
             sittings=tuple(sittings),
         )
-        run.endured(played)
+        run.add_interrupted(played)
         return played
 
     def _sit(self, case: CaseSpec, task: Play, limits: Deadlines) -> Sitting:

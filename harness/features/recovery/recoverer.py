@@ -86,7 +86,7 @@ class Recoverer:
             f"{course.case.id}: {course.fault} of rank {rank}, trial {i + 1}/{times}{fresh}"
         )
         self._run.seal()
-        self._run.tried(replace(self._trial(course, rank), attempt=attempt))
+        self._run.add_trial(replace(self._trial(course, rank), attempt=attempt))
 
     def _trial(self, course: Course, rank: int) -> Trial:
         case = course.case

@@ -25,7 +25,7 @@ ALLOWED = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class CaseChange:
     """One case, changed. ``ratio`` is throughput of head over base, with its 95 % interval; the
     ``again`` figures are of base over itself. ``why`` says what keeps it undecided, or is wrong.
     """
@@ -53,7 +53,7 @@ def measured(
     allowed: float,
     note: Callable[[str], None],
     until_s: float = math.inf,
-) -> Change:
+) -> CaseChange:
     """Blocks until it is decided, ``MOST`` at most, and none is begun after ``until_s`` of
     ``time.monotonic``; ``note`` gets a line for each.
     """
@@ -89,18 +89,18 @@ def measured(
             )
 
 
-def _without(case: str, file: str, allowed: float, status: Status, why: str) -> Change:
-    return Change(case=case, file=file, status=status, allowed=allowed, why=why)
+def _without(case: str, file: str, allowed: float, status: Status, why: str) -> CaseChange:
+    return CaseChange(case=case, file=file, status=status, allowed=allowed, why=why)
 
 
 def judged(
     case: str, file: str, allowed: float, changed: Sequence[float], again: Sequence[float]
-) -> Change:
+) -> CaseChange:
     """What the pairs so far say: logarithms of how much longer head, and base again, take."""
     head = difference(case, list(changed))
     base = difference(case, list(again))
     status, why = _status(head, base, 1 - allowed)
-    return Change(
+    return CaseChange(
         case=case,
         file=file,
         status=status,
@@ -129,7 +129,7 @@ def _status(head: Difference, base: Difference, bound: float) -> tuple[Status, s
     return Status.INCONCLUSIVE, f"the interval holds {bound:g}, which is asked"
 
 
-def checked(change: Change, run: RunRecord) -> Change:
+def checked(change: CaseChange, run: RunRecord) -> CaseChange:
     """The same with what the record says of it: mean steps; whatever was wrong is an ERROR."""
     cases = {
         arm.case.hash: arm.case.setup
@@ -155,6 +155,6 @@ def _middle(steps: Sequence[float]) -> float | None:
     return math.exp(math.fsum(map(math.log, steps)) / len(steps)) if steps else None
 
 
-def worst(changes: Sequence[Change]) -> Change:
+def worst(changes: Sequence[CaseChange]) -> CaseChange:
     """The one that a sentence is about."""
     return min(changes, key=lambda change: (SEVERITY.index(change.status), change.ratio or 0.0))

@@ -74,7 +74,7 @@ class RuleFigure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class SiteEntry:
     """A run. ``doubt`` is why nobody vouches for it; then ``status`` is ERROR. ``place`` is its
     folder below the results, ``key`` what the entry was made from.
     """
@@ -123,7 +123,7 @@ def runs_below(results: Path) -> list[Path]:
 
 def entries(
     results: Path, folders: Sequence[Path], kept: Path, note: Callable[[str], None]
-) -> tuple[list[Entry], list[str]]:
+) -> tuple[list[SiteEntry], list[str]]:
     """An entry for each run, newest first, and what could not be read, and why.
 
     Those of the last time are in the file ``kept``; a run that is as it was then is not read again.
@@ -134,12 +134,12 @@ def entries(
     read = on_all_cores(_read, new, lambda n: note(f"reading and verifying run {n} of {len(new)}"))
     by_folder = dict(zip((folder for _, folder, _ in new), read, strict=True))
     every = [known[keys[path]] if path not in by_folder else by_folder[path] for path in folders]
-    out = [entry for entry in every if isinstance(entry, Entry)]
+    out = [entry for entry in every if isinstance(entry, SiteEntry)]
     out.sort(key=lambda e: (datetime.fromisoformat(e.started_at).timestamp(), e.run), reverse=True)
     return out, [why for why in every if isinstance(why, str)]
 
 
-def _read(asked: tuple[Path, Path, str]) -> Entry | str:
+def _read(asked: tuple[Path, Path, str]) -> SiteEntry | str:
     """A run's entry; or why there is none."""
     results, folder, key = asked
     place = str(folder.relative_to(results))
@@ -169,19 +169,19 @@ def on_all_cores(
     return out
 
 
-def keep(kept: Path, every: Sequence[Entry]) -> None:
+def keep(kept: Path, every: Sequence[SiteEntry]) -> None:
     """For the next time."""
     document = {"package": digests.of_package(), "entries": [to_doc(entry) for entry in every]}
     write_text(kept, json.dumps(document, separators=(",", ":")))
 
 
-def _kept(file: Path) -> Sequence[Entry]:
+def _kept(file: Path) -> Sequence[SiteEntry]:
     """Of another version of this package nothing is taken over."""
     try:
         document = json.loads(file.read_text())
         if document["package"] != digests.of_package():
             return ()
-        return list(from_doc(tuple[Entry, ...], document["entries"]))
+        return list(from_doc(tuple[SiteEntry, ...], document["entries"]))
     except (OSError, ValueError, KeyError, TypeError, RecordError):
         return ()
 
@@ -194,11 +194,11 @@ def stamp(folder: Path) -> str:
     return "" if key is None else hashlib.sha256(f"{folder}\0{key}".encode()).hexdigest()
 
 
-def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> Entry:
+def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> SiteEntry:
     """What a site says of one run, for which nobody vouches where there is a ``doubt``."""
     counts = [verdict.counts for verdict in (*requirements(run), *wrong(run))]
     status = min(counts, key=SEVERITY.index, default=Status.RECORDED)
-    return Entry(
+    return SiteEntry(
         run=run.run,
         place=place,
         key=key,

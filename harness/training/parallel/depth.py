@@ -48,14 +48,14 @@ def _listed(names: Sequence[str], stages: int, split: str) -> list[list[str]]:
     return [[next(rest) for _ in range(count)] for count in counts]
 
 
-class Block(NamedTuple):
+class DepthBlock(NamedTuple):
     """What a block computes of its inputs, at least something, and what it gives."""
 
     flops: float
     output: Tensor
 
 
-def blocks_of(model: nn.Sequential, x: Tensor) -> dict[str, Block]:
+def blocks_of(model: nn.Sequential, x: Tensor) -> dict[str, DepthBlock]:
     """Every block of a model that is given these inputs, by name.
 
     Inputs are on the meta device. Of one model they are counted once for each shape.
@@ -66,7 +66,9 @@ def blocks_of(model: nn.Sequential, x: Tensor) -> dict[str, Block]:
     return known[x.shape]
 
 
-_COUNTED: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, Block]]] = WeakKeyDictionary()
+_COUNTED: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, DepthBlock]]] = (
+    WeakKeyDictionary()
+)
 
 
 def flops_of(model: nn.Sequential, x: Tensor) -> dict[str, float]:
@@ -80,9 +82,9 @@ def likeness(block: nn.Module, x: Tensor) -> tuple[object, ...]:
     return type(block), weights, tuple(x.shape), x.dtype
 
 
-def _counted(model: nn.Sequential, x: Tensor) -> dict[str, Block]:
-    counted: dict[str, Block] = {}
-    known: dict[object, Block] = {}
+def _counted(model: nn.Sequential, x: Tensor) -> dict[str, DepthBlock]:
+    counted: dict[str, DepthBlock] = {}
+    known: dict[object, DepthBlock] = {}
     alike = getattr(model, "alike", False)
     for child, wrapped in model.named_children():
         block = getattr(wrapped, "_checkpoint_wrapped_module", wrapped)  # else names do not match
@@ -94,7 +96,7 @@ def _counted(model: nn.Sequential, x: Tensor) -> dict[str, Block]:
     return counted
 
 
-def _computed(block: nn.Module, x: Tensor) -> Block:
+def _computed(block: nn.Module, x: Tensor) -> DepthBlock:
     meta = {name: parameter.to("meta") for name, parameter in block.named_parameters()}
     meta |= {name: tensor.to("meta") for name, tensor in block.named_buffers()}
     counter = FlopCounterMode(display=False)
@@ -102,7 +104,7 @@ def _computed(block: nn.Module, x: Tensor) -> Block:
     eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
     with eager, counter, torch.no_grad():
         output = torch.func.functional_call(block, meta, (x,))
-    return Block(float(counter.get_total_flops()) or 1.0, output)
+    return DepthBlock(float(counter.get_total_flops()) or 1.0, output)
 
 
 def stage(model: nn.Sequential, names: Sequence[str]) -> nn.Sequential:

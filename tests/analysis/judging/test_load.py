@@ -61,7 +61,7 @@ def test_a_quota_counts_unless_it_was_planted(sample_run: RunRecord) -> None:
     launch = one(sample_run)
     first, second = launch.ranks
     held = replace(launch, ranks=(replace(first, throttled_s=0.3 * first.window_s), second))
-    assert load.held(held) == pytest.approx(0.3)
+    assert held.throttled == pytest.approx(0.3)
     assert share(sample_run, held) == pytest.approx(0.3)
     assert share(sample_run, held, quota=False) == 0.0
 

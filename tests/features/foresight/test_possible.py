@@ -15,8 +15,8 @@ from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.possible import (
     Chance,
     FabricSite,
-    LeftOut,
     Possibility,
+    RuleLeftOut,
     possibilities,
     unsaid,
     without_plan,
@@ -104,11 +104,11 @@ def test_rules_that_do_not_match_or_ask_for_no_speed_are_left_out() -> None:
     told = described(made)
     known_peak = replace(site, peaks={"float32": 1e13})
     (blind,) = possibilities(made, told, [rule(0.9)], site, KNOWN)
-    assert isinstance(blind, LeftOut) and "how fast a device computes" in blind.why
+    assert isinstance(blind, RuleLeftOut) and "how fast a device computes" in blind.why
     assert not list(possibilities(made, told, [rule(0.9, device=Device.CPU)], known_peak, KNOWN))
     most = [replace(rule(0.9), at_least=None, at_most=1.0)]
     (silent,) = possibilities(made, told, most, known_peak, KNOWN)
-    assert isinstance(silent, LeftOut) and "upper bound" in silent.why
+    assert isinstance(silent, RuleLeftOut) and "upper bound" in silent.why
 
 
 def test_what_does_not_fit_is_not_possible_however_fast_its_links() -> None:

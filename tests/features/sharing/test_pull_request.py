@@ -15,7 +15,7 @@ import pytest
 
 from harness.base.errors import BusyError, LaunchError, OutOfTimeError
 from harness.features.sharing import checkouts
-from harness.features.sharing.change import Change, judged, measured
+from harness.features.sharing.change import CaseChange, judged, measured
 from harness.features.sharing.checkouts import Version
 from harness.features.sharing.report import comment
 from harness.interface.cli.main import main, module_of, parser
@@ -28,7 +28,7 @@ BASE = Version(asked="origin/main", commit="0" * 40)
 HEAD = Version(asked="HEAD", commit="1" * 40)
 
 
-def settled(longer: float, apart: float, draw: np.random.Generator) -> Change:
+def settled(longer: float, apart: float, draw: np.random.Generator) -> CaseChange:
     """What blocks of two pairs end with: head takes ``longer`` than base, base than itself."""
     changed: list[float] = []
     again: list[float] = []
@@ -88,7 +88,7 @@ def test_what_was_measured_before_the_time_ended_is_shown(
     assert change.ratio == pytest.approx(np.exp(-1.15)) and "time budget" in change.why
 
 
-PASSED = Change(
+PASSED = CaseChange(
     case=CASE, file="src/models/net.py", status=Status.PASS, allowed=0.05,
     ratio=1.002, low=0.99, high=1.014, num_pairs=8, again_ratio=0.999, again_low=0.99,
     again_high=1.01, base_step_s=0.02, head_step_s=0.01996,

@@ -15,7 +15,7 @@ import pytest
 
 from harness.analysis import remembered
 from harness.features.site import entries
-from harness.features.site.entries import Entry
+from harness.features.site.entries import SiteEntry
 from harness.features.site.report import pages
 from harness.interface.cli.main import main
 from harness.record import Status
@@ -110,14 +110,14 @@ def test_others_files_are_not_written_over(tmp_path: Path, sample: Path) -> None
     assert main(["site", str(tmp_path), "--to", str(tmp_path / "new")]) == 4
 
 
-def entry(number: int, status: Status, machine: str = "m", stand_in: bool = False) -> Entry:
+def entry(number: int, status: Status, machine: str = "m", stand_in: bool = False) -> SiteEntry:
     """A run of one case, each a day later than the one before."""
     figure = entries.CaseFigure(
         case="ddp/net/weak@2gpu", ladder="ddp/net/weak", world_size=2, stand_in=stand_in,
         status=status, throughput=100.0, efficiency=0.9 + number / 100, low=0.8, high=1.0,
         against="plain",
     )  # fmt: skip
-    return Entry(
+    return SiteEntry(
         run=f"r{number}", place=f"runs/r{number}", key=str(number),
         started_at=f"2026-01-{number + 1:02}T02:00:00+00:00", complete=True, machine=machine,
         title=f"8 x {machine}", torch="2", command="", status=status, headline=f"{status}: x",

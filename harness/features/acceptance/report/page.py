@@ -16,9 +16,9 @@ from markupsafe import Markup
 from harness.base.documents import to_doc
 from harness.base.numbers import si
 from harness.cases import Form, metrics
-from harness.features.acceptance.clauses import Evidence, Requirement
+from harness.features.acceptance.clauses import ClauseEvidence, Requirement
 from harness.features.acceptance.contract import Terms, due
-from harness.features.acceptance.handover import Handover, Node
+from harness.features.acceptance.handover import CoveredNode, Handover
 from harness.features.acceptance.others import OthersResult
 from harness.interface.report import fabric, sections, tables, text
 from harness.interface.report.coverage import coverage
@@ -302,11 +302,11 @@ def narrow(table: Table[Row]) -> Table[Row]:
     return replace(table, columns=[c for c in table.shown_columns if c in by_worth])
 
 
-def _nodes(handover: Handover) -> Table[Node]:
+def _nodes(handover: Handover) -> Table[CoveredNode]:
     """Every node by name."""
     return Table(
         columns=[
-            Column[Node]("node", 100, lambda n: n.host, left=True),
+            Column[CoveredNode]("node", 100, lambda n: n.host, left=True),
             Column("hardware", 90, lambda n: n.hardware, left=True),
             Column("devices that trained", 80, lambda n: f"{n.devices} of {n.of}"),
             Column("runs", 50, lambda n: "\n".join(n.runs), left=True),
@@ -381,7 +381,7 @@ class Shown(NamedTuple):
     """A verdict, and the requirement that it belongs to."""
 
     requirement: Requirement
-    evidence: Evidence
+    evidence: ClauseEvidence
 
 
 def evidence(requirements: Sequence[Requirement]) -> Table[Shown]:
@@ -464,7 +464,7 @@ class _Run:
     """One run's part of the document."""
 
     run: RunRecord
-    groups: Sequence[scaling.Group]
+    groups: Sequence[scaling.ChartGroup]
     spent: Sequence[object]
     fabric: Markup
     sections: Sequence[sections.ShownSection]

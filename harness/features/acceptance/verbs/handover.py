@@ -16,7 +16,7 @@ from harness.base.documents import to_doc
 from harness.features.acceptance import others
 from harness.features.acceptance.clauses import Requirement
 from harness.features.acceptance.contract import Contract, find, load_contract
-from harness.features.acceptance.handover import Handover, Node, Seal, handover
+from harness.features.acceptance.handover import CoveredNode, Handover, Seal, handover
 from harness.features.acceptance.others import OthersResult
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
@@ -46,7 +46,7 @@ class HandedOver(TypedDict):
     beyond: Sequence[tuple[str, str]]
     exclude: Sequence[tuple[str, str]]
     drift: Sequence[Drift]
-    nodes: Sequence[Node]
+    nodes: Sequence[CoveredNode]
     seals: Sequence[Seal]
     accepted: Sequence[Seal]
     others: Sequence[OthersResult]

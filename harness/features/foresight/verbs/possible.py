@@ -15,7 +15,7 @@ from harness.cases.targets import plans_of
 from harness.features.foresight import possible
 from harness.features.foresight.own.swept import links
 from harness.features.foresight.physics.collectives import Fabric
-from harness.features.foresight.possible import Chance, LeftOut, Possibility
+from harness.features.foresight.possible import Chance, Possibility, RuleLeftOut
 from harness.host.devices import peaks
 from harness.host.hardware import Hardware
 from harness.interface.cli import measuring, planning
@@ -38,7 +38,7 @@ _WORDS = {Chance.NO: "no", Chance.OPEN: "open", Chance.YES: "yes"}
 
 class Allowed(TypedDict):
     possible: Sequence[Possibility]
-    left_out: Sequence[LeftOut]
+    left_out: Sequence[RuleLeftOut]
 
 
 #: What each verb prints with ``--json``: a document, or one for each way of asking.
@@ -89,7 +89,7 @@ def act(asked: Asked) -> Answer:
     unique = list(dict.fromkeys(answers))
     possibilities = [answer for answer in unique if isinstance(answer, Possibility)]
     possibilities.sort(key=lambda possibility: _WORST_FIRST.index(possibility.chance))
-    left_out = [answer for answer in unique if isinstance(answer, LeftOut)]
+    left_out = [answer for answer in unique if isinstance(answer, RuleLeftOut)]
     lines = _lines(possibilities, on, width)
     for why in dict.fromkeys(answer.why for answer in left_out):
         names = ", ".join(dict.fromkeys(out.rule for out in left_out if out.why == why))

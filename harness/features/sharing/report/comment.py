@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.base.documents import Json
 from harness.base.numbers import si
-from harness.features.sharing.change import Change, worst
+from harness.features.sharing.change import CaseChange, worst
 from harness.features.sharing.checkouts import Version
 from harness.interface.report.tabled import Table, harmless
 from harness.interface.report.text import Column
@@ -23,7 +23,7 @@ _LEVELS = {Status.FAIL: "error", Status.ERROR: "error", Status.INCONCLUSIVE: "wa
 _SEVERITY = {Status.FAIL: "critical", Status.ERROR: "blocker", Status.INCONCLUSIVE: "minor"}
 
 
-def sentence(changes: Sequence[Change]) -> str:
+def sentence(changes: Sequence[CaseChange]) -> str:
     """``FAIL: ddp/decoder-tiny/weak@2cpu has 0.910 [0.902, 0.918] of base's speed, 0.95 is asked``
 
     Of several cases the worst one.
@@ -38,11 +38,11 @@ def sentence(changes: Sequence[Change]) -> str:
     return f"{change.status}: {figure}{others}, {asked}{why}"
 
 
-def table(changes: Sequence[Change]) -> Table[Change]:
+def table(changes: Sequence[CaseChange]) -> Table[CaseChange]:
     """A row a case, with the same version beside itself."""
     return Table(
         columns=[
-            Column[Change]("result", 100, lambda c: str(c.status), left=True),
+            Column[CaseChange]("result", 100, lambda c: str(c.status), left=True),
             Column("case", 99, lambda c: c.case, left=True),
             Column("base", 40, lambda c: si(c.base_step_s, "s") if c.base_step_s else ""),
             Column("head", 41, lambda c: si(c.head_step_s, "s") if c.head_step_s else ""),
@@ -55,7 +55,7 @@ def table(changes: Sequence[Change]) -> Table[Change]:
     )
 
 
-def _again(change: Change) -> str:
+def _again(change: CaseChange) -> str:
     return _span(change.again_ratio, change.again_low, change.again_high)
 
 
@@ -66,7 +66,7 @@ def _span(ratio: float | None, low: float | None, high: float | None) -> str:
 
 
 def markdown(
-    changes: Sequence[Change], versions: tuple[Version, Version], about: Sequence[str]
+    changes: Sequence[CaseChange], versions: tuple[Version, Version], about: Sequence[str]
 ) -> list[str]:
     """A comment: one sentence, the table, and what it rests on behind a fold."""
     base, head = versions
@@ -87,7 +87,7 @@ def markdown(
     ]
 
 
-def annotations(changes: Sequence[Change]) -> list[str]:
+def annotations(changes: Sequence[CaseChange]) -> list[str]:
     """Workflow commands of GitHub, which show beside the file; ``::error file=...::``."""
     lines = []
     for change in changes:
@@ -108,7 +108,7 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def quality(changes: Sequence[Change]) -> str:
+def quality(changes: Sequence[CaseChange]) -> str:
     """What GitLab shows in a merge request: a list of degradations, empty where there are none."""
     issues: list[Mapping[str, Json]] = [
         {

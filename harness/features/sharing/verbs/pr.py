@@ -15,7 +15,7 @@ from harness.base.errors import Exit, SpecError
 from harness.cases import CaseSpec
 from harness.cases.catalogue import Catalogue
 from harness.features.sharing import change, checkouts
-from harness.features.sharing.change import AGAIN, BASE, HEAD, Change
+from harness.features.sharing.change import AGAIN, BASE, HEAD, CaseChange
 from harness.features.sharing.checkouts import Checkout, Version
 from harness.features.sharing.report import comment
 from harness.interface import options
@@ -44,7 +44,7 @@ class PullRequest:
     sentence: str
     base: str
     head: str
-    changes: tuple[Change, ...]
+    changes: tuple[CaseChange, ...]
     run: str
 
 
@@ -111,7 +111,7 @@ def act(asked: Asked) -> Answer:
 
 def _measured(
     asked: Asked, project: Path, before: Checkout, after: Checkout
-) -> tuple[list[Change], RunRecord, Path]:
+) -> tuple[list[CaseChange], RunRecord, Path]:
     versions = {BASE: before, HEAD: after, AGAIN: before}
     session, cases = beside.interleavers(
         asked,
@@ -153,7 +153,7 @@ def _file_of(case: CaseSpec, known: Catalogue, project: Path) -> str:
 
 def _answer(
     asked: Asked,
-    changes: Sequence[Change],
+    changes: Sequence[CaseChange],
     versions: tuple[Version, Version],
     run: RunRecord,
     folder: Path,

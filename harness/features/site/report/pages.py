@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from harness.analysis.reading import load
 from harness.base.numbers import rate
-from harness.features.site.entries import CaseFigure, Entry, RuleFigure, on_all_cores
+from harness.features.site.entries import CaseFigure, RuleFigure, SiteEntry, on_all_cores
 from harness.features.site.report.chart import ChartPoint, chart
 from harness.interface.report.page.page import render
 from harness.interface.report.templates import templates
@@ -45,7 +45,7 @@ LETTERS = {
 class Ran:
     """A case in a run."""
 
-    entry: Entry
+    entry: SiteEntry
     figure: CaseFigure
 
     @property
@@ -67,13 +67,13 @@ class Ran:
         )
 
 
-def link(entry: Entry) -> str:
+def link(entry: SiteEntry) -> str:
     """Where the page of a run is."""
     return f"{quote(entry.place)}/report.html"
 
 
 def write(
-    results: Path, entries: Sequence[Entry], unreadable: Sequence[str], to: Path, name: str
+    results: Path, entries: Sequence[SiteEntry], unreadable: Sequence[str], to: Path, name: str
 ) -> list[Path]:
     """All pages but those of runs, and the other documents that lie below the results."""
     documents = _documents(results, to)
@@ -104,7 +104,7 @@ def write(
 
 
 def copy_reports(
-    results: Path, entries: Sequence[Entry], to: Path, note: Callable[[str], None]
+    results: Path, entries: Sequence[SiteEntry], to: Path, note: Callable[[str], None]
 ) -> None:
     """The page of every run: as it lies beside its record, else made now."""
     new = []
@@ -141,18 +141,18 @@ def _documents(results: Path, to: Path) -> list[tuple[str, str]]:
     return out
 
 
-def counts(entries: Sequence[Entry]) -> list[tuple[Status, int]]:
+def counts(entries: Sequence[SiteEntry]) -> list[tuple[Status, int]]:
     """How many runs there are of each status, worst first."""
     every = [entry.status for entry in entries]
     return [(status, every.count(status)) for status in SEVERITY if status in every]
 
 
-def titles(entries: Sequence[Entry]) -> dict[str, str]:
+def titles(entries: Sequence[SiteEntry]) -> dict[str, str]:
     """Machines by key, those of the newest runs first."""
     return {entry.machine: entry.title for entry in reversed(entries)}
 
 
-def ran(entries: Sequence[Entry]) -> Iterator[Ran]:
+def ran(entries: Sequence[SiteEntry]) -> Iterator[Ran]:
     """Every case of every run, oldest first."""
     for entry in reversed(entries):
         for figure in entry.cases:
@@ -170,7 +170,7 @@ class Card:
     drawn: Markup
 
 
-def over_time(entries: Sequence[Entry]) -> list[tuple[str, str, list[Card]]]:
+def over_time(entries: Sequence[SiteEntry]) -> list[tuple[str, str, list[Card]]]:
     """(machine, title, cards): a drawing for each case, most often measured first."""
     series: dict[str, dict[str, list[Ran]]] = {}
     for case in ran(entries):
@@ -213,7 +213,7 @@ def _card(case: str, of_case: Sequence[Ran]) -> Card:
     )
 
 
-def side_by_side(entries: Sequence[Entry]) -> dict[str, object]:
+def side_by_side(entries: Sequence[SiteEntry]) -> dict[str, object]:
     """The newest figure of each case on each machine; stand-ins say nothing of hardware."""
     newest: dict[str, dict[str, Ran]] = {}
     stand_ins = set()
@@ -233,7 +233,7 @@ def side_by_side(entries: Sequence[Entry]) -> dict[str, object]:
     }
 
 
-def nights(entries: Sequence[Entry]) -> dict[str, object]:
+def nights(entries: Sequence[SiteEntry]) -> dict[str, object]:
     """The newest day first, machines and cases from top to bottom: the day's worst status."""
     days = sorted({entry.day for entry in entries}, reverse=True)[:MOST_DAYS]
     rows: dict[tuple[str, str], dict[str, Ran]] = {}
@@ -248,9 +248,9 @@ def nights(entries: Sequence[Entry]) -> dict[str, object]:
     return {"days": days, "rows": ordered}
 
 
-def contracts(entries: Sequence[Entry]) -> list[tuple[Entry, RuleFigure, int]]:
+def contracts(entries: Sequence[SiteEntry]) -> list[tuple[SiteEntry, RuleFigure, int]]:
     """The newest answer to each rule on each machine, worst first; and how many runs asked it."""
-    newest: dict[tuple[str, str], tuple[Entry, RuleFigure]] = {}
+    newest: dict[tuple[str, str], tuple[SiteEntry, RuleFigure]] = {}
     asked: dict[tuple[str, str], int] = {}
     for entry in reversed(entries):
         for rule in entry.rules:

@@ -11,13 +11,13 @@ from harness.base.documents import Json, fields_of, to_doc
 from harness.interface.report import fabric, sections
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.page.cases import Case
-from harness.interface.report.page.scaling import Group
+from harness.interface.report.page.scaling import ChartGroup
 from harness.interface.report.page.spent import Spent
 from harness.record import RunRecord
 
 
 def embedded(
-    run: RunRecord, cases: Sequence[Case], groups: Sequence[Group], spent: Sequence[Spent]
+    run: RunRecord, cases: Sequence[Case], groups: Sequence[ChartGroup], spent: Sequence[Spent]
 ) -> Markup:
     """As the text of a script element, which nothing in it can end."""
     embedded_json = json.dumps(document(run, cases, groups, spent), separators=(",", ":"))
@@ -25,7 +25,7 @@ def embedded(
 
 
 def document(
-    run: RunRecord, cases: Sequence[Case], groups: Sequence[Group], spent: Sequence[Spent]
+    run: RunRecord, cases: Sequence[Case], groups: Sequence[ChartGroup], spent: Sequence[Spent]
 ) -> dict[str, Json]:
     """In SI units, times of budgets in ns."""
     named = {"launches"}  # the record has them

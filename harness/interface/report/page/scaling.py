@@ -18,7 +18,7 @@ from harness.record import RunRecord, ScalingPoint
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ChartGroup:
     """Ladders of one mode that may be drawn together: stand-ins stay apart."""
 
     title: str
@@ -26,7 +26,7 @@ class Group:
     table: Table[LadderRow]
 
 
-def groups(run: RunRecord) -> list[Group]:
+def groups(run: RunRecord) -> list[ChartGroup]:
     """Speedup and efficiency, one pair for each mode, hardware and stand-ins apart."""
     by_kind: dict[tuple[bool, str], list[Plan]] = {}
     for plan in run.plans:
@@ -52,7 +52,7 @@ def speedup(run: RunRecord) -> str:
     return f"{head}{close}{style}{rest}"
 
 
-def _group(run: RunRecord, mode: str, stand_in: bool, plans: Sequence[Plan]) -> Group:
+def _group(run: RunRecord, mode: str, stand_in: bool, plans: Sequence[Plan]) -> ChartGroup:
     names = list(_names(plans))
     rungs = [points(run, plan) for plan in plans]
     grid = sorted({float(point.world_size) for ladder in rungs for point in ladder})
@@ -76,7 +76,7 @@ def _group(run: RunRecord, mode: str, stand_in: bool, plans: Sequence[Plan]) -> 
             log=field == "speedup",
         )
         charts.append((f"{field.capitalize()}, {title}", Markup(drawn)))
-    return Group(title=title, charts=charts, table=twin(run, plans))
+    return ChartGroup(title=title, charts=charts, table=twin(run, plans))
 
 
 def _names(plans: Sequence[Plan]) -> Iterator[str]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -207,8 +208,7 @@ def forward_only(
 ) -> tuple[list[Check], Mapping[str, Issued], Trainer]:
     """Losses must be the reference's, weights must stay, and no gradient may be sent."""
     ctx = context(case)
-    trainer, reference, sampler = _start(loaded, case, ctx)
-    origin = snapshot(reference.parameters())
+    trainer, reference, sampler, origin = _start(loaded, case, ctx)
     counter = counted.Counter(ctx, range(STEPS - 1, STEPS))
     checks, drawn = [], []
     for step in range(STEPS):
@@ -230,6 +230,15 @@ def forward_only(
     return checks, counter.seen.issued, trainer
 
 
+class TwinTraining(NamedTuple):
+    """Trainer and reference of a gate, from the same weights, and where these were."""
+
+    trainer: Trainer
+    reference: Oracle
+    sampler: Sampler
+    origin: dict[str, Tensor]
+
+
 def _train(
     loaded: Loaded, case: CaseSpec, ctx: RankContext, beat: Callable[[], None], *, watch: bool
 ) -> tuple[list[Check], Seen, Trainer]:
@@ -238,8 +247,8 @@ def _train(
     name = case.optimizer
     checks = []
     watched: list[nn.Module] = []
-    trainer, reference, sampler = _start(loaded, case, ctx, watched.append)
-    origin = snapshot(reference.parameters())
+    twin = _start(loaded, case, ctx, watched.append)
+    trainer, reference, sampler, origin = twin
     facts, model = model_facts(loaded, case)
     expected = expect(loaded, case, model, facts)
     gradient_limit, sgd_limit, adamw_limit = limits(case, ctx.mesh, supports.oracle, expected)
@@ -278,9 +287,7 @@ def _train(
             checks += _gradient(name, trainer, reference, gradient_limit, ctx)
             checks.append(_loss(name, loss, wanted, ctx, case))
     if not compressed or gradient_limit == 0.0:
-        checks.append(
-            _parameters(loaded, case, expected, update_limit, (trainer, reference, origin), trained)
-        )
+        checks.append(_parameters(loaded, case, expected, update_limit, twin, trained))
     checks.append(Check(name=f"{name}.finite_loss", ok=finite))
     last = range(STEPS - 1, STEPS)
     if supports.replicas and exchanges(last, expected.period, expected.until, expected.growth):
@@ -302,14 +309,14 @@ def _parameters(
     case: CaseSpec,
     expected: Expected,
     limit: float,
-    both: tuple[Trainer, Oracle, Mapping[str, Tensor]],
+    twin: TwinTraining,
     trained: Sequence[list[Batch]],
 ) -> Check:
     """How far trainer and reference ended apart, of the way from where both began.
 
     Beyond ``limit`` right trainings that round otherwise say how far that may be.
     """
-    trainer, reference, origin = both
+    trainer, reference, _, origin = twin
     ctx = reference.ctx
     ulps = STEPS // 2 if case.precision is Precision.BF16 else 0  # one flip in two steps
     wanted = dict(reference.parameters())
@@ -329,7 +336,7 @@ def _parameters(
             if apart
             else _rounded_otherwise(loaded, case, ctx, trained, layers=layers)
         )
-        farthest = _farthest(others, (wanted, origin, ulps), ctx)
+        farthest = _farthest(others, wanted, origin, ulps, ctx)
         times, widest = (FLIPPED, FLIPPED_WIDEST) if apart else (APART, WIDEST)
         limit = min(max(limit, times * farthest), max(limit, widest))
         detail = f"other roundings of the reference make {farthest:.2g}"
@@ -338,14 +345,15 @@ def _parameters(
 
 def _farthest(
     others: Iterable[Oracle],
-    reference: tuple[Mapping[str, Tensor], Mapping[str, Tensor], int],
+    wanted: Mapping[str, Tensor],
+    origin: Mapping[str, Tensor],
+    ulps: int,
     ctx: RankContext,
 ) -> float:
-    """How far, of the update, the farthest of these ends from where the reference did.
+    """How far, of the update, the farthest of these ends from ``wanted``, where the reference did.
 
-    ``reference`` is where it ended, where it began, and the ulps that are no difference.
+    All of them began at ``origin``; so many ``ulps`` are no difference.
     """
-    wanted, origin, ulps = reference
     farthest = 0.0
     for other in others:
         off = relative_error(other.parameters(), dict(wanted), dict(origin), ulps)
@@ -420,7 +428,7 @@ def _start(
     case: CaseSpec,
     ctx: RankContext,
     watch: Callable[[nn.Sequential], None] = lambda model: None,
-) -> tuple[Trainer, Oracle, Sampler]:
+) -> TwinTraining:
     """Trainer and reference from the same weights.
 
     A strategy that must broadcast its start is given different weights on every rank, so that a
@@ -434,7 +442,7 @@ def _start(
     reference = Simulated(plain, loaded, ctx) if simulated else Oracle.of(plain, loaded, ctx)
     trainer = loaded.build(case, ctx, own_seed, watch)
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
-    return trainer, reference, sampler
+    return TwinTraining(trainer, reference, sampler, snapshot(reference.parameters()))
 
 
 def _whole(
@@ -450,7 +458,7 @@ def _whole(
 
 def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
     """With nothing thrown away, a compressor must give the dense gradient, step after step."""
-    trainer, reference, sampler = _start(loaded, case, ctx)
+    trainer, reference, sampler, _ = _start(loaded, case, ctx)
     error = 0.0
     dense: list[tuple[list[Batch], dict[str, Tensor]]] = []
     for step in range(STEPS):
@@ -486,7 +494,7 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
     wide = Precision.FP32 if case.precision is Precision.BF16 else case.precision
     twin = loaded.at_once(replace(case, optimizer=Optimizer.SGD, precision=wide, clip=0.0))
     ctx = context(twin)
-    trainer, reference, sampler = _start(loaded, twin, ctx)
+    trainer, reference, sampler, _ = _start(loaded, twin, ctx)
     if isinstance(reference, Simulated):
         with ctx.device:
             reference = Oracle.of(build_model(loaded, twin, twin.seed), loaded, ctx)
@@ -592,6 +600,5 @@ def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Ch
     parts = dict(norms)
     equal = len(set(norms)) == len(parts)
     checks.append(Check(name="full_size.equal_norms", ok=equal, value=norm))
-    return checks, math.fsum(part * part for part in parts.values()) ** 0.5 if len(
-        parts
-    ) > 1 else norm
+    total = math.fsum(part * part for part in parts.values()) ** 0.5
+    return checks, total if len(parts) > 1 else norm

@@ -78,6 +78,7 @@ class Script:
     strong: bool = False
     declared: int = 0
     steps: int = 20
+    groups: int = 1
 
     def samples_of_rank(self, ranks: int) -> float:
         """In one step on one rank, by the script's own arguments."""
@@ -270,8 +271,8 @@ def wrong(script: Script, outcome: Outcome) -> str:
     clocked = outcome.clocked
     if clocked is None or clocked.ranks != outcome.ranks:
         return f"the clock saw {0 if clocked is None else clocked.ranks} ranks"
-    if set(clocked.updates) != {outcome.updates}:
-        return f"the clock saw {clocked.updates} updates, not {outcome.updates}"
+    if set(clocked.updates) != {outcome.updates * script.groups}:
+        return f"the clock saw {clocked.updates} updates, not {outcome.updates * script.groups}"
     for off in (outcome.off, outcome.printed_off):
         if off is not None and not abs(off) <= RATE:
             return THROUGHPUT

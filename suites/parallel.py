@@ -42,14 +42,13 @@ def schedule_memory(site: Site) -> list[Plan]:
     """1F1B keeps as many micro-batches as there are stages, GPipe all of them."""
     here = site if site.world_size >= 4 else site.cpu(4)
     model = "decoder-1b3" if site.device == "cuda" else "decoder-mini"
+    precision = Precision.BF16 if site.device == "cuda" else Precision.FP32
 
     def case(schedule: str) -> CaseSpec:
         knobs = {"pipeline.schedule": schedule, "pipeline.microbatches": 16}
         return here.case(
             f"pipeline/{model}", Mode.WEAK, micro_batch=16, precision=precision, knobs=knobs
         )
-
-    precision = Precision.BF16 if site.device == "cuda" else Precision.FP32
 
     protocol = Protocol(steps=8, cut=2) if here.device == "cpu" else ON_GPUS
     return [versus(case("gpipe"), case("1f1b"), ("memory_saved",), protocol=protocol)]
@@ -59,12 +58,12 @@ def variants(site: Site) -> list[Plan]:
     """Ways to be data parallel on one model: bytes, memory, step."""
     here = site if site.world_size > 1 else site.cpu(2)
     model = "decoder-1b3" if site.device == "cuda" else "mlp-wide"
+    on_gpus = here.device == "cuda"
+    precision = Precision.AUTOCAST if on_gpus else Precision.FP32
 
     def case(strategy: str, **knobs: Any) -> CaseSpec:
         return here.case(f"{strategy}/{model}", Mode.WEAK, precision=precision, knobs=knobs)
 
-    on_gpus = here.device == "cuda"
-    precision = Precision.AUTOCAST if on_gpus else Precision.FP32
     cases = {
         "ddp": case("ddp"),
         "ddp, a tensor at a time": case("ddp_naive"),
@@ -85,11 +84,11 @@ def batches(site: Site) -> list[Plan]:
     """What is done with a batch besides training on it, beside plain DDP on even samples."""
     here = site if site.world_size > 1 else site.cpu(2)
     size = "124m" if site.device == "cuda" else "mini"
+    precision = Precision.AUTOCAST if here.device == "cuda" else Precision.FP32
 
     def case(name: str, **fields: Any) -> CaseSpec:
         return here.case(f"{name}-{size}", Mode.WEAK, precision=precision, **fields)
 
-    precision = Precision.AUTOCAST if here.device == "cuda" else Precision.FP32
     cases = {
         "even": case("ddp/decoder"),
         "clipped": case("ddp/decoder", clip=1.0),
@@ -109,13 +108,13 @@ def optimizers(site: Site) -> list[Plan]:
     """What optimizers cost beside AdamW: Muon gathers matrices under FSDP, ZeRO-1 shares work."""
     here = site if site.world_size > 1 else site.cpu(2)
     size = "124m" if site.device == "cuda" else "mini"
+    precision = Precision.AUTOCAST if here.device == "cuda" else Precision.FP32
 
     def case(strategy: str, optimizer: str) -> CaseSpec:
         return here.case(
             f"{strategy}/decoder-{size}", Mode.WEAK, precision=precision, optimizer=optimizer
         )
 
-    precision = Precision.AUTOCAST if here.device == "cuda" else Precision.FP32
     plans = []
     for strategy, names in (
         ("ddp", ("adamw", "adafactor", "lamb", "muon", "shampoo")),
@@ -149,12 +148,12 @@ def widths(site: Site) -> list[Plan]:
     """Ways to cut a model's layers or its sequence, beside fully sharded data parallel."""
     here = site if site.world_size > 1 else site.cpu(2)
     model = "decoder-1b3" if site.device == "cuda" else "decoder-mini"
+    precision = Precision.BF16 if site.device == "cuda" else Precision.FP32
 
     def case(strategy: str, **knobs: Any) -> CaseSpec:
         own = {f"{strategy}.{name}": value for name, value in knobs.items()}
         return here.case(f"{strategy}/{model}", Mode.WEAK, precision=precision, knobs=own)
 
-    precision = Precision.BF16 if site.device == "cuda" else Precision.FP32
     cases = {
         "fsdp": case("fsdp"),
         "tensor": case("tensor_parallel"),
@@ -172,11 +171,11 @@ def experts(site: Site) -> list[Plan]:
     """A mixture of experts, replicated and shared out, with one and two experts a token."""
     here = site if site.world_size > 1 else site.cpu(2)
     model = "moe-243m" if site.device == "cuda" else "moe-small"
+    precision = Precision.BF16 if here.device == "cuda" else Precision.FP32
 
     def case(strategy: str, **knobs: Any) -> CaseSpec:
         return here.case(f"{strategy}/{model}", Mode.WEAK, precision=precision, knobs=knobs)
 
-    precision = Precision.BF16 if here.device == "cuda" else Precision.FP32
     cases = {
         "replicated": case("ddp"),
         "shared out": case("expert_parallel"),

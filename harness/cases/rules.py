@@ -141,7 +141,7 @@ KEYS = keys_of(
 )
 
 
-def load_thresholds(path: Path, known: Catalogue | None = None) -> tuple[Threshold, ...]:
+def load_thresholds(path: Path, catalogue: Catalogue | None = None) -> tuple[Threshold, ...]:
     """Read a thresholds file; ConfigError lists every mistake with its line and a suggestion.
 
     With the catalogue, patterns that match nothing in it are mistakes, too.
@@ -162,8 +162,8 @@ def load_thresholds(path: Path, known: Catalogue | None = None) -> tuple[Thresho
                 )
             lines_of_names.setdefault(name, table.line)
     good = [t for t, rule in zip(tables, rules, strict=False) if rule is not None]
-    for table in good if known is not None else ():
-        if known is not None and (what := vacuous.unknown(table.values, known)) is not None:
+    for table in good if catalogue is not None else ():
+        if catalogue is not None and (what := vacuous.unknown(table.values, catalogue)) is not None:
             problems.add(table.lines.get("case", table.line), *what)
     for this, other in vacuous.contradictions([t.values for t in good]):
         message = f"contradicts the rule at line {good[other].line}: one of the two must fail"

@@ -308,25 +308,25 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
     return plans
 
 
-def normalise(plan: Plan, known: Catalogue, control: bool = False) -> Plan:
+def normalise(plan: Plan, catalogue: Catalogue, control: bool = False) -> Plan:
     """The plan with every case checked and brought to its one spelling; maybe with a control."""
     plan = pinned(plan) if control else plan
-    _learns(plan, known)
+    _learns(plan, catalogue)
     subjects_first = sorted(plan.arms, key=lambda arm: arm.role is not Role.SUBJECT)  # to be blamed
-    cases = {arm.name: known.normalise(arm.case) for arm in subjects_first}
-    target = None if plan.target is None else known.normalise(plan.target)
+    cases = {arm.name: catalogue.normalise(arm.case) for arm in subjects_first}
+    target = None if plan.target is None else catalogue.normalise(plan.target)
     arms = tuple(replace(arm, case=cases[arm.name]) for arm in plan.arms)
     return replace(plan, arms=arms, target=target)
 
 
-def _learns(plan: Plan, known: Catalogue) -> None:
+def _learns(plan: Plan, catalogue: Catalogue) -> None:
     """SpecError if only the speed of a strategy is measured that trains other mathematics."""
     if any(metric(contrast.metric).of_loss for contrast in plan.contrasts):
         return
     for arm in plan.arms:
         if arm.case.script or arm.role is Role.CONTROL:
             continue
-        if measured_by := known.get("strategies", arm.case.strategy).measured_by:
+        if measured_by := catalogue.get("strategies", arm.case.strategy).measured_by:
             raise SpecError(
                 f"how fast {arm.case.strategy} steps says nothing of how it learns",
                 where=arm.case.id,

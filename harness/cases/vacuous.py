@@ -53,12 +53,12 @@ def _range(low: float, high: float) -> str:
     return f"a number above {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
 
 
-def unknown(rule: Mapping[str, Json], known: Catalogue) -> tuple[str, str] | None:
+def unknown(rule: Mapping[str, Json], catalogue: Catalogue) -> tuple[str, str] | None:
     """Why a rule's pattern can match no case there is, and what may be meant; None if it can."""
     if metrics.metric(rule["metric"]).measured_by:
         return None  # sweeps and trials have names of their own
     pattern = str(rule["case"])
-    names = families(known)
+    names = families(catalogue)
     if next(_matching(pattern, names), None) is not None:
         return None
     family = _family(pattern)
@@ -87,15 +87,15 @@ def _family(pattern: str) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def families(known: Catalogue) -> Sequence[str]:
+def families(catalogue: Catalogue) -> Sequence[str]:
     """Every family of cases that the files of a catalogue make."""
     strategies: list[str] = []
-    for name, entry in known.entries["strategies"].items():
-        codecs = known.entries["compressors"] if entry.supports.compressor else ()
+    for name, entry in catalogue.entries["strategies"].items():
+        codecs = catalogue.entries["compressors"] if entry.supports.compressor else ()
         strategies += [f"{name}:{codec}" for codec in codecs] or [name]
     models = [
         f"{name}-{size}"
-        for name, entry in known.entries["models"].items()
+        for name, entry in catalogue.entries["models"].items()
         for size in entry.head.get("SIZES", {})
     ]
     return [

@@ -61,7 +61,7 @@ def catalogue(paths: Sequence[str], suites: Sequence[Path] = ()) -> Catalogue:
     return Catalogue([Path(path) for path in paths], suites)
 
 
-def site(values: Mapping[str, Any], known: Catalogue) -> Site:
+def site(values: Mapping[str, Any], catalogue: Catalogue) -> Site:
     """The site that the options ask for."""
     return resolve(
         gpus=values.get("gpus"),
@@ -69,18 +69,18 @@ def site(values: Mapping[str, Any], known: Catalogue) -> Site:
         nodes=values.get("nodes") or "1",
         engine=values.get("engine") or "local",
         shared_gpu=bool(values.get("shared-gpu")),
-        one_machine=bool(engine_settings(values, known).get("one_machine")),
-        known_engines=known.entries["engines"],
+        one_machine=bool(engine_settings(values, catalogue).get("one_machine")),
+        known_engines=catalogue.entries["engines"],
     )
 
 
-def engine_settings(values: Mapping[str, Any], known: Catalogue) -> Mapping[str, Json]:
+def engine_settings(values: Mapping[str, Any], catalogue: Catalogue) -> Mapping[str, Json]:
     """What the cluster file says for the engine that is asked for."""
     engine = values.get("engine") or "local"
     file = values.get("cluster")
-    if engine not in known.entries["engines"]:
+    if engine not in catalogue.entries["engines"]:
         return {}  # ``resolve`` says so
-    return cluster.settings(Path(file) if file else None, engine, known.entries["engines"])
+    return cluster.settings(Path(file) if file else None, engine, catalogue.entries["engines"])
 
 
 def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Settings:
@@ -139,17 +139,19 @@ def resumed(old: Settings, given: Settings) -> tuple[Settings, list[str]]:
 
 
 def thresholds(
-    file: str | None, beside: Sequence[Path], known: Catalogue, expected: str | None = None
+    file: str | None, beside: Sequence[Path], catalogue: Catalogue, expected: str | None = None
 ) -> tuple[Threshold, ...]:
     """The named file's rules, else those of every ``thresholds.toml`` beside the suites.
 
     ``expected`` names references of this machine's hardware class, which become rules as well.
     """
     if file is not None:
-        rules = list(load_thresholds(Path(file), known))
+        rules = list(load_thresholds(Path(file), catalogue))
     else:
         paths = [p / "thresholds.toml" for p in dict.fromkeys(beside)]
-        rules = [rule for path in paths if path.is_file() for rule in load_thresholds(path, known)]
+        rules = [
+            rule for path in paths if path.is_file() for rule in load_thresholds(path, catalogue)
+        ]
     if expected is not None:
         from harness.analysis.judging import expected as references
 

@@ -10,14 +10,14 @@ from harness.cases import CaseSpec, Catalogue
 from harness.record import Described
 
 
-def of_files(case: CaseSpec, answer: Described, known: Catalogue) -> Described:
+def of_files(case: CaseSpec, answer: Described, catalogue: Catalogue) -> Described:
     """The description with what keeps losses from being compared, or to the bit: a user's file
     excuses itself from nothing. A shipped strategy states facts.
     """
     expected = answer.expected
-    if expected is None or all(entry.shipped for entry in known.entries_of(case)):
+    if expected is None or all(entry.shipped for entry in catalogue.entries_of(case)):
         return answer
-    strategy = known.get("strategies", case.strategy)
+    strategy = catalogue.get("strategies", case.strategy)
     claims = {
         "repeatable=False": not expected.repeatable,
         "casts=True": expected.casts,

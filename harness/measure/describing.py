@@ -11,9 +11,11 @@ from harness.measure.bench import Bench
 from harness.record import Described
 
 
-def described(cases: Sequence[CaseSpec], known: Catalogue) -> list[Described]:
+def described(cases: Sequence[CaseSpec], catalogue: Catalogue) -> list[Described]:
     """What a run of these cases would record of them; LaunchError where no agent starts."""
     with tempfile.TemporaryDirectory(prefix="scaleproof-describe-") as folder:
-        bench = Bench(known, known.get("engines", Settings().engine), Where(folder=Path(folder)))
+        bench = Bench(
+            catalogue, catalogue.get("engines", Settings().engine), Where(folder=Path(folder))
+        )
         with contextlib.closing(bench.fleets):
             return bench.describe(cases)

@@ -19,8 +19,8 @@ class Remembered:
     go, are asked for again.
     """
 
-    def __init__(self, known: Catalogue) -> None:
-        self._known = known
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._known = catalogue
         version = f"{digests.of_package()}-{metadata.version('torch')}"
         folder = caches.folder()
         self._path = folder / f"described-{version}.json" if folder is not None else None

@@ -47,7 +47,7 @@ class Tried:
     why: str
 
 
-def losses(rung: Rung, known: Catalogue) -> Iterator[Loss]:
+def losses(rung: Rung, catalogue: Catalogue) -> Iterator[Loss]:
     """The terms that grew by a large share of the step, the largest first.
 
     A stand-in computes as long as it was told to, and a script has no setting to change.
@@ -59,7 +59,7 @@ def losses(rung: Rung, known: Catalogue) -> Iterator[Loss]:
             return
         may_help: tuple[Remedy, ...] = ()
         if rung.expected is not None and not (term is Term.COMPUTE and rung.arm.case.stand_in):
-            may_help = tuple(remedies(term, rung.arm.case, rung.expected, known))
+            may_help = tuple(remedies(term, rung.arm.case, rung.expected, catalogue))
         yield Loss(
             case=rung.arm.case.id,
             term=term,

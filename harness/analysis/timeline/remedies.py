@@ -39,23 +39,25 @@ class Remedy:
         return replace(case, **fields, knobs={**case.knobs, **knobs})
 
 
-def remedies(term: Term, case: CaseSpec, expected: Expected, known: Catalogue) -> Iterator[Remedy]:
+def remedies(
+    term: Term, case: CaseSpec, expected: Expected, catalogue: Catalogue
+) -> Iterator[Remedy]:
     """What may be tried against a term, the mildest first."""
     settings = {Term(t): setting.partition("=") for t, setting in expected.remedies.items()}
     if term in settings or (term is Term.WAIT and Term.BUBBLE in settings):
         name, _, value = settings.get(term) or settings[Term.BUBBLE]
         yield Remedy(name=f"{name}={value}", change={name: _number(value)})
     if term in (Term.TRANSFER, Term.UNDIVIDED) and expected.stages == 1:
-        yield from _of_communication(case, known)
+        yield from _of_communication(case, catalogue)
     if term in (Term.DATA, Term.MOVE):
-        yield from _of_input(case, known)
+        yield from _of_input(case, catalogue)
     if term in (*EXPOSED, Term.LAUNCH, Term.IDLE, Term.OTHER):
         yield _twice(case, expected)
 
 
-def _of_input(case: CaseSpec, known: Catalogue) -> Iterator[Remedy]:
+def _of_input(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
     """Twice the workers, then inputs that cost a step less."""
-    entry = known.get("inputs", case.data)
+    entry = catalogue.get("inputs", case.data)
     facts = entry.head["INPUT"]
     if "more" in facts:
         name = f"{case.data}.{facts['more']}"
@@ -65,22 +67,22 @@ def _of_input(case: CaseSpec, known: Catalogue) -> Iterator[Remedy]:
         yield Remedy(name=f"data={other}", change={"data": other})
 
 
-def _of_communication(case: CaseSpec, known: Catalogue) -> Iterator[Remedy]:
+def _of_communication(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
     """Other buckets, then codecs that make it less and are not wrong on purpose."""
     knob = "bucket_cap_mb"
-    defaults = known.get("strategies", case.strategy).knobs
+    defaults = catalogue.get("strategies", case.strategy).knobs
     if knob in defaults:
         now = float(case.knobs_of(case.strategy, defaults)[knob])
         for factor in BUCKETS:
             name = f"{case.strategy}.{knob}"
             yield Remedy(name=f"{name}={now * factor:g}", change={name: now * factor})
-    hooked = known.get("strategies", case.strategy).head.get("HOOKED")
+    hooked = catalogue.get("strategies", case.strategy).head.get("HOOKED")
     if not hooked or any(key.startswith(f"{case.strategy}.") for key in case.knobs):
         return  # the strategy that compresses has no such knob
-    for other in known.entries["strategies"].values():
+    for other in catalogue.entries["strategies"].values():
         if not other.head["SUPPORTS"].get("compressor"):
             continue
-        for codec, entry in known.entries["compressors"].items():
+        for codec, entry in catalogue.entries["compressors"].items():
             if entry.head.get("ERROR_BOUND") and not entry.head.get("CONTROL"):
                 change: dict[str, Json] = {"strategy": other.name, "compressor": codec}
                 yield Remedy(name=f"{other.name}:{codec}", change=change, alike=False)

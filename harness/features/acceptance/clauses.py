@@ -191,8 +191,8 @@ def _series_stands_in(run: RunRecord, name: str) -> bool:
         return crowded
     if name.startswith(f"{SCRIPT}/"):
         return crowded
-    known = Catalogue(list(map(Path, run.settings.paths))).entries["models"].get(model)
-    return crowded or known is None or "STAND_IN" in known.head
+    catalogue = Catalogue(list(map(Path, run.settings.paths))).entries["models"].get(model)
+    return crowded or catalogue is None or "STAND_IN" in catalogue.head
 
 
 def margin(rule: Threshold, verdict: Verdict) -> float | None:

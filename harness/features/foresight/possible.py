@@ -97,7 +97,7 @@ def possibilities(
     described: Mapping[str, Described],
     thresholds: Sequence[Threshold],
     site: FabricSite,
-    known: Catalogue,
+    catalogue: Catalogue,
 ) -> Iterator[Possibility | RuleLeftOut]:
     """Of every rule of a plan: what may come, or why nothing is said of it."""
     for contrast in plan.contrasts:
@@ -115,7 +115,7 @@ def possibilities(
             continue
         base = plan.arm(contrast.baseline[0]).case
         try:
-            pair = [_shape(c, described[c.hash], known) for c in (base, case)]
+            pair = [_shape(c, described[c.hash], catalogue) for c in (base, case)]
             draws = _draws(case, described[case.hash].facts, pair[0], site)
         except ValueError as error:
             yield from (
@@ -159,8 +159,8 @@ def without_plan(
         yield RuleLeftOut(rule=rule.name, case=rule.case, why=why)
 
 
-def _shape(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
-    shape = shape_of(case, described, known)
+def _shape(case: CaseSpec, described: Described, catalogue: Catalogue) -> Shape:
+    shape = shape_of(case, described, catalogue)
     inner = shape.tensor * shape.context * shape.stages
     if inner > 1 or shape.kept is KeptStates.NODE_CUT:
         return shape

@@ -28,10 +28,10 @@ def interleavers(
 
     No rule judges it, nothing is profiled, and the fabric is not swept.
     """
-    known, site = measuring.site(asked)
+    catalogue, site = measuring.site(asked)
     cases = []
     for target in targets:
-        plans = plans_of(target, site, known, measuring.settings(asked))
+        plans = plans_of(target, site, catalogue, measuring.settings(asked))
         cases.append(_largest(target, plans))
     if asked.command:
         cases.append((script_case(asked.command, site, Mode.WEAK), REAL))
@@ -39,7 +39,7 @@ def interleavers(
     settings = options.settings(given, site, ("scaleproof", *asked.words))
     settings = replace(settings, timeline=False, fabric=False, setups=setups, **more)
     live = watched(Live(sys.stderr), given["heartbeat"] or "")
-    session = Session(known, settings, measuring.results(asked), (), live)
+    session = Session(catalogue, settings, measuring.results(asked), (), live)
     return session, [(case, Interleaver(session, case, protocol)) for case, protocol in cases]
 
 

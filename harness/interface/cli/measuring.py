@@ -101,11 +101,11 @@ def settings(asked: Asked) -> dict[str, Json]:
 
 def site(asked: Asked) -> tuple[Catalogue, Site]:
     """What can be named, and where it may run."""
-    known = options.catalogue(asked.options.path)
-    return known, options.site(values(asked), known)
+    catalogue = options.catalogue(asked.options.path)
+    return catalogue, options.site(values(asked), catalogue)
 
 
-def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = None) -> Session:
+def session(asked: Asked, catalogue: Catalogue, site: Site, old: Settings | None = None) -> Session:
     """The session of this command; ``old`` are the settings of a run that is resumed."""
     given = values(asked)
     if old is not None:
@@ -124,10 +124,10 @@ def session(asked: Asked, known: Catalogue, site: Site, old: Settings | None = N
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])
     beside = [target if target.is_dir() else target.parent, Path("suites")]
     made = Session(
-        known,
+        catalogue,
         settings,
         results(asked),
-        options.thresholds(given["thresholds"], beside, known, given["references"]),
+        options.thresholds(given["thresholds"], beside, catalogue, given["references"]),
         watched(Live(sys.stderr), given["heartbeat"] or ""),
     )
     made.run.notes += notes

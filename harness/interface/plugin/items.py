@@ -44,9 +44,9 @@ USAGE = pytest.StashKey[list[str]]()
 def site_of(config: pytest.Config) -> tuple[Catalogue, Site]:
     """What can be named, and what may be used."""
     refuse_unknown_variables()
-    known = options.catalogue(option(config, "path"))
+    catalogue = options.catalogue(option(config, "path"))
     options.seconds(option(config, "time-budget"))
-    return known, options.site({o.name: option(config, o.name) for o in OPTIONS}, known)
+    return catalogue, options.site({o.name: option(config, o.name) for o in OPTIONS}, catalogue)
 
 
 def _scaling(config: pytest.Config) -> Scaling:

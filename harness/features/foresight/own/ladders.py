@@ -23,7 +23,7 @@ def foresee(
     name: str,
     ladder: Sequence[MeasuredRung],
     target: MeasuredRung,
-    known: Catalogue,
+    catalogue: Catalogue,
     *,
     on: Collection[int] = (),
     hold: float = HOLD,
@@ -31,7 +31,7 @@ def foresee(
     """The outlook for one size; SpecError where its ranks can't be cut as the ladder's are."""
     answer = target.described
     answered = answer.expected is not None or answer.unsupported or answer.error
-    table = runs.table(name, ladder, known, on=on, target=target if answered else None)
+    table = runs.table(name, ladder, catalogue, on=on, target=target if answered else None)
     if isinstance(table, Refused):
         return table
     try:
@@ -59,7 +59,7 @@ def room_bytes(case: CaseSpec, machine: Machine) -> float | None:
 
 def planned(run: RunRecord) -> Iterator[tuple[MeasuredRung, list[Outlook] | Refused]]:
     """What the recipes of a run asked to be foreseen (``ladder(..., predict=(64, 8))``)."""
-    known = Catalogue([path for path in map(Path, run.settings.paths) if path.is_dir()])
+    catalogue = Catalogue([path for path in map(Path, run.settings.paths) if path.is_dir()])
     for plan in run.plans:
         case = plan.target
         if case is None or (described := run.described.get(case.hash)) is None:
@@ -68,4 +68,4 @@ def planned(run: RunRecord) -> Iterator[tuple[MeasuredRung, list[Outlook] | Refu
         ladder = [rung for rung in runs.rungs(run) if rung.case.hash in arms]
         ladder.sort(key=lambda rung: rung.case.world_size)
         target = MeasuredRung(run, case, described, None)
-        yield target, foresee(plan.name, ladder, target, known)
+        yield target, foresee(plan.name, ladder, target, catalogue)

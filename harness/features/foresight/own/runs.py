@@ -60,7 +60,7 @@ class MeasuredRung:
         return stated(self.described) if self.watched is None else watched(self.watched)
 
 
-def ladders(records: Sequence[RunRecord], known: Catalogue) -> dict[str, list[MeasuredRung]]:
+def ladders(records: Sequence[RunRecord], catalogue: Catalogue) -> dict[str, list[MeasuredRung]]:
     """The measured rungs of every training, by all that does not change along a ladder.
 
     Where engines shape links, worlds of one node use none: they belong to every network's ladder.
@@ -70,7 +70,7 @@ def ladders(records: Sequence[RunRecord], known: Catalogue) -> dict[str, list[Me
     networks: dict[str, str] = {}
     for rung in (r for run in records for r in rungs(run)):
         name = f"{rung.case.family}{rung.case.extras}"
-        shaped = known.network(rung.case)
+        shaped = catalogue.network(rung.case)
         if len(rung.case.nodes) == 1:
             inside.setdefault(name, []).append(rung)
             continue
@@ -118,7 +118,7 @@ def rungs(run: RunRecord) -> Iterator[MeasuredRung]:
 def table(
     name: str,
     ladder: Sequence[MeasuredRung],
-    known: Catalogue,
+    catalogue: Catalogue,
     *,
     on: Collection[int] = (),
     target: MeasuredRung | None = None,
@@ -138,7 +138,7 @@ def table(
         return Refused(id=name, why=f"it was measured on {message}, two worlds are needed")
     rungs = [*ladder, *([target] if target else [])]
     try:
-        shapes = [_shape(rung, known) for rung in rungs]
+        shapes = [_shape(rung, catalogue) for rung in rungs]
     except ValueError as error:
         return Refused(id=name, why=str(error))
     telling = [*calibrating, *([target] if target else [])]
@@ -201,11 +201,11 @@ def _means(ladder: Sequence[MeasuredRung], shapes: Sequence[Shape]) -> dict[Shap
     return {shape: fmean(steps_s) if steps_s else None for shape, steps_s in steps.items()}
 
 
-def _shape(rung: MeasuredRung, known: Catalogue) -> Shape:
+def _shape(rung: MeasuredRung, catalogue: Catalogue) -> Shape:
     """As its strategy describes it, or as a script was watched; ValueError as ``shape_of``."""
     case, seen, traffic = rung.case, rung.watched, rung.stated
     if not case.script:
-        return shape_of(case, rung.described, known)
+        return shape_of(case, rung.described, catalogue)
     if seen is None or traffic is None:
         raise ValueError("what its ranks did was not watched")
     whole = case.world_size if seen.sharded else 1
@@ -220,7 +220,7 @@ def _shape(rung: MeasuredRung, known: Catalogue) -> Shape:
     )
 
 
-def shape_of(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
+def shape_of(case: CaseSpec, described: Described, catalogue: Catalogue) -> Shape:
     """ValueError for a case of which nothing was foretold."""
     facts, expected = described.facts, described.expected
     if why := described.unsupported or described.error:
@@ -232,7 +232,7 @@ def shape_of(case: CaseSpec, described: Described, known: Catalogue) -> Shape:
     mesh = _mesh(case, expected.stages)
     tensor, context, stages = (mesh.size(d) for d in (Dim.TP, Dim.CP, Dim.PP))
     replicas = case.world_size / (tensor * context * stages)
-    micros = max(case.accumulate, _parts(case, known))
+    micros = max(case.accumulate, _parts(case, catalogue))
     return Shape(
         ranks=case.world_size,
         tensor=tensor,
@@ -257,9 +257,9 @@ def _mesh(case: CaseSpec, stages: int) -> Mesh:
     return Mesh({Dim.PP: inner, Dim.DP: case.world_size // inner})
 
 
-def _parts(case: CaseSpec, known: Catalogue) -> int:
+def _parts(case: CaseSpec, catalogue: Catalogue) -> int:
     """Micro-batches that the strategy itself cuts a batch into."""
-    entry = known.entries["strategies"].get(case.strategy)
+    entry = catalogue.entries["strategies"].get(case.strategy)
     knob = entry.supports.parts if entry is not None else None
     if entry is None or not knob:
         return 1

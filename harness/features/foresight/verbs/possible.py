@@ -67,23 +67,25 @@ def act(asked: Asked) -> Answer:
         raise SpecError(
             "no fabric is named", expected="--on HARDWARE", fix="scaleproof possible --on 8xh100"
         )
-    known, here = measuring.site(asked)
+    catalogue, here = measuring.site(asked)
     site = planning.site_of(on)
     plans = plans_of(
         args.target,
         site,
-        known,
+        catalogue,
         measuring.settings(asked),
         chosen=planning.tier(args.marks) if args.marks else lambda marks: True,
     )
-    with contextlib.closing(measuring.session(asked, known, here)) as session:
-        session.describe([arm.case for p in plans for arm in p.arms], Remembered(known))
+    with contextlib.closing(measuring.session(asked, catalogue, here)) as session:
+        session.describe([arm.case for p in plans for arm in p.arms], Remembered(catalogue))
         run = session.run
         where = _site(on, args.on)
         answers = [
             answer
             for plan in plans
-            for answer in possible.possibilities(plan, run.described, run.thresholds, where, known)
+            for answer in possible.possibilities(
+                plan, run.described, run.thresholds, where, catalogue
+            )
         ]
         answers += possible.without_plan(run.thresholds, plans, str(site.device), args.target)
     unique = list(dict.fromkeys(answers))

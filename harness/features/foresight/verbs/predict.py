@@ -160,9 +160,9 @@ def _of_runs(asked: Asked) -> Answer:
     """What the ladders of runs lead to expect: of a size that none has, or of those kept back."""
     args = asked.options
     width = text.columns()
-    known = options.catalogue(args.path)
+    catalogue = options.catalogue(args.path)
     loaded = [load(path) for path in args.runs]
-    ladders = runs.ladders(loaded, known)
+    ladders = runs.ladders(loaded, catalogue)
     if not ladders:
         raise SpecError(
             "no training was timed",
@@ -180,20 +180,20 @@ def _of_runs(asked: Asked) -> Answer:
     refused = []
     compared = evaluate([])
     if sizes:
-        tables = [runs.table(name, of, known, on=sizes) for name, of in ladders.items()]
+        tables = [runs.table(name, of, catalogue, on=sizes) for name, of in ladders.items()]
         refused += [t for t in tables if isinstance(t, Refused)]
         compared = evaluate([t for t in tables if isinstance(t, PublishedTable)])
         lines += scores.lines(compared, (), True, width)
     if args.to:
-        targets, note = _targets(ladders, _world(args.to), measuring.settings(asked), known)
+        targets, note = _targets(ladders, _world(args.to), measuring.settings(asked), catalogue)
         lines += text.wrap(f" {note}", width, 1) if note else []
         for name, of in ladders.items():
-            answers = foresee(name, of, targets[name], known, on=sizes, hold=args.hold)
+            answers = foresee(name, of, targets[name], catalogue, on=sizes, hold=args.hold)
             if isinstance(answers, Refused):
                 refused.append(answers)
                 continue
             further += answers
-            lines += _foreseen(answers, runs.table(name, of, known, on=sizes), width)
+            lines += _foreseen(answers, runs.table(name, of, catalogue, on=sizes), width)
     refused = list({refusal.id: refusal for refusal in refused}.values())
     for refusal in refused:
         lines += text.wrap(f" REFUSED  {refusal.id}: {refusal.why}", width, 10)
@@ -244,20 +244,20 @@ def _targets(
     ladders: Mapping[str, Sequence[MeasuredRung]],
     world: tuple[int, tuple[int, ...]],
     settings: Mapping[str, Json],
-    known: Catalogue,
+    catalogue: Catalogue,
 ) -> tuple[dict[str, MeasuredRung], str]:
     """Every ladder's case at another size, as an agent here describes it, or why none could."""
     ranks, nodes = world
     largest = {name: of[-1] for name, of in ladders.items()}
     per_node = {name: max(single.case.nodes) for name, single in largest.items()}
     cases = {
-        name: known.normalise(
+        name: catalogue.normalise(
             changed(single.case.at(ranks, nodes or _cut(ranks, per_node[name])), settings)
         )
         for name, single in largest.items()
     }
     try:
-        answers = described(list(cases.values()), known)
+        answers = described(list(cases.values()), catalogue)
         note = ""
     except LaunchError as error:
         answers = [Described() for _ in cases]

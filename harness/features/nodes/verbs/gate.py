@@ -97,14 +97,14 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """Look, until something is wrong, all is looked at, or the time is up."""
-    known, site = measuring.site(asked)
+    catalogue, site = measuring.site(asked)
     within_s = options.seconds(asked.options.within, "within") or 0.0
-    case = known.normalise(case_of(asked.options.case, site, measuring.settings(asked)))
+    case = catalogue.normalise(case_of(asked.options.case, site, measuring.settings(asked)))
     fitness = Fitness()
     began = time.monotonic()
     late = ""
     asked.options.no_fabric = asked.options.no_timeline = True  # it is swept once, at the end
-    session = measuring.session(asked, known, site)
+    session = measuring.session(asked, catalogue, site)
     try:
         with _ended_after(within_s), session:
             _look(session, site, case, fitness)

@@ -60,7 +60,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """Launch on ever fewer nodes, and name those without which nothing breaks."""
-    known, site = measuring.site(asked)
+    catalogue, site = measuring.site(asked)
     if len(site.nodes) < 2:
         raise SpecError(
             "isolate has one node, which is all that it could name",
@@ -70,8 +70,8 @@ def act(asked: Asked) -> Answer:
     first = (site.nodes[0],)
     case = case_of(asked.options.case, site, measuring.settings(asked)).at(sum(first), first)
     asked.options.no_fabric = asked.options.no_timeline = True
-    with measuring.session(asked, known, site) as session:
-        isolator = Isolator(session, site, known.normalise(case), asked.options.steps)
+    with measuring.session(asked, catalogue, site) as session:
+        isolator = Isolator(session, site, catalogue.normalise(case), asked.options.steps)
         narrowing = Narrowing(range(len(site.nodes)), isolator.breaks)
         needed = narrowing.needed()
         others = narrowing.others(needed) if needed else None

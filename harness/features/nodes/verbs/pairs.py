@@ -46,7 +46,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """Measure pairs of nodes in rounds, and say which nodes and which links are slow."""
-    known, site = measuring.site(asked)
+    catalogue, site = measuring.site(asked)
     if len(site.nodes) < 3:
         raise SpecError(
             f"pairs cannot tell a slow node from a slow link with {len(site.nodes)} nodes",
@@ -57,10 +57,10 @@ def act(asked: Asked) -> Answer:
     case = asked.options.case
     two = (min(site.nodes),) * 2
     if case:
-        case = known.normalise(case_of(case, site, knobs).at(sum(two), two))
+        case = catalogue.normalise(case_of(case, site, knobs).at(sum(two), two))
     else:
-        knobs = known.checked([known.get("engines", site.engine)], knobs, asked.verb)
-    with measuring.session(asked, known, site) as session:
+        knobs = catalogue.checked([catalogue.get("engines", site.engine)], knobs, asked.verb)
+    with measuring.session(asked, catalogue, site) as session:
         pairer = Pairer(session, site, asked.options.rounds)
         suspects = pairer.train(case) if case else pairer.reduce(knobs)
         session.save(complete=True)

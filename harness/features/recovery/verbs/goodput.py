@@ -86,19 +86,19 @@ def act(asked: Asked) -> Answer:
     """Costs, then the play; the play's terms beside those that its costs foretell."""
     args = asked.options
     width = text.columns()
-    known, site = measuring.site(asked)
-    case = known.normalise(case_of(args.case, site, measuring.settings(asked)))
+    catalogue, site = measuring.site(asked)
+    case = catalogue.normalise(case_of(args.case, site, measuring.settings(asked)))
     mtbf_s = options.seconds(args.mtbf, "mtbf") or 0.0
     if mtbf_s <= 0:
         raise SpecError(f"--mtbf {args.mtbf}", expected="a time above 0", fix="--mtbf 20s")
-    if not known.get("strategies", case.strategy).supports.recovers:
+    if not catalogue.get("strategies", case.strategy).supports.recovers:
         raise SpecError(
             f"{case.strategy} keeps state where no checkpoint looks for it",
             where=case.id,
             expected="a strategy that recovers",
             fix="scaleproof list strategies",
         )
-    with measuring.session(asked, known, site) as session:
+    with measuring.session(asked, catalogue, site) as session:
         player = Player(session)
         costs = player.costs(case)
         best = goodput.best_every(costs, mtbf_s)

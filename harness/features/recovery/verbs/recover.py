@@ -68,15 +68,15 @@ def act(asked: Asked) -> Answer:
 
     A course that breaks in another way than it was meant to is an ERROR; the others go on.
     """
-    known, site = measuring.site(asked)
+    catalogue, site = measuring.site(asked)
     needs_two(site)
-    cases = [] if asked.options.script else _cases(known, site, asked)
-    recoverable = [c for c in cases if known.get("strategies", c.strategy).supports.recovers]
+    cases = [] if asked.options.script else _cases(catalogue, site, asked)
+    recoverable = [c for c in cases if catalogue.get("strategies", c.strategy).supports.recovers]
     courses = [course for case in recoverable for course in _courses(case, site, asked)]
     if asked.options.script:
         courses = _of_script(site, asked)
     broken = False
-    with measuring.session(asked, known, site) as session:
+    with measuring.session(asked, catalogue, site) as session:
         session.run.notes += [
             f"SKIP {c.id}: {c.strategy} keeps state where no checkpoint looks for it, nothing was"
             " launched"
@@ -111,7 +111,7 @@ def _of_script(site: Site, asked: Asked) -> list[tuple[Course, int]]:
     return [(Course(case=case, fault=fault), asked.options.trials) for fault in kinds]
 
 
-def _cases(known: Catalogue, site: Site, asked: Asked) -> list[CaseSpec]:
+def _cases(catalogue: Catalogue, site: Site, asked: Asked) -> list[CaseSpec]:
     """Shipped cases, or those of a user's own files."""
     if not asked.options.cases:
         raise SpecError(
@@ -120,7 +120,7 @@ def _cases(known: Catalogue, site: Site, asked: Asked) -> list[CaseSpec]:
             fix="scaleproof recover ddp/decoder-nano --cpus 2",
         )
     knobs = measuring.settings(asked)
-    return [known.normalise(case_of(name, site, knobs)) for name in asked.options.cases]
+    return [catalogue.normalise(case_of(name, site, knobs)) for name in asked.options.cases]
 
 
 def _courses(case: CaseSpec, site: Site, asked: Asked) -> Iterator[tuple[Course, int]]:

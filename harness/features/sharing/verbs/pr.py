@@ -121,7 +121,7 @@ def _measured(
         project=str(project),
         folder=str(Path.cwd()) if asked.command else "",
     )
-    known = options.catalogue(asked.options.path)
+    catalogue = options.catalogue(asked.options.path)
     note = session.progress.note
     changes = []
     allow = asked.options.allow
@@ -130,7 +130,7 @@ def _measured(
     try:
         with session:
             for number, (case, interleaver) in enumerate(cases):
-                file = _file_of(case, known, project)
+                file = _file_of(case, catalogue, project)
                 until_s = began_s + budget_s * (number + 1) / len(cases)
                 changes.append(change.measured(interleaver, case.id, file, allow, note, until_s))
     except KeyboardInterrupt:
@@ -140,13 +140,13 @@ def _measured(
     return [change.checked(c, run) for c in changes], run, session.run.folder
 
 
-def _file_of(case: CaseSpec, known: Catalogue, project: Path) -> str:
+def _file_of(case: CaseSpec, catalogue: Catalogue, project: Path) -> str:
     """The file of the project that a case is of, from its root; nothing where it has none."""
     if case.script:
         words = [Path(word) for word in case.script.split() if word.endswith(".py")]
         paths = [word.absolute() for word in words]
     else:
-        paths = [Path(file) for file in known.files(case).values() if Path(file).is_absolute()]
+        paths = [Path(file) for file in catalogue.files(case).values() if Path(file).is_absolute()]
     inside = [str(path.relative_to(project)) for path in paths if path.is_relative_to(project)]
     return inside[0] if inside else ""
 

@@ -63,9 +63,9 @@ def act(asked: Asked) -> Answer:
     args = asked.options
     width = text.columns()
     run = load(args.run)
-    known = options.catalogue(list(run.settings.paths))
+    catalogue = options.catalogue(list(run.settings.paths))
     trusted = _trusted(run, args.case, args.run)
-    lost = [(rung, list(losses(rung, known))) for rung in trusted]
+    lost = [(rung, list(losses(rung, catalogue))) for rung in trusted]
     all_losses = [loss for _, of_rung in lost for loss in of_rung]
     lines = advice.lost(all_losses, width)
     document: dict[str, Json] = {"losses": to_doc(tuple(all_losses)), "tried": []}
@@ -82,7 +82,7 @@ def act(asked: Asked) -> Answer:
             expected="a large term that a setting changes",
             fix="scaleproof doctor",
         )
-    measured, outcome, folder = _try(asked, run, changes, known)
+    measured, outcome, folder = _try(asked, run, changes, catalogue)
     document |= {"tried": to_doc(tuple(outcome)), "run": str(folder)}
     lines += ["", *advice.outcome(outcome, width)]
     lines.append(f" report   scaleproof report {text.shown(folder)}")
@@ -120,7 +120,7 @@ def _changes(lost: Sequence[Loss]) -> list[Remedy]:
 
 
 def _try(
-    asked: Asked, run: RunRecord, changes: Sequence[tuple[Rung, list[Remedy]]], known: Catalogue
+    asked: Asked, run: RunRecord, changes: Sequence[tuple[Rung, list[Remedy]]], catalogue: Catalogue
 ) -> tuple[MeasuredPlans, list[Tried], Path]:
     """Measure a plan for each rung, where and as the run was."""
     plans = [trial(rung, remedies) for rung, remedies in changes]
@@ -132,7 +132,7 @@ def _try(
         budget_s=None,
         nonce="",
     )
-    session = Session(known, settings, asked.options.results, (), Live(sys.stderr))
+    session = Session(catalogue, settings, asked.options.results, (), Live(sys.stderr))
     measured = measuring.measured(session, plans)
     outcome = [
         attempt

@@ -125,12 +125,12 @@ def act(asked: Asked) -> Answer:
     """One table; with --confirm what was foretold of links, and what was measured on them."""
     args = asked.options
     width = text.columns()
-    known, site = measuring.site(asked)
-    _refuse(args, site, known)
+    catalogue, site = measuring.site(asked)
+    _refuse(args, site, catalogue)
     rates = _rates(args.rates)
-    plan = _plan(args.target, _named(known, args), site, known, bare=args.bare)
-    tuned_plan = _tuned(args.target, _named(known, args), site, known)
-    session = measuring.session(asked, known, site)
+    plan = _plan(args.target, _named(catalogue, args), site, catalogue, bare=args.bare)
+    tuned_plan = _tuned(args.target, _named(catalogue, args), site, catalogue)
+    session = measuring.session(asked, catalogue, site)
     confirmed: list[Confirmed] = []
     without_loss: list[str] = []
 
@@ -174,7 +174,7 @@ def act(asked: Asked) -> Answer:
     return measured.ended(replace(judged, document=document, lines=shown, exit=worst))
 
 
-def _refuse(args: argparse.Namespace, site: Site, known: Catalogue) -> None:
+def _refuse(args: argparse.Namespace, site: Site, catalogue: Catalogue) -> None:
     """SpecError where nothing is sent, or no link can be set."""
     if site.world_size < 2:
         raise SpecError(
@@ -183,7 +183,7 @@ def _refuse(args: argparse.Namespace, site: Site, known: Catalogue) -> None:
             expected="2 ranks and more",
             fix=f"scaleproof compress {args.target} --cpus 2",
         )
-    if args.confirm and not known.get("engines", site.engine).engine.shapes_links:
+    if args.confirm and not catalogue.get("engines", site.engine).engine.shapes_links:
         raise SpecError(
             f"engine {site.engine} sets no link rates",
             where=f"--confirm {args.confirm}",
@@ -208,18 +208,18 @@ def _rates(text: str) -> list[float]:
     return rates
 
 
-def _named(known: Catalogue, args: argparse.Namespace) -> list[str]:
+def _named(catalogue: Catalogue, args: argparse.Namespace) -> list[str]:
     """The codecs that were asked for; all but those that are wrong on purpose."""
     offered = [
         name
-        for name, entry in known.entries["compressors"].items()
+        for name, entry in catalogue.entries["compressors"].items()
         if not entry.head.get("CONTROL") and entry.head["ERROR_BOUND"] != 0
     ]
     asked = [name for name in args.codecs.split(",") if name] or offered
     if args.confirm:
         asked = list(dict.fromkeys([*asked, args.confirm]))
     for name in asked:
-        if name not in known.entries["compressors"]:
+        if name not in catalogue.entries["compressors"]:
             raise SpecError(
                 f"no compressor named {name!r}{nearest(name, offered)}",
                 expected=", ".join(offered),
@@ -228,31 +228,35 @@ def _named(known: Catalogue, args: argparse.Namespace) -> list[str]:
     return asked
 
 
-def _strategies(known: Catalogue) -> tuple[str, str]:
+def _strategies(catalogue: Catalogue) -> tuple[str, str]:
     """The strategy whose gradients can go through a hook, and the one that sends them so."""
-    strategies = known.entries["strategies"].items()
+    strategies = catalogue.entries["strategies"].items()
     hooked = next(name for name, entry in strategies if entry.head.get("HOOKED"))
     return hooked, next(name for name, entry in strategies if entry.supports.compressor)
 
 
-def _plan(model: str, names: Sequence[str], site: Site, known: Catalogue, *, bare: bool) -> Plan:
+def _plan(
+    model: str, names: Sequence[str], site: Site, catalogue: Catalogue, *, bare: bool
+) -> Plan:
     """Dense training, training apart, bf16, and every codec, in the same blocks."""
-    hooked, coding = _strategies(known)
+    hooked, coding = _strategies(catalogue)
     halves = [
-        name for name, entry in known.entries["compressors"].items() if entry.head.get("BESIDE")
+        name for name, entry in catalogue.entries["compressors"].items() if entry.head.get("BESIDE")
     ]
 
     def case(codec: str, **knobs: bool) -> CaseSpec:
         of_codec = {f"{codec}.{knob}": value for knob, value in knobs.items()}
-        return known.normalise(site.case(f"{coding}:{codec}/{model}", Mode.WEAK, knobs=of_codec))
+        return catalogue.normalise(
+            site.case(f"{coding}:{codec}/{model}", Mode.WEAK, knobs=of_codec)
+        )
 
-    dense = known.normalise(site.case(f"{hooked}/{model}", Mode.WEAK))
+    dense = catalogue.normalise(site.case(f"{hooked}/{model}", Mode.WEAK))
     cases = {DENSE: dense}
     for name in dict.fromkeys((*halves, *names)):
         cases[name] = case(name)
-        if bare and known.get("compressors", name).knobs.get("feedback") is True:
+        if bare and catalogue.get("compressors", name).knobs.get("feedback") is True:
             cases[f"{name}, no feedback"] = case(name, feedback=False)
-    cases[APART] = known.normalise(replace(dense, communicate=False))
+    cases[APART] = catalogue.normalise(replace(dense, communicate=False))
     protocol = replace(LEARNING, steps=STEPS)
     plan = beside(f"{model} codecs", cases, METRICS, protocol=protocol)
     apart = [replace(arm, role=Role.ABLATION) for arm in plan.arms if not arm.case.communicate]
@@ -265,22 +269,22 @@ def _plan(model: str, names: Sequence[str], site: Site, known: Catalogue, *, bar
     return replace(plan, arms=(*others, *apart), contrasts=tuple(asked), to_loss=0.3)
 
 
-def _tuned(model: str, names: Sequence[str], site: Site, known: Catalogue) -> Plan:
+def _tuned(model: str, names: Sequence[str], site: Site, catalogue: Catalogue) -> Plan:
     """Each codec under the optimizer of its ``METHOD``, and dense training under each of these.
 
     Every one at every rate of its grid; only losses are asked for, so there are pilots alone.
     """
-    hooked, coding = _strategies(known)
+    hooked, coding = _strategies(catalogue)
     cases: dict[str, CaseSpec] = {}
 
     def add(target: str, optimizer: str, knobs: Mapping[str, Json]) -> None:
-        case = known.normalise(
+        case = catalogue.normalise(
             site.case(f"{target}/{model}", Mode.WEAK, optimizer=Optimizer(optimizer), knobs=knobs)
         )
         for lr in tuned.grid(case):
             cases[f"{case.compressor or DENSE}, {optimizer} at {lr:g}"] = replace(case, lr=lr)
 
-    methods = {name: known.get("compressors", name).head.get("METHOD") for name in names}
+    methods = {name: catalogue.get("compressors", name).head.get("METHOD") for name in names}
     for name, method in methods.items():
         if not method:
             continue

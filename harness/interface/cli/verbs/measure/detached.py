@@ -118,18 +118,18 @@ def act(asked: Asked) -> Answer:
     return replace(shown, exit=exit_status([verdict.counts for verdict in load(folder).verdicts]))
 
 
-def submit(asked: Asked, known: Catalogue, site: Site) -> Answer:
+def submit(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
     """Put the run that was asked for into its engine's queue."""
-    entry = known.get("engines", site.engine)
+    entry = catalogue.get("engines", site.engine)
     if not entry.engine.queues:
-        queues = [name for name, e in known.entries["engines"].items() if e.engine.queues]
+        queues = [name for name, e in catalogue.entries["engines"].items() if e.engine.queues]
         raise SpecError(
             f"--engine {site.engine} has no queue, but --detach needs one",
             expected=f"--engine {' or '.join(queues)}",
             fix=f"--engine {queues[0]} --nodes 2 --gpus 16",
         )
     results = measuring.results(asked).absolute()
-    settings = options.engine_settings(measuring.values(asked), known)
+    settings = options.engine_settings(measuring.values(asked), catalogue)
     now = datetime.datetime.now(datetime.UTC)
     folder = results / "engine" / f"detached-{now:%Y%m%d-%H%M%S-%f}"
     deployment = Deployment(

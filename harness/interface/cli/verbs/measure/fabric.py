@@ -40,12 +40,12 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """Sweep every world of the site and judge it; a FAIL is measured again before it counts."""
-    known, site = measuring.site(asked)
+    catalogue, site = measuring.site(asked)
     needs_two(site)
-    knobs = known.checked(
-        [known.get("engines", site.engine)], measuring.settings(asked), asked.verb
+    knobs = catalogue.checked(
+        [catalogue.get("engines", site.engine)], measuring.settings(asked), asked.verb
     )
-    with measuring.session(asked, known, site) as session:
+    with measuring.session(asked, catalogue, site) as session:
         Sweeper(session).measure(site, knobs, asked.options.sweeps)
     return measuring.judged(session, session.save(complete=True), asked)
 

@@ -83,18 +83,18 @@ def _share(text: str) -> float:
 
 def act(asked: Asked) -> Answer:
     """Tries, and the command that uses what was found; the case itself is never changed."""
-    known, site = measuring.site(asked)
-    case = _case(asked, known, site)
-    with contextlib.closing(measuring.session(asked, known, site)) as session:
+    catalogue, site = measuring.site(asked)
+    case = _case(asked, catalogue, site)
+    with contextlib.closing(measuring.session(asked, catalogue, site)) as session:
         session.describe([case])
         limit = _limit(asked, case, session.run.machine)
         allowed = limit * (1 - asked.options.headroom)
-        usual = int(known.get("models", case.model).head["SIZES"][case.size]["batch"])
-        search = Search(case.micro_batch or usual, _unit(known, case), asked.options.most)
+        usual = int(catalogue.get("models", case.model).head["SIZES"][case.size]["batch"])
+        search = Search(case.micro_batch or usual, _unit(catalogue, case), asked.options.most)
         tried: list[Attempt] = []
         with tempfile.TemporaryDirectory(prefix="scaleproof-fit-") as folder:
             while (micro := search.next(tried)) is not None:
-                tried.append(_try(session, known, case, micro, allowed, tried, Path(folder)))
+                tried.append(_try(session, catalogue, case, micro, allowed, tried, Path(folder)))
         session.progress.clear()
     tried.sort(key=lambda attempt: attempt.micro)
     best = max(
@@ -114,9 +114,9 @@ def act(asked: Asked) -> Answer:
     return Answer(document=document, lines=lines, exit=Exit.PASSED if best else Exit.FAILED)
 
 
-def _case(asked: Asked, known: Catalogue, site: Site) -> CaseSpec:
+def _case(asked: Asked, catalogue: Catalogue, site: Site) -> CaseSpec:
     """The largest rung of the case; SpecError for one whose batch is not a rank's to choose."""
-    plan = case_plan(asked.options.target, site, known, measuring.settings(asked))
+    plan = case_plan(asked.options.target, site, catalogue, measuring.settings(asked))
     case = max((arm.case for arm in plan.arms if arm.role is not Role.ABLATION), key=_ranks)
     if case.mode is Mode.STRONG:
         raise SpecError(
@@ -125,16 +125,16 @@ def _case(asked: Asked, known: Catalogue, site: Site) -> CaseSpec:
             expected="a weak case: its micro-batch is free",
             fix=f"scaleproof fit {case.family}",
         )
-    return known.normalise(case)
+    return catalogue.normalise(case)
 
 
 def _ranks(case: CaseSpec) -> int:
     return case.world_size
 
 
-def _unit(known: Catalogue, case: CaseSpec) -> int:
+def _unit(catalogue: Catalogue, case: CaseSpec) -> int:
     """What a micro-batch must be a multiple of, so that every shard has whole parts."""
-    strategy = known.get("strategies", case.strategy)
+    strategy = catalogue.get("strategies", case.strategy)
     supports = strategy.supports
     mesh = strategy.supports.mesh(case)
     parts = (
@@ -154,7 +154,7 @@ def _limit(asked: Asked, case: CaseSpec, machine: Machine) -> float:
 
 def _try(
     session: Session,
-    known: Catalogue,
+    catalogue: Catalogue,
     case: CaseSpec,
     micro: int,
     allowed: float,
@@ -166,7 +166,7 @@ def _try(
     if line is not None and line.at(micro) > FORESEEN * allowed:
         reason = f"not launched: {si(line.at(micro), 'B')} are foreseen"
         return Attempt(micro=micro, peak_bytes=None, why=reason)
-    sized = known.normalise(replace(case, micro_batch=micro))
+    sized = catalogue.normalise(replace(case, micro_batch=micro))
     (described,) = session.bench.describe([sized])
     if reason := described.error or described.unsupported:
         raise SpecError(reason, where=sized.id, expected="a case that runs", fix="scaleproof list")

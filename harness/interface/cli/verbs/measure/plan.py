@@ -57,20 +57,20 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 def act(asked: Asked) -> Answer:
     """A row for each arm; the agent is asked, nothing is launched."""
     hardware = planning.on(asked.options.on)
-    known, local_site = measuring.site(asked)
+    catalogue, local_site = measuring.site(asked)
     site = local_site if hardware is None else planning.site_of(hardware)
     ablations = list(dict.fromkeys(asked.options.ablate))
     plans = plans_of(
         asked.options.target,
         site,
-        known,
+        catalogue,
         measuring.settings(asked),
         ablations,
         planning.tier(asked.options.marks),
         bool(options.setups(measuring.values(asked))),
     )
-    with contextlib.closing(measuring.session(asked, known, local_site)) as session:
-        session.describe([arm.case for plan in plans for arm in plan.arms], Remembered(known))
+    with contextlib.closing(measuring.session(asked, catalogue, local_site)) as session:
+        session.describe([arm.case for plan in plans for arm in plan.arms], Remembered(catalogue))
         run = session.run
         machine, link = (
             (run.machine, 0.0) if hardware is None else (hardware.machine, hardware.slowest)

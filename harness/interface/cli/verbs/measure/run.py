@@ -117,14 +117,14 @@ def act(asked: Asked) -> Answer:
     if asked.options.resume:
         session, plans = _resumed(asked)
     elif asked.options.target or asked.options.script:
-        known, site = measuring.site(asked)
-        plans = _plans(asked, known, site)
+        catalogue, site = measuring.site(asked)
+        plans = _plans(asked, catalogue, site)
         if asked.options.dry_run:  # needs no scheduler, and no package of an engine
             would = detached.submit if asked.options.detach else _dry_run
-            return would(asked, known, site)
-        session = measuring.session(asked, known, site)
+            return would(asked, catalogue, site)
+        session = measuring.session(asked, catalogue, site)
         if asked.options.detach:
-            return detached.submit(asked, known, site)
+            return detached.submit(asked, catalogue, site)
     else:
         raise SpecError(
             "nothing to run",
@@ -134,14 +134,14 @@ def act(asked: Asked) -> Answer:
     return _measured(asked, session, plans)
 
 
-def _plans(asked: Asked, known: Catalogue, site: Site) -> list[Plan]:
+def _plans(asked: Asked, catalogue: Catalogue, site: Site) -> list[Plan]:
     """What the command line names: a target, or a script of the user's."""
     args = asked.options
     settings = measuring.settings(asked)
     ablations = list(dict.fromkeys(args.ablate))
     if not args.script:
         control = bool(options.setups(measuring.values(asked)))
-        return plans_of(args.target, site, known, settings, ablations, control=control)
+        return plans_of(args.target, site, catalogue, settings, ablations, control=control)
     if args.target or settings or ablations:
         option = args.target or ("--set" if settings else "--ablate")
         raise SpecError(
@@ -201,19 +201,19 @@ def _resumed(asked: Asked) -> tuple[Session, list[Plan]]:
     above = folder.resolve().parents  # a copy may lie anywhere
     usual = len(above) > 2 and above[1].name == "runs"
     asked.options.results = str(above[2] if usual else above[0])
-    known = options.catalogue([*old.settings.paths, *asked.options.path])
-    session = measuring.session(asked, known, resume.where(old), old.settings)
+    catalogue = options.catalogue([*old.settings.paths, *asked.options.path])
+    session = measuring.session(asked, catalogue, resume.where(old), old.settings)
     notes = session.run.notes
     session.resume(folder)
     session.run.notes += notes
     return session, list(session.run.plans)
 
 
-def _dry_run(asked: Asked, known: Catalogue, site: Site) -> Answer:
+def _dry_run(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
     """What an engine would run to start its agents, its files first; nothing is started."""
-    settings = options.engine_settings(measuring.values(asked), known)
+    settings = options.engine_settings(measuring.values(asked), catalogue)
     where = Where(nodes=site.nodes, device=site.device, settings=settings)
-    commands = deploy.commands(known.get("engines", site.engine), where)
+    commands = deploy.commands(catalogue.get("engines", site.engine), where)
     lines = []
     for command in commands:
         for name, content in command.files.items():

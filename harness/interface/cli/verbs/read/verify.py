@@ -106,8 +106,8 @@ def act(asked: Asked) -> Answer:
     answer = Answer(document=to_doc(verified), lines=lines, exit=exit_)
     if rules is None or verified.differences:
         return answer
-    known = options.catalogue(asked.options.path)
-    anew = rejudge(run, load_thresholds(rules, known))
+    catalogue = options.catalogue(asked.options.path)
+    anew = rejudge(run, load_thresholds(rules, catalogue))
     width = text.columns()
     judged = [*tables.verdict_lines(anew, width), *tables.counts(anew)]
     judged += unmet(anew, width)

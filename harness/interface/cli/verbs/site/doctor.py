@@ -88,14 +88,14 @@ def act(asked: Asked) -> Answer:
     """A line for each check, or for each rank."""
     if asked.verb == "attach":
         return _attach(asked)
-    known, site = measuring.site(asked)
-    several = len(site.nodes) > 1 or known.get("engines", site.engine).engine.remote
-    return _nodes(asked, known, site) if several else _doctor()
+    catalogue, site = measuring.site(asked)
+    several = len(site.nodes) > 1 or catalogue.get("engines", site.engine).engine.remote
+    return _nodes(asked, catalogue, site) if several else _doctor()
 
 
-def _nodes(asked: Asked, known: Catalogue, site: Site) -> Answer:
+def _nodes(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
     """Every node's own findings, then what is not alike on all of them."""
-    with measuring.session(asked, known, site) as session:
+    with measuring.session(asked, catalogue, site) as session:
         session.ready()
         answers = session.bench.worlds.examine()
     if not answers:

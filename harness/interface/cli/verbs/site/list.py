@@ -44,17 +44,17 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 def act(asked: Asked) -> Answer:
     """A line for each; knobs and sizes where one kind was asked for."""
     kind = asked.options.kind
-    known = options.catalogue(
+    catalogue = options.catalogue(
         asked.options.path, [path for path in [Path("suites")] if path.is_dir()]
     )
-    entries = {k: list(known.entries[k].values()) for k in ([kind] if kind else KINDS)}
+    entries = {k: list(catalogue.entries[k].values()) for k in ([kind] if kind else KINDS)}
     lines = []
     for name, of_kind in entries.items():
         wide = max((len(entry.name) for entry in of_kind), default=0)
         lines.append(name)
         for entry in of_kind:
             lines += text.wrap(f"  {entry.name:<{wide}}  {entry.doc}", text.columns(), wide + 4)
-            for more in _more(entry, known) if kind else ():
+            for more in _more(entry, catalogue) if kind else ():
                 lines += text.wrap(f"  {'':<{wide}}  {more}", text.columns(), wide + 6)
     document = {
         name: [
@@ -71,7 +71,7 @@ def act(asked: Asked) -> Answer:
     return Answer(document=document, lines=lines)
 
 
-def _more(entry: Entry, known: Catalogue) -> list[str]:
+def _more(entry: Entry, catalogue: Catalogue) -> list[str]:
     """Knobs, sizes, and of strategies what they train and how ranks can stand."""
     knobs = [f"{entry.name}.{key}={knob}" for key, knob in entry.knobs.items() if key != "version"]
     lines = [f"knobs: {', '.join(knobs)}"] if knobs else []
@@ -84,7 +84,7 @@ def _more(entry: Entry, known: Catalogue) -> list[str]:
             f"packages: {', '.join(supports.packages)} (pip install scaleproof[frameworks])"
         )
     if supports.needs:
-        models = known.entries["models"].values()
+        models = catalogue.entries["models"].values()
         able = [
             model.name
             for model in models

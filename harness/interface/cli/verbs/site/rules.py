@@ -67,12 +67,14 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """A line for each rule; every mistake of the file ends it before."""
-    known = options.catalogue(asked.options.path)
-    rules = load_thresholds(asked.options.file, known)
+    catalogue = options.catalogue(asked.options.path)
+    rules = load_thresholds(asked.options.file, catalogue)
     counted = list[Status]()
     measured = None if asked.options.run is None else load(asked.options.run)
     if measured is None:
-        lines = [RuleLine(rule=threshold, judges=_cases(threshold, known)) for threshold in rules]
+        lines = [
+            RuleLine(rule=threshold, judges=_cases(threshold, catalogue)) for threshold in rules
+        ]
     else:
         run = rejudge(measured, rules)
         lines = [RuleLine(rule=threshold, judges=_verdicts(threshold, run)) for threshold in rules]
@@ -93,11 +95,11 @@ def act(asked: Asked) -> Answer:
     return vouched(answer, [(measured, asked.options.run)])
 
 
-def _cases(rule: Threshold, known: Catalogue) -> str:
+def _cases(rule: Threshold, catalogue: Catalogue) -> str:
     """The families of cases that a rule is about: its name if it is one, else how many."""
     if command := metrics.metric(rule.metric).measured_by:
         return f"what {command} measures"
-    families = vacuous.matching(rule.case, vacuous.families(known))
+    families = vacuous.matching(rule.case, vacuous.families(catalogue))
     return families[0] if len(families) == 1 else f"{len(families)} families of cases"
 
 

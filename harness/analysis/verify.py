@@ -312,9 +312,9 @@ def _counted_then(samples: Sequence[Samples], cut: int, today: int, recorded: in
 
 
 def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
-    out = []
+    differences = []
     if len(again) != len(run.verdicts):
-        out.append(f"{len(run.verdicts)} verdicts recorded, {len(again)} recomputed")
+        differences.append(f"{len(run.verdicts)} verdicts recorded, {len(again)} recomputed")
     directed = run.schema >= DIRECTED_SINCE
     # Its words may change; reason and figures may not.
     words = {"detail", "doubt", *([] if directed else ["more"])}
@@ -328,8 +328,8 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
             if not same(to_doc(a := getattr(old, name)), to_doc(b := getattr(new, name)))
         ]
         if changes:
-            out.append(f"{old.case} {old.contrast}: {'; '.join(changes)}")
-    return out
+            differences.append(f"{old.case} {old.contrast}: {'; '.join(changes)}")
+    return differences
 
 
 def same(a: Json, b: Json) -> bool:
@@ -370,23 +370,23 @@ def _digest(path: Path) -> str:
 
 def _windows(run: RunRecord, folder: Path) -> list[str]:
     """Whether steps and cuts are those that the pilots ask for, and were kept to."""
-    out = []
+    differences = []
     known = dict[str, pilots.Pilot]()
     if run.complete and run.windows:
         sd = pilots.launch_sd(pilots.read(run, folder, known=known))
         if not same(sd, run.launch_sd):
-            out.append(f"launch_sd is {run.launch_sd}, the pilots give {sd}")
+            differences.append(f"launch_sd is {run.launch_sd}, the pilots give {sd}")
     for plan in run.plans:
         frozen = run.windows.get(plan.hash)
         settled = run.schema >= SETTLED_SINCE
         windows = pilots.read(run, folder, plan, known)
         if settled and frozen and frozen != pilots.windows(plan, windows, run.described):
-            out.append(f"{plan.name}: windows are {frozen}, the pilots give others")
+            differences.append(f"{plan.name}: windows are {frozen}, the pilots give others")
         for launch in pairs.timed(run, plan, None):
             kept = run.window(plan, launch)
             if launch.steps is not None and launch.steps.count != kept.steps - kept.cut:
-                out.append(f"{launch.launch}: {launch.steps.count} steps kept, not {kept}")
-    return out
+                differences.append(f"{launch.launch}: {launch.steps.count} steps kept, not {kept}")
+    return differences
 
 
 def rejudge(run: RunRecord, thresholds: Sequence[Threshold]) -> RunRecord:

@@ -257,15 +257,15 @@ class Bench:
             replace(_record(order, spec, world), **common)
             for order, spec, world in zip(orders, specs, ended, strict=True)
         ]
-        out = []
+        records = []
         for (order, answer), launch in zip(answered, left, strict=True):
             if launch.cause is None and order.purpose is Purpose.BITS:
                 launch = _compared(launch, folder)
             elif launch.cause is None and order.purpose not in (Purpose.GATE, Purpose.REFERENCE):
                 beside = [rank for other in left if other is not launch for rank in other.ranks]
                 launch = _figured(order, launch, folder, answer, beside)
-            out.append(replace(launch, wrong=(*launch.wrong, *self._written(order.script))))
-        return out
+            records.append(replace(launch, wrong=(*launch.wrong, *self._written(order.script))))
+        return records
 
     def _written(self, script: Script | None) -> list[str]:
         """What a script's launch has changed of what all launches share, as far as we see it."""

@@ -94,10 +94,12 @@ def parts(contract: Contract, per: str, runs: Sequence[RunRecord]) -> list[Machi
         return [MachinePart(name="", hosts=frozenset(hosts))]
     if per == NODE:
         unnamed = max(0, contract.terms.nodes - len(hosts))
-        out = [MachinePart(name=host, hosts=frozenset({host})) for host in hosts]
+        machine_parts = [MachinePart(name=host, hosts=frozenset({host})) for host in hosts]
         if unnamed:
-            out.append(MachinePart(name=f"{unnamed} nodes that no run names", hosts=frozenset()))
-        return out
+            machine_parts.append(
+                MachinePart(name=f"{unnamed} nodes that no run names", hosts=frozenset())
+            )
+        return machine_parts
     return [
         MachinePart(
             name=group.name, hosts=frozenset(digest for digest in hosts if group.holds(digest))
@@ -322,18 +324,18 @@ def against(
 
 def rules_of(contract: Contract, accepted: Sequence[RunRecord]) -> list[Threshold]:
     """The rules that runs are to be measured with: of what was accepted, both ends of each."""
-    out = []
+    rules = []
     for clause in contract.clauses:
         if clause.of_accepted is None:
-            out.append(clause.rule)
+            rules.append(clause.rule)
             continue
         spans = reference(clause, accepted)
         for number, (case, span) in enumerate(spans.items(), 1):
             for hard in (True, False) if span is not None else ():
                 assert span is not None
                 name = f"{clause.name}_{number}_{'upper' if hard else 'lower'}"
-                out.append(replace(_bounded(clause, case, span, hard=hard), name=name))
-    return out
+                rules.append(replace(_bounded(clause, case, span, hard=hard), name=name))
+    return rules
 
 
 def reference(clause: Clause, accepted: Sequence[RunRecord]) -> Mapping[str, AcceptedSpan | None]:

@@ -195,7 +195,7 @@ def _by_their_own(
     rules = dict.fromkeys(
         threshold for run in runs for threshold in run.thresholds if threshold not in beyond
     )
-    out = []
+    requirements = []
     for rule in rules:
         verdicts = [
             evidence(run, "", rule, verdict)
@@ -206,8 +206,8 @@ def _by_their_own(
         ]
         clause = Clause(rule=rule, says=rule.note, asked_by="")
         shown = worst_first(verdicts)
-        out.append(requirement(clause, shown, [""], [], late=False, today=today))
-    return out
+        requirements.append(requirement(clause, shown, [""], [], late=False, today=today))
+    return requirements
 
 
 def _counting(of: Requirement, today: datetime.date, *, apart: bool) -> Requirement:

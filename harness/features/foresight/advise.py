@@ -55,17 +55,17 @@ def candidates(largest: Shape, target: Shape) -> list[Shape]:
     most = max(2 * largest.ranks, target.ranks // 4)
     grown = [replace(largest, ranks=n * largest.ranks) for n in (1, 2, 4, 8)]
     grown = [shape for shape in grown if shape.ranks <= most]
-    out = [
+    shapes = [
         replace(shape, micro_batch=max(1.0, shape.micro_batch * share))
         for shape in grown
         for share in (1.0, 0.5, 0.25, 0.125)
     ]
-    out += [
+    shapes += [
         replace(shape, micros=max(1, round(shape.micros * share)))
-        for shape in out
+        for shape in shapes
         for share in (0.5, 0.25)
     ]
-    return [shape for shape in dict.fromkeys(out) if shape not in (largest, target)]
+    return [shape for shape in dict.fromkeys(shapes) if shape not in (largest, target)]
 
 
 def advise(known: Posterior, target: Shape) -> Advice:

@@ -59,15 +59,15 @@ def attribute(
     exact = {term: value[0] for term, value in given.items()}
     exact[ForeseenTerm.GROWTH] = exact[ForeseenTerm.GROWTH] + total - sum(exact.values())
     work = np.array([shape.flops / shape.ranks for shape in (base, *shapes)])
-    out = []
+    attributions = []
     for i in range(1, len(total)):
         shares = {term: float(value[i] / total[i]) for term, value in exact.items()}
         lost = {
             term: float((value[i] / work[i] - value[0] / work[0]) / (total[i] / work[i]))
             for term, value in exact.items()
         }
-        out.append(Attribution(limiter=limiter(shares, lost), shares=shares, lost=lost))
-    return out
+        attributions.append(Attribution(limiter=limiter(shares, lost), shares=shares, lost=lost))
+    return attributions
 
 
 def unseen(known: Posterior, shape: Shape) -> bool:

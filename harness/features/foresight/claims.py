@@ -255,7 +255,7 @@ def audit(
         ]
         if known:
             bases[kind] = min(known, key=lambda row: row[ClaimedColumn.RANKS].middle)
-    out = []
+    findings = []
     for number, (row, kind, name) in enumerate(zip(rows, of, called, strict=True), 1):
         base = bases.get(kind)
         finding = replace(_finding(row, base, number), kind=kind)
@@ -269,8 +269,8 @@ def audit(
             finding = replace(finding, speedup=(low, high), between_launches=scatter)
             if row is base or ratio > 1:
                 finding = replace(finding, efficiency=ends)
-        out.append(finding)
-    return out
+        findings.append(finding)
+    return findings
 
 
 def nonsense(row: Row) -> str:
@@ -337,16 +337,16 @@ def _follows(row: Row, base: Row) -> Iterator[tuple[str, ClaimedFigure, float, f
 
 def _measured(row: Row, base: Row) -> list[tuple[float, float, str]]:
     """Speedups that times and throughputs give, with their rounding."""
-    out = []
+    points = []
     if ClaimedColumn.TIME in row and ClaimedColumn.TIME in base:
         figure = base[ClaimedColumn.TIME]
         b = row[ClaimedColumn.TIME]
-        out.append((figure.low / b.high, figure.high / b.low, f"{figure.text} / {b.text}"))
+        points.append((figure.low / b.high, figure.high / b.low, f"{figure.text} / {b.text}"))
     if ClaimedColumn.THROUGHPUT in row and ClaimedColumn.THROUGHPUT in base:
         figure = base[ClaimedColumn.THROUGHPUT]
         b = row[ClaimedColumn.THROUGHPUT]
-        out.append((b.low / figure.high, b.high / figure.low, f"{b.text} / {figure.text}"))
-    return [(1.0, 1.0, how) for _, _, how in out] if row is base else out
+        points.append((b.low / figure.high, b.high / figure.low, f"{b.text} / {figure.text}"))
+    return [(1.0, 1.0, how) for _, _, how in points] if row is base else points
 
 
 def _hidden(row: Row, base: Row, checked: list[str]) -> Iterator[str]:

@@ -280,26 +280,26 @@ def lines(worlds: Sequence[LoopTrial]) -> list[str]:
     """The figures of many worlds, as lines."""
     covered = np.array([trial.covered for trial in worlds])
     misses = 100 * np.abs(np.array([trial.misses for trial in worlds]))
-    out = [f"{len(worlds)} worlds, measured at {MEASURED}, 80 % intervals"]
-    out += [
+    shown = [f"{len(worlds)} worlds, measured at {MEASURED}, 80 % intervals"]
+    shown += [
         f"  {ranks:5}  {covered[:, i].mean():.1%} covered, {misses[:, i].mean():.1f} points off"
         for i, ranks in enumerate(TRUTHS)
     ]
     knees = sum(trial.knee for trial in worlds)
     flags = sum(trial.flagged for trial in worlds)
     both = sum(trial.knee and trial.flagged for trial in worlds)
-    out.append(f"  knees: {both} of {knees} flagged, {flags - both} flags without a knee")
+    shown.append(f"  knees: {both} of {knees} flagged, {flags - both} flags without a knee")
     pairs = [(trial.after_advice, trial.after_doubling) for trial in worlds]
     after = np.array([pair for pair in pairs if None not in pair], float)
     if len(after):
         better = (after[:, 0] < after[:, 1]).mean()
         before = np.mean([trial.width for trial in worlds])
         advice, doubling = after.mean(axis=0)
-        out.append(
+        shown.append(
             f"  sd of ln(step) at {TRUTHS[-1]}: {before:.3f}, after the advised size {advice:.3f},"
             f" after doubling {doubling:.3f}; narrower in {better:.0%}"
         )
-    return out
+    return shown
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def outlooks(table: PublishedTable, ranks: int, efficiency: float) -> list[Outlo
     asked_for = [
         point for point in table.points if point.step_s is None and point.shape.ranks == ranks
     ]
-    out = []
+    foreseen = []
     for shape in dict.fromkeys(_largest(point, calibrated) for point in calibrated):
         alike = [point for point in calibrated if point.shape.configuration == shape.configuration]
         target = next(
@@ -78,7 +78,7 @@ def outlooks(table: PublishedTable, ranks: int, efficiency: float) -> list[Outlo
         size = next(size for size in made.predicted if size.shape == target.shape)
         known = calibrate(asked, alike, [target], taught)
         base = base_of(target.shape, alike)
-        out.append(
+        foreseen.append(
             Outlook(
                 table=table.id,
                 predicted=size,
@@ -91,7 +91,7 @@ def outlooks(table: PublishedTable, ranks: int, efficiency: float) -> list[Outlo
                 path=path,
             )
         )
-    return out
+    return foreseen
 
 
 def _measured(base: Point, calibrated: Sequence[Point]) -> dict[int, float]:

@@ -135,7 +135,7 @@ def _of_configuration(
     seen = infer.foresee(known, shapes)
     bases = [base_of(target.shape, calibrated) for target in targets]
     step_s = np.exp(seen.middle)
-    out = []
+    sizes = []
     for i, (point, base) in enumerate(zip(targets, bases, strict=True)):
         assert base.step_s is not None
         (of,) = attribute.attribute(
@@ -146,7 +146,7 @@ def _of_configuration(
         regime = regime_of(point.shape, calibrated, unseen)
         low, high = _interval(seen, i, taught.stretch[regime] * table.stretch)
         base_rate = base.shape.rate(base.step_s)
-        out.append(
+        sizes.append(
             Predicted(
                 shape=point.shape,
                 step_s=float(step_s[i]),
@@ -164,7 +164,7 @@ def _of_configuration(
                 implausible=departs(point, table.points),
             )
         )
-    return out
+    return sizes
 
 
 def calibrate(

@@ -52,11 +52,11 @@ class LeftOutFamily:
 
 
 def left_out(files: Sequence[Path]) -> list[LeftOutFamily]:
-    out = []
+    families = []
     for name, tables in families_of(files).items():
         taught = learned(leaving_out=name)
         made = [predict(table, taught) for table in tables]
-        out.append(
+        families.append(
             LeftOutFamily(
                 name=name,
                 answered=tuple(counted(made)),
@@ -64,7 +64,7 @@ def left_out(files: Sequence[Path]) -> list[LeftOutFamily]:
                 refused=sum(len(prediction.refused) for prediction in made),
             )
         )
-    return out
+    return families
 
 
 def _unsaid(made: Sequence[Prediction]) -> Iterator[Counted]:

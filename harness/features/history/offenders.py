@@ -53,12 +53,12 @@ def records(runs: Sequence[RunRecord]) -> list[NodeRecord]:
             broke.setdefault(host, []).append(run.run)
     blamed = {host: {*named.get(host, ()), *broke.get(host, ())} for host in ran}
     total = sum(map(len, blamed.values()))
-    out = []
+    node_records = []
     for host, times in blamed.items():
         # Of the other nodes, and one time more: what was seen never is no law.
         usual = (total - len(times) + 1) / (ran.total() - ran[host] + 1)
         chance = float(stats.binom.sf(len(times) - 1, ran[host], usual)) if times else 1.0
-        out.append(
+        node_records.append(
             NodeRecord(
                 node=host,
                 runs=ran[host],
@@ -69,7 +69,7 @@ def records(runs: Sequence[RunRecord]) -> list[NodeRecord]:
                 again=len(times) >= AGAIN and len(ran) > 1 and chance * len(ran) < CHANCE,
             )
         )
-    return sorted(out, key=lambda record: (not record.again, record.chance, record.node))
+    return sorted(node_records, key=lambda record: (not record.again, record.chance, record.node))
 
 
 def _ended_on(run: RunRecord) -> Iterator[str]:

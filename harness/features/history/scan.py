@@ -112,13 +112,13 @@ def _weighed(
     x: np.ndarray, steps: Sequence[Change], nodes: Sequence[str], floor: float
 ) -> list[Change]:
     """The steps, each held against wandering nights that have the other steps."""
-    out = []
+    changed = []
     for step in steps:
         others = [change.at for change in steps if change.at != step.at]
         by = math.inf if step.p == 0.0 else wandering.nats(x, step.at, others, nodes)
         needed = CERTAIN_SMALL if abs(step.size.by) < SMALL * floor else CERTAIN
-        out.append(replace(step, nats=by, certain=by >= needed))
-    return out
+        changed.append(replace(step, nats=by, certain=by >= needed))
+    return changed
 
 
 def _steps(x: np.ndarray, cuts: list[int], floor: float, alpha: float) -> list[Change]:

@@ -232,18 +232,18 @@ def _leapt(series: NightSeries) -> str:
 
 
 def _turns(series: NightSeries, x: np.ndarray, changes: Sequence[Change]) -> tuple[Turn, ...]:
-    out: list[Turn] = []
+    turns: list[Turn] = []
     for i, change in enumerate(changes):
         index, size = change.at, change.size
         after = x[index : changes[i + 1].at if i + 1 < len(changes) else len(x)]
         back = False
-        if i and not out[-1].back:
+        if i and not turns[-1].back:
             start = changes[i - 2].at if i > 1 else 0
             back = _same(scan.shift(x[start : changes[i - 1].at], after), _floor(series.kind))
         nights = series.nights
         around = range(max(1, index - AROUND), min(len(nights), index + AROUND + 1))
         near = [c for j in around if j != index for c in changed(nights[j - 1], nights[j])]
-        out.append(
+        turns.append(
             Turn(
                 run=nights[index].run,
                 date=nights[index].started_at[:10],
@@ -258,7 +258,7 @@ def _turns(series: NightSeries, x: np.ndarray, changes: Sequence[Change]) -> tup
                 certain=change.certain,
             )
         )
-    return tuple(out)
+    return tuple(turns)
 
 
 def _same(size: Size, floor: float) -> bool:
@@ -296,21 +296,21 @@ def _controlled(judged: Sequence[Trend]) -> list[Trend]:
 def _explained(judged: Sequence[Trend]) -> list[Trend]:
     """Whether the machine or the software changed, where a control was measured beside."""
     by_key = {(t.series.machine, t.series.case, t.series.quantity): t for t in judged}
-    out = []
+    explained = []
     for trend in judged:
         series, last = trend.series, trend.last
         if trend.status not in (TrendStatus.REGRESSED, TrendStatus.IMPROVED) or last is None:
-            out.append(trend)
+            explained.append(trend)
             continue
         control = by_key.get((series.machine, series.case, "step_time_to_control"))
         if lacks := _unconfirmed(trend, last, control):
-            out.append(replace(trend, status=TrendStatus.UNCONFIRMED, why=lacks))
+            explained.append(replace(trend, status=TrendStatus.UNCONFIRMED, why=lacks))
             continue
         why = SLOWLY if not trend.sudden else _blame(series, last, control)
         if trend.dependence:
             why += f"; nights depend on each other ({trend.dependence:.1f}), but by less than this"
-        out.append(replace(trend, why=why))
-    return out
+        explained.append(replace(trend, why=why))
+    return explained
 
 
 def _unconfirmed(trend: Trend, last: Turn, control: Trend | None) -> str:

@@ -155,18 +155,18 @@ def on_all_cores(
 ) -> list[B]:
     """What ``make`` returns of each, in their order; of many in a process a core."""
     cores = min(len(asked) // FEW, len(os.sched_getaffinity(0)))
-    out = []
+    answers = []
     if cores < 2:
         for number, item in enumerate(asked, 1):
             note(number)
-            out.append(make(item))
-        return out
+            answers.append(make(item))
+        return answers
     # Forked, each with what is imported here: runs of the same machine are alike.
     with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("fork")) as pool:
         for number, answer in enumerate(pool.map(make, asked, chunksize=4), 1):
             note(number)
-            out.append(answer)
-    return out
+            answers.append(answer)
+    return answers
 
 
 def keep(kept: Path, every: Sequence[SiteEntry]) -> None:
@@ -219,7 +219,7 @@ def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> SiteEntry:
 
 def _cases(run: RunRecord) -> list[CaseFigure]:
     """Each case once: with the efficiency that was judged, else against the first baseline."""
-    out: dict[str, CaseFigure] = {}
+    figures: dict[str, CaseFigure] = {}
     for plan in run.plans:
         kinds = dict.fromkeys(
             contrast.against for contrast in plan.contrasts if contrast.metric == "efficiency"
@@ -236,9 +236,9 @@ def _cases(run: RunRecord) -> list[CaseFigure]:
             against = next((a for a in (*judged, *kinds) if (case.id, a) in scaled), "")
             point = scaled.get((case.id, against))
             row = arm_row(run, plan, arm)
-            if row.throughput is None or case.id in out:
+            if row.throughput is None or case.id in figures:
                 continue
-            out[case.id] = CaseFigure(
+            figures[case.id] = CaseFigure(
                 case=case.id,
                 ladder=case.family + case.extras,
                 world_size=case.world_size,
@@ -254,17 +254,17 @@ def _cases(run: RunRecord) -> list[CaseFigure]:
                 high=None if point is None else point.efficiency_high,
                 against=against,
             )
-    return list(out.values())
+    return list(figures.values())
 
 
 def _rules(run: RunRecord) -> list[RuleFigure]:
     rules = {threshold.name: threshold for threshold in run.thresholds}
-    out: dict[str, RuleFigure] = {}
+    figures: dict[str, RuleFigure] = {}
     for requirement in requirements(run):  # worst first
         rule = rules.get(requirement.rule or "")
-        if rule is None or rule.name in out:
+        if rule is None or rule.name in figures:
             continue
-        out[rule.name] = RuleFigure(
+        figures[rule.name] = RuleFigure(
             rule=rule.name,
             pattern=rule.case,
             metric=requirement.metric,
@@ -278,4 +278,4 @@ def _rules(run: RunRecord) -> list[RuleFigure]:
             high=requirement.high,
             stand_in=of_stand_in(run, requirement),
         )
-    return list(out.values())
+    return list(figures.values())

@@ -61,16 +61,16 @@ def lines(
     """What is printed at the end of a run."""
     first = headline(run)
     causes = [cause for cause in why_open(run) if not first.endswith(cause)]
-    out = [rule("scaling", width, "="), *wrap(f" {first}", width, 1)]
-    out += [line for cause in causes for line in wrap(f" why   {cause}", width, 7)]
-    out += [*wrap(f" on    {measured_on(run)}", width, 7), ""]
-    out += _rows(run, width)
-    out += every.lines(run, width)
-    out += [*script.lines(run, width), *fabric.brief(run, width)]
-    out += topology.lines(run, width) if run.fabric and not run.plans else []
-    out += [*sections.lines(run, width), *_spent(run, width), *_noticed(run, width)]
-    out += [line for remark in sections.remarks(run) for line in wrap(f" {remark}", width, 3)]
-    return [*out, *_next(run, folder, rerun, width, page)]
+    shown = [rule("scaling", width, "="), *wrap(f" {first}", width, 1)]
+    shown += [line for cause in causes for line in wrap(f" why   {cause}", width, 7)]
+    shown += [*wrap(f" on    {measured_on(run)}", width, 7), ""]
+    shown += _rows(run, width)
+    shown += every.lines(run, width)
+    shown += [*script.lines(run, width), *fabric.brief(run, width)]
+    shown += topology.lines(run, width) if run.fabric and not run.plans else []
+    shown += [*sections.lines(run, width), *_spent(run, width), *_noticed(run, width)]
+    shown += [line for remark in sections.remarks(run) for line in wrap(f" {remark}", width, 3)]
+    return [*shown, *_next(run, folder, rerun, width, page)]
 
 
 def measured_on(run: RunRecord) -> str:
@@ -272,10 +272,10 @@ def _spent(run: RunRecord, width: int) -> list[str]:
     worst = known[:FEW]
     names = [f"{r.arm.case.family}@{r.arm.case.world.removesuffix('cpu')}" for r in worst]
     room = min(max(map(len, names)), max(LEAST_NAME, width // 2 - 9))
-    out = [" where the time went (ms a step), for what lost most"]
+    shown = [" where the time went (ms a step), for what lost most"]
     for name, r in zip(names, worst, strict=True):
         words = _lost(r) if _shown_by_profile(r) else timeline.unexplained(r)
-        out += wrap(f"  {shortened(name, room):<{room}}  {words}", width, room + 4)
+        shown += wrap(f"  {shortened(name, room):<{room}}  {words}", width, room + 4)
     remedies = (
         remedy
         for r in worst
@@ -284,8 +284,8 @@ def _spent(run: RunRecord, width: int) -> list[str]:
     )
     if (first := next(remedies, None)) is not None:
         gain = "" if first.gain is None else f" (at most +{first.gain:.2f} of efficiency)"
-        out += wrap(f"  try against {first.term}{gain}: {first.remedy}", width, 4)
-    return [*out, ""]
+        shown += wrap(f"  try against {first.term}{gain}: {first.remedy}", width, 4)
+    return [*shown, ""]
 
 
 def _shown_by_profile(r: Rung) -> bool:
@@ -311,10 +311,10 @@ def _noticed(run: RunRecord, width: int) -> list[str]:
     cut = [plan.name for plan in run.plans if plan.hash in run.out_of_time]
     every += [f"skipped: {why}" for why in skipped]
     every += [f"cut by the time budget: {', '.join(cut)}"] if cut else []
-    out = [line for text in every[:FEW] for line in wrap(f" noticed {text}", width, 9)]
+    shown = [line for text in every[:FEW] for line in wrap(f" noticed {text}", width, 9)]
     if len(every) > FEW:
-        out.append(f" noticed {len(every) - FEW} more things (--every)")
-    return out
+        shown.append(f" noticed {len(every) - FEW} more things (--every)")
+    return shown
 
 
 def _next(run: RunRecord, folder: Path, rerun: str, width: int, page: Path | None) -> Iterator[str]:

@@ -123,7 +123,7 @@ def _escaped(words: str) -> str:
 def _cells(column: Column[Row], rows: Sequence[Row]) -> list[str]:
     """A column's cells as HTML: pages have hundreds of thousands."""
     aligned = "" if column.left else "n"
-    out = []
+    cells = []
     for row in rows:
         words = column.cell(row)
         value = None if column.raw is None else column.raw(row)
@@ -133,5 +133,5 @@ def _cells(column: Column[Row], rows: Sequence[Row]) -> list[str]:
             kinds = f"{aligned} {first}" if aligned else first
         number = f' data-v="{value:.6g}"' if isinstance(value, int | float) else ""
         lines = _escaped(words).replace("\n", "<br>")
-        out.append(f'<td class="{kinds}"{number}>{lines}</td>')
-    return out
+        cells.append(f'<td class="{kinds}"{number}>{lines}</td>')
+    return cells

@@ -273,14 +273,14 @@ class WatchedLauncher:
     def ends(self) -> tuple[RankEnd, ...]:
         """How every rank ended: by torchrun's report, else by when it was gone."""
         statuses = self._reported()
-        out = []
+        rank_ends = []
         order = sorted(self._gone, key=lambda r: self._gone[r])
         starts = list(itertools.accumulate(self.spec.case.nodes))
         pids = self._pids()
         for rank in range(self.spec.case.world_size):
             status = statuses.get(rank, 0)
             doomed = rank in self._doomed or status == -signal.SIGTERM
-            out.append(
+            rank_ends.append(
                 rank_end(
                     self.out,
                     self.beats,
@@ -295,7 +295,7 @@ class WatchedLauncher:
                     state=self._states.get(rank, ""),
                 )
             )
-        return tuple(out)
+        return tuple(rank_ends)
 
     def _reported(self) -> dict[int, int]:
         """Rank -> exit status, of the ranks that torchrun saw fail (its signals negative).

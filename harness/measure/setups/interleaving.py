@@ -64,7 +64,7 @@ class Interleaver:
         """
         measured = self._session.run.bare()
         first = replace(self._case, setup=a)
-        out = []
+        logs = []
         for plan in measured.plans:
             arm = plan.arms[0]
             if arm.case != first or not plan.contrasts:
@@ -75,8 +75,8 @@ class Interleaver:
                 key=lambda launch: launch.turn,
             )
             rates = [launch.throughput for launch in of_arm if launch.usable and launch.throughput]
-            out += [math.log(y / x) for x, y in zip(rates[::2], rates[1::2], strict=False)]
-        return out
+            logs += [math.log(y / x) for x, y in zip(rates[::2], rates[1::2], strict=False)]
+        return logs
 
     def _longer(
         self, measured: RunRecord, plan: Plan, contrast: Contrast, setups: tuple[str, str]

@@ -82,11 +82,11 @@ def tables_of(model: nn.Module) -> Any:
 
 def shared_out(rows: Sequence[int], ranks: int) -> list[list[int]]:
     """Tables by rank: the longest first, each to the rank that has fewest rows, or no table yet."""
-    out: list[list[int]] = [[] for _ in range(ranks)]
+    shares: list[list[int]] = [[] for _ in range(ranks)]
     for table in sorted(range(len(rows)), key=lambda i: -rows[i]):
-        rank = min(range(ranks), key=lambda r: (sum(rows[i] for i in out[r]), len(out[r])))
-        out[rank].append(table)
-    return [sorted(mine) for mine in out]
+        rank = min(range(ranks), key=lambda r: (sum(rows[i] for i in shares[r]), len(shares[r])))
+        shares[rank].append(table)
+    return [sorted(mine) for mine in shares]
 
 
 class _Exchanged(torch.autograd.Function):

@@ -61,10 +61,10 @@ def expect(
 
 def shared_out(elements: Sequence[int], ranks: int) -> list[int]:
     """Elements by rank: the largest parameter first, each to the rank that has least so far."""
-    out = [0] * ranks
+    shares = [0] * ranks
     for count in sorted(elements, reverse=True):
-        out[out.index(min(out))] += count
-    return out
+        shares[shares.index(min(shares))] += count
+    return shares
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:

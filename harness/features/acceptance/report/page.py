@@ -360,9 +360,9 @@ def contract(requirements: Sequence[Requirement]) -> Table[Requirement]:
 
 def screen(requirements: Sequence[Requirement], width: int) -> list[str]:
     """The same for a terminal: two lines a clause, so that nothing has to be left out."""
-    out = []
+    lines = []
     for requirement in requirements:
-        out += text.wrap(
+        lines += text.wrap(
             f" {_word(requirement):<13} {requirement.rule.name}: {requirement.clause.asks}",
             width,
             15,
@@ -373,8 +373,8 @@ def screen(requirements: Sequence[Requirement], width: int) -> list[str]:
             f"at {_where(requirement)}" if _where(requirement) else "",
             _units(requirement),
         ]
-        out += text.wrap(f"{'':15}{', '.join(filter(None, shown))}", width, 15)
-    return out
+        lines += text.wrap(f"{'':15}{', '.join(filter(None, shown))}", width, 15)
+    return lines
 
 
 class Shown(NamedTuple):

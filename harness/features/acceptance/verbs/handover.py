@@ -141,9 +141,9 @@ def _lines(result: Handover, to: Path, digest: str) -> list[str]:
     from harness.features.acceptance.report.page import MEANS, screen, sentence
 
     width = text.columns()
-    out = [f" {result.status}", *text.wrap(f" {sentence(result)}", width, 1)]
-    out += text.wrap(f" {MEANS[result.status]}", width, 1)
-    out += [
+    lines = [f" {result.status}", *text.wrap(f" {sentence(result)}", width, 1)]
+    lines += text.wrap(f" {MEANS[result.status]}", width, 1)
+    lines += [
         "",
         *screen(
             [requirement for requirement in result.requirements if requirement.status is not None],
@@ -153,31 +153,31 @@ def _lines(result: Handover, to: Path, digest: str) -> list[str]:
     if unmeasured := [
         requirement.rule.name for requirement in result.requirements if requirement.status is None
     ]:
-        out += text.wrap(f" not measured: {', '.join(unmeasured)}", width, 15)
+        lines += text.wrap(f" not measured: {', '.join(unmeasured)}", width, 15)
     if result.stand_ins:
         by_status = Counter(str(stand_in.status) for stand_in in result.stand_ins)
         counts = ", ".join(f"{n} {status}" for status, n in by_status.items())
-        out += ["", *text.wrap(f" not counted, of stand-ins or controls: {counts}", width, 13)]
+        lines += ["", *text.wrap(f" not counted, of stand-ins or controls: {counts}", width, 13)]
     if result.beyond:
         names = ", ".join(name for name, _ in result.beyond)
-        out += text.wrap(f" for other hardware: {names}", width, 21)
+        lines += text.wrap(f" for other hardware: {names}", width, 21)
     if any(requirement.late for requirement in result.requirements):
-        out += text.wrap(
+        lines += text.wrap(
             " some rules were given after the measurement: the record cannot prove that they were"
             " agreed before it",
             width,
             1,
         )
     if unsigned := [seal.run for seal in result.seals if not seal.signer]:
-        out += text.wrap(f" NOT SIGNED: {', '.join(unsigned)}", width, 13)
-    out.append("")
+        lines += text.wrap(f" NOT SIGNED: {', '.join(unsigned)}", width, 13)
+    lines.append("")
     for host, why in result.exclude:
-        out += text.wrap(f" EXCLUDE  {host}: {why}", width, 10)
+        lines += text.wrap(f" EXCLUDE  {host}: {why}", width, 10)
     for seal in (*result.seals, *result.accepted):
         for difference in seal.differences:
-            out += text.wrap(f" DOES NOT VERIFY  {seal.run}: {difference}", width, 18)
+            lines += text.wrap(f" DOES NOT VERIFY  {seal.run}: {difference}", width, 18)
     return [
-        *out,
+        *lines,
         f" document  {to / PAGE}",
         f" archive   {to / ARCHIVE}",
         f" sha256    {digest}",

@@ -101,12 +101,12 @@ def _ahead(schedule: PipelineSchedule, stages: int, stage: int, total: int, chun
 def _one_stage(
     forward: Sequence[tuple[int, int]], backward: Sequence[tuple[int, int]], ahead: int
 ) -> list[StageWork]:
-    out = [StageWork("F", *turn) for turn in forward[:ahead]]
+    work = [StageWork("F", *turn) for turn in forward[:ahead]]
     for done, turn in enumerate(backward):
-        out.append(StageWork("B", *turn))
+        work.append(StageWork("B", *turn))
         if ahead + done < len(forward):
-            out.append(StageWork("F", *forward[ahead + done]))
-    return out
+            work.append(StageWork("F", *forward[ahead + done]))
+    return work
 
 
 def bubble_s(schedule: PipelineSchedule, stages: int, took: Durations, chunks: int = 1) -> float:

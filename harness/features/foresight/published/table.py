@@ -152,7 +152,7 @@ def _once(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
 
 def _points(row: Mapping[str, Any], fields: Fields, peak: float | None, where: str) -> list[Point]:
     """The points of one row: one for each schedule where its figure is an object."""
-    out = []
+    points = []
     try:
         figures = measured(row, str(fields.shared.get("metric", "")))
     except ValueError as error:
@@ -162,8 +162,8 @@ def _points(row: Mapping[str, Any], fields: Fields, peak: float | None, where: s
         bubbles = row.get("bubble_rate_profiled")
         bubble = bubbles.get(schedule) if isinstance(bubbles, Mapping) else None
         step_s = _seconds(figure, shape, peak, where)
-        out.append(Point(shape=shape, step_s=step_s, bubble=bubble, row=row))
-    return out
+        points.append(Point(shape=shape, step_s=step_s, bubble=bubble, row=row))
+    return points
 
 
 def _seconds(figure: Measure | None, shape: Shape, peak: float | None, where: str) -> float | None:

@@ -39,7 +39,7 @@ def facts(outlook: Outlook) -> list[tuple[str, str]]:
         return [("DOES NOT FIT", message)]
     low_s, high_s = step_between(outlook)
     span = f"[{seen.low:.2f}, {seen.high:.2f}] (80 %){doubt(seen)}"
-    out = [
+    rows = [
         ("efficiency", f"{seen.efficiency:.2f} {span}"),
         ("step", f"{si(seen.step_s, 's')} [{si(low_s, 's')}, {si(high_s, 's')}]"),
         ("limited by", limits(seen)),
@@ -48,15 +48,15 @@ def facts(outlook: Outlook) -> list[tuple[str, str]]:
         ("cost", cost(outlook)),
     ]
     if outlook.padding > PADDED:
-        out.append(("padding", f"shards are padded to {outlook.padding:.3g} times their bytes"))
+        rows.append(("padding", f"shards are padded to {outlook.padding:.3g} times their bytes"))
     if outlook.knee is not None:
-        out.append(
+        rows.append(
             ("changes", f"from {outlook.knee.ranks:,} ranks on {outlook.knee.term} is the largest")
         )
     laws = ", ".join(f"{law} {value:.2f}" for law, value in seen.baselines.items())
     if outlook.advice.knee is not None:
-        out.append(("to see a knee", knee_size(outlook)))
-    return [*out, ("measure next", next_size(outlook)), ("laws in N", laws)]
+        rows.append(("to see a knee", knee_size(outlook)))
+    return [*rows, ("measure next", next_size(outlook)), ("laws in N", laws)]
 
 
 def doubt(seen: Predicted) -> str:
@@ -111,13 +111,13 @@ def knee_size(outlook: Outlook) -> str:
 
 def recorded(run: RunRecord) -> list[str]:
     """What the recipes of a run asked to be foreseen, a sentence each: never a verdict."""
-    out = []
+    shown = []
     for target, outlooks in planned(run):
         if isinstance(outlooks, Refused):
-            out.append(f"not foreseen  {target.case.id}: {outlooks.why}")
+            shown.append(f"not foreseen  {target.case.id}: {outlooks.why}")
         else:
-            out += [_recorded(target.case.id, outlook) for outlook in outlooks]
-    return out
+            shown += [_recorded(target.case.id, outlook) for outlook in outlooks]
+    return shown
 
 
 def _recorded(target: str, outlook: Outlook) -> str:

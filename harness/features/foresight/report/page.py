@@ -52,18 +52,18 @@ def render(foreseen: Sequence[Outlook], refused: Sequence[Refused], of: str) -> 
 
 def blocks(run: RunRecord) -> list[ShownOutlook]:
     """Of the sizes that its recipes asked for."""
-    out = []
+    shown_blocks = []
     for target, foreseen in planned(run):
         if isinstance(foreseen, Refused):
             why = [("not foreseen", foreseen.why)]
-            out.append(
+            shown_blocks.append(
                 ShownOutlook(
                     title=target.case.id, fits=False, curve=Markup(), lost=Markup(), facts=why
                 )
             )
         else:
-            out += [block(outlook, target.case.family) for outlook in foreseen]
-    return out
+            shown_blocks += [block(outlook, target.case.family) for outlook in foreseen]
+    return shown_blocks
 
 
 def block(outlook: Outlook, name: str = "") -> ShownOutlook:

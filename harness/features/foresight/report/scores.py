@@ -12,14 +12,14 @@ from harness.interface.report.text import Column
 
 def lines(evaluation: Evaluation, refused: Sequence[Refused], sizes: bool, width: int) -> list[str]:
     """The headline, the tables, and with ``sizes`` every target."""
-    out = [line for sentence in _headline(evaluation) for line in text.wrap(sentence, width, 1)]
+    shown = [line for sentence in _headline(evaluation) for line in text.wrap(sentence, width, 1)]
     if evaluation.tables:
-        out += ["", *text.table(_SCORES, [*evaluation.tables, *_together(evaluation)], width)]
+        shown += ["", *text.table(_SCORES, [*evaluation.tables, *_together(evaluation)], width)]
     if sizes:
         for prediction in evaluation.predictions:
-            out += _sizes(prediction, width)
-    out += _refusals(evaluation, refused, width)
-    return out
+            shown += _sizes(prediction, width)
+    shown += _refusals(evaluation, refused, width)
+    return shown
 
 
 def _headline(evaluation: Evaluation) -> list[str]:
@@ -29,21 +29,21 @@ def _headline(evaluation: Evaluation) -> list[str]:
         return [f" {num} foreseen, and no measured figure to compare with"]
     moved = [family for family in evaluation.families if family.has_skill is not None]
     better = sum(bool(score.has_skill) for score in moved)
-    out = [
+    shown = [
         f" {whole.num} sizes foreseen: {_points(whole.mean)} points off on average,"
         f" {_points(whole.p90)} at most in 9 of 10, worst {_points(whole.worst)}",
         f" 80 % intervals hold {whole.coverage:.0%} of them at ±{_points(whole.half_width)} points",
     ]
     if moved:
-        out.append(
+        shown.append(
             f" better than every law in N alone in {better} of {len(moved)} families whose"
             f" efficiency moves"
         )
     if whole.revealed:
-        out.append(
+        shown.append(
             f" limiter named rightly in {whole.named} of {whole.revealed} sizes that reveal it"
         )
-    return out
+    return shown
 
 
 def _together(evaluation: Evaluation) -> list[Score]:
@@ -76,9 +76,9 @@ _SCORES: list[Column[Score]] = [
 def _sizes(prediction: Prediction, width: int) -> list[str]:
     table = prediction.table
     known = sorted({point.shape.ranks for point in table.points if point.calibrates})
-    out = ["", text.rule(f"{table.id}, calibrated on {', '.join(map(str, known))}", width)]
+    shown = ["", text.rule(f"{table.id}, calibrated on {', '.join(map(str, known))}", width)]
     for note in table.notes:
-        out += text.wrap(f" {note}", width, 1)
+        shown += text.wrap(f" {note}", width, 1)
     several = len({size.shape.model for size in prediction.predicted}) > 1
     schedules = len({size.shape.schedule for size in prediction.predicted}) > 1
     columns = [column for column in _SIZES if column.header != "model" or several]
@@ -87,7 +87,7 @@ def _sizes(prediction: Prediction, width: int) -> list[str]:
         prediction.predicted,
         key=lambda predicted: (predicted.shape.model.name, predicted.shape.ranks),
     )
-    out += text.table(columns, rows, width) if rows else []
+    shown += text.table(columns, rows, width) if rows else []
     unseen = [size for size in rows if size.regime is Regime.UNSEEN]
     for why in dict.fromkeys(size.caution or NOT_SHOWN for size in unseen):
         sizes = ", ".join(
@@ -95,8 +95,8 @@ def _sizes(prediction: Prediction, width: int) -> list[str]:
             for predicted in unseen
             if (predicted.caution or NOT_SHOWN) == why
         )
-        out += text.wrap(f" ? {sizes}: outside the calibrated regime: {why}", width, 3)
-    return out
+        shown += text.wrap(f" ? {sizes}: outside the calibrated regime: {why}", width, 3)
+    return shown
 
 
 #: Of a limiter that comes from priors alone.
@@ -133,20 +133,20 @@ def _mark(predicted: Predicted) -> str:
 
 def _refusals(evaluation: Evaluation, refused: Sequence[Refused], width: int) -> list[str]:
     """Sentences for what is not predicted, each once, and for figures that are not counted."""
-    out: list[str] = []
+    shown: list[str] = []
     for prediction in evaluation.predictions:
         for why in dict.fromkeys(refusal.why for refusal in prediction.refused):
             sizes = ", ".join(
                 str(refusal.shape.ranks) for refusal in prediction.refused if refusal.why == why
             )
-            out += text.wrap(f" not said  {prediction.table.id}, {sizes}: {why}", width, 11)
+            shown += text.wrap(f" not said  {prediction.table.id}, {sizes}: {why}", width, 11)
         for size in prediction.predicted:
             if size.implausible:
                 message = (
                     f" not counted  {prediction.table.id}, {size.shape.model.name}"
                     f" {size.shape.ranks}: a tenth off both its neighbours in size, which agree"
                 )
-                out += text.wrap(message, width, 14)
+                shown += text.wrap(message, width, 14)
     for table in refused:
-        out += text.wrap(f" not read  {table.id}: {table.why}", width, 11)
-    return ["", *out] if out else []
+        shown += text.wrap(f" not read  {table.id}: {table.why}", width, 11)
+    return ["", *shown] if shown else []

@@ -117,9 +117,9 @@ def _refuse_nonsense(rows: Sequence[Row], path: Path) -> None:
 
 def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
     width = text.columns()
-    out: list[str] = []
+    lines: list[str] = []
     for kind in dict.fromkeys(f.kind for f in findings):
-        out += [f" {kind}"] if kind else []
+        lines += [f" {kind}"] if kind else []
         of_kind = [(r, f) for r, f in zip(rows, findings, strict=True) if f.kind == kind]
         base = min(
             (r for r, _ in of_kind if ClaimedColumn.RANKS in r),
@@ -133,14 +133,14 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
                 lost = claims.unexplained(row, base)
             if lost is not None and lost > 0.02:
                 why += f"; {100 * lost:.1f}% of the ideal is lost to nothing that is stated"
-            out += text.wrap(f" {finding.row:<10} {finding.status:<13} {why}", width, 25)
+            lines += text.wrap(f" {finding.row:<10} {finding.status:<13} {why}", width, 25)
             if finding.speedup is not None and row is not base:
-                out += text.wrap(f"{'':25}{_follows(finding)}", width, 25)
+                lines += text.wrap(f"{'':25}{_follows(finding)}", width, 25)
     count = {status: sum(f.status is status for f in findings) for status in ClaimStatus}
-    out += ["", f" {', '.join(f'{value} {status}' for status, value in count.items() if value)}"]
+    lines += ["", f" {', '.join(f'{value} {status}' for status, value in count.items() if value)}"]
     if count[ClaimStatus.INCONSISTENT]:
-        out.append(" a figure is only called inconsistent if no rounding explains it")
-    return out
+        lines.append(" a figure is only called inconsistent if no rounding explains it")
+    return lines
 
 
 def _follows(finding: ClaimFinding) -> str:

@@ -130,15 +130,15 @@ def _render(asked: tuple[Path, Path]) -> None:
 
 def _documents(results: Path, to: Path) -> list[tuple[str, str]]:
     """(link, what it is) of pages of several runs; they are copied."""
-    out = []
+    pages = []
     for path in sorted(p for name in BESIDE for p in results.glob(f"**/{name}")):
         if to.resolve() in path.resolve().parents:
             continue
         place = path.relative_to(results)
         (to / "documents" / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, to / "documents" / place)
-        out.append((f"documents/{quote(str(place))}", str(place)))
-    return out
+        pages.append((f"documents/{quote(str(place))}", str(place)))
+    return pages
 
 
 def counts(entries: Sequence[SiteEntry]) -> list[tuple[Status, int]]:
@@ -176,12 +176,12 @@ def over_time(entries: Sequence[SiteEntry]) -> list[tuple[str, str, list[Card]]]
     for case in ran(entries):
         series.setdefault(case.entry.machine, {}).setdefault(case.figure.case, []).append(case)
     known = titles(entries)
-    out = []
+    sections = []
     for machine, cases in series.items():
         cards = [_card(name, of_case) for name, of_case in cases.items()]
         cards.sort(key=lambda card: (SEVERITY.index(card.last.figure.status), card.case))
-        out.append((machine, known[machine], cards))
-    return out
+        sections.append((machine, known[machine], cards))
+    return sections
 
 
 def _card(case: str, of_case: Sequence[Ran]) -> Card:

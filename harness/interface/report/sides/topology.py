@@ -24,11 +24,11 @@ def lines(run: RunRecord, width: int) -> list[str]:
         seen = {key: fact for key, fact in facts.items() if key.startswith((_TOPOLOGY, _NETWORK))}
         if f"{_TOPOLOGY}cpus" in seen:
             alike.setdefault(tuple(seen.items()), []).append(host)
-    out: list[str] = []
+    shown: list[str] = []
     for seen_there, hosts in alike.items():
         name = hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes as {hosts[0]}"
-        out += [rule(f"topology: {name}", width), *_map(dict(seen_there), width), ""]
-    return out
+        shown += [rule(f"topology: {name}", width), *_map(dict(seen_there), width), ""]
+    return shown
 
 
 def _map(facts: Mapping[str, str], width: int) -> list[str]:
@@ -44,10 +44,10 @@ def _map(facts: Mapping[str, str], width: int) -> list[str]:
             card = name.removeprefix(_NETWORK)
             near = facts.get(f"{_CARD}{card.split()[0]}", "")
             rows[card] = ", ".join(filter(None, (text, near)))
-    out = []
+    shown = []
     for name, text in rows.items():
-        out += wrap(f" {name:<13} {text}", width, 15) if text else []
-    return [*out, *_matrix(facts, width)]
+        shown += wrap(f" {name:<13} {text}", width, 15) if text else []
+    return [*shown, *_matrix(facts, width)]
 
 
 def _matrix(facts: Mapping[str, str], width: int) -> list[str]:

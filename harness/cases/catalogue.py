@@ -103,6 +103,7 @@ class Catalogue:
                     f"--path {path}: not a folder", expected="a folder of .py files", fix="ls"
                 )
         self._suites = tuple(suites)
+        _refuse_doubles(self.paths)
 
     @functools.cached_property
     def entries(self) -> Mapping[str, Mapping[str, Entry]]:
@@ -238,6 +239,25 @@ class Catalogue:
             asked = case.knobs_of(codec.name, codec.knobs)
             less |= twins.fewer(codec.name, asked, codec.head.get("TWIN", {}))
         return next(itertools.islice(twins.candidates(case, sizes, less), number, None))
+
+
+#: Files that many folders have, and nobody imports by name.
+_COMMON = {"__init__", "conftest", "setup"}
+
+
+def _refuse_doubles(folders: Sequence[Path]) -> None:
+    """SpecError for a file that two folders have: ``import`` finds one of them, whichever."""
+    folder_of: dict[str, Path] = {}
+    for folder in dict.fromkeys(folders):
+        for path in sorted(folder.glob("*.py")):
+            other = folder_of.setdefault(path.stem, folder)
+            if other != folder and path.stem not in _COMMON:
+                raise SpecError(
+                    f"{other.name} and {folder.name} both have a {path.name}",
+                    where=str(path),
+                    expected="one file of a name in all --path folders: they are imported by it",
+                    fix=f"mv {path} {path.with_stem('my_' + path.stem)}",
+                )
 
 
 def _word(kind: str) -> str:

@@ -128,18 +128,68 @@ class EngineFacts:
     faults: tuple[str, ...] = ()
 
 
-#: Every name of a head that is read from the module as well, where it is imported.
-NAMES = (
-    *NEEDED, "ALIKE", "AT_ONCE", "BESIDE", "CLAIM", "CONTROL", "ENGINE", "ERROR_BOUND", "HOOKED",
-    "INPUT", "KNOBS", "LOSSLESS", "METHOD", "RAGGED", "RANGES", "SETTINGS", "SIZES", "STAND_IN",
-    "SUPPORTS", "TELESCOPES", "TWIN", "VERSION", "WEIGHTED",
-)  # fmt: skip
+#: Names of the heads of files that ranks import, by kind. They are read from the text alone.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "strategies": ("SUPPORTS", "KNOBS", "RANGES", "TWIN", "WEIGHTED", "HOOKED", "VERSION"),
+    "models": (
+        "SIZES", "KNOBS", "RANGES", "STAND_IN", "AT_ONCE", "ALIKE", "RAGGED", "VERSION", *NEEDED,
+    ),
+    "compressors": (
+        "ERROR_BOUND", "KNOBS", "RANGES", "TWIN", "CLAIM", "TELESCOPES", "LOSSLESS", "METHOD",
+        "BESIDE", "CONTROL", "VERSION",
+    ),
+    "inputs": ("INPUT", "KNOBS", "RANGES", "VERSION"),
+}  # fmt: skip
 
 
-def unlike_head(path: Path, module: Mapping[str, object]) -> str:
-    """The first name of a file's head that is another one in its module; empty if none is."""
+#: What a model says of times that it keeps by waiting: such a model is a stand-in.
+SCHEDULED = ("AT_ONCE", "period_s", "step_s", "slow_down")
+
+
+def check_imported(kind: str, path: Path, imported: Mapping[str, object]) -> None:
+    """SpecError where a file says something else of itself than its text, which plans have read, or
+    where a model keeps a schedule and does not say that it stands in for another.
+    """
     _, head = read_head(path)
-    return next((name for name in NAMES if name in head and module.get(name) != head[name]), "")
+    waits = next((name for name in SCHEDULED if name in imported), "")
+    if kind == "models" and waits and "STAND_IN" not in head:
+        raise SpecError(
+            f"a model with {waits} waits instead of computing: a stand-in",
+            where=str(path),
+            expected='STAND_IN = "paced", which every verdict on it then says',
+            fix=f"grep -n {waits} {path}",
+        )
+    for name in NAMES[kind]:
+        if name in imported and name not in head:
+            what = f"{name} is computed"
+        elif name in head and not _same(imported.get(name), head[name]):
+            what = f"{name} is {head[name]!r} by its text, and when imported {imported.get(name)!r}"
+        else:
+            continue
+        raise SpecError(
+            what,
+            where=str(path),
+            expected=f"{name} = ..., a literal that stays as it is",
+            fix=f"grep -n {name} {path}",
+        )
+
+
+def _same(imported: object, literal: Json) -> bool:
+    """Whether both are the same literal. Nothing of a user's class is asked."""
+    if type(imported) is not type(literal):
+        return False
+    if isinstance(literal, dict):
+        assert type(imported) is dict
+        alike = list(map(type, imported)) == list(map(type, literal))
+        return (
+            alike
+            and list(imported) == list(literal)
+            and all(_same(imported[key], value) for key, value in literal.items())
+        )
+    if isinstance(literal, list | tuple):
+        assert isinstance(imported, list | tuple)
+        return len(imported) == len(literal) and all(map(_same, imported, literal))
+    return bool(imported == literal)
 
 
 def read_head(path: Path) -> tuple[str, dict[str, Json]]:
@@ -160,7 +210,8 @@ def read_head(path: Path) -> tuple[str, dict[str, Json]]:
 def _head_of(source: str) -> tuple[str, dict[str, Json]]:
     """Each source is parsed once: many catalogues hold the same files."""
     tree = ast.parse(source)
-    head = {name: value for name, value in _literals(tree) if value is not _NOT_LITERAL}
+    last = dict(_literals(tree))  # of a name that is assigned twice
+    head = {name: value for name, value in last.items() if value is not _NOT_LITERAL}
     doc = (ast.get_docstring(tree) or "").strip().splitlines()
     return (doc[0] if doc else ""), head
 
@@ -199,7 +250,9 @@ def _literals(tree: ast.Module) -> Iterator[tuple[str, Json]]:
 def _literal(node: ast.expr) -> Json:
     """The value of a literal, ``dict(a=1)`` counted as one; else _NOT_LITERAL."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
-        values = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}
+        if node.args or not all(keyword.arg for keyword in node.keywords):
+            return _NOT_LITERAL  # dict(OTHER, a=1), dict(**OTHER)
+        values = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
         return _NOT_LITERAL if _NOT_LITERAL in values.values() else values
     if isinstance(node, ast.Dict):
         keys = [_literal(key) if key is not None else _NOT_LITERAL for key in node.keys]

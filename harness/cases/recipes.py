@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from harness.base.documents import Json
 from harness.base.errors import SpecError
 from harness.cases.batching import alike
 from harness.cases.case import PLAIN, Ablation, CaseSpec, Data
@@ -30,8 +31,16 @@ ON_GPUS = Protocol(steps=8, cut=2, cut_s=2.0, kept_s=2.0)
 
 def plain(case: CaseSpec) -> CaseSpec:
     """One device, no wrapper: what a user would run without any parallelism."""
-    knobs = {key: knob for key, knob in case.knobs.items() if key.startswith(f"{case.model}.")}
-    return replace(case.at(1), strategy=PLAIN, compressor=None, mesh="", knobs=knobs)
+    return replace(case.at(1), strategy=PLAIN, compressor=None, mesh="", knobs=_of_model(case))
+
+
+def _of_model(case: CaseSpec) -> dict[str, Json]:
+    """The knobs of the model and of its input: what another strategy trains as well."""
+    return {
+        key: knob
+        for key, knob in case.knobs.items()
+        if key.startswith((f"{case.model}.", f"{case.data}."))
+    }
 
 
 def device(case: CaseSpec, number: int) -> CaseSpec:
@@ -337,8 +346,7 @@ def learning(
     Args:
         to_loss: nats above the floor of the data.
     """
-    knobs = {key: knob for key, knob in case.knobs.items() if key.startswith(f"{case.model}.")}
-    usual = replace(case, strategy=by, knobs=knobs)
+    usual = replace(case, strategy=by, knobs=_of_model(case))
     cases = {by: usual, "no communication": replace(usual, communicate=False), case.strategy: case}
     metrics = (
         "time_to_loss", "time_to_loss_ratio", "samples_to_loss", "samples_to_loss_ratio", "step_s",

@@ -165,6 +165,7 @@ class Described:
     ``work`` is what a step computes where devices are compared with their data sheets.
     ``own_ideal``: the ideal efficiency is what a user's own strategy says of itself. ``excuses``
     are the words by which such a strategy keeps its losses from being compared, or to the bit.
+    ``theirs`` are the kinds of its files that are a user's: what they say, they say of themselves.
     ``unsupported`` is what the case's files refuse (SKIP); ``error`` that they broke (ERROR).
     """
 
@@ -174,6 +175,7 @@ class Described:
     work: Work | None = None
     own_ideal: bool = False
     excuses: tuple[str, ...] = ()
+    theirs: tuple[str, ...] = ()
     twin: int = 0
     unsupported: str = ""
     error: str = ""

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from harness.base import modules
 from harness.base.documents import Json
-from harness.base.errors import SpecError
 from harness.base.programs import PACKAGE
 from harness.cases import Batching, CaseSpec, Dim, Mesh, Precision, Supports
-from harness.cases.heads import facts, unlike_head
+from harness.cases.heads import NAMES, check_imported, facts, read_head
 from harness.record import WhatRan
 from harness.training import optimizers
 from harness.training.data import Batch
@@ -238,26 +237,33 @@ class Loaded:
 
 
 def load(files: Mapping[str, str]) -> Loaded:
-    """Import the files of a case: the package's by module name, a user's by path.
-
-    SpecError where a user's file says something else of itself than its head, which plans, people
-    and digests have read.
-    """
-    loaded = {kind: modules.load(name) for kind, name in files.items()}
-    for name, module in zip(files.values(), loaded.values(), strict=True):
-        if name.endswith(".py") and (changed := unlike_head(Path(name), vars(module))):
-            raise SpecError(
-                f"{changed} is another one when it is imported",
-                where=name,
-                expected="the literal that its head states",
-                fix=f"grep -n {changed} {name}",
-            )
+    """Import the files of a case: the package's by module name, a user's by path."""
+    loaded = {
+        kind: _of_user(kind, Path(name)) if name.endswith(".py") else modules.load(name)
+        for kind, name in files.items()
+    }
     return Loaded(
         strategy=loaded["strategies"],
         model=loaded["models"],
         codec=loaded.get("compressors"),
         input=loaded["inputs"],
     )
+
+
+def _of_user(kind: str, path: Path) -> ModuleType:
+    """The functions of a user's file with the head of its text: what plans and people have read.
+
+    SpecError where the two say different things. Whatever the file changes in its own module, or
+    its module's class says, later on changes nothing here.
+    """
+    imported = vars(modules.load(str(path)))
+    check_imported(kind, path, imported)
+    _, head = read_head(path)
+    module = ModuleType(str(imported["__name__"]), imported["__doc__"])
+    vars(module).update({n: v for n, v in imported.items() if n not in NAMES[kind]})
+    vars(module).update({name: head[name] for name in NAMES[kind] if name in head})
+    module.__file__ = str(path)
+    return module
 
 
 def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:

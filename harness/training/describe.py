@@ -1,6 +1,7 @@
 """Asks a case's files what it will do, on meta tensors: nothing is allocated or launched."""
 
 import contextlib
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -15,13 +16,13 @@ from harness.cases import (
     Compiled,
     Device,
     Dim,
-    Mesh,
     Passes,
     Precision,
     batching,
     digest,
     twins,
 )
+from harness.cases.limits import ROUNDED, loss_limit, rounding
 from harness.record import Described, Expected, ModelFacts, Reference, Work
 from harness.training import optimizers
 from harness.training.context import Loaded, build_model, make_batch, parts
@@ -31,8 +32,6 @@ from harness.training.trainer import element_bytes, training_bytes
 from harness.training.tuning.tuned import refuse, untuned
 from harness.training.work import again_flops
 
-#: Relative difference of losses that were computed in 8 bits of mantissa.
-ROUNDED = 2e-2
 #: A model may state this many times the FLOPs that are counted: attention kernels count in part.
 FLOPS_SLACK = 1.2
 
@@ -172,10 +171,16 @@ def _key(loaded: Loaded, case: CaseSpec) -> str:
 
 
 def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> None:
-    """AssertionError if a model claims more FLOPs than its operators need: its MFU would be false.
+    """AssertionError if a model claims more FLOPs than its operators need, or more tokens than a
+    sample has elements: its MFU or its tokens/s would be false.
 
     Counted on the meta device, forward and backward of one sample.
     """
+    most = math.prod(facts.input_shape)
+    if facts.tokens_per_sample > most:
+        raise AssertionError(
+            f"{case.model}: tokens() states {facts.tokens_per_sample} a sample of {most} elements"
+        )
     if not facts.flops_per_sample or case.phase is Passes.FORWARD:
         return
     key = digest([case.model, dict(loaded.size(case))])
@@ -252,16 +257,6 @@ def reference(
             facts.num_params, element_bytes(model), facts, cut.largest * case.accumulate
         ),
     )
-
-
-def loss_limit(case: CaseSpec, mesh: Mesh) -> float:
-    """Largest relative difference of a loss."""
-    return 0.0 if case.device is Device.CPU and mesh.exact else rounding(case)
-
-
-def rounding(case: CaseSpec) -> float:
-    """Relative difference of a loss by sums in another order."""
-    return 2e-5 if case.precision is Precision.FP32 else ROUNDED
 
 
 def expect(loaded: Loaded, case: CaseSpec, model: nn.Module, facts: ModelFacts) -> Expected:

@@ -163,3 +163,15 @@ def test_a_mistake_is_told_of_the_case_that_was_named() -> None:
     case = SITE.case("compressed:topk/decoder-tiny", Mode.STRONG)
     with pytest.raises(SpecError, match=r"^compressed:topk.*: strong mode needs a global batch"):
         targets.normalise(ladder(case, (1, 2)), Catalogue())
+
+
+def test_two_folders_with_a_file_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Both are imported by that name: ranks might get the other one."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "common.py").write_text("")
+        (tmp_path / name / "__init__.py").write_text("")
+    with pytest.raises(SpecError, match=r"a and b both have a common\.py"):
+        Catalogue([tmp_path / "a", tmp_path / "b"])
+    (tmp_path / "b" / "common.py").unlink()
+    Catalogue([tmp_path / "a", tmp_path / "b", tmp_path / "a"])

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from harness.base.errors import SpecError
 from harness.cases import Precision
-from harness.cases.heads import EngineFacts, Supports, facts, read_head
+from harness.cases.heads import EngineFacts, Supports, check_imported, facts, read_head
 
 literals = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -83,3 +83,50 @@ def test_why_a_model_cannot_be_trained_so() -> None:
     assert "where its experts are" in supports.misses([], Precision.FP32)
     assert "does not train in bf16" in supports.misses(["EXPERTS"], Precision.BF16)
     assert supports.misses(["EXPERTS"], Precision.FP32) == ""
+
+
+class Sly(dict[str, object]):
+    """Equal to everything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("imported", "complaint"),
+    [
+        ({"SIZES": {"nano": {"d": 8}}}, ""),
+        ({"SIZES": {"nano": {"d": 8}}, "SETTINGS": {}}, ""),  # a name of other files
+        ({"SIZES": {"nano": {"d": 8.0}}}, "when imported"),
+        ({"SIZES": {"nano": Sly(d=1)}}, "when imported"),
+        ({"SIZES": Sly()}, "when imported"),
+        ({}, "when imported"),
+        ({"SIZES": {"nano": {"d": 8}}, "KNOBS": {"a": 1}}, "KNOBS is computed"),
+        ({"SIZES": {"nano": {"d": 8}}, "AT_ONCE": {}}, "waits instead of computing"),
+        ({"SIZES": {"nano": {"d": 8}}, "period_s": len}, "waits instead of computing"),
+    ],
+)
+def test_what_is_imported_is_what_the_text_says(
+    imported: dict[str, object], complaint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "net.py"
+    path.write_text("SIZES = dict(nano=dict(d=8))\nAT = 1\n")
+    if not complaint:
+        check_imported("models", path, imported)
+        return
+    with pytest.raises(SpecError, match=complaint):
+        check_imported("models", path, imported)
+
+
+@pytest.mark.parametrize(
+    "text", ["A = dict(OTHER, a=1)", "A = dict(**OTHER)", "A = 1\nA = computed()"]
+)
+def test_what_is_no_literal_is_not_read_as_part_of_one(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(text)
+    assert "A" not in read_head(path)[1]

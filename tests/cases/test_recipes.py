@@ -34,6 +34,14 @@ def test_plain_drops_what_belongs_to_the_strategy() -> None:
     assert case.knobs == {"paced.step_ms": 9.0}
 
 
+def test_plain_reads_as_its_subject_does() -> None:
+    """Else a baseline could wait for data that its subject does not wait for."""
+    case = SITE.case(
+        "ddp/mlp-nano", data="files", knobs={"files.workers": 3, "ddp.bucket_cap_mb": 5}
+    )
+    assert plain(case).knobs == {"files.workers": 3}
+
+
 def test_one_node_is_the_baseline_of_several() -> None:
     case = SITE.case("fsdp/decoder-1b3", Mode.STRONG, global_batch=128)
     plan = ladder(

@@ -378,9 +378,11 @@ def test_bytes_past_the_sockets_are_seen(stand: Stand, through: str) -> None:
     assert any(word in w for w in timed.wrong), timed.wrong
 
 
-def test_a_model_that_overstates_its_flops_is_an_error(stand: Stand) -> None:
+def test_a_model_that_overstates_its_flops_or_tokens_is_an_error(stand: Stand) -> None:
     _, described = stand.described("ddp/boastful-nano")
     assert "flops() states" in described.error
+    _, described = stand.described("ddp/wordy-nano")
+    assert "tokens() states" in described.error
 
 
 def test_a_compressor_that_states_nothing_is_an_error(stand: Stand, tmp_path: Path) -> None:
@@ -415,16 +417,30 @@ def test_what_a_users_strategy_claims_of_itself_is_told(
     assert described.excuses == excuses and described.own_ideal is (claims == "ideal")
 
 
-def test_a_file_that_writes_its_own_description_is_excused_from_nothing(stand: Stand) -> None:
+@pytest.mark.parametrize(
+    ("forges", "excuses"), [("excuse", ("repeatable=False",)), ("limit", ("another reference",))]
+)
+def test_a_file_that_writes_its_own_description_is_excused_from_nothing(
+    stand: Stand, forges: str, excuses: tuple[str, ...]
+) -> None:
     """What excuses it follows from what it expects, outside of the process that it runs in."""
-    _, described = stand.described("forger/mlp-nano")
-    assert described.reference is None  # what the file has written
-    assert described.excuses == ("repeatable=False",) and described.own_ideal
+    _, described = stand.described("forger/mlp-nano", knobs={"forger.forges": forges})
+    assert described.excuses == excuses and described.own_ideal is (forges == "excuse")
+    assert described.theirs == ("strategies",)
 
 
-def test_a_head_that_is_another_one_when_it_is_imported_is_refused(stand: Stand) -> None:
-    _, described = stand.described("two_headed/mlp-nano")
-    assert "SUPPORTS is another one when it is imported" in described.error
+def test_a_gate_at_other_settings_is_an_excuse(stand: Stand) -> None:
+    _, described = stand.described("mute/mlp-nano")
+    assert described.excuses == ("TWIN",)
+    _, loud = stand.described("mute/mlp-nano", knobs={"mute.mute": 0})
+    assert loud.excuses == ()
+
+
+@pytest.mark.parametrize("name", ["two_headed", "sly"])
+def test_a_head_that_is_another_one_when_it_is_imported_is_refused(stand: Stand, name: str) -> None:
+    _, described = stand.described(f"{name}/mlp-nano")
+    assert f"{name}.py: SUPPORTS is {{'worlds': 'any'" in described.error
+    assert "by its text, and when imported" in described.error
 
 
 def test_a_shipped_strategy_states_facts(stand: Stand) -> None:

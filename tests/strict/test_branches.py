@@ -28,7 +28,6 @@ COVERED = {
     "context.py update": GATE,
     "context.py on_device": HOW,
     "describe.py _work": TIMED,
-    "describe.py loss_limit": TIMED,
     "models/paced.py forward": HOW,
     "observe/laps.py begin": CODEC,
     "observe/memory.py __init__": TIMED,

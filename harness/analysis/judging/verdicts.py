@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from harness.analysis.judging import places, planned, sequential, work
+from harness.analysis.judging import places, sequential, work
+from harness.analysis.judging.claimed import claimed
 from harness.analysis.judging.conclusion import conclude
 from harness.analysis.judging.doubts import doubt, unquiet
 from harness.analysis.judging.evidence import Evidence
@@ -82,7 +83,7 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
         doubt=doubt(evidence),
         tilts=tilts(evidence),
         unquiet=unquiet(evidence),
-        claimed=_claimed(evidence),
+        claimed=claimed(evidence),
         place=places.kept(evidence),
         perfect=_perfect(evidence),
         gain=_gain(evidence),
@@ -157,26 +158,6 @@ def _gain(evidence: Evidence) -> float:
     optimizer_s = ADAMW_BYTES * facts.num_params / MEMORY_BYTES[case.device]
     saved = min(0.5, optimizer_s / fmean(steps)) * (1 - 1 / case.world_size)
     return 1 / (1 - saved)
-
-
-def _claimed(evidence: Evidence) -> str:
-    """What only the user says, or one witness alone, if the metric rests on it."""
-    if reason := planned.misnamed(evidence.plan, evidence.contrast):
-        return reason
-    if evidence.subject.script:
-        launches = evidence.timed_of(arm.name for arm in evidence.plan.arms)
-        watched = [launch.ranks[0].watched for launch in launches if launch.usable and launch.ranks]
-        if any(w is not None and not w.even for w in watched):
-            return "steps do not exchange equally many bytes: what a step is, has one witness"
-        if any(w is not None and len(w.roots) != 1 for w in watched):
-            return "its samples are as declared, not counted"
-    described = evidence.run.described[evidence.subject.hash]
-    if metrics.metric(evidence.contrast.metric).of_schedule and described.own_ideal:
-        return "the ideal efficiency is the strategy's own claim"
-    if described.excuses:
-        claims = ", ".join(described.excuses)
-        return f"the strategy's own file excuses it from the comparison of losses ({claims})"
-    return ""
 
 
 def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:

@@ -24,9 +24,10 @@ LEAST_LAUNCHES = 2
 LONGER = 0.2
 
 
-def excess(evidence: Evidence) -> str:
+def excess(evidence: Evidence, *, if_cut: bool = False) -> str:
     """By how much the baseline works more for a sample, on ranks that compute on cores and hold all
-    layers; else empty. Records from before this was asked say nothing.
+    layers; else empty. Records from before this was asked say nothing. ``if_cut``: of ranks that
+    are said to hold parts alone.
     """
     case = evidence.subject
     measured = metrics.metric(evidence.contrast.metric)
@@ -39,7 +40,7 @@ def excess(evidence: Evidence) -> str:
     baseline = evidence.timed_of(evidence.contrast.baseline)
     described = evidence.run.described[case.hash]
     expected, facts = described.expected, described.facts
-    if expected is not None and _cut(expected):
+    if (expected is not None and _cut(expected)) is not if_cut:
         return ""
     if idle := _waits_longer(subject, baseline):
         return idle

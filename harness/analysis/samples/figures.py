@@ -37,6 +37,8 @@ SENT_RATIO = (0.98, 1.05)
 MESSAGE_SLACK = 16_384
 #: A rank alone that computes for less than this part of its window waits for nobody.
 LEAST_BUSY = 0.5
+#: Inputs that wait for no disk and no other thread.
+UNREAD = (Data.RESIDENT, "loaded")
 #: A step that takes so many times the median is a stall.
 STALL = 3.0
 #: Bytes past the sockets, over the closed form, that are none of the training's.
@@ -305,7 +307,7 @@ def _waits(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
 
     What waits instead of computing scales as it likes: it is a stand-in, and has to say so.
     """
-    alone = case.world_size == 1 and case.device is Device.CPU and case.data == Data.RESIDENT
+    alone = case.world_size == 1 and case.device is Device.CPU and case.data in UNREAD
     if not alone or case.stand_in or case.slowed or case.offload:
         return
     (rank,) = ranks

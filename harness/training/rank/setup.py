@@ -199,7 +199,7 @@ class Rank:
             shared=() if wire is None or measured is None else measured.shared,
             phases_s=self.lap.seconds,
             window_ns=None if measured is None else measured.window_ns,
-            sources=None if self.place.local_rank else sources(),
+            sources=None if self.place.local_rank else sources(self.spec.files.values()),
             **{"planted_s": None, **more},
         )
 

@@ -9,6 +9,7 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,15 @@ from harness.base import digests
 from harness.base.programs import PACKAGE
 
 
-def sources() -> dict[str, str]:
+def sources(named: Iterable[str] = ()) -> dict[str, str]:
     """Digests of the user's files, by path (relative to the working folder if inside), and the
     versions that a result rests on.
+
+    Files that the case has ``named`` are among them wherever they lie, and whatever they say of
+    themselves.
     """
-    return {**_versions(), **_user_files()}
+    files = [Path(name).resolve() for name in named if name.endswith(".py")]
+    return {**_versions(), **_user_files(), **_digests(files)}
 
 
 def _versions() -> dict[str, str]:
@@ -72,19 +77,24 @@ def _others_than_known() -> list[tuple[str, Any]]:
 
 def _user_files() -> dict[str, str]:
     """Python files of loaded modules that belong neither to Python, nor to what was installed."""
-    working_folder = Path.cwd()
     files = {
         file
         for name, module in _others_than_known()
         if not name.startswith(_NEVER) and (file := _file(module))
     }
     loaded = {Path(file).resolve() for file in files if not _others(file)}
-    return {
-        str(
-            path.relative_to(working_folder) if path.is_relative_to(working_folder) else path
-        ): digests.of_file(path)
+    return _digests(
+        path
         for path in sorted(loaded)
         if path.suffix == ".py" and not _is_installed(str(path.parent))
+    )
+
+
+def _digests(paths: Iterable[Path]) -> dict[str, str]:
+    here = Path.cwd()
+    return {
+        str(path.relative_to(here) if path.is_relative_to(here) else path): digests.of_file(path)
+        for path in paths
     }
 
 

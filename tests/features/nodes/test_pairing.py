@@ -32,7 +32,7 @@ def pairer(answer: Any) -> Pairer:
     notes: list[str] = []
     run = SimpleNamespace(
         nodes=[SimpleNamespace(host=f"n{i}") for i in range(4)], notes=notes, folder=None,
-        elapsed_s=0.0, seal=lambda: None, paired=lambda found: None,
+        elapsed_s=0.0, seal=lambda: None, set_suspects=lambda found: None,
     )  # fmt: skip
     bench = SimpleNamespace(
         sweep_together=lambda cases, folder, hosts, only: [answer(pair) for pair in hosts]

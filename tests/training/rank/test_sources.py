@@ -60,3 +60,11 @@ def test_what_an_agent_passed_over_hides_nothing_that_came_later(
     assert {"before.py", "taken.py", "later.py"} <= known
     monkeypatch.delitem(sys.modules, "a_users")
     assert "later.py" not in {Path(name).name for name in sources.sources()}
+
+
+def test_a_file_of_the_case_is_among_them_wherever_it_lies(tmp_path: Path) -> None:
+    """Among what is installed, and under another name for itself."""
+    folder = next(path for path in sources._installed() if path != sources.PACKAGE)
+    file = next(folder.rglob("*.py"))
+    named = [str(file), "harness.training.models.mlp"]
+    assert set(sources.sources(named)) - set(sources.sources()) == {str(file)}

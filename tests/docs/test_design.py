@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "design.md").read_text()
 PACKAGE = ROOT / "harness"
 #: Nouns of the design that no class has: they are modules, fields, or what several classes are.
-CONCEPTS = {"Feed", "Sentence", "Setup", "Shepherd", "Slot", "Task", "Twin"}
+CONCEPTS = {"Feed", "Setup", "Shepherd", "Slot", "Task", "Twin"}
 NOUNS = re.search(r"\| noun \| is \| where \|\n(.*?)\n\n", PAGE, re.S)
 
 

@@ -37,7 +37,7 @@ def main(faults_each: int) -> int:
         print("| fault every | saved every | faults | measured | foretold | off | long run |")
         print("|---|---|---|---|---|---|---|")
         for seed, (mtbf_s, every) in enumerate((m, e) for m in RATES_S for e in INTERVALS):
-            costs = player.costs(case)
+            costs = player.costs(case, every)
             faults = (goodput.schedule(mtbf_s, seed, 2) for _ in range(2))
             steps = round(faults_each * mtbf_s / costs.step_s)
             played = player.play(case, steps, every, next(faults), mtbf_s, seed)

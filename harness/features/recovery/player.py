@@ -1,5 +1,6 @@
 """The Player: a training that faults interrupt, started again each time until its end."""
 
+import math
 import shutil
 import time
 from dataclasses import replace
@@ -18,9 +19,13 @@ from harness.record.recovery import Mark, Played, Sitting
 #: Steps of the short trainings that costs are measured with, and how many checkpoints they have.
 SHORT = 96
 SAVES = 8
+#: Seconds that at least one of them trains.
+LONG_S = 15.0
 #: How often a rank is killed in the second one: each time after this share of the first's steps.
 STRIKES = 3
 STRUCK = 0.3
+#: (Seconds since the start, rank) of a fault that no training is there for.
+NO_FAULT = (1e9, 0)
 #: Sittings in a row without a checkpoint after which a training gets nowhere.
 STUCK = 20
 
@@ -30,16 +35,24 @@ class Player:
         self._session = session
         self._run = session.run
 
-    def costs(self, case: CaseSpec) -> goodput.Costs:
-        """What one of each costs, by two short trainings, one of which has faults."""
+    def costs(self, case: CaseSpec, every: int = SHORT // SAVES) -> goodput.Costs:
+        """What one of each costs, by two short trainings, one of which has faults.
+
+        Where these are over within ``LONG_S`` a third one takes that long, and saves as often as it
+        is asked for: a disk stalls once in many checkpoints, and seconds do not show it.
+        """
         steps_between = SHORT // SAVES
-        whole = self.play(case, SHORT, steps_between, iter([(1e9, 0)]))
+        whole = self.play(case, SHORT, steps_between, iter([NO_FAULT]))
         (sitting,) = whole.sittings
         first, last = (sitting.marks[i][2] for i in (1, -1))
         apart_s = (first - sitting.began_ns + STRUCK * (last - first)) / 1e9
         strikes = [(apart_s * (i + 1), case.world_size - 1) for i in range(STRIKES)]
-        broken = self.play(case, SHORT, steps_between, iter([*strikes, (1e9, 0)]))
-        return goodput.costs([whole, broken])
+        trainings = [whole, self.play(case, SHORT, steps_between, iter([*strikes, NO_FAULT]))]
+        lasted_s = (last - first) / 1e9
+        if lasted_s < LONG_S:
+            steps = math.ceil(SHORT * LONG_S / lasted_s)
+            trainings.append(self.play(case, steps, every, iter([NO_FAULT])))
+        return goodput.costs(trainings)
 
     def play(
         self,

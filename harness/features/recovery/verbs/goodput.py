@@ -100,7 +100,7 @@ def act(asked: Asked) -> Answer:
         )
     with measuring.session(asked, catalogue, site) as session:
         player = Player(session)
-        costs = player.costs(case)
+        costs = player.costs(case, args.every) if args.every else player.costs(case)
         best = goodput.best_every(costs, mtbf_s)
         steps_between = args.every or min(best, args.steps)
         lines = _costs(costs, steps_between, best, mtbf_s)

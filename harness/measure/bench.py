@@ -94,9 +94,16 @@ class Bench:
             by_version.setdefault(case.setup if case.setup in versions else "", []).append(case)
         known: dict[str, Described] = {}
         for setup, asked in by_version.items():
-            answers = self.fleets.of(setup).describe([(c, self._files(c)) for c in asked])
-            for case, answer in zip(asked, answers, strict=True):
-                known[case.hash] = claims.of_files(case, answer, self.catalogue)
+            witnesses = {c.hash: claims.witness(c, self.catalogue) for c in asked}
+            beside = [case for case in witnesses.values() if case is not None]
+            every = list({case.hash: case for case in (*asked, *beside)}.values())
+            answers = self.fleets.of(setup).describe([(c, self._files(c)) for c in every])
+            by_hash = dict(zip((c.hash for c in every), answers, strict=True))
+            for case in asked:
+                witness = witnesses[case.hash]
+                stated = None if witness is None else by_hash[witness.hash]
+                answer = claims.of_files(case, by_hash[case.hash], stated, self.catalogue)
+                known[case.hash] = answer
         return [known.get(c.hash, Described()) for c in cases]
 
     def _files(self, case: CaseSpec) -> dict[str, str]:

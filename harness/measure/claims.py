@@ -4,25 +4,41 @@ A description is made in a process that has imported these files, which could wr
 own. So what they are excused from follows from what they expect, and is not asked of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from harness.base.errors import SpecError
-from harness.cases import CaseSpec, Catalogue, Entry, twins
+from harness.cases import CaseSpec, Catalogue, Data, Entry, twins
 from harness.cases.heads import read_head
 from harness.cases.limits import ROUNDED, loss_limit, rounding
+from harness.cases.recipes import plain
 from harness.record import Described, Expected, Reference
 
 
-def of_files(case: CaseSpec, answer: Described, catalogue: Catalogue) -> Described:
+def witness(case: CaseSpec, catalogue: Catalogue) -> CaseSpec | None:
+    """The case that says the same of the model with no file of a user's but the model's own; None
+    where the case has no others.
+    """
+    if all(entry.shipped or entry.kind == "models" for entry in catalogue.entries_of(case)):
+        return None
+    alone = plain(case)
+    knobs = {key: knob for key, knob in alone.knobs.items() if key.startswith(f"{case.model}.")}
+    return catalogue.normalise(replace(alone, data=Data.RESIDENT, knobs=knobs))
+
+
+def of_files(
+    case: CaseSpec, answer: Described, beside: Described | None, catalogue: Catalogue
+) -> Described:
     """The description with what keeps losses from being compared, or to the bit: a user's file
     excuses itself from nothing. A shipped strategy states facts.
 
-    SpecError where a file says another thing of itself than when the case was planned.
+    ``beside`` is the description of its witness. A file that says another thing of itself than when
+    the case was planned is an error.
     """
     theirs = [entry for entry in catalogue.entries_of(case) if not entry.shipped]
     for entry in theirs:
-        _refuse_changed(entry)
+        if read_head(entry.path)[1] != entry.head:
+            message = f"{entry.path}: its head is another one than when the case was planned"
+            return Described(error=message)
     expected = answer.expected
     if expected is None or not theirs:
         return answer
@@ -32,6 +48,8 @@ def of_files(case: CaseSpec, answer: Described, catalogue: Catalogue) -> Describ
         excuses.append("no reference")
     if answer.reference is not None and not _as_derived(case, expected, answer.reference, strategy):
         excuses.append("another reference")
+    if beside is not None:
+        excuses += _unlike(answer, beside)
     own_ideal = not strategy.shipped and expected.ideal_efficiency != 1
     return replace(
         answer,
@@ -41,15 +59,30 @@ def of_files(case: CaseSpec, answer: Described, catalogue: Catalogue) -> Describ
     )
 
 
-def _refuse_changed(entry: Entry) -> None:
-    _, head = read_head(entry.path)
-    if head != entry.head:
-        raise SpecError(
-            "its head is another one than when the case was planned",
-            where=str(entry.path),
-            expected="a file that stays as it is",
-            fix=f"git diff {entry.path}",
-        )
+def _unlike(answer: Described, beside: Described) -> Iterator[str]:
+    """What a description says of its model, and one without the other files does not."""
+    if _of_model(answer) != _of_model(beside):
+        yield "another model"
+    if _reference_bytes(answer) > _reference_bytes(beside):
+        yield "a larger reference"
+
+
+def _of_model(described: Described) -> Sequence[object]:
+    """The facts of a model that figures and targets rest on."""
+    facts = described.facts
+    if facts is None:
+        return ()
+    return (
+        facts.num_params,
+        facts.flops_per_sample,
+        facts.tokens_per_sample,
+        facts.loss_floor,
+        facts.step_s,
+    )
+
+
+def _reference_bytes(described: Described) -> int:
+    return 0 if described.reference is None else described.reference.memory_bytes
 
 
 def _excuses(case: CaseSpec, expected: Expected, strategy: Entry) -> Iterator[str]:

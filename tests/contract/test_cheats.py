@@ -418,7 +418,13 @@ def test_what_a_users_strategy_claims_of_itself_is_told(
 
 
 @pytest.mark.parametrize(
-    ("forges", "excuses"), [("excuse", ("repeatable=False",)), ("limit", ("another reference",))]
+    ("forges", "excuses"),
+    [
+        ("excuse", ("repeatable=False",)),
+        ("limit", ("another reference",)),
+        ("facts", ("another model",)),
+        ("memory", ("a larger reference",)),
+    ],
 )
 def test_a_file_that_writes_its_own_description_is_excused_from_nothing(
     stand: Stand, forges: str, excuses: tuple[str, ...]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from harness.base.errors import SpecError
 from harness.cases import Catalogue, Device, Site
 from harness.measure import claims
 from harness.record import Described
@@ -16,12 +13,24 @@ HEAD = 'SUPPORTS = dict(worlds="any", oracle="{}", initial="broadcast", replicas
 
 
 def test_a_head_that_was_changed_since_the_plan_is_refused(tmp_path: Path) -> None:
-    """By its own file, too, in the process that describes it."""
+    """Whoever changed it: its own file may, in the process that describes it."""
     path = tmp_path / "turncoat.py"
     path.write_text(HEAD.format("shard_ordered"))
     known = Catalogue([tmp_path])
     case = known.normalise(SITE.case("turncoat/mlp-nano"))
-    assert claims.of_files(case, Described(), known) == Described()
+    assert claims.of_files(case, Described(), None, known) == Described()
     path.write_text(HEAD.format("micro_batched"))
-    with pytest.raises(SpecError, match="another one than when the case was planned"):
-        claims.of_files(case, Described(), known)
+    answer = claims.of_files(case, Described(), None, known)
+    assert "another one than when the case was planned" in answer.error
+
+
+def test_a_witness_has_the_files_of_the_model_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HEAD.format("shard_ordered"))
+    (tmp_path / "read.py").write_text("INPUT = dict()\nKNOBS = dict(workers=1)")
+    known = Catalogue([tmp_path])
+    knobs = {"paced.step_ms": 5.0, "read.workers": 2}
+    case = known.normalise(SITE.case("mine/paced-small", data="read", knobs=knobs))
+    witness = claims.witness(case, known)
+    assert witness is not None and (witness.strategy, witness.data) == ("single", "resident")
+    assert witness.knobs == {"paced.step_ms": 5.0}
+    assert claims.witness(known.normalise(SITE.case("ddp/mlp-nano")), known) is None

@@ -224,7 +224,7 @@ def test_a_strategy_that_excuses_itself_passes_nothing(sample_run: RunRecord) ->
 
     found = judged(sample_run, excused)[SUBJECT]
     assert (found.status, found.counts) == (Status.RECORDED, Status.RECORDED)
-    assert "excuses it from the comparison of losses (casts=True)" in found.detail
+    assert "excuse it from the comparison with a reference (casts=True)" in found.detail
 
 
 def replanned(run: RunRecord, change: Callable[[Plan], Plan]) -> RunRecord:

@@ -1,8 +1,8 @@
 """Whether goodput is foretold from short measurements: other rates of faults, other intervals.
 
-    python tests/acceptance/goodput.py [--faults 10]
+    python tests/acceptance/goodput.py [--faults 20]
 
-Costs are measured by two short trainings, one with three faults; then each rate and interval is played, and
+Costs are measured by three short trainings, one with three faults; then each rate and interval is played, and
 by the costs alone. A play is as long as so many faults are apart: what one of them takes hangs on where
 in an interval it strikes.
 """
@@ -55,5 +55,5 @@ def main(faults_each: int) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--faults", type=int, default=10)
+    parser.add_argument("--faults", type=int, default=20)
     sys.exit(main(parser.parse_args().faults))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields as dataclass_fields, replace
 from typing import Any
 
@@ -44,14 +44,7 @@ class Site:
 
     def shape(self, world_size: int) -> tuple[int, ...]:
         """Ranks per node of a smaller world: nodes are filled in order."""
-        unplaced = world_size
-        layout = []
-        for ranks in self.nodes:
-            if unplaced <= 0:
-                break
-            layout.append(min(ranks, unplaced))
-            unplaced -= layout[-1]
-        return tuple(layout) if unplaced <= 0 else (world_size,)
+        return filled(self.nodes, world_size) or (world_size,)
 
     def case(self, name: str, mode: Mode | str = Mode.WEAK, **fields: Any) -> CaseSpec:
         """The case ``ddp/decoder-tiny`` (or ``compressed:topk/mlp-small``) on the full world."""
@@ -112,6 +105,17 @@ def parse_name(name: str) -> tuple[str, str | None, str, str]:
             fix="scaleproof list",
         )
     return strategy, compressor or None, model, size
+
+
+def filled(nodes: Sequence[int], ranks: int) -> tuple[int, ...]:
+    """How many of so many ranks are on each node, where these are filled in order; empty where
+    they have no room.
+    """
+    layout = list[int]()
+    for room in nodes:
+        if sum(layout) < ranks:
+            layout.append(min(room, ranks - sum(layout)))
+    return tuple(layout) if sum(layout) == ranks else ()
 
 
 def rungs(largest: int, smallest: int = 1) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.cases import CaseSpec
+from harness.cases.site import filled
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RunRecord
 from harness.record.store import Samples, load_samples
 
@@ -184,9 +185,5 @@ def world(case: CaseSpec, described: Described, streamed: bool) -> CaseSpec:
     shards = 1 if streamed else described.reference.shards
     if shards == case.world_size:
         return case
-    nodes = list[int]()
-    left = shards
-    for ranks in case.nodes:
-        nodes += [min(ranks, left)] if left else []
-        left -= min(ranks, left)
-    return replace(case, world_size=shards, nodes=tuple(nodes), mesh="", stragglers="")
+    nodes = filled(case.nodes, shards)
+    return replace(case, world_size=shards, nodes=nodes, mesh="", stragglers="")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from harness.analysis.judging.verdicts import undecided
 from harness.cases import Arm, Plan
@@ -37,17 +38,25 @@ def missing(run: Run, plan: Plan, block: Block) -> Iterator[tuple[int, list[Arm]
             yield turn, left
 
 
-def extra(
-    run: Run, plans: Sequence[Plan], arms: Mapping[str, Sequence[Arm]], limit_s: float | None
-) -> tuple[Plan, list[Arm], bool] | None:
-    """The plan whose next verdict is decided soonest, by the scatter of its pairs so far.
-
-    With the arms that the open ones need: what is decided is not measured again. And whether their
-    baselines are to run alone, since neighbours are the doubt. None when nothing is open that the
-    blocks left promise to decide, or no time is left. ``arms`` maps a plan's hash to the arms that
-    it is timed with.
+class NextBlock(NamedTuple):
+    """A block of one plan: the arms that its open verdicts need, and whether their baselines have
+    to run alone, since neighbours are the doubt.
     """
-    ranked: list[tuple[float, float, Plan, list[Arm], bool]] = []
+
+    plan: Plan
+    arms: list[Arm]
+    baselines_alone: bool
+
+
+def next_block(
+    run: Run, plans: Sequence[Plan], arms: Mapping[str, Sequence[Arm]], limit_s: float | None
+) -> NextBlock | None:
+    """The block that decides a verdict soonest, by the scatter of its plan's pairs so far.
+
+    None when nothing is open that the blocks left promise to decide, or no time is left. ``arms``
+    maps a plan's hash to the arms that it is timed with.
+    """
+    ranked: list[tuple[float, float, NextBlock]] = []
     bare = run.bare()
     for plan in plans:
         blocks_left = plan.protocol.max_blocks - len(run.blocks_of(plan))
@@ -63,8 +72,8 @@ def extra(
         if more and run.in_time(block_s, limit_s):
             alone = any(verdict.reason is Reason.NEIGHBOURS for verdict in still_open)
             soonest_s = min(map(_blocks, still_open)) * block_s
-            ranked.append((soonest_s, -_widest(still_open), plan, more, alone))
-    return min(ranked, key=lambda r: r[:2])[2:] if ranked else None
+            ranked.append((soonest_s, -_widest(still_open), NextBlock(plan, more, alone)))
+    return min(ranked, key=lambda r: r[:2])[2] if ranked else None
 
 
 def _blocks(v: Verdict) -> float:

@@ -69,9 +69,11 @@ class Measurer:
                 self._begin([first])
                 self._tell_first(first)
             self._begin([plan for plan in new if plan is not first])
-            while more := blocks.extra(self.run, new, self._arms, self._more_until_s(new)):
-                plan, arms, alone = more
-                self._attempt([plan], functools.partial(self._further, arms=arms, alone=alone))
+            while block := blocks.next_block(self.run, new, self._arms, self._more_until_s(new)):
+                further = functools.partial(
+                    self._further, arms=block.arms, alone=block.baselines_alone
+                )
+                self._attempt([block.plan], further)
             for stage in (self._profile, self._confirm):
                 self._attempt(new, stage)
             done = [plan for plan in new if plan.hash not in self._broken]

@@ -110,11 +110,15 @@ class Threshold:
 
     def about(self, case: CaseSpec) -> bool:
         """Whether the rule is about this case on its world, whatever the hardware."""
+        place = self.applies_on(case.device, case.world_size, len(case.nodes))
+        return place and self.family_matches(case)
+
+    def applies_on(self, device: str | None, world_size: int, num_nodes: int) -> bool:
+        """Whether the rule is about worlds of this size on such devices."""
         return (
-            self.family_matches(case)
-            and self.device in (None, case.device)
-            and (not self.world or case.world_size in self.world)
-            and (not self.nodes or len(case.nodes) in self.nodes)
+            self.device in (None, device)
+            and (not self.world or world_size in self.world)
+            and (not self.nodes or num_nodes in self.nodes)
         )
 
     def matches(self, case: CaseSpec, contrast: Contrast, hardware: str) -> bool:

@@ -36,9 +36,7 @@ class Series:
         return (
             rule.metric in self.first
             and fnmatchcase(self.name if "@" in rule.case else self.family, rule.case)
-            and rule.device in (None, run.settings.device)
-            and (not rule.world or self.world_size in rule.world)
-            and (not rule.nodes or self.num_nodes in rule.nodes)
+            and rule.applies_on(run.settings.device, self.world_size, self.num_nodes)
             and fnmatchcase(run.machine.hardware_class, rule.hardware)
         )
 

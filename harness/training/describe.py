@@ -176,10 +176,11 @@ def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> None:
 
     Counted on the meta device, forward and backward of one sample.
     """
-    most = math.prod(facts.input_shape)
+    features = "float" in facts.input_dtype  # of one token, in the last dimension
+    most = math.prod(facts.input_shape[:-1] if features else facts.input_shape)
     if facts.tokens_per_sample > most:
         raise AssertionError(
-            f"{case.model}: tokens() states {facts.tokens_per_sample} a sample of {most} elements"
+            f"{case.model}: tokens() states {facts.tokens_per_sample} a sample, which has {most}"
         )
     if not facts.flops_per_sample or case.phase is Passes.FORWARD:
         return

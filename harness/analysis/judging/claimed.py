@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from harness.analysis.judging import planned, work
 from harness.analysis.judging.evidence import Evidence
 from harness.analysis.samples import references
+from harness.analysis.samples.figures import SMOOTH
 from harness.cases import metrics
 from harness.record import Described
 
@@ -49,18 +50,32 @@ def _of_files(evidence: Evidence, described: Described) -> Iterator[str]:
     trained = references.launch_of(run.references, run.described, case.hash)
     if trained is not None and trained.cause is not None and trained.cause.kind == "memory":
         yield "its reference ended for want of memory: none of its losses were compared"
+    if metrics.metric(evidence.contrast.metric).read == "peak_bytes" and _brings_files(evidence):
+        yield "how much its baseline holds is up to its own files"
     if "strategies" in described.theirs and (reason := work.excess(evidence, if_cut=True)):
         yield f"{reason}, and only its own file says that ranks hold parts"
 
 
+def _brings_files(evidence: Evidence) -> bool:
+    """Whether a baseline trains with files of the user's that are told the world's size."""
+    described = evidence.run.described
+    baseline = [evidence.plan.arm(name).case.hash for name in evidence.contrast.baseline]
+    return any(
+        set(described[hash_].theirs) - {"models"} for hash_ in baseline if hash_ in described
+    )
+
+
 def _of_floor(evidence: Evidence, described: Described) -> Iterator[str]:
-    """No training ends below the entropy of its data: a target above that means something only
-    where the entropy is as stated.
+    """No training ends below the entropy of its data, and a target that is met before anything was
+    trained is none.
     """
     floor = described.facts.loss_floor if described.facts else None
     if floor is None or not metrics.metric(evidence.contrast.metric).read.startswith("reached."):
         return
     launches = evidence.timed_of(arm.name for arm in evidence.plan.arms)
+    steps = [launch.reached.steps for launch in launches if launch.reached is not None]
+    if steps and max(steps) <= SMOOTH:
+        yield "its target was met before anything was trained"
     losses = [launch.final_loss for launch in launches if launch.final_loss is not None]
     if losses and min(losses) < floor - BELOW_NATS:
         yield f"its model states a least loss of {floor:.3g}, and it ends at {min(losses):.3g}"

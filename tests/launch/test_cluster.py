@@ -252,7 +252,7 @@ def test_links_have_rates_of_their_own_and_between_nodes() -> None:
 
     knobs = {"emulated.rate_mbit": 200.0, "emulated.slow_links": "1:50,0-2:20"}
     found = links(knobs)
-    assert found.own == (200.0, 50.0, 200.0)
+    assert found.rates == (200.0, 50.0, 200.0)
     assert found.between == {(0, 2): 20.0, (2, 0): 20.0}
     assert not found.delayed
     knobs = {"emulated.delay_ms": 1.0, "emulated.far_links": "2:5"}

@@ -41,7 +41,7 @@ def open_device(pid: int) -> int:
 class Switch:
     """Carries packets between devices, the i-th of them at address ``10.77.0.(i + 1)``.
 
-    ``own`` and ``between`` are rates in B/s, ``delay_s`` the time from each node to each other.
+    ``rates`` and ``between`` are rates in B/s, ``delay_s`` the time from each node to each other.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Switch:
         delay_s: Sequence[Sequence[float]],
     ) -> None:
         self.devices = devices
-        self.own = rates
+        self.rates = rates
         self.between = between
         self.delay_s = delay_s
         # busy until then
@@ -70,7 +70,7 @@ class Switch:
         if not 0 <= target < len(self.devices):
             return
         size = len(packet)
-        left = self.sent[source] = max(now, self.sent[source]) + size / self.own[source]
+        left = self.sent[source] = max(now, self.sent[source]) + size / self.rates[source]
         way = (source, target)
         if way in self.between:
             left = self.passed[way] = max(left, self.passed[way] + size / self.between[way])
@@ -83,7 +83,7 @@ class Switch:
         while self.travelling and self.travelling[0][0] <= now:
             arrives, count, received, target, packet = heapq.heappop(self.travelling)
             if not received:  # the receiver's link is shared by those that are there, in turn
-                due = max(arrives, self.received[target] + len(packet) / self.own[target])
+                due = max(arrives, self.received[target] + len(packet) / self.rates[target])
                 self.received[target] = due
                 heapq.heappush(self.travelling, (due, count, True, target, packet))
                 continue

@@ -23,7 +23,7 @@ def ends() -> list[tuple[int, int]]:
 
 
 def make(ends: list[tuple[int, int]], **changes: object) -> Switch:
-    usual = dict(own=[1e6] * 3, between={}, delay_s=[[0.0] * 3] * 3)
+    usual = dict(rates=[1e6] * 3, between={}, delay_s=[[0.0] * 3] * 3)
     return Switch([write for _, write in ends], **{**usual, **changes})  # type: ignore[arg-type]
 
 

@@ -21,20 +21,25 @@ HOME = "SCALEPROOF_HOME"
 
 
 class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds torch as usual, and calls ``harness`` once it is imported."""
+    """Finds torch as usual, and calls ``harness`` once it is imported.
+
+    Libraries ask whether torch is there before anybody imports it: it stays until then.
+    """
 
     def __init__(self, badge: Path, *, known: bool = True) -> None:
         self._badge = badge
         self._known = known
+        self._looking = False
         self._loader: importlib.abc.Loader | None = None
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or self._looking:
             return None
-        sys.meta_path.remove(self)
+        self._looking = True
         spec = importlib.util.find_spec("torch")
+        self._looking = False
         if spec is not None and spec.loader is not None:
             self._loader = spec.loader
             spec.loader = self
@@ -46,6 +51,7 @@ class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         assert self._loader is not None and module.__spec__ is not None
+        sys.meta_path.remove(self)
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         if (home := os.environ.get(HOME, "")) not in sys.path:

@@ -21,6 +21,8 @@ def witness(case: CaseSpec, catalogue: Catalogue) -> CaseSpec | None:
     if all(entry.shipped or entry.kind == "models" for entry in catalogue.entries_of(case)):
         return None
     alone = plain(case)
+    if catalogue.get("inputs", case.data).shipped:
+        return catalogue.normalise(alone)
     knobs = {key: knob for key, knob in alone.knobs.items() if key.startswith(f"{case.model}.")}
     return catalogue.normalise(replace(alone, data=Data.RESIDENT, knobs=knobs))
 
@@ -50,8 +52,10 @@ def of_files(
         excuses.append("no reference")
     if answer.reference is not None and not _as_derived(case, expected, answer.reference, strategy):
         excuses.append("another reference")
-    if beside is not None:
+    if beside is not None and beside.facts is not None:
         excuses += _unlike(answer, beside)
+    elif beside is not None and catalogue.get("models", case.model).shipped:
+        excuses.append("no witness")
     own_ideal = not strategy.shipped and expected.ideal_efficiency != 1
     return replace(
         answer,

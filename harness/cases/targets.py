@@ -15,7 +15,7 @@ import msgspec
 
 from harness.base import modules
 from harness.base.documents import Json, from_doc, to_doc
-from harness.base.errors import SpecError, nearest
+from harness.base.errors import ScaleproofError, SpecError, nearest
 from harness.base.marks import MARK
 from harness.cases.case import Ablation, CaseSpec, Device, Mode
 from harness.cases.catalogue import Catalogue
@@ -260,14 +260,9 @@ def _recipes(
     except SpecError:
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        line = next(
-            (frame.lineno for frame in reversed(frames) if frame.filename == str(path.resolve())),
-            "",
-        )
         raise SpecError(
             f"cannot be imported: {type(error).__name__}: {error}",
-            where=f"{path}:{line}" if line else str(path),
+            where=_line_of(error, path),
             expected="a file of recipes",
             fix=f"python {path}",
         ) from None
@@ -288,9 +283,27 @@ def _marks(of: object) -> frozenset[str]:
     return frozenset(m.name for m in (marks if isinstance(marks, list | tuple) else (marks,)))
 
 
+def _line_of(error: BaseException, path: Path) -> str:
+    """The innermost line of a file that an error went through: ``file.py:7``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path.resolve())]
+    return f"{path}:{lines[-1]}" if lines else str(path)
+
+
 def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
     """A recipe's plans, or one clear error when it is something else."""
-    plans: object = recipe(site) if callable(recipe) else None
+    try:
+        plans: object = recipe(site) if callable(recipe) else None
+    except ScaleproofError:
+        raise
+    except Exception as error:
+        name = getattr(recipe, "__name__", recipe)
+        raise SpecError(
+            f"{name!r} broke: {type(error).__name__}: {error}",
+            where=_line_of(error, path),
+            expected="a function of the site that returns a list of plans",
+            fix="scaleproof list suites",
+        ) from None
     if isinstance(plans, list | tuple) and plans and isinstance(plans[0], Course):
         raise SpecError(
             f"{getattr(recipe, '__name__', recipe)!r} breaks trainings and lets them go on",

@@ -77,6 +77,14 @@ def test_a_file_that_breaks_is_told_with_its_line(suite: Path) -> None:
     assert error.value.where == f"{suite}:1"
 
 
+def test_a_recipe_that_breaks_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import os\n\n\ndef weak(site):\n    return [os.environ['NO_SUCH_CASE']]\n")
+    with pytest.raises(SpecError, match="'weak' broke: KeyError: 'NO_SUCH_CASE'") as error:
+        plans_of(f"{path}::weak", SITE, KNOWN, {})
+    assert error.value.where == f"{path}:5"
+
+
 def test_a_case_as_tables_print_it_is_told_in_words_that_name_it() -> None:
     printed = SITE.case("ddp/mlp-nano", micro_batch=8).id
     with pytest.raises(SpecError) as error:

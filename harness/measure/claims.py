@@ -42,8 +42,10 @@ def of_files(
             message = f"{entry.path}: its head is another one than when the case was planned"
             return Described(error=message)
     expected = answer.expected
-    if expected is None or not theirs:
+    if not theirs or answer.error or answer.unsupported:
         return answer
+    if expected is None:
+        return Described(error="its files left no word of what is expected")
     strategy = catalogue.get("strategies", case.strategy)
     excuses = [] if strategy.shipped else list(_excuses(expected, strategy))
     if any(_gated_otherwise(case, entry) for entry in theirs):

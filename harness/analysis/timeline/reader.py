@@ -332,7 +332,8 @@ def _trace(
         rank_of = np.empty(len(order), dtype=np.int64)
         rank_of[order] = np.arange(len(order))
         moved = {int(rank_of[row]): args for row, args in columns.extra.items()}
-    cats, threads = _Ids(), _Ids()
+    cats = _Ids()
+    threads = _Ids()
     cat_of = np.array([cats[_RENAMED.get(c, c)] for c, _, _ in columns.places], dtype=np.int16)
     thread_of = np.array([threads[f"{p}/{t}"] for _, p, t in columns.places], dtype=np.int32)
     place = columns.whole("place")[order]

@@ -86,7 +86,8 @@ def _law(name: str, by_size: Mapping[int, StatedTraffic]) -> Sent:
         traffic.payload.get(name, 0.0) * (ranks if is_part else 1)
         for ranks, traffic in by_size.items()
     ]
-    (first, last) = (min(by_size), max(by_size))
+    first = min(by_size)
+    last = max(by_size)
     small = wholes[0]
     large = wholes[-1]
     of_rank = (large - small) / (last - first) if last > first else 0.0

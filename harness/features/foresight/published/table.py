@@ -134,7 +134,8 @@ def _once(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
 
     A figure that is copied is no second measurement: it would make intervals too narrow.
     """
-    kept, notes = list[Point](), list[str]()
+    kept = list[Point]()
+    notes = list[str]()
     for point in points:
         same = [p for p in kept if p.shape == point.shape]
         if any(p.step_s == point.step_s for p in same):

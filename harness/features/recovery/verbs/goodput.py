@@ -103,7 +103,7 @@ def act(asked: Asked) -> Answer:
         costs = player.costs(case, args.every) if args.every else player.costs(case)
         best = goodput.best_every(costs, mtbf_s)
         steps_between = args.every or min(best, args.steps)
-        lines = _costs(costs, steps_between, best, mtbf_s)
+        lines = _costs(costs, steps_between, best, mtbf_s, width)
         document = {
             "costs": to_doc(costs),
             "best_every": best,
@@ -136,7 +136,7 @@ def act(asked: Asked) -> Answer:
     return replace(answer, document={**document, "run": record.run}, lines=lines, exit=exit_)
 
 
-def _costs(costs: goodput.Costs, every: int, best: int, mtbf_s: float) -> list[str]:
+def _costs(costs: goodput.Costs, every: int, best: int, mtbf_s: float, width: int) -> list[str]:
     """What one of each takes, and what a long training comes to."""
     costs_s = (
         ("step", costs.step_s),
@@ -146,8 +146,9 @@ def _costs(costs: goodput.Costs, every: int, best: int, mtbf_s: float) -> list[s
         ("restart", costs.restart_s),
         ("load", costs.load_s),
     )
-    return [
-        " one of each: " + ", ".join(f"{name} {si(seconds, 's')}" for name, seconds in costs_s),
+    words = ", ".join(f"{name} {si(seconds, 's')}" for name, seconds in costs_s)
+    long_run = (
         f" a long training: {goodput.expected(costs, every, mtbf_s):.1%} with a checkpoint every"
-        f" {every} steps, {goodput.expected(costs, best, mtbf_s):.1%} with the best, every {best}",
-    ]
+        f" {every} steps, {goodput.expected(costs, best, mtbf_s):.1%} with the best, every {best}"
+    )
+    return [*text.wrap(f" one of each: {words}", width, 1), *text.wrap(long_run, width, 1)]

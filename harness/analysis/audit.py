@@ -158,7 +158,9 @@ def _turns(run: RunRecord) -> Iterator[str]:
 
 
 def _stalled(run: RunRecord) -> Iterator[str]:
-    """What was timed again was a scheduled stand-in that nothing but the host kept from it."""
+    """Tells whether the case that was timed again is a scheduled stand-in that only the host slowed
+    down.
+    """
     slots: dict[str, list[LaunchRecord]] = {}
     for launch in (launch for launch in run.launches if launch.purpose is Purpose.STALLED):
         slots.setdefault(launch.slot or launch.launch, []).append(launch)
@@ -178,8 +180,8 @@ def _stalled(run: RunRecord) -> Iterator[str]:
 
 
 def _flaked(run: RunRecord) -> Iterator[str]:
-    """What was launched once more had ended by what passes; no plan had that twice, but for nodes
-    that were lost: those end the plan, and say nothing of it.
+    """Tells whether each relaunch followed a failure that passes by itself. No plan had two, but
+    for lost nodes: those end the plan and say nothing of it.
     """
     for plan, of_plan in sorted(run.by_plan.items()):
         slots: dict[str, list[LaunchRecord]] = {}
@@ -229,7 +231,7 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
 
 
 def _stated(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
-    """What else a complete record says is what was known when the run ended."""
+    """Checks that the rest of a complete record is what was known when the run ended."""
     if not run.complete or links[-1].kind is not Kind.ENDED:
         return
     for name in chain.STATED:
@@ -252,7 +254,7 @@ def _ends(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
 
 
 def _sealed(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
-    """What was settled before the first launch is what it was."""
+    """Checks that what was settled before the first launch has not changed since."""
     sealed = links[0].body
     names = ["schema", "run", "started_at", "settings", "machine", "software", "thresholds"]
     for name in [*names, *(["facts"] if "facts" in sealed else [])]:

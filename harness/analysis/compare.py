@@ -29,7 +29,7 @@ ALPHA = 0.05
 
 
 class Reading(StrEnum):
-    """What an interval of B / A says; no change only if all of it lies within DRIFT."""
+    """The meaning of an interval of B / A; it is no change only if all of it lies within DRIFT."""
 
     FASTER = "B better"
     SLOWER = "B worse"
@@ -225,7 +225,7 @@ def mean_ratio(rows: Iterable[Compared]) -> tuple[float | None, float | None, fl
 
 
 def reading_of(low: float, high: float, more_is_better: bool) -> Reading:
-    """What an interval of B / A says."""
+    """Reads an interval of B / A."""
     if low > 1 + DRIFT or high < 1 - DRIFT:
         return Reading.FASTER if (low > 1) is more_is_better else Reading.SLOWER
     return Reading.SAME if low >= 1 - DRIFT and high <= 1 + DRIFT else Reading.UNDECIDED

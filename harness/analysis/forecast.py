@@ -62,7 +62,8 @@ class Coming:
 
 
 class LaunchCosts:
-    """What launches of these plans take, in s: as those that there are, else as closed forms say.
+    """The time that launches of these plans take, s: as measured where there are some, else by
+    closed forms.
 
     ``link_bytes`` is what a rank's slowest link carries, in B/s; 0: nobody knows.
     """
@@ -110,7 +111,7 @@ class LaunchCosts:
         return start + steps * step + more
 
     def lasting(self, plan: Plan, arm: Arm) -> Window:
-        """What a timed launch runs at least, before a pilot has settled it."""
+        """The least time that a timed launch runs before a pilot has settled it."""
         return plan.protocol.lasting(plan.window, self.step_s(arm.case))
 
     def streams(self, case: CaseSpec) -> bool:
@@ -161,7 +162,7 @@ class LaunchCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What is known of a run before it is over: its plans, and what was launched of them.
+    """A run before it is over: its plans, and the launches that were made of them.
 
     ``arms`` maps a plan's hash to the arms that it is measured with, ``windows`` it to those that
     pilots have settled. ``link_bytes`` is what a rank's slowest link carries, in B/s; 0: unknown.
@@ -181,7 +182,7 @@ class Forecast:
 
     @cached_property
     def costs(self) -> LaunchCosts:
-        """What its launches take."""
+        """The costs of this run's launches."""
         return LaunchCosts(self.plans, self.described, self.machine, self.launches, self.link_bytes)
 
     @cached_property
@@ -200,7 +201,7 @@ class Forecast:
                     yield from self._launches(plan, purpose, missing, compiled)
 
     def _wanted(self, plan: Plan) -> Iterator[Launches]:
-        """What a plan wants in all, in the order of its stages."""
+        """The launches that a plan wants in all, in the order of its stages."""
         arms = self.arms[plan.hash]
         measured = [arm for arm in arms if arm.role is not Role.CONTROL]
         trained = [arm for arm in measured if arm.role is not Role.ABLATION]
@@ -290,14 +291,14 @@ class Forecast:
 
 
 def _start_s(case: CaseSpec) -> float:
-    """What a world takes beside its steps, s, where none has been launched."""
+    """The time that a world takes beside its steps, s, where none has been launched."""
     opens = NCCL_S if case.device is Device.CUDA and case.world_size > 1 else 0.0
     loads = COMPILED_S if case.compiled is Compiled.INDUCTOR else 0.0
     return START_S[case.device] + opens + loads
 
 
 def _compiled(plans: Sequence[Plan], launches: Sequence[LaunchRecord]) -> set[object]:
-    """What earlier launches have left in Inductor's cache."""
+    """Names what earlier launches have left in Inductor's cache."""
     launched = {(launch.case, launch.purpose is Purpose.GATE) for launch in launches}
     cases = (arm.case for plan in plans for arm in plan.arms)
     seen = ((case, twin) for case in cases for twin in (False, True))
@@ -312,7 +313,7 @@ def _compiling_s(graphs: Sequence[object], compiled: set[object]) -> float:
 
 
 def _graph(case: CaseSpec, twin: bool) -> object:
-    """What Inductor compiles once for all launches of this run; None: nothing.
+    """The graph that Inductor compiles once for all launches of this run; None for no graph.
 
     Twins share their size, sequence and batch.
     """

@@ -13,7 +13,7 @@ from harness.record.outcome import SEVERITY
 
 @dataclass(frozen=True, kw_only=True)
 class ArmRow:
-    """What the timed launches of one arm came to; None where it was not measured.
+    """The timed launches of one arm, summed up; None where it was not measured.
 
     Times in s, of a mean step, of the worst launch's 95th percentile and of the worst step;
     ``sent_bytes`` per step of the busiest rank; ``flops`` per s and rank; ``energy_j`` per sample;
@@ -81,7 +81,7 @@ class LadderRow:
 
 
 def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
-    """What the timed launches of an arm came to."""
+    """Sums up the timed launches of an arm."""
     return run.once(("arm", plan.hash, arm.name), lambda: _arm_row(run, plan, arm))
 
 

@@ -15,7 +15,7 @@ ABSENT = "none"
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """What one node said of itself."""
+    """One node's facts and findings."""
 
     host: str
     facts: Mapping[str, str]

@@ -22,7 +22,7 @@ class Seat:
 
 
 def lot(seed: int, purpose: str, attempt: int, turn: int, arms: Sequence[str]) -> random.Random:
-    """What draws the seats of arms that are launched at once."""
+    """The draw of seats for arms that are launched at once."""
     return random.Random(f"{seed}-{purpose}-{attempt}-{turn}-{'-'.join(arms)}")
 
 

@@ -1,4 +1,4 @@
-"""What every rule of a run met: a contrast that it judges, nothing, or nothing that could be."""
+"""Each rule of a run, and whether it judged a contrast, nothing, or nothing that could be."""
 
 from harness.analysis.judging import pairs
 from harness.analysis.judging.series import series

@@ -1,4 +1,4 @@
-"""What was verified before, by this very code: a report need not recompute thousands of launches.
+"""Results that this very code verified before: a report need not recompute thousands of launches.
 
 A key is the digest of all that a verification reads: every file of a run, byte for byte, and every
 file of this package. So nothing is remembered of a run, or by a version, that differs in one byte.

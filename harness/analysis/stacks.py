@@ -1,4 +1,4 @@
-"""What a thread is doing, told by its stack: an activity of training, and a line of its own."""
+"""The activity of a thread, told by its stack: a part of training, and the line where it is."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ class Activity:
 
 
 def activity(stack: Sequence[Frame]) -> str:
-    """What a stack (innermost frame first) is about."""
+    """The activity that a stack shows (innermost frame first)."""
     for frame in stack:
         for name, file, function in _FRAMES:
             if frame.file.endswith(file) and function in ("", frame.function):

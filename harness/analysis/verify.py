@@ -49,7 +49,7 @@ SENT_SLACK = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was recomputed, and every difference found.
+    """The parts of a run that were recomputed, and every difference that came out.
 
     Verdicts of an older schema were judged by the rules of its day and are not recomputed.
     ``num_links`` are those of the chain that ends with ``head``; a record without is unchained:
@@ -77,7 +77,7 @@ def verify(run: RunRecord, folder: Path) -> Verification:
 
 
 def _beside(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Verification:
-    """The same, beside its chain."""
+    """Verifies a record beside its chain."""
     try:
         if not (unknown := strays(run)):
             return _verified(run, folder, links)
@@ -89,7 +89,7 @@ def _beside(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Verifi
 
 
 def senseless(error: Exception) -> str:
-    """What an exception in the middle of a record's figures says of the record."""
+    """Says what an exception in the middle of a record's figures says of the record."""
     return f"its figures contradict each other: {type(error).__name__}: {str(error)[:200]}"
 
 
@@ -239,7 +239,7 @@ def _bits(launch: LaunchRecord, folder: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
-    """What one launch came to when it was recomputed."""
+    """One launch, recomputed."""
 
     num_samples: int = 0
     differences: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ class FullDiskError(UnwrittenError):
 
 
 def unwritten(folder: Path, why: OSError) -> UnwrittenError:
-    """What to raise where a file of a run could not be written."""
+    """The error to raise where a file of a run could not be written."""
     if why.errno in NO_ROOM:
         return FullDiskError(folder)
     return UnwrittenError(

@@ -53,7 +53,7 @@ def arrays(raw: bytes, most_bytes: int) -> dict[str, Any]:
 
 
 def _members(raw: bytes) -> list[_Member]:
-    """What the directory at the end of the file lists."""
+    """Reads the members that the directory at the end of the file lists."""
     signature, _, _, _, count, size, place, _ = _END.unpack_from(raw, len(raw) - _END.size)
     if signature != b"PK\5\6" or place + size + _END.size != len(raw):
         raise ValueError("File is not a zip file that numpy wrote")

@@ -1,4 +1,4 @@
-"""What the system refuses, in words: what it was, where, and what helps."""
+"""Errors of the operating system in words: the file or limit, the place, and what helps."""
 
 import errno
 import shlex
@@ -19,7 +19,7 @@ _KNOWN = {
 
 
 def in_words(error: OSError) -> ScaleproofError:
-    """The same error as every other is told: never a bare number."""
+    """Words the error as every other is worded: never a bare number."""
     if error.errno == errno.ENOENT and not _standing():
         return ScaleproofError(
             "the folder that this was started in is gone",

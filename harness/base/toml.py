@@ -15,7 +15,7 @@ from harness.base.errors import ConfigError, meant
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """What one key of a table may hold. ``each`` admits a list of the type as well."""
+    """The type that one key of a table may hold. ``each`` admits a list of the type as well."""
 
     kind: type
     required: bool = False

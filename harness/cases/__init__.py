@@ -1,4 +1,4 @@
-"""What is asked: case, plan, recipes, rules, metrics, catalogue, targets.
+"""The questions that can be asked: case, plan, recipes, rules, metrics, catalogue, targets.
 
 Its nouns are imported from here, its functions from their files.
 """

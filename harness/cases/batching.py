@@ -41,7 +41,8 @@ class Batching:
         return slice(start, start + self.micros[shard] * self.accumulate)
 
     def weight(self, samples: int, of: int) -> float:
-        """What the mean loss of ``samples`` counts in the mean over shards, in a batch ``of`` many.
+        """The weight of the mean loss of ``samples`` in the mean over shards, in a batch ``of``
+        many.
 
         1.0 for a whole shard where all are of one size. DDP and FSDP average over ranks, which
         would make the samples of small batches count more.

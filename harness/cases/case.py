@@ -1,4 +1,4 @@
-"""What is run: CaseSpec, its id and its hash. Pure data, no torch.
+"""The case that is run: CaseSpec, its id and its hash. Pure data, no torch.
 
 Identity has one owner, ``CaseSpec.series``: id, hash, pytest id, threshold pattern and asv
 parameters are all made from it. Settings (steps, blocks, hosts, time-outs, paths) never enter.
@@ -67,7 +67,7 @@ class Attention(StrEnum):
 
 
 class Compiled(StrEnum):
-    """What compiles the model's blocks: nothing, AOTAutograd without code of its own, Inductor."""
+    """The compiler of the model's blocks: none, AOTAutograd without code of its own, Inductor."""
 
     NO = "no"
     AOT_EAGER = "aot_eager"
@@ -84,7 +84,8 @@ class Stepping(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """What steps the parameters. SGD serves the gate: AdamW hides a wrong gradient scale.
+    """The optimizer that steps the parameters. SGD serves the gate: AdamW hides a wrong gradient
+    scale.
 
     ``momentum`` is SGD with it; ``frozen_adam`` freezes Adam's variance after the dense steps of
     a compressed training.
@@ -124,14 +125,14 @@ class LearningRate(StrEnum):
 
 
 class Passes(StrEnum):
-    """What a step is: whole, or its forward pass alone."""
+    """The extent of a step: whole, or its forward pass alone."""
 
     TRAIN = "train"
     FORWARD = "forward"
 
 
 class StandIn(StrEnum):
-    """What stands in for hardware that is not there; labelled wherever a result is shown."""
+    """A stand-in for hardware that is not there; labelled wherever a result is shown."""
 
     PACED = "paced"
     EMULATED = "emulated"
@@ -140,7 +141,7 @@ class StandIn(StrEnum):
 
 
 class Ablation(StrEnum):
-    """What an ablated arm goes without, to see what it costs."""
+    """The part that an ablated arm goes without, to see what it costs."""
 
     COMMUNICATION = "communication"
     DATA = "data"
@@ -148,7 +149,7 @@ class Ablation(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CaseSpec:
-    """What is run: identity only, nothing about how often or how long it is measured.
+    """The case that is run: identity only, nothing about how often or how long it is measured.
 
     ``nodes`` is the number of ranks on each node: (8,), (4, 4), (4, 8, 16).
     ``micro_batch`` is samples per rank and forward pass; None = the model's own for its size.
@@ -283,7 +284,7 @@ class CaseSpec:
 
     @property
     def usual_backend(self) -> str:
-        """What ranks of its device talk over where nobody asks for another."""
+        """The backend that ranks of its device talk over where nobody asks for another."""
         return "nccl" if self.device is Device.CUDA else "gloo"
 
     @cached_property
@@ -315,7 +316,9 @@ class CaseSpec:
 
     @property
     def dtype(self) -> str:
-        """What products of matrices are computed in, ``bfloat16`` or ``tf32`` for example."""
+        """The data type in which products of matrices are computed, ``bfloat16`` or ``tf32`` for
+        example.
+        """
         narrow = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.FP8: FLOAT8}
         return "tf32" if self.tf32 else narrow.get(self.precision, "bfloat16")
 
@@ -335,14 +338,14 @@ class CaseSpec:
         return text.translate(str.maketrans(":+=/", "_-__"))
 
     def fed_by(self, data: str) -> CaseSpec:
-        """The same case with another input, without the knobs of its own."""
+        """Returns the case with another input, without the knobs of its own."""
         knobs = {
             key: knob for key, knob in self.knobs.items() if not key.startswith(f"{self.data}.")
         }
         return replace(self, data=data, knobs=knobs)
 
     def at(self, world_size: int, nodes: tuple[int, ...] | None = None) -> CaseSpec:
-        """The same case on another world: its first ranks, if these are unlike."""
+        """Returns the case on another world: its first ranks, if these are unlike."""
         slow = [(p, p.partition(":")[0]) for p in self.stragglers.split(",")]
         return replace(
             self,

@@ -1,4 +1,4 @@
-"""What can be named in a case: strategies, models, compressors, engines and suites.
+"""The catalogue of names for a case: strategies, models, compressors, engines and suites.
 
 One file adds one thing. Its *literal head* (docstring, SUPPORTS, KNOBS, SIZES, ...) is read with
 ``ast``; nothing is imported, so listing and collecting never load torch or a user's code.
@@ -24,7 +24,7 @@ from harness.cases.mesh import Mesh
 
 
 class EntryKind(NamedTuple):
-    """What can be named: its word, the folder that has it, the name that marks its heads."""
+    """A kind of catalogue entry: its word, the folder that has it, the name that marks heads."""
 
     word: str
     folder: str
@@ -58,7 +58,7 @@ class Entry:
 
     @property
     def module(self) -> str:
-        """What to import: a module of this package by name, a user's file by path."""
+        """The module to import: one of this package by name, a user's file by path."""
         if not self.shipped:
             return str(self.path)
         return ".".join(("harness", *self.path.relative_to(PACKAGE).with_suffix("").parts))
@@ -219,7 +219,7 @@ class Catalogue:
         return check_knobs(asked, defaults, ranges, where)
 
     def network(self, case: CaseSpec) -> tuple[tuple[str, Json], ...]:
-        """What the engine's network is set to for this case: names and values of its knobs."""
+        """The settings of the engine's network for this case: names and values of its knobs."""
         engines = self.entries["engines"]
         return tuple(
             (key, knob) for key, knob in case.knobs.items() if key.partition(".")[0] in engines

@@ -1,4 +1,4 @@
-"""What makes a case one that can be run: every check of it, made once, when it is named."""
+"""Checks that a case can be run: all of them, made once, when it is named."""
 
 import json
 import math
@@ -33,7 +33,7 @@ Mistakes = Iterator[tuple[str, str, str]]
 
 
 def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
-    """What is wrong, what was expected, and a fix, in the order in which a user should see it."""
+    """Lists each mistake, what was expected, and a fix, in the order for a user to see."""
     yield from _unsupported(case, supports, sizes)
     yield from _numbers(case)
     yield from _batches(case, supports)
@@ -48,7 +48,7 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
 
 
 def _unsupported(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
-    """What the strategy or the model does not have."""
+    """Names what the strategy or the model does not have."""
     strategy, model = f"strategy {case.strategy!r}", f"model {case.model!r}"
     if case.size not in sizes:
         what = f"{model} has no size {case.size!r}{nearest(case.size, sizes)}"
@@ -100,7 +100,7 @@ def _shares(case: CaseSpec) -> Mistakes:
 
 
 def _equal(case: CaseSpec) -> str:
-    """The same share for each rank, as ``--set`` takes it."""
+    """Gives each rank an equal share, as ``--set`` takes it."""
     return ",".join(["1"] * case.world_size)
 
 

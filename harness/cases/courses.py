@@ -23,7 +23,7 @@ def title(case: str, fault: str, later: bool, before: int, into: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """What is tried: a fault on ranks in turn, a kind of saving, a world to go on in."""
+    """One course of a recovery: a fault on ranks in turn, a kind of saving, a world to go on in."""
 
     case: CaseSpec
     fault: Fault

@@ -93,7 +93,7 @@ def batches(
 
 
 def interference(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
-    """What a second job on the same nodes takes of a first one, by what it sends alone.
+    """Measures what a second job on the same nodes takes of a first one, by what it sends alone.
 
     Half of the ranks are each job's. Both compute in both arms; in one of them the second job is
     silent, so the ratio has nothing in it but the fabric.
@@ -113,7 +113,7 @@ def interference(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
 
 
 def power_caps(case: CaseSpec, watts: Sequence[int], *, protocol: Protocol = REAL) -> Plan:
-    """The same training with its GPUs held at fewer and fewer watts: what a token takes, and costs.
+    """Holds the GPUs of a training at fewer and fewer watts: the time and the energy of a token.
 
     Where NVML does not let this user set limits each arm is a SKIP that says so.
 
@@ -129,7 +129,8 @@ def power_caps(case: CaseSpec, watts: Sequence[int], *, protocol: Protocol = REA
 
 
 def readers(case: CaseSpec, worlds: Sequence[int], *, protocol: Protocol = REAL) -> Plan:
-    """What reading costs a step as more ranks read: each world with its batches made once, too.
+    """Measures what reading costs a step as more ranks read: each world with its batches made once,
+    too.
 
     Args:
         worlds: ranks, each of which reads for itself.

@@ -1,4 +1,4 @@
-"""What is measured together: arms, contrasts, protocol, plan. Pure data."""
+"""The plan of what is measured together: arms, contrasts, protocol. Pure data."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Plan:
 
     @property
     def window(self) -> Window:
-        """What a timed launch runs at least."""
+        """The least window of a timed launch."""
         return Window(steps=self.protocol.steps, cut=self.protocol.cut)
 
     @property
@@ -157,7 +157,7 @@ class Plan:
         return Window(steps=cut + HORIZON * (steps - cut), cut=cut)
 
     def profile(self, outline: bool) -> Window:
-        """What a profiled launch runs: also steps without the profiler, for scale."""
+        """The window of a profiled launch: also steps without the profiler, for scale."""
         cut = self.protocol.cut
         if outline:
             steps = cut + 2 * PAIRS + 1 + PROFILED
@@ -165,7 +165,7 @@ class Plan:
         return Window(steps=cut + 2 * PROFILED + 1, cut=cut, profiled=PROFILED)
 
     def only(self, wanted: Collection[Contrast]) -> Plan:
-        """The same plan with these contrasts, and only the arms that they need."""
+        """Returns the plan with these contrasts, and only the arms that they need."""
         names = {contrast.subject for contrast in wanted} | {
             b for contrast in wanted for b in contrast.baseline
         }

@@ -224,7 +224,7 @@ def compared(plan: Plan, name: str, other: CaseSpec, metrics: Sequence[str]) -> 
 def shapes(
     case: CaseSpec, layouts: Sequence[tuple[int, ...]], *, protocol: Protocol = REAL
 ) -> Plan:
-    """The same ranks laid over nodes in several ways, each against the first: [1x8, 2x4].
+    """Lays the ranks over nodes in several ways, each against the first: [1x8, 2x4].
 
     Args:
         layouts: ranks on each node; the first is a single node, all have as many ranks.

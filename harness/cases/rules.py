@@ -40,7 +40,7 @@ class BoundSource(StrEnum):
 
 
 class Reach(StrEnum):
-    """What a rule met in a run: nothing passes in silence."""
+    """How far a rule reached in a run: nothing passes in silence."""
 
     MATCHED = "matched"
     OUT_OF_REACH = "out of reach"

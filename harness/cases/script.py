@@ -21,7 +21,7 @@ EXAMPLE = f"{RUN} train.py --lr 3e-4"
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCommand:
-    """What each rank runs: a Python file, or with ``module`` what ``python -m`` takes.
+    """The command that each rank runs: a Python file, or with ``module`` what ``python -m`` takes.
 
     With a ``launcher`` it starts the ranks itself: these are all its words, ``{ranks}`` and the
     like still in them.
@@ -34,7 +34,7 @@ class ScriptCommand:
 
     @property
     def name(self) -> str:
-        """What the case is called: the file's stem, or the module's last name."""
+        """The name of the case: the file's stem, or the module's last name."""
         stem = self.target.rpartition(".")[2] if self.module else Path(self.target).stem
         return "".join(c if c.isalnum() else "_" for c in stem)
 

@@ -84,7 +84,9 @@ class Site:
         return replace(base, **fields)
 
     def fabric(self, nodes: tuple[int, ...], knobs: Mapping[str, Any]) -> CaseSpec:
-        """What a sweep of collectives is launched as: a world and a network, nothing to train."""
+        """The case that a sweep of collectives is launched as: a world and a network, nothing to
+        train.
+        """
         case = self.case("fabric/collectives-sweep", knobs=dict(knobs))
         return case.at(sum(nodes), nodes)
 
@@ -199,7 +201,7 @@ def _here(gpus: str | None, num_gpus: int, cpus: int | None) -> str | None:
 
 
 def _engine(name: str, known: Mapping[str, Entry], nodes: str) -> EngineFacts:
-    """What an engine says of itself; SpecError if there is none, or too few nodes of it."""
+    """The head of an engine; SpecError if there is none, or too few nodes of it."""
     if name not in known:
         raise SpecError(
             f"--engine {name}: no such engine{nearest(name, known)}",

@@ -29,7 +29,7 @@ EXAMPLE = '@scaling("ddp/decoder-tiny", efficiency=0.9)'
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a test requires of its plans, by metric, against one kind of baseline."""
+    """The bounds that a test requires of its plans, by metric, against one kind of baseline."""
 
     least: Mapping[str, Bound]
     baseline: str | None
@@ -167,7 +167,7 @@ def _is_test(what: object) -> bool:
 
 
 def _mistake(what: Sequence[object], fields: Mapping[str, Any]) -> SpecError | None:
-    """What is wrong with the arguments of ``@scaling``, told when the suite is collected."""
+    """Names the mistake in the arguments of ``@scaling`` when the suite is collected."""
     wrong = [item for item in what if not callable(item) and not isinstance(item, str)]
     if wrong:
         problem = f"@scaling({wrong[0]!r})"

@@ -1,4 +1,6 @@
-"""What a command line can name to be measured: a case, a recipe, a file or folder of suites."""
+"""Targets that a command line can name to be measured: a case, a recipe, a file or folder of
+suites.
+"""
 
 import difflib
 import re

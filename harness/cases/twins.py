@@ -16,7 +16,7 @@ TIMES = (1, 2, 4, 8)
 def candidates(
     case: CaseSpec, sizes: Mapping[str, Mapping[str, Json]], less: Mapping[str, Json]
 ) -> Iterator[CaseSpec]:
-    """What could be the twin, the smallest first, the case itself last.
+    """The cases that could be the twin, the smallest first, the case itself last.
 
     ``less`` are knobs of the strategy at fewer than the case asks for, so that few steps check it.
     """

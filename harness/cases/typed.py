@@ -1,4 +1,5 @@
-"""What people type before their script: interpreters and launchers, each understood or refused.
+"""The words that people type before their script: interpreters and launchers, each understood or
+refused.
 
 A refusal says the form that works. Launchers' usual forms name a number of ranks and a port: on
 every rung they are the rung's, and one that is free.
@@ -182,7 +183,9 @@ def asks_for_ranks(words: Sequence[str]) -> bool:
 
 
 def script_of(words: Sequence[str]) -> tuple[str, bool] | None:
-    """What a launcher starts: a Python file, a module (True) or a shell script; None if unseen."""
+    """The script that a launcher starts: a Python file, a module (True) or a shell script; None if
+    unseen.
+    """
     for number, word in enumerate(words[1:], 1):
         if word.endswith(".py"):
             return word, False

@@ -72,7 +72,7 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
 
 
 def _matching(pattern: str, names: Sequence[str]) -> Iterator[str]:
-    """The same, as they are found: most rules match a family soon."""
+    """Yields the matching rules as they are found: most rules match a family soon."""
     family = _family(pattern)
     if re.fullmatch(rf"{SCRIPT}/[^/]+-(own|\*)/(weak|strong|\*)", family):
         yield family  # a user's script is called as its file is

@@ -40,7 +40,9 @@ class Misfit:
 
 @cache
 def torch_build() -> str:
-    """What the installed torch was built for; its version file is read, torch is not imported."""
+    """The platform that the installed torch was built for; its version file is read, torch is not
+    imported.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return "none"

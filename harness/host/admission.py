@@ -190,7 +190,7 @@ _SERVICES = (
 
 
 def _name(pid: int) -> str:
-    """What a process is called; empty where it cannot be seen (another container)."""
+    """The name of a process; empty where it cannot be seen (another container)."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode().rpartition("/")[2]
     except (OSError, UnicodeDecodeError):

@@ -34,7 +34,7 @@ class CopiedEntry:
 
 
 def entries(folder: Path, results: Path, data: Sequence[str] = ()) -> Iterator[CopiedEntry]:
-    """What a copy of ``folder`` consists of, folders before what is in them.
+    """The entries that a copy of ``folder`` consists of, folders before what is in them.
 
     ``results`` is where runs are written, and left out; ``data`` are paths that are shared.
     """
@@ -46,8 +46,8 @@ def entries(folder: Path, results: Path, data: Sequence[str] = ()) -> Iterator[C
 def _inside(
     here: Path, above: Mapping[Path, Path], results: Path, shared: set[Path]
 ) -> Iterator[CopiedEntry]:
-    """What is in ``here``; ``above`` are this folder and those that it is in, the root first: what
-    they really are, and their names in the copy.
+    """The entries in ``here``; ``above`` are this folder and those that it is in, the root first:
+    what they really are, and their names in the copy.
     """
     root = next(iter(above))
     name = list(above.values())[-1]

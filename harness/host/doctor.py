@@ -27,8 +27,8 @@ def examine() -> list[Finding]:
 
 
 def examination() -> dict[str, Json]:
-    """What an agent answers when it is asked how its machine is: its facts, the findings of every
-    check, and those that decide whether verdicts can stand.
+    """Examines this machine for an agent: its facts, the findings of every check, and those that
+    decide whether verdicts can stand.
     """
     decisive = admission.examine(on_gpus=True)
     return {
@@ -39,7 +39,7 @@ def examination() -> dict[str, Json]:
 
 
 def notes() -> list[str]:
-    """What is not as it should be, as sentences for a record."""
+    """Lists what is not as it should be, as sentences for a record."""
     return [
         f"{finding.check}: {finding.text}" for finding in examine() if finding.level is not Level.OK
     ]

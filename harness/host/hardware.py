@@ -32,12 +32,12 @@ class Hardware:
 
     @property
     def slowest(self) -> float:
-        """What bounds a ring over all of it."""
+        """The link that bounds a ring over all of it."""
         return self.link_bytes if len(self.nodes) == 1 else self.network_bytes
 
 
 def parse(text: str) -> Hardware:
-    """What ``--on`` names; SpecError for what is neither known nor a file."""
+    """Reads the hardware that ``--on`` names; SpecError for what is neither known nor a file."""
     if Path(text).is_file():
         return _stated(Path(text))
     match = re.fullmatch(r"(?:(\d+)x)?(\d+)x([a-z0-9-]+)", text.lower())

@@ -1,4 +1,4 @@
-"""What ranks leave behind: shared memory of NCCL's where they are killed, files of a script's."""
+"""Leftovers of ranks: shared memory of NCCL's where they are killed, files of a script's."""
 
 import contextlib
 import os

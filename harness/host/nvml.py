@@ -194,7 +194,7 @@ def topology() -> tuple[tuple[int, int, str], ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class PowerLimit:
-    """What a device is held at now, and between which limits it can be, in W."""
+    """A device's power limit now, and the limits between which it can be set, W."""
 
     index: int
     now_w: int | None
@@ -357,7 +357,8 @@ def summarise(
 
 
 def _energy_j(rows: Sequence[dict[str, Json]], low: int, high: int) -> float | None:
-    """What the counter grew by between two moments, straight between readings; None without one.
+    """The growth of the energy counter between two moments, straight between readings; None without
+    one.
 
     None, too, where a moment lies outside of all readings: nobody knows how it went on.
     """

@@ -1,4 +1,4 @@
-"""What may stand in no record: told by the last word of a name, and by how tokens look.
+"""Secrets that may stand in no record: told by the last word of a name, and by how tokens look.
 
 A script's secret is named, not written: ``--api-key {env:API_KEY}`` is what the record keeps, and
 each rank puts in what its environment says. A password without a name (``-p hunter2``) cannot be
@@ -166,7 +166,7 @@ def _of_options(words: Sequence[str]) -> Iterator[Secret]:
 
 
 def _of_looks(words: Sequence[str]) -> Iterator[Secret]:
-    """What shows by itself, whatever the option: pairs inside a word, URLs, tokens, keys."""
+    """Finds secrets by looks, whatever the option: pairs inside a word, URLs, tokens, keys."""
     for index, word in enumerate(words):
         for match in itertools.chain(*(pattern.finditer(word) for pattern in _LOOKS)):
             yield Secret(index, *match.span(1), "")

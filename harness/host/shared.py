@@ -1,4 +1,4 @@
-"""What all launches of a script share (``--data``): it is read-only, and compared.
+"""Folders that all launches of a script share (``--data``): they are read-only, and compared.
 
 A namespace of a process's own shows it these paths read-only; nobody else is touched. Where the
 kernel does not allow that, a change is seen after the launch that made it.
@@ -28,7 +28,7 @@ _RELATIVE_ATIME = (0x1000, 0x20_0000)
 
 
 class Stamp(NamedTuple):
-    """What changes when a file is written to, or put in the place of another."""
+    """The stamp of a file, which changes when it is written to, or another is put in its place."""
 
     inode: int
     modified_ns: int

@@ -20,7 +20,7 @@ _TOOLKIT = Path("/usr/local/cuda/version.json")
 
 
 class Standing(StrEnum):
-    """What a comparison came to."""
+    """The outcome of a comparison of versions."""
 
     OK = "ok"
     BELOW = "below"

@@ -1,1 +1,1 @@
-"""What people touch: the command, the pytest plugin, tables and pages."""
+"""The parts that people touch: the command, the pytest plugin, tables and pages."""

@@ -102,7 +102,9 @@ def _cases(run: RunRecord) -> dict[str, CaseSpec]:
 
 
 def _of(case: CaseSpec | None, purpose: Purpose) -> dict[str, Any]:
-    """What tells a row from those of other trainings; a sweep of the fabric is of no case."""
+    """The columns that tell a row from those of other trainings; a sweep of the fabric is of no
+    case.
+    """
     return {
         "case": None if case is None else case.id,
         "strategy": None if case is None else case.strategy,

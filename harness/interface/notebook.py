@@ -145,7 +145,7 @@ class NotebookRun:
             axes.legend(fontsize=8)
 
     def _bounds(self) -> Iterator[tuple[int, float]]:
-        """What is asked of a rung: ranks, and the least efficiency."""
+        """The bound on a rung: ranks, and the least efficiency."""
         rules = {threshold.name: threshold.at_least for threshold in self.record.thresholds}
         worlds = {
             arm.case.hash: arm.case.world_size for plan in self.record.plans for arm in plan.arms

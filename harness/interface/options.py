@@ -75,7 +75,7 @@ def site(values: Mapping[str, Any], catalogue: Catalogue) -> Site:
 
 
 def engine_settings(values: Mapping[str, Any], catalogue: Catalogue) -> Mapping[str, Json]:
-    """What the cluster file says for the engine that is asked for."""
+    """The settings in the cluster file for the engine that is asked for."""
     engine = values.get("engine") or "local"
     file = values.get("cluster")
     if engine not in catalogue.entries["engines"]:

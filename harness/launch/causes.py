@@ -225,7 +225,7 @@ def _at_work(e: RankEnd) -> bool:
 
 
 def _told_by_torch(failed: Sequence[RankEnd]) -> Suspect | None:
-    """What torch's detailed debugging found: the rank that most reports differ from."""
+    """Reads the finding of torch's detailed debugging: the rank that most reports differ from."""
     absent: Counter[int] = Counter()
     running: dict[int, str] = {}
     for end in failed:

@@ -16,7 +16,7 @@ from harness.launch.wire.channel import Channel, Listener, make_token, read_toke
 
 
 def open_worlds(entry: Entry, where: Where) -> Fleet:
-    """What launches an engine's worlds; LaunchError with its reason if it cannot be used here."""
+    """Opens an engine's worlds; LaunchError with its reason if it cannot be used here."""
     engine = make(entry)
     if not (here := engine.probe()).available:
         raise LaunchError(
@@ -33,7 +33,7 @@ def open_worlds(entry: Entry, where: Where) -> Fleet:
 
 
 def setup(where: Where, name: str, python: str) -> Where:
-    """The same place with another environment's interpreter, for cases that name this setup.
+    """Returns the place with another environment's interpreter, for cases that name this setup.
 
     It is started with this package alone on its path: not with what is installed beside it here.
     """
@@ -51,7 +51,9 @@ def setup(where: Where, name: str, python: str) -> Where:
 
 
 def commands(entry: Entry, where: Where) -> tuple[Command, ...]:
-    """What would be run, with names in place of what only exists in a run (``--dry-run``)."""
+    """The commands that would be run, with names in place of what only exists in a run
+    (``--dry-run``).
+    """
     named = {**vars(where), "folder": Path("FOLDER"), "token_file": Path("TOKEN_FILE")}
     deployment = Deployment(**named, join="HOST:PORT", python=sys.executable)
     return make(entry).plan(deployment)
@@ -86,7 +88,7 @@ def _again(
 
 
 def _listening(entry: Entry, where: Where) -> tuple[Deployment, Listener | None]:
-    """What an engine is asked for, and who waits for its agents, if they dial in."""
+    """Deployment that an engine is asked for, and the listener for its agents, if they dial in."""
     asked = where.settings
     listener = None
     join = ""

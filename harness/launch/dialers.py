@@ -141,5 +141,5 @@ class Processes(Job):
 
 
 def _alone(node: int) -> str:
-    """What an agent that was started by itself is called."""
+    """The name of an agent that was started by itself."""
     return f"agent{node}"

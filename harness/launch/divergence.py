@@ -21,14 +21,14 @@ Logs = dict[str, dict[int, dict[int, Collective]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """What ranks did as the first collective that not all did; "" = it has not come to it."""
+    """Each rank's step at the first collective that not all did; "" = it has not come to it."""
 
     number: int
     did: Mapping[int, str]
 
     @property
     def usual(self) -> str:
-        """What most did; of two, whatever is more than nothing."""
+        """The commonest of these; of two, whatever is more than nothing."""
         counts = Counter(self.did.values())
         return max(counts, key=lambda what: (counts[what], bool(what)))
 

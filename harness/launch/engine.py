@@ -1,4 +1,5 @@
-"""What an engine is: where it can start agents, with which commands, and how they are doing.
+"""The contract of an engine: where it can start agents, with which commands, and how they are
+doing.
 
     probe -> is it here?     plan -> commands (pure, printed by --dry-run)     start -> Job
 
@@ -44,7 +45,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What an engine can do here; ``reason`` says what is missing when it is not ``available``."""
+    """An engine's abilities here; ``reason`` says what is missing when it is not ``available``."""
 
     available: bool
     reason: str = ""
@@ -69,7 +70,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment(Where):
-    """What an engine is asked for: an agent on each of these nodes.
+    """A request to an engine: an agent on each of these nodes.
 
     Agents join ``join`` (HOST:PORT) with the secret in ``token_file``.
     """
@@ -102,7 +103,7 @@ class State(StrEnum):
 
 
 class Job(ABC):
-    """What ``start`` leaves running."""
+    """The job that ``start`` leaves running."""
 
     def channels(self) -> Mapping[int, Channel]:
         """Node -> channel of the agents that inherited a socket; none where they all dial in."""
@@ -146,14 +147,14 @@ class Engine(Protocol):
         """Whether it can be used here, and if not, why."""
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """What ``start`` will run: pure."""
+        """Plans what ``start`` will run: pure."""
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Job:
         """Run the commands of that plan."""
 
 
 class Queue(Protocol):
-    """What an engine whose head says ``queues`` can do beside: keep a whole run until its turn."""
+    """The queue of an engine whose head says ``queues``: it keeps a whole run until its turn."""
 
     def leave(self, deployment: Deployment, command: Sequence[str]) -> str:
         """Submit a job whose first node runs this command; its id."""
@@ -184,7 +185,7 @@ def make(entry: Entry) -> Engine:
 
 
 def importable() -> dict[str, str]:
-    """What a process on this machine or another needs to import this package as we do."""
+    """The path that a process on this machine or another needs to import this package as we do."""
     path = filter(None, (str(programs.ROOT), os.environ.get("PYTHONPATH", "")))
     return {**RANK_ENV, "PYTHONPATH": os.pathsep.join(path)}
 

@@ -78,7 +78,7 @@ class Fleet:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """What every agent said of its machine; waits for them."""
+        """The facts that every agent sent of its machine; waits for them."""
         self.ready()
         return tuple(link.about for link in self._links if link.about is not None)
 
@@ -203,7 +203,7 @@ class Fleet:
             link.send({"standing": to_doc(standing)})
 
     def _ask(self, links: Sequence[AgentLink], asked: Json, within_s: float) -> list[Json]:
-        """What each of these agents answers; LaunchError if one is lost, or says nothing."""
+        """Asks each of these agents; LaunchError if one is lost, or does not answer."""
         for link in links:
             link.send(asked)
         answers: dict[int, Json] = {}

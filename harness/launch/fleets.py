@@ -51,11 +51,11 @@ class Fleets:
         return fleet
 
     def software(self) -> dict[str, dict[str, str]]:
-        """What each setup that was needed runs with, by its first node."""
+        """The software of each setup that was needed, by its first node."""
         return {name: dict(fleet.nodes[0].software) for name, fleet in self._others.items()}
 
     def mended(self) -> list[str]:
-        """What has been told of lost agents since this was asked for last."""
+        """The agents that were lost and replaced since this was asked for last."""
         sentences = []
         for fleet in (self.own, *self._others.values()):
             sentences += fleet.notes
@@ -69,7 +69,7 @@ class Fleets:
 
     @property
     def notes(self) -> list[str]:
-        """What the engine has to say of itself, for the record."""
+        """The engine's remarks for the record."""
         queued_s = self.own.queued_s
         variables = environment.of_backends()
         sentences = [f"engine: {queued_s:.0f} s in the queue"] if queued_s >= 1 else []

@@ -29,7 +29,7 @@ class Ear:
     def receive(
         self, links: Sequence[AgentLink], timeout_s: float = TICK_S
     ) -> list[tuple[AgentLink, Message, bytes]]:
-        """What has come within that time, of every link."""
+        """Receives what comes within that time, from every link."""
         self._attend(links)
         ready = self._selector.select(timeout_s if self._heard else 0)
         now = time.monotonic()

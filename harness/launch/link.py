@@ -38,7 +38,7 @@ class AgentLink:
             self.lose(f"its agent does not answer: {error.strerror or error}")
 
     def receive(self) -> list[tuple[Message, bytes]]:
-        """What has arrived; none of a link that is lost by it."""
+        """Receives what has arrived; nothing where the link is lost meanwhile."""
         assert self.channel is not None
         try:
             messages = self.channel.receive()

@@ -19,7 +19,7 @@ END_S = 10.0
 
 
 class Running:
-    """What is known of the launch so far. ``watch`` is called a few times a second."""
+    """The state of the launch so far. ``watch`` is called a few times a second."""
 
     def __init__(
         self, spec: LaunchSpec, shares: Sequence[tuple[AgentLink, Share]], lost_s: float = LOST_S

@@ -275,7 +275,7 @@ class Bench:
         return records
 
     def _written(self, script: Script | None) -> list[str]:
-        """What a script's launch has changed of what all launches share, as far as we see it."""
+        """Names the shared files that a script's launch has changed, as far as we see it."""
         if script is None or not script.data:
             return []
         before = self._shared
@@ -300,7 +300,7 @@ class Bench:
 
 
 def _task(order: Order, catalogue: Catalogue, described: Described, data_seed: int) -> Task:
-    """What the ranks are to do for this order."""
+    """The task of the ranks for this order."""
     case = order.arm.case
     window = order.window
     if order.script is not None:
@@ -324,7 +324,7 @@ def _task(order: Order, catalogue: Catalogue, described: Described, data_seed: i
 def _swept(
     spec: LaunchSpec, ended: Ended, engine: Entry, catalogue: Catalogue
 ) -> list[Row] | LaunchError:
-    """What one sweep left."""
+    """The results that one sweep left."""
     cause = causes.attribute(ended.ranks, ended.unreachable)
     if cause is not None:
         error = LostError if cause.kind in PASSING else LaunchError
@@ -344,7 +344,7 @@ def _swept(
 
 
 def _record(order: Order, spec: LaunchSpec, ended: Ended) -> LaunchRecord:
-    """What a world left, before its samples are looked at."""
+    """The record of a world, before its samples are looked at."""
     cause = causes.attribute(ended.ranks, ended.unreachable)
     if cause is not None and order.script is not None and order.script.data:
         cause = replace(cause, message=_with_shared(cause.message))

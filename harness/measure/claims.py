@@ -1,4 +1,4 @@
-"""What a user's files claim in the description of a case: derived here, where none was imported.
+"""Derives what a user's files claim in the description of a case, where none was imported.
 
 A description is made in a process that has imported these files, which could write one of their
 own. So what they are excused from follows from what they expect, and is not asked of them.
@@ -68,7 +68,7 @@ def of_files(
 
 
 def _unlike(answer: Described, beside: Described) -> Iterator[str]:
-    """What a description says of its model, and one without the other files does not."""
+    """Names what a description says of its model that one without the other files does not."""
     if _of_model(answer) != _of_model(beside):
         yield "another model"
     if _reference_bytes(answer) > _reference_bytes(beside):

@@ -1,4 +1,6 @@
-"""What cases of any size send and need, asked of an agent of this machine: nothing is launched."""
+"""Describes the bytes and the needs of cases of any size by an agent of this machine: nothing is
+launched.
+"""
 
 import contextlib
 import tempfile
@@ -12,7 +14,7 @@ from harness.record import Described
 
 
 def described(cases: Sequence[CaseSpec], catalogue: Catalogue) -> list[Described]:
-    """What a run of these cases would record of them; LaunchError where no agent starts."""
+    """Descriptions that a run of these cases would record; LaunchError where no agent starts."""
     with tempfile.TemporaryDirectory(prefix="scaleproof-describe-") as folder:
         bench = Bench(
             catalogue, catalogue.get("engines", Settings().engine), Where(folder=Path(folder))

@@ -31,7 +31,7 @@ def lead(
 
 
 def first_verdict(verdicts: Sequence[Verdict], elapsed_s: float) -> str | None:
-    """What the first plan came to, of its largest world; None where nothing was measured.
+    """The first plan's result, of its largest world; None where nothing was measured.
 
     It is said as it stands: more blocks, or a fresh set, may still change the word.
     """

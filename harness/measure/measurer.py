@@ -111,7 +111,7 @@ class Measurer:
         return self._limit_s - left_s(self._session, plans, self._arms)
 
     def broken(self, plan: Plan) -> ScaleproofError | None:
-        """What kept a plan from being measured, if anything did."""
+        """The obstacle that kept a plan from being measured, if there was one."""
         return self._broken.get(plan.hash)
 
     @property
@@ -254,7 +254,9 @@ class Measurer:
         return together.groups(self._session, plan, self._arms.get(plan.hash, plan.arms))
 
     def _further(self, plan: Plan, arms: Sequence[Arm], alone: bool) -> None:
-        """What decides more: a block of these arms, or a probe where only neighbours are open."""
+        """The next launches that decide more: a block of these arms, or a probe where only
+        neighbours are open.
+        """
         if alone and (probe := piloting.probe_again(self.run, arms)) is not None:
             turn, arm = probe
             self._usable(plan, self._launch(plan, [arm], Purpose.PROBE, turn=turn))

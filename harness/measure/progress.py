@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it."""
+"""Messages of a run to whoever watches it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cases were described as before, by this very package and torch: to describe takes seconds.
+"""Descriptions made before by this very package and torch: to describe takes seconds.
 
 Kept in the user's cache folder, for plans alone: a run that measures asks its agent each time.
 """
@@ -30,7 +30,7 @@ class Remembered:
                 self._answers = json.loads(self._path.read_text())
 
     def of(self, cases: Sequence[CaseSpec]) -> dict[str, Described]:
-        """What is known of these cases, by their hash."""
+        """The descriptions of these cases that are known, by their hash."""
         return {
             case.hash: from_doc(Described, self._answers[case.hash])
             for case in cases

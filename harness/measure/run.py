@@ -40,7 +40,7 @@ _OFFERED = ("strategies", "models", "compressors")
 
 
 class Run:
-    """What was measured so far, and what is known of where. ``queued_s`` is time in a queue."""
+    """A run: its measurements so far, and where they are made. ``queued_s`` is time in a queue."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Run:
         return self._before_s + time.monotonic() - self._began - self._queued_s()
 
     def begun_at(self, at: str, before_s: float) -> None:
-        """What is entered was measured before: from ``at`` on, for so many seconds."""
+        """Enters what was measured before: from ``at`` on, for so many seconds."""
         self.started_at = at
         self._before_s = before_s
 
@@ -217,7 +217,7 @@ class Run:
 
     @uninterrupted
     def add_sweep(self, rows: Sequence[Row]) -> None:
-        """What one sweep measured."""
+        """Adds the results of one sweep."""
         self._link(Kind.SWEEP, rows)
         self.fabric += rows
 
@@ -227,7 +227,7 @@ class Run:
 
     @uninterrupted
     def set_suspects(self, suspects: Suspects) -> None:
-        """What pairs of nodes came to."""
+        """Sets the suspects that pairs of nodes have shown."""
         self._link(Kind.PAIRED, suspects)
         self.suspects = suspects
 
@@ -239,7 +239,7 @@ class Run:
 
     @uninterrupted
     def add_trial(self, trial: Trial) -> None:
-        """What one trial of a recovery measured."""
+        """Adds the results of one trial of a recovery."""
         self._link(Kind.TRIAL, trial)
         self.recoveries.append(trial)
 
@@ -272,7 +272,7 @@ class Run:
         return record
 
     def contrasts_of(self, plan: Plan) -> tuple[Contrast, ...]:
-        """What is judged of a plan, by the rules of this run."""
+        """The contrasts that are judged of a plan, by the rules of this run."""
         return pairs.judged_of(plan, self.thresholds, self.machine.hardware_class)
 
     def timed(self, plan: Plan) -> list[LaunchRecord]:
@@ -287,7 +287,7 @@ class Run:
         return {launch.block for launch in self.timed(plan) if launch.attempt == attempt}
 
     def block_s(self, slots: Sequence[Sequence[Arm]]) -> float:
-        """What another block of these arms will take, those of a slot at once."""
+        """The time that another block of these arms will take, s; those of a slot run at once."""
         wall_s = mean_wall_s(self.launches)
         return 2 * sum(max(wall_s.get(arm.case.hash, 0.0) for arm in slot) for slot in slots)
 
@@ -297,7 +297,7 @@ class Run:
 
 
 def _sealed(run: Run) -> Json:
-    """What is settled before anything is launched."""
+    """The facts that are settled before anything is launched."""
     return dict(
         run=run.name,
         schema=SCHEMA,
@@ -313,7 +313,7 @@ def _sealed(run: Run) -> Json:
 
 
 def _state(record: RunRecord) -> Json:
-    """What else is known by now: nothing else in the chain tells it."""
+    """The facts known by now that nothing else in the chain tells."""
     return {name: getattr(record, name) for name in STATED}
 
 

@@ -64,7 +64,7 @@ def movable(session: Session, plan: Plan) -> bool:
 
 
 def _networks(session: Session, plan: Plan) -> set[tuple[tuple[str, Json], ...]]:
-    """What the links of this plan's worlds are set to."""
+    """The settings of the links of this plan's worlds."""
     cases = (arm.case for arm in plan.arms)
     return {session.catalogue.network(case) for case in cases if len(case.nodes) > 1}
 
@@ -118,7 +118,7 @@ def orders(  # noqa: PLR0913  (fields of an order)
 
 
 def _curve(run: Run, case: CaseSpec) -> references.LossCurve | None:
-    """What a case's losses are compared with, if it was trained."""
+    """The losses that a case is compared with, if it was trained."""
     return references.curve(run.folder, run.launches, run.described, case.hash)
 
 

@@ -1,4 +1,4 @@
-"""What was measured: the record and its parts, on disk and upgraded.
+"""The record and its parts, on disk and upgraded.
 
 Its nouns are imported from here, its functions from their files.
 """

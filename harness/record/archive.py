@@ -60,7 +60,7 @@ class Packed:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What an archive holds: its runs, and the sha256 of every file."""
+    """The contents of an archive: its runs, and the sha256 of every file."""
 
     runs: tuple[Packed, ...]
     files: Mapping[str, str]

@@ -30,7 +30,7 @@ STATED = (
 
 
 class Kind(StrEnum):
-    """What a link tells."""
+    """The kind of a link."""
 
     SEALED = "sealed"  # what was settled before the first launch
     PLAN = "plan"
@@ -146,7 +146,7 @@ def read(folder: Path) -> tuple[Link, ...]:
 
 
 def walk(folder: Path) -> Iterator[Link]:
-    """The same, one after the other: who keeps none of them needs no memory for all."""
+    """Walks the links one after the other: who keeps none of them needs no memory for all."""
     path = folder / FILE
     before = ""
     for number, line in enumerate(_lines(path)):
@@ -215,5 +215,5 @@ _FIX = "copy the run's folder from its source again; a chain that was edited can
 
 
 def bodies(links: Sequence[Link], kind: Kind) -> list[Json]:
-    """What the links of a kind tell, in order."""
+    """The bodies of the links of a kind, in order."""
     return [link.body for link in links if link.kind is kind]

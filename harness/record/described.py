@@ -1,4 +1,4 @@
-"""What an agent answers about a case before it runs: facts, expectations, refusals."""
+"""Descriptions of cases by an agent, before they run: facts, expectations, refusals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,7 +53,8 @@ def exchanges(steps: range, period: int, until: int = 0, growth: float = 1.0) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What a strategy says a case will do, before it runs. Bytes are per rank and step.
+    """The expectation that a strategy states of a case, before it runs. Bytes are per rank and
+    step.
 
     ``sent_bytes`` is the closed form for the case's backend, one figure per rank.
     ``payload_bytes`` maps a collective to the input bytes that each rank issues in one step (one
@@ -101,7 +102,7 @@ class Expected:
 
 
 def bytes_sent(expected: Expected, rank: int, steps: range) -> float:
-    """What a rank sends in these steps, whole gradients among it."""
+    """The bytes that a rank sends in these steps, whole gradients among them."""
     talking = exchanges(steps, expected.period, expected.until, expected.growth)
     whole = sum(
         step in steps
@@ -128,7 +129,7 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a step of so many ``samples`` computes, if one device has the whole model.
+    """The work of a step of so many ``samples``, if one device has the whole model.
 
     ``moved_bytes`` is what all but the products reads and writes, ``update_bytes`` the optimizer.
     """

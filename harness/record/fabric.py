@@ -66,7 +66,7 @@ class Row:
 
     @property
     def bus_bps(self) -> float | None:
-        """What the busiest link carried, B/s."""
+        """The rate of the busiest link, B/s."""
         rate = self.algorithm_bps
         return None if rate is None else rate * factor(self.operation, sum(self.nodes))
 
@@ -118,7 +118,7 @@ class Suspects:
 
 
 def label(network: Sequence[tuple[str, Json]]) -> str:
-    """What an emulated network is set to, as ``+emulated.rate_mbit=100``."""
+    """The settings of an emulated network, as ``+emulated.rate_mbit=100``."""
     return "".join(
         f"+{name}={value:g}" if isinstance(value, float) else f"+{name}={value}"
         for name, value in network

@@ -1,4 +1,4 @@
-"""What one launch measured, and how it ended."""
+"""The record of one launch: its measurements, and how it ended."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class LaunchStatus(StrEnum):
 
 
 class Purpose(StrEnum):
-    """What a launch was for: only ``timed`` ones are compared, budgets come from ``profile``.
+    """The purpose of a launch: only ``timed`` ones are compared, budgets come from ``profile``.
 
     ``probe`` ones run a baseline alone and beside others. ``stalled`` ones were timed, but the host
     stood still while a scheduled stand-in waited: that says nothing of it, and it is timed again,
@@ -196,7 +196,7 @@ class LaunchRecord:
 
     @property
     def asked(self) -> Purpose:
-        """What it was launched for, whatever became of it."""
+        """The purpose that it was launched for, whatever became of it."""
         if self.purpose in (Purpose.STALLED, Purpose.FLAKED):
             return self.intended or Purpose.TIMED
         return self.purpose
@@ -320,7 +320,8 @@ class LaunchRecord:
 
     @property
     def fed(self) -> Mapping[str, float] | None:
-        """What making batches took in a step, mean of the ranks; None for inputs that do not say.
+        """The time that making batches took in a step, mean of the ranks; None for inputs that do
+        not say.
 
         ``read_s`` and ``decode_s`` of all workers of a rank, ``disk_bytes`` that disks delivered.
         """
@@ -360,7 +361,8 @@ class LaunchRecord:
 
     @property
     def energy_per_sample(self) -> float | None:
-        """What its devices took in the kept window for each sample, J; None where one does not say.
+        """The energy of its devices in the kept window for each sample, J; None where one does not
+        say.
 
         Records of before know the devices of one node alone: there a launch on several has none.
         """
@@ -370,7 +372,7 @@ class LaunchRecord:
         return sum(taken) / self.consumed if known and self.consumed else None
 
     def value(self, metric: Metric, *, tail: bool = False) -> float | None:
-        """What this launch has of a metric, in SI units; None where it was not measured."""
+        """The value of a metric in this launch, in SI units; None where it was not measured."""
         path = (metric.tail if tail else "") or metric.read
         values = [self._at(part) for part in path.split("/")] if path else [None]
         top, *below = values

@@ -1,4 +1,4 @@
-"""What a run concludes: the six statuses, the closed list of reasons, and the Verdict."""
+"""Conclusions of a run: the six statuses, the closed list of reasons, and the Verdict."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What one rank measured and checked in one launch."""
+"""The record of one rank in one launch: its measurements and checks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from harness.record.spans import Category
 
 @dataclass(frozen=True, kw_only=True)
 class WhatRan:
-    """What a strategy observed of itself: classes and placements, never what was asked for.
+    """A strategy's observations of itself: classes and placements, never what was asked for.
 
     ``module`` is the class of the trained module, ``placements`` those of its parameters;
     ``compute_dtype`` is the dtype that leaf modules really returned. ``staleness`` is how many
@@ -78,7 +78,7 @@ class Allocator:
 
 @dataclass(frozen=True, kw_only=True)
 class Routed:
-    """What one rank's tokens asked of the experts of a layer: choices by expert, ``top`` a token,
+    """The choices of one rank's tokens among the experts of a layer: by expert, ``top`` a token,
     and how many of them found no room.
     """
 
@@ -89,7 +89,7 @@ class Routed:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """What a rank's device does at most: FLOP/s of a matrix product, B/s of a copy in its memory
+    """The most that a rank's device does: FLOP/s of a matrix product, B/s of a copy in its memory
     (each byte read and written), as measured there.
     """
 
@@ -111,7 +111,7 @@ class SpanRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What hooks saw of a user's own training in one rank; counts are of one step.
+    """The hooks' observations of a user's own training in one rank; counts are of one step.
 
     ``world_size`` and ``backend`` are those of the process group that it made (1 and empty without
     one). ``optimizers`` are the classes that step together, in their order within a step, and
@@ -174,7 +174,7 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """What one rank measured. Times in s on its own monotonic clock, sizes in bytes.
+    """The measurements of one rank. Times in s on its own monotonic clock, sizes in bytes.
 
     ``step_s`` etc. are not here: they are in the samples (``rank<r>.npz``: marks_s, loss,
     sample_ids, rss_bytes), whose digest is ``samples_sha256``. ``sent_bytes`` and

@@ -36,8 +36,8 @@ HALVES_SINCE = 9
 
 
 def stand_ins(case: CaseSpec, nodes: Sequence[Machine]) -> frozenset[StandIn]:
-    """What stands in for hardware in a case that runs on these nodes: also cores that are shared
-    by several ranks.
+    """The stand-ins for hardware in a case that runs on these nodes: also cores that are shared by
+    several ranks.
     """
     if case.device is not Device.CPU or case.stand_in:
         return case.stand_in
@@ -140,7 +140,7 @@ class RunRecord:
 
     @cached_property
     def by_case(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
-        """The same by the hash of their case."""
+        """The contrasts by the hash of their case."""
         return _grouped(self.launches, lambda launch: launch.case)
 
     @cached_property
@@ -167,7 +167,7 @@ class RunRecord:
 
     @cached_property
     def verdicts_by_case(self) -> Mapping[str, tuple[Verdict, ...]]:
-        """The same by the hash of their case."""
+        """The verdicts by the hash of their case."""
         return _grouped(self.verdicts, lambda v: v.case_hash)
 
     @cached_property
@@ -196,8 +196,8 @@ class RunRecord:
         return {}
 
     def once(self, what: Hashable, derive: Callable[[], Derived]) -> Derived:
-        """What follows from this record, by its name: derived when it is first asked for, since
-        the parts of a report ask for the same.
+        """A property that follows from this record, by its name: derived when it is first asked
+        for, since the parts of a report ask for the same.
         """
         if what not in self._derived:
             self._derived[what] = derive()
@@ -205,7 +205,9 @@ class RunRecord:
         return derived
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
-        """What a launch was asked to run: the frozen window of its arm, a pilot's before that."""
+        """The window that a launch was asked to run: the frozen window of its arm, a pilot's before
+        that.
+        """
         if launch.asked is Purpose.PROFILE:
             return plan.profile(self.settings.outline)
         frozen = self.windows.get(plan.hash, {}).get(launch.arm)
@@ -216,7 +218,7 @@ class RunRecord:
         return frozen or plan.window
 
     def stand_ins(self, case: CaseSpec) -> frozenset[StandIn]:
-        """What stands in for hardware in a case: also cores that several ranks shared here."""
+        """The stand-ins for hardware in a case: also cores that several ranks shared here."""
         return stand_ins(case, self.nodes or (self.machine,) * len(case.nodes))
 
 

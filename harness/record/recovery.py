@@ -13,7 +13,7 @@ PARTS = ("detect", "stop", "import", "start", "group", "load", "step")
 
 @dataclass(frozen=True, kw_only=True)
 class RankRestart:
-    """What one rank of a training with a checkpoint left.
+    """The restart of one rank, of a training with a checkpoint.
 
     ``saved``, ``loaded`` and ``last`` are digests of parameters and optimizer state: when they were
     saved, after they were loaded, and at the end; empty where that did not happen. ``stall_s`` is
@@ -116,7 +116,7 @@ class Trial:
 
 
 class Mark(StrEnum):
-    """What has just ended on rank 0."""
+    """The event that has just ended on rank 0."""
 
     READY = "ready"  # the process group and the model are there
     LOADED = "loaded"

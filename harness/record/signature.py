@@ -49,7 +49,7 @@ def sign(folder: Path, key: Path, passphrase: str | None = None) -> Signature:
 
 
 def signed(folder: Path) -> Signature | None:
-    """What lies beside a run; None if nothing does, RecordError if it says nothing."""
+    """The signature beside a run; None if there is none, RecordError if it cannot be read."""
     path = folder / FILE
     if not path.is_file():
         return None

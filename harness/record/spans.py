@@ -9,7 +9,7 @@ GROUPS = "glooGroups"
 
 
 class Category(StrEnum):
-    """What a span's time is to the budget; step, optimizer, checkpoint and gate only give
+    """The category of a span's time in the budget; step, optimizer, checkpoint and gate only give
     structure.
     """
 

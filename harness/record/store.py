@@ -112,8 +112,8 @@ def load(folder: Path, links: Sequence[chain.Link] | None = None) -> RunRecord:
 
 
 def load_whole(folder: Path) -> RunRecord | None:
-    """The same of a complete run whose chain was found whole before: that is not read again. None
-    of one that is not complete, and has part of what it says in its chain.
+    """Loads a complete run whose chain was found whole before: that is not read again. None of one
+    that is not complete, and has part of its contents in its chain.
     """
     with collected.paused():
         path = folder / "record.json" if folder.is_dir() else folder
@@ -146,7 +146,7 @@ def _loaded(folder: Path, links: Sequence[chain.Link] | None) -> RunRecord:
 
 
 def _record(path: Path) -> RunRecord:
-    """What record.json says; RecordError if it was edited, ValueError if it is no record."""
+    """Reads record.json; RecordError if it was edited, ValueError if it is no record."""
     try:
         text = path.read_bytes()
         text.decode()

@@ -35,7 +35,7 @@ def upgrade(doc: Json, newest: int) -> Json:
 
 
 def _rename_plans(doc: Json, old_hash: Callable[[Json], str]) -> Json:
-    """The same plans under the hashes of today."""
+    """Renames plans by the hashes of today."""
     new = {old_hash(p): from_doc(Plan, p, "record.plans").hash for p in doc.get("plans", ())}
     for kind in ("launches", "verdicts"):
         doc[kind] = [{**x, "plan": new.get(x["plan"], x["plan"])} for x in doc.get(kind, ())]

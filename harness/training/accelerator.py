@@ -119,7 +119,7 @@ class Accelerator:
 
     @property
     def uuid(self) -> str:
-        """What tells it from all others, as NVML says it; empty on a CPU."""
+        """The identity by which NVML tells it from all others; empty on a CPU."""
         return f"GPU-{torch.cuda.get_device_properties(self.device).uuid}" if self.present else ""
 
     def synchronize(self) -> None:
@@ -158,7 +158,7 @@ class Accelerator:
 
     @property
     def activities(self) -> list[ProfilerActivity]:
-        """What a profiler looks at."""
+        """The activities that a profiler records."""
         names = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
         device = names.get(self.device.type)
         return [ProfilerActivity.CPU, *([device] if device is not None else [])]

@@ -1,4 +1,4 @@
-"""What a strategy is given, and the two things it returns: expectations and a Trainer."""
+"""The arguments of a strategy, and the two things it returns: expectations and a Trainer."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class RankContext:
 
     @property
     def loss_scale(self) -> float:
-        """What losses are multiplied by before backward, so that small gradients are no zeros."""
+        """The factor of losses before backward, so that small gradients are no zeros."""
         return LOSS_SCALE if self.case.precision is Precision.FP16 else 1.0
 
     def gather(self, value: Any) -> list[Any]:
@@ -170,7 +170,7 @@ class Loaded:
 
     @property
     def modules(self) -> Mapping[str, ModuleType]:
-        """What there is, by the word for its kind."""
+        """The modules of one kind, by the word for it."""
         modules = {"strategy": self.strategy, "model": self.model, "input": self.input}
         return modules if self.codec is None else {**modules, "compressor": self.codec}
 
@@ -295,12 +295,13 @@ def alike(model_file: ModuleType) -> bool:
 
 
 def parts(model: nn.Module) -> tuple[nn.Module, ...]:
-    """What a model runs one after the other: the blocks of a sequence, or else all of it."""
+    """Parts that a model runs one after the other: the blocks of a sequence, or else all of it."""
     return tuple(model.children()) if isinstance(model, nn.Sequential) else (model,)
 
 
 def own_batch(loaded: Loaded, ctx: RankContext, ids: Tensor, of: int = 0) -> Batch:
-    """What a rank is handed of these samples, of a short batch if ``of`` is how many it has.
+    """The number of these samples that a rank is handed, of a short batch if ``of`` is how many it
+    has.
 
     Where the sequence is cut, the part that is its own: the strategy's file says which in
     ``positions``.

@@ -1,4 +1,6 @@
-"""What a user's files have to offer, checked before anything is run: all that is wrong, at once."""
+"""Checks that a user's files offer what they must, before anything is run: all that is wrong, at
+once.
+"""
 
 import inspect
 import traceback
@@ -22,7 +24,8 @@ _FUNCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def problems(kind: str, module: ModuleType, *, compressed: bool = False) -> Iterator[str]:
-    """What a model's, a strategy's or a compressor's file lacks, or takes other arguments for.
+    """Lists what a model's, a strategy's or a compressor's file lacks, or takes other arguments
+    for.
 
     The strategy of a ``compressed`` case is asked what to expect with the compressor, too.
     """

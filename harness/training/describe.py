@@ -101,7 +101,7 @@ def _accepts(loaded: Loaded, twin: CaseSpec) -> bool:
 
 
 def _work(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> Work | None:
-    """What a step computes; None on cores, of stand-ins, and of models that need data to run."""
+    """The work of a step; None on cores, of stand-ins, and of models that need data to run."""
     if case.device is not Device.CUDA or facts.step_s is not None or case.phase is Passes.FORWARD:
         return None
     samples = case_batching(loaded, case).largest
@@ -226,7 +226,9 @@ def check_bound(loaded: Loaded, case: CaseSpec) -> None:
 def reference(
     loaded: Loaded, case: CaseSpec, facts: ModelFacts, model: nn.Module
 ) -> Reference | None:
-    """What the losses of a case are compared with; None for a case that is wrong on purpose."""
+    """The reference that a case's losses are compared with; None for a case that is wrong on
+    purpose.
+    """
     cut = case_batching(loaded, case)
     supports = loaded.supports
     if not case.communicate:
@@ -261,7 +263,7 @@ def reference(
 
 
 def expect(loaded: Loaded, case: CaseSpec, model: nn.Module, facts: ModelFacts) -> Expected:
-    """What the strategy says of itself; compressors are passed to those that take one."""
+    """The strategy's expectation of itself; compressors are passed to those that take one."""
     optimizers.check(case, loaded.supports.mesh(case), loaded.compressor(case))
     arguments = [case, model, case_batching(loaded, case), facts, loaded.knobs(case)]
     if (compressor := loaded.compressor(case)) is not None:

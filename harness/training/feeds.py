@@ -1,4 +1,4 @@
-"""What an input is given, and what it returns: the samples of each step, and a batch of them."""
+"""The arguments of an input, and what it returns: the samples of each step, and a batch of them."""
 
 from __future__ import annotations
 
@@ -79,6 +79,6 @@ def helpers_of(feed: Feed) -> Sequence[int]:
 
 
 def took(feed: Feed) -> Mapping[str, float] | None:
-    """What making batches took in a median step, by what was done; s, and bytes from disk."""
+    """Time that making batches took in a median step, by what was done; s, and bytes from disk."""
     measured: Callable[[], Mapping[str, float]] | None = getattr(feed, "took", None)
     return None if measured is None else measured()

@@ -51,7 +51,7 @@ class FrozenAdam(Optimizer):
         self.fresh = tuple(refreshed(frozen_after, 0))
 
     def divisor(self, parameter: nn.Parameter) -> Tensor:
-        """What a parameter's momentum is divided by in a step."""
+        """The divisor of a parameter's momentum in a step."""
         square: Tensor = self.state[parameter]["square"]
         return square.sqrt().add_(float(self.defaults["eps"]))
 

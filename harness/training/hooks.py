@@ -1,4 +1,4 @@
-"""What compressors share: the closed form they promise, and error feedback per parameter."""
+"""Parts that compressors share: the closed form they promise, and error feedback per parameter."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,7 +72,9 @@ def all_gather(message: Tensor, world: int) -> Tensor:
 
 
 def state_of(hook: object, names: Mapping[Tensor, str]) -> dict[str, Any]:
-    """What a hook keeps from step to step: tensors by parameter, generators, its ``step``."""
+    """The state that a hook keeps from step to step: tensors by parameter, generators, its
+    ``step``.
+    """
     state: dict[str, Any] = {}
     for name, value in vars(hook).items():
         if isinstance(value, ErrorFeedback):
@@ -132,7 +134,7 @@ class Late:
 
 
 class ErrorFeedback:
-    """What was not sent, per parameter (DDP rebuilds buckets after the first step)."""
+    """The gradient that was not sent, per parameter (DDP rebuilds buckets after the first step)."""
 
     def __init__(self) -> None:
         self.owed: dict[Tensor, Tensor] = {}
@@ -144,7 +146,9 @@ class ErrorFeedback:
         return flat.clone() if owed is None else flat + owed
 
     def take(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """The same, in the memory of what was owed: whoever takes it says what is owed next."""
+        """Hands out the sum, in the memory of what was owed: whoever takes it says what is owed
+        next.
+        """
         owed = self.owed.get(parameter)
         return gradient.flatten().clone() if owed is None else owed.add_(gradient.flatten())
 

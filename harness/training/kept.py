@@ -1,4 +1,4 @@
-"""What a forward pass keeps for its backward, counted on tensors without data.
+"""Tensors that a forward pass keeps for its backward, counted on tensors without data.
 
 Hooks on saved tensors see what autograd will hold on a device: every storage once, weights not.
 Copies of weights that autocast makes do not grow with the batch, so two batches tell them apart.

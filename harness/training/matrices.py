@@ -59,7 +59,7 @@ def is_hidden(parameter: nn.Parameter) -> bool:
 
 
 def as_matrices(tensor: Tensor) -> Tensor:
-    """The same as a matrix, or a stack of them."""
+    """Views the tensor as a matrix, or a stack of them."""
     return tensor.flatten(1) if tensor.ndim > 3 else tensor
 
 
@@ -75,7 +75,7 @@ def gathered(parameter: nn.Parameter, held: Tensor) -> Tensor:
 
 
 def own_part(parameter: nn.Parameter, whole: Tensor) -> Tensor:
-    """What this rank holds of a tensor that is whole on all of them."""
+    """The part that this rank holds of a tensor that is whole on all of them."""
     if not isinstance(parameter, DTensor):
         return whole
     mesh = parameter.device_mesh
@@ -85,7 +85,7 @@ def own_part(parameter: nn.Parameter, whole: Tensor) -> Tensor:
 
 
 def gathers(hidden: Sequence[Size], size: int, ranks: int) -> traffic.Traffic:
-    """What a step of Muon sends where ranks hold parts of these matrices."""
+    """The bytes that a step of Muon sends where ranks hold parts of these matrices."""
     total = traffic.Traffic()
     for shape in hidden:
         total += traffic.all_gather(traffic.padded([shape], size, ranks), ranks)

@@ -1,4 +1,4 @@
-"""What steps the parameters, how far, and what happens to the gradients before.
+"""Steps of the parameters: by which rule, how far, and what happens to the gradients before.
 
 Layer-wise optimizers and clipping use the norms of whole tensors, wherever these are cut.
 """
@@ -21,7 +21,7 @@ from harness.training.tuning import kernels
 
 
 class Coding(Protocol):
-    """What is asked of a compressor: how many steps are dense."""
+    """Requests to a compressor: how many steps are dense."""
 
     @property
     def start(self) -> int: ...

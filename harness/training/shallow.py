@@ -35,7 +35,7 @@ def kept_bytes(loaded: Loaded, case: CaseSpec) -> KeptBytes:
 
 
 def step_work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
-    """What a step computes, as ``work.work`` counts it."""
+    """The work of a step, as ``work.work`` counts it."""
     return _by_depth(loaded, case, partial(work, case=case, samples=samples), _deep_work)
 
 
@@ -87,7 +87,7 @@ def _between(less: Work, more: Work, samples: int) -> Work | None:
 
 
 def flops(loaded: Loaded, case: CaseSpec, count: Callable[[Loaded], float]) -> float:
-    """What ``count`` gives of the whole model."""
+    """The value that ``count`` gives of the whole model."""
     return _by_depth(loaded, case, count, _grown)
 
 

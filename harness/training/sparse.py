@@ -50,7 +50,7 @@ class Sparse:
         self.used = 0.0
 
     def wanted(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """What there is to send of a parameter, flat."""
+        """The values to send of a parameter, flat."""
         return (
             gradient.flatten() if self.feedback is None else self.feedback.add(parameter, gradient)
         )

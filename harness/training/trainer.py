@@ -102,7 +102,7 @@ class LocalTrainer:
         self.scaler.step(self.optimizer)
 
     def own_state(self) -> Mapping[str, Any]:
-        """What this rank alone remembers from step to step, beside module and optimizer."""
+        """State that this rank alone remembers from step to step, beside module and optimizer."""
         return {"scaler": self.scaler.state()} if self.scaler.enabled else {}
 
     def remember(self, state: Mapping[str, Any]) -> None:

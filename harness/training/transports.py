@@ -229,7 +229,7 @@ def unpacked(message: Tensor, table: Tensor) -> Tensor:
 
 
 def lookup(bits: int, meaning: Sequence[float]) -> Tensor:
-    """What each byte stands for, (256, values a byte), each value by its ``meaning``."""
+    """The values that each byte stands for, (256, values a byte), each value by its ``meaning``."""
     per_byte = 8 // bits
     shifts = [bits * (per_byte - 1 - i) for i in range(per_byte)]
     rows = [[meaning[(byte >> shift) & (2**bits - 1)] for shift in shifts] for byte in range(256)]

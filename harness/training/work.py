@@ -1,4 +1,4 @@
-"""What a step computes, operator by operator, counted on tensors without data.
+"""The work of a step, operator by operator, counted on tensors without data.
 
     forward and backward on fake tensors -> operators -> products, attention, and bytes moved else
 
@@ -192,7 +192,9 @@ def _moved(operators: Sequence[_Operator]) -> int:
 
 
 def _groups(operators: Iterable[_Operator]) -> Iterator[list[_Operator]]:
-    """What one kernel may do: operators between two products, all of compiled blocks or none."""
+    """The operators that one kernel may do: those between two products, all of compiled blocks or
+    none.
+    """
     group: list[_Operator] = []
     for operator in operators:
         if group and (operator.kind or group[0].kind or operator.fused != group[0].fused):

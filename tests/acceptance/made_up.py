@@ -1,4 +1,4 @@
-"""Data for public scripts: sentences, a small BERT and GPT, and digits, all made here."""
+"""Data for public scripts: sentences, a small BERT and GPT, digits, and photographs with boxes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import json
 import pickle
 import random
+import shutil
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,8 +38,9 @@ class Glue(evaluate.Metric):
 
 def everything(folder: Path) -> Path:
     """All of it, once; the folder. Names are those that scripts ask a hub for."""
-    if not (folder / "made").is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "coco").is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         _sentences(folder)
         _models(folder)
         _digits(folder)
@@ -48,7 +50,7 @@ def everything(folder: Path) -> Path:
         for stage in (2, 3):
             text = json.dumps(DEEPSPEED | {"zero_optimization": {"stage": stage}})
             (folder / f"zero{stage}.json").write_text(text)
-        (folder / "made").touch()
+        _boxes(folder)
     return folder
 
 
@@ -135,3 +137,34 @@ def _digits(folder: Path) -> None:
         (raw / f"{part}-images-idx3-ubyte").write_bytes(head + draw.randbytes(many * 784))
         labels = bytes(draw.randrange(10) for _ in range(many))
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, many) + labels)
+
+
+def _boxes(folder: Path) -> None:
+    """Photographs of COCO's form: 960 to train on and 8 beside, of noise with one to three boxes."""
+    from PIL import Image
+
+    draw = random.Random(3)
+    coco = folder / "coco"
+    (coco / "annotations").mkdir(parents=True)
+    for part, many in (("train2017", 960), ("val2017", 8)):
+        (coco / part).mkdir()
+        images = list[dict[str, object]]()
+        annotations = list[dict[str, object]]()
+        for number in range(1, many + 1):
+            width, height = draw.choice([(128, 96), (96, 128)])
+            name = f"{number:06}.png"
+            noise = draw.randbytes(3 * width * height)
+            Image.frombytes("RGB", (width, height), noise).save(coco / part / name)
+            images.append(dict(id=number, file_name=name, width=width, height=height))
+            for _ in range(draw.randint(1, 3)):
+                x, y, w, h = (draw.randrange(8, 40) for _ in range(4))
+                corners = [x, y, x + w, y, x + w, y + h, x, y + h]
+                annotations.append(
+                    dict(
+                        id=len(annotations) + 1, image_id=number, category_id=draw.randrange(1, 91),
+                        bbox=[x, y, w, h], area=w * h, iscrowd=0, segmentation=[corners],
+                    )
+                )  # fmt: skip
+        kinds = [dict(id=i, name=f"kind {i}") for i in range(1, 91)]
+        document = dict(images=images, annotations=annotations, categories=kinds)
+        (coco / "annotations" / f"instances_{part}.json").write_text(json.dumps(document))

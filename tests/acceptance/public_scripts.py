@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import importlib.util
+import importlib.metadata
 import itertools
 import json
 import os
@@ -34,6 +34,7 @@ from statistics import fmean, median
 
 import made_up
 import numpy as np
+from packaging.requirements import Requirement
 
 from harness.cases import Catalogue, Device, Mode, Protocol, Settings, Site
 from harness.cases.script import script_plan
@@ -142,6 +143,16 @@ def listed() -> list[Script]:
         env = tuple(entry.get("env", {}).items())
         out.append(Script(**{**entry, **lists, "words": words, "env": env}))
     return out
+
+
+def installed(need: str) -> bool:
+    """Whether a distribution is there, in a version that the requirement allows."""
+    requirement = Requirement(need)
+    try:
+        version = importlib.metadata.version(requirement.name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return requirement.specifier.contains(version, prereleases=True)
 
 
 def fetched(script: Script, cache: Path, data: Path) -> Path:
@@ -313,12 +324,12 @@ def main() -> int:
     for script in scripts:
         all_ranks = [number for number in asked.ranks if number >= script.first_rung]
         known = [done[key] for n in all_ranks if (key := (script.digest, n)) in done]
-        missing = [name for name in script.needs if importlib.util.find_spec(name) is None]
+        missing = [name for name in script.needs if not installed(name)]
         fresh: Iterator[Outcome] = iter(())
         if len(known) == len(all_ranks):
             pass
         elif missing:
-            print(f"{script.name:40}  not run: {', '.join(missing)} is not installed")
+            print(f"{script.name:40}  not run: it needs {', '.join(missing)}")
         else:
             left = [number for number in all_ranks if (script.digest, number) not in done]
             folder = fetched(script, asked.cache.resolve(), data)

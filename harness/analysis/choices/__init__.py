@@ -1,1 +1,1 @@
-"""What to choose: the micro-batch that fits, the codec that pays, the remedy that helps."""
+"""Choices of a user: the micro-batch that fits, the codec that pays, the remedy that helps."""

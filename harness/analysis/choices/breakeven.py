@@ -69,7 +69,7 @@ class EncodingCost:
 
 
 def link_bps(run: RunRecord, case: CaseSpec) -> float:
-    """What the link carries over which a case was measured, bit/s.
+    """The bandwidth of the link over which a case was measured, bit/s.
 
     What an emulated one was set to, else what large all-reduces of as many ranks carried; infinite
     where nobody measured that.
@@ -150,7 +150,7 @@ def _step_s(launches: Mapping[int, LaunchRecord]) -> float | None:
 
 
 def _exchange_s(launches: Mapping[int, LaunchRecord], apart_s: float | None) -> float | None:
-    """What steps take beyond training apart; None where that is a codec's work, too."""
+    """Time that steps take beyond training apart, s; None where a codec's work is part of it."""
     step_s = _step_s(launches)
     coded = any(launch.codec_s is not None for launch in launches.values())
     if step_s is None or apart_s is None or coded:

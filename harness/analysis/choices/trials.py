@@ -1,4 +1,5 @@
-"""What a rung lost most to, with what may help; and every remedy beside the case as it is.
+"""The term that a rung lost most to, the remedies that may help, and each remedy beside the case as
+it is.
 
 Rung -> Loss (a large term, its remedies) -> Plan (the case, each remedy, in the same blocks)
      -> Tried (the gain of each, with its interval)
@@ -94,7 +95,7 @@ def trial(rung: Rung, changes: Sequence[Remedy]) -> Plan:
 
 
 def tried(record: RunRecord, plan: Plan, changes: Sequence[Remedy]) -> list[Tried]:
-    """What each change came to, the best first; what made it slower is among them."""
+    """The outcome of every change, the best first; changes that made it slower are among them."""
     verdicts = {v.contrast: v for v in record.verdicts if v.plan == plan.hash}
     attempts = []
     for contrast, remedy in zip(plan.contrasts, changes, strict=True):

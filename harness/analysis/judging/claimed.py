@@ -1,4 +1,4 @@
-"""What only the user says, or one witness alone: a PASS that rests on it becomes RECORDED."""
+"""Claims of a user's files, or of one witness alone: a PASS that rests on one becomes RECORDED."""
 
 from collections.abc import Iterator
 
@@ -44,7 +44,9 @@ def _of_script(evidence: Evidence) -> Iterator[str]:
 
 
 def _of_files(evidence: Evidence, described: Described) -> Iterator[str]:
-    """What a user's file may have said of itself, or of a model that is not its own."""
+    """The figures of which a user's file may have stated something, of itself or of a model that is
+    not its own.
+    """
     run = evidence.run
     case = evidence.subject
     trained = references.launch_of(run.references, run.described, case.hash)

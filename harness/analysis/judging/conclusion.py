@@ -92,7 +92,9 @@ def _judged(
 def _survives(
     question: Question, rule: Threshold | None, run: RunRecord, judged: Judged
 ) -> Conclusion:
-    """What is left of the judge's answer after everything that it must survive."""
+    """Puts the judge's answer through every doubt that it must survive, and returns what is left of
+    it.
+    """
     conclusion = Conclusion(judged.status, judged.reason, judged.detail)
     impossible = _impossible(question, judged)
     if impossible or conclusion.status in (Status.PASS, Status.FAIL):
@@ -115,7 +117,7 @@ def _survives(
 
 
 def _would_be(impossible: str, conclusion: Conclusion) -> str:
-    """What a decision would be that does not stand."""
+    """The decision that would have been reached, were there no doubt."""
     if impossible:
         return impossible
     if conclusion.status is Status.PASS:
@@ -152,7 +154,9 @@ def _tilted(
 
 
 def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judged) -> Conclusion:
-    """What is left of a FAIL after a fresh set: a FAIL, or no decision; never a PASS."""
+    """Holds a FAIL against a fresh set of launches: it stays a FAIL or becomes undecided, never a
+    PASS.
+    """
     status = Status.INCONCLUSIVE
     reason = Reason.UNCONFIRMED
     if question.again:
@@ -174,7 +178,7 @@ def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judge
 
 
 def _waived(conclusion: Conclusion, rule: Threshold | None, run: RunRecord) -> Conclusion:
-    """What a waiver leaves of a verdict: an expected FAIL is waived, a PASS is unexpected."""
+    """Applies a waiver: an expected FAIL is waived, a PASS is unexpected."""
     today = datetime.date.fromisoformat(run.started_at[:10])
     if rule is None or rule.waiver is None or not rule.waived(today):
         return conclusion

@@ -64,7 +64,8 @@ def unfit_host(run: RunRecord, *, known: bool = False) -> Conclusion | None:
 
 
 def unquiet(evidence: Evidence) -> str:
-    """What others took from an arm, where it is more than figures should be read with; else empty.
+    """Describes the load that others put on an arm, where figures of it should be read with care;
+    else empty.
 
     Bytes and memory are what they are beside anyone; quotas that are planted are no others' matter.
     """

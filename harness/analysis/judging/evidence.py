@@ -50,7 +50,7 @@ class Evidence:
 
     @property
     def all_launches(self) -> Sequence[LaunchRecord]:
-        """What it rests on: pilots, then launches."""
+        """The launches that it rests on: pilots, then timed ones."""
         return [*self.pilots, *self.launches]
 
     @property

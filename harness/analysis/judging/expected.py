@@ -133,7 +133,8 @@ def write(path: Path, references: Sequence[ExpectedValue]) -> None:
 
 
 def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], list[tuple[str, str]]]:
-    """What a run says of its hardware: every ratio it measured, and each subject's throughput.
+    """Collects a run's figures of its hardware: every measured ratio, and each subject's
+    throughput.
 
     Stand-ins are left out: they say nothing of hardware. Each side is open by ``tolerance``.
     Beside the values stand those that no verdict could rest on, by case, and why: a wrong training,

@@ -20,7 +20,7 @@ NEEDED = {
 def figure(
     run: RunRecord, case: CaseSpec, launch: LaunchRecord, metric: Metric, *, tail: bool = False
 ) -> float | None:
-    """What a launch of this case has of a metric, in SI units; None where a part is unknown."""
+    """The value of a metric in a launch of this case, in SI units; None where a part is unknown."""
     reading = launch.value(metric, tail=tail)
     times = [factor(run, case, name) for name in metric.times]
     over = [factor(run, case, name) for name in metric.over]

@@ -39,7 +39,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What a rule made of paired values.
+    """A rule's answer about paired values.
 
     ``evidence`` is the e-value of a PASS or FAIL, ``missed`` the end of the bound that a FAIL
     missed, ``allowance`` the part of the bound by which a PASS has to clear it.
@@ -178,7 +178,7 @@ def judge(
 def _open(
     ends: Sequence[BoundSide], rule: Threshold, spare: tuple[float, float], horizon: int
 ) -> tuple[Reason, str] | None:
-    """What keeps a bound that is not missed from being met; None if it is met.
+    """Says why a bound that is not missed is not met either; None if it is met.
 
     ``spare``: the allowance, and what so few pairs have to clear the bound by.
     """

@@ -1,4 +1,4 @@
-"""What is worth a sentence without being a verdict: leaks, irreproducible losses, slow devices."""
+"""Notices that are worth a sentence but no verdict: leaks, irreproducible losses, slow devices."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ def findings(run: RunRecord, *, load: bool = True) -> list[str]:
 
 
 def _unfit(run: RunRecord, *, load: bool) -> Iterator[str]:
-    """What was wrong with the host before the run, and what helps."""
+    """Says what was wrong with the host before the run, and what helps."""
     for finding in run.admission:
         if finding.level is Level.BAD and (load or finding.check != "load"):
             yield finding.text + (f": {finding.advice}" if finding.advice else "")

@@ -25,7 +25,7 @@ ROUNDED_LIMIT = 2e-2
 
 
 def obstacle(evidence: Evidence) -> Conclusion | None:
-    """What keeps this contrast from being judged, if anything does: the first reason counts."""
+    """Says what keeps this contrast from being judged, if anything: the first reason counts."""
     for look in (
         _not_launched, _not_smallest, _edited, _gated, _mismatched, _unreferenced, _launched,
     ):  # fmt: skip
@@ -86,7 +86,7 @@ def _edited(evidence: Evidence) -> Conclusion | None:
 
 
 def _gated(evidence: Evidence) -> Conclusion | None:
-    """What the correctness gates of the arms say."""
+    """Reports the correctness gates of the arms."""
     for arm in evidence.arms:
         gate = evidence.run.gates.get(arm.case.hash)
         if arm.role is Role.CONTROL:
@@ -177,7 +177,7 @@ def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion |
 
 
 def not_here(case: CaseSpec, launch: LaunchRecord) -> Conclusion | None:
-    """What this device cannot do is no wrong training.
+    """Excuses what this device cannot do: that is no wrong training.
 
     Out of memory: the case does not fit, whatever its closed form says. Products in 8 bits: the GPU
     is too old for them.

@@ -123,7 +123,8 @@ def ruled(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> bool:
 
 
 def judged_of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tuple[Contrast, ...]:
-    """What is judged of a plan: its contrasts, and what absolute rules ask of its subjects.
+    """The questions that a plan is judged by: its contrasts, and the absolute rules on its
+    subjects.
 
     A rule on memory, bytes or a rate needs no baseline, so a recipe need not foresee it.
     """
@@ -142,6 +143,8 @@ def judged_of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tup
 
 
 def values_of(launches: Sequence[LaunchRecord], metric: str) -> list[float]:
-    """What these launches have of a metric; those that did not measure it are left out."""
+    """The values that these launches have of a metric; launches that did not measure it are left
+    out.
+    """
     values = (launch.value(METRICS[metric]) for launch in launches)
     return [value for value in values if value is not None]

@@ -50,7 +50,7 @@ def _wrong_on_purpose(contrast: Contrast, subject: Arm, baseline: list[Arm]) -> 
 
 
 def _promised(contrast: Contrast, subject: CaseSpec, baseline: list[Arm]) -> list[CaseSpec | None]:
-    """What each arm of the baseline has to be; None where it may be anything."""
+    """The case that each arm of the baseline has to be; None where it may be any."""
     kind = contrast.against
     if kind == "plain" and not subject.script:
         return [recipes.plain(subject)] * len(baseline)

@@ -109,7 +109,7 @@ def flops(run: RunRecord, plan: Plan, arm: str) -> float | None:
 
 
 def roofline_mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
-    """What ``mfu`` would be by the roofline of the device; None where no sheet says."""
+    """The value that ``mfu`` would have by the roofline of the device; None where no sheet says."""
     case = plan.arm(arm).case
     described = run.described.get(case.hash)
     if described is None or run.machine.mig or case.device is Device.CPU:

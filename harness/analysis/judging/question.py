@@ -1,4 +1,5 @@
-"""What is judged, gathered once: a contrast of a plan, a row of a sweep, or a course's trials.
+"""One question to the judge, gathered once: a contrast of a plan, a row of a sweep, or a course's
+trials.
 
     contrast or series -> Question -> ``conclude`` -> Verdict
 

@@ -75,7 +75,7 @@ def series(run: RunRecord) -> list[Series]:
 
 
 def _fabric(run: RunRecord) -> Iterator[Series]:
-    """What rules on ``fabric/OPERATION`` are held against."""
+    """The sweep that rules on ``fabric/OPERATION`` are held against."""
     fresh = {
         (sweep.nodes, sweep.network, sweep.operation): sweep
         for sweep in swept(run.fabric, attempt=1)

@@ -43,8 +43,8 @@ def allowance(n: int) -> float:
 
 
 def kept(n: int) -> float:
-    """What n pairs must clear a bound by: the allowance, and while they may all be of the faster
-    half by chance (0.5^n above 5 %: 4 pairs), what the slower half takes of the mean.
+    """The margin by which n pairs must clear a bound: the allowance, and while they may all be of
+    the faster half by chance (0.5^n above 5 %: 4 pairs), what the slower half takes of the mean.
     """
     hidden = 0.5**n > ALPHA / 2
     return max(allowance(n), HALF_SLOWER / 2 if hidden else 0.0)

@@ -60,8 +60,8 @@ def requirements(run: RunRecord) -> list[Verdict]:
 
 
 def wrong(run: RunRecord) -> list[Verdict]:
-    """What no rule judges and fails the run all the same, one verdict a case: a training that is
-    wrong, a control that was not caught.
+    """Failures that no rule judges and that fail the run all the same, one verdict a case: a wrong
+    training, a control that was not caught.
     """
     failing = (Status.ERROR, Status.FAIL)
     unruled = [
@@ -94,7 +94,7 @@ def of_stand_in(run: RunRecord, verdict: Verdict) -> bool:
 
 
 def tally(run: RunRecord) -> Tally:
-    """What a run's requirements came to."""
+    """Counts a run's requirements by their outcome."""
     judged = requirements(run)
     counts = [verdict.counts for verdict in judged]
     waived = sum(verdict.waived and verdict.status is Status.FAIL for verdict in judged)

@@ -87,7 +87,7 @@ def _scattered(evidence: Evidence) -> Iterator[Tilt]:
 
 
 def _neighbours(evidence: Evidence, *, more_is_better: bool) -> Iterator[Tilt]:
-    """What worlds that ran at once may have taken from the baseline."""
+    """Estimates what worlds that ran at the same time may have taken from the baseline."""
     if share := neighbours.lost(evidence.run, evidence.plan, evidence.contrast):
         factor = 1 - share if more_is_better else 1 / (1 - share)
         reason = f"worlds beside it may have taken {share:.1%} of the baseline's speed"
@@ -129,7 +129,7 @@ def _drifting(launches: Sequence[LaunchRecord]) -> list[Tilt]:
 
 
 def _clocks(arm: _Arm) -> list[float]:
-    """What the devices' clocks were in the middle of each launch, MHz."""
+    """The devices' clocks in the middle of each launch, MHz."""
     ranges = (gpu.sm_clock_mhz for launch in arm.timed for gpu in launch.gpus)
     return [sum(r) / len(r) for r in ranges if r]
 

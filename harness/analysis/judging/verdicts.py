@@ -110,7 +110,7 @@ def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion:
 
 
 def _untold(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
-    """What no launch on this machine can tell of a figure, however many there are."""
+    """Says what no launch on this machine can tell of a figure, however many there are."""
     metric = metrics.metric(contrast.metric)
     case = plan.arm(contrast.subject).case
     lacks = [name for name in (*metric.times, *metric.over) if not factor(run, case, name)]

@@ -59,7 +59,7 @@ MISSED_SHARE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What follows from a launch's samples; fields as in LaunchRecord."""
+    """The figures that follow from a launch's samples; fields as in LaunchRecord."""
 
     wrong: tuple[str, ...]
     steps: Steps | None
@@ -363,7 +363,7 @@ def _clock(rank: RankRecord) -> Iterator[str]:
 
 
 def _other(case: CaseSpec, expected: Expected, r: RankRecord) -> Iterator[str]:
-    """What a rank ran that was not asked for."""
+    """Names what a rank ran that was not asked for."""
     backend = case.backend if case.communicate else "fake"
     if r.backend != backend:
         yield f"rank {r.rank}: backend {r.backend}, asked for {backend}"
@@ -384,7 +384,7 @@ def _other(case: CaseSpec, expected: Expected, r: RankRecord) -> Iterator[str]:
 
 
 def _computed(case: CaseSpec, r: RankRecord, cut: int) -> Iterator[str]:
-    """What happened in the window that belongs before it, or nowhere."""
+    """Names work that happened in the window and belongs before it, or nowhere."""
     if case.compiled is not Compiled.NO and not r.ran.compile_s:
         yield f"rank {r.rank}: nothing was compiled, asked for compiled={case.compiled}"
     if r.ran.recompiled:
@@ -413,7 +413,7 @@ def wrong(
     reference: LossCurve | None = None,
     seen: int | None = None,
 ) -> tuple[str, ...]:
-    """What did not run as asked. A launch with anything here is never judged."""
+    """Lists what did not run as asked. A launch with anything here is never judged."""
     joined = [rank.rank for rank in ranks]
     if joined != list(range(case.world_size)):
         return (f"world: ranks {joined} joined, expected {case.world_size} ranks",)

@@ -103,7 +103,7 @@ def curve(
     described: Mapping[str, Described],
     case: str,
 ) -> LossCurve | None:
-    """What a case's losses have to be; None where there is nothing to compare with."""
+    """The losses that a case must have; None where there is nothing to compare with."""
     launch = launch_of(launches, described, case)
     wanted = described[case].reference
     if launch is None or wanted is None or launch.status is not LaunchStatus.OK:
@@ -126,7 +126,7 @@ class Curves:
         self._read: dict[tuple[str, float], LossCurve | None] = {}
 
     def of(self, case: str) -> LossCurve | None:
-        """What a case's losses have to be; cases that train alike share it."""
+        """The losses that a case must have; cases that train alike share them."""
         wanted = self._run.described[case].reference
         if wanted is None:
             return None

@@ -1,4 +1,4 @@
-"""What a launch of a user's own script came to: was it one training, and of how many samples?
+"""Judges a launch of a user's own script: was it one training, and of how many samples?
 
 Nothing is known of a script beforehand. What its ranks saw must agree: with each other, from step
 to step, and between witnesses that do not know of each other.
@@ -140,7 +140,7 @@ def consumed(
 def wrong(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples]
 ) -> tuple[str, ...]:
-    """What keeps a launch from being evidence; each with what to add or to change."""
+    """Lists what keeps a launch from being evidence; each with what to add or to change."""
     watched = [rank.watched for rank in ranks if rank.watched is not None]
     if [rank.rank for rank in ranks] != list(range(case.world_size)) or len(watched) != len(ranks):
         have = [rank.rank for rank in ranks]
@@ -252,7 +252,7 @@ def _training(
 
 
 def extra_exchange(watched: Watched) -> str:
-    """What is wrong where gradients are exchanged more often than weights are updated; else empty.
+    """Says that gradients are exchanged more often than weights are updated; else empty.
 
     A step of several updates, as of a GAN, needs an exchange for each.
     """
@@ -275,7 +275,7 @@ def extra_exchange(watched: Watched) -> str:
 
 
 def shards(watched: Watched) -> Iterator[str]:
-    """What is exchanged beyond need where parameters are sharded; it costs time, and is right.
+    """Says what is exchanged beyond need where parameters are sharded; it costs time, and is right.
 
     Gradients have to be reduced and scattered once a step, shards to be gathered twice a pass.
     """

@@ -56,7 +56,8 @@ def mser5(steps: Sequence[float]) -> int:
 
 
 def warm_up(steps: Sequence[float]) -> int:
-    """What MSER-5 cuts off a pilot, as far as it really was slower than what comes after it.
+    """The steps that MSER-5 cuts off a pilot, as far as they really were slower than those after
+    them.
 
     On noise alone MSER cuts too, and half of a pilot for the sake of its first steps: the shortest
     cut will do of which no slower part is left. Every launch pays for it.
@@ -160,8 +161,8 @@ def launch_sd(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float
 
 @functools.lru_cache(maxsize=1 << 16)
 def _variance_between(a: tuple[float, ...], b: tuple[float, ...]) -> float:
-    """What is left for the launches of how far two differ. Each plan of a run asks for all pairs
-    that were piloted before it.
+    """The part of the difference between two launches that is left for launches as such. Each plan
+    of a run asks for all pairs that were piloted before it.
     """
     d = math.log((math.fsum(a) / len(a)) / (math.fsum(b) / len(b)))
     scatter = long_run_variance(a) / len(a) + long_run_variance(b) / len(b)

@@ -154,7 +154,7 @@ def starved(case: CaseSpec, budget: Budget, fed: Mapping[str, float] | None) -> 
 
 
 def _of_workers(fed: Mapping[str, float]) -> str:
-    """What its workers spend the longest on."""
+    """The activity that its workers spend the longest on."""
     read, decode = fed["read_s"], fed["decode_s"]
     what, of_it = ("reading", read) if read > decode else ("decoding", decode)
     whole = read + decode

@@ -100,7 +100,7 @@ class Blocks:
         yield from self._last(rest)
 
     def _last(self, rest: bytes) -> Iterator[bytes]:
-        """What is left at the end: the last events and the tail, or a broken end.
+        """Reads the end of a file: the last events and the tail, or a broken end.
 
         The tail may hold lists of its own (the devices): the events end where both parts are whole,
         or else, as some event can be damaged, where they may end.

@@ -54,7 +54,7 @@ _NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|arg
 
 
 class Ties(msgspec.Struct, frozen=True, gc=False, rename={"collective": "Collective name"}):
-    """What ties an event to others: read of every event on a device or that launches one."""
+    """Fields that tie an event to others: read of every event on a device or that launches one."""
 
     correlation: int = -1
     stream: int = -1
@@ -80,7 +80,7 @@ class Args(
         "inputs": "Concrete Inputs",
     },
 ):
-    """What an event may carry beside its times; everything optional.
+    """The fields that an event may carry beside its times; everything optional.
 
     Nothing here is a view of the text: a trace keeps some of these, and would keep its blocks.
     """
@@ -108,7 +108,7 @@ class MemoryEvents(
         "kind": "Device Type",
     },
 ):
-    """What is allocated after an allocation, on a kind of device."""
+    """The memory that is allocated after each allocation, on one kind of device."""
 
     allocated: int = -1
     kind: int = -1

@@ -32,7 +32,7 @@ WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """What a rung lost against linear scaling.
+    """The time that a rung lost against linear scaling, by term.
 
     ``step_ns`` and ``ideal_ns`` are the measured mean step and w T_1; ``excess_ns`` maps every term
     to its share of their difference. ``speedup`` and ``lost`` add up to ``ranks``.

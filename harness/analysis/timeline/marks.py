@@ -1,4 +1,4 @@
-"""What rows of a trace mark: steps, loading, our own spans."""
+"""Marks in the rows of a trace: steps, loading, our own spans."""
 
 import fnmatch
 import re

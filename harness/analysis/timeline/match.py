@@ -107,7 +107,7 @@ def _whole_groups(by_key: Mapping[tuple[object, ...], Mapping[int, Sequence[Op]]
 
 
 def _key(rank: int, op: Op) -> tuple[object, ...]:
-    """What operations that belong together have in common."""
+    """The key that operations share if they belong together."""
     if op.p2p and op.peer >= 0:
         ends = (rank, op.peer) if op.kind == "send" else (op.peer, rank)
         return ("p2p", "send", op.group, *ends)

@@ -236,7 +236,9 @@ def _ns(us: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _integers(values: list[int]) -> NDArray[np.int64]:
-    """What ties a kernel to its launch, or its stream; -1 for none. Some have unsigned 64 bits."""
+    """The numbers that tie a kernel to its launch, or its stream; -1 for none. Some have unsigned
+    64 bits.
+    """
     with contextlib.suppress(OverflowError):
         return np.array(values, dtype=np.int64)
     return np.array([min(c, INT64) for c in values], dtype=np.int64)
@@ -282,7 +284,7 @@ def read(path: Path) -> Trace:
 
 
 def _unknown(path: Path, columns: _Growing) -> list[str]:
-    """What is said of kinds that nobody knows; ScaleproofError where they are a device's."""
+    """Names the kinds of events that nobody knows; ScaleproofError where they are a device's."""
     unknown = {c: _RENAMED.get(c, c) for c, _, _ in columns.places}
     unknown = {c: kind for c, kind in unknown.items() if kind not in KNOWN}
     sentences = []

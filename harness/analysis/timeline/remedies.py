@@ -1,4 +1,4 @@
-"""What could make a large term smaller: settings of the case that can be tried beside it.
+"""Remedies for a large term: settings of the case that can be tried beside it.
 
 A remedy is one change of a case. Which of them help is measured, not known: what removes transfer
 may cost compute, and a smaller bucket may be worse than a larger one.
@@ -42,7 +42,7 @@ class Remedy:
 def remedies(
     term: Term, case: CaseSpec, expected: Expected, catalogue: Catalogue
 ) -> Iterator[Remedy]:
-    """What may be tried against a term, the mildest first."""
+    """The remedies that may be tried against a term, the mildest first."""
     settings = {Term(t): setting.partition("=") for t, setting in expected.remedies.items()}
     if term in settings or (term is Term.WAIT and Term.BUBBLE in settings):
         name, _, value = settings.get(term) or settings[Term.BUBBLE]

@@ -110,7 +110,7 @@ def parts(contract: Contract, per: str, runs: Sequence[RunRecord]) -> list[Machi
 
 
 def within(run: RunRecord, part: MachinePart) -> RunRecord | None:
-    """What of a run was measured on these nodes alone; None if nothing was.
+    """The part of a run that was measured on these nodes alone; None if nothing was.
 
     Gates, pilots and references say whether a training is right, wherever they ran. A launch that
     broke before its ranks said where they were counts against every unit.
@@ -219,7 +219,7 @@ def requirement(
     late: bool,
     today: datetime.date,
 ) -> Requirement:
-    """What came of a clause: its evidence is that which counts, ``lacking`` what should be there,
+    """The outcome of a clause: its evidence is that which counts, ``lacking`` what should be there,
     too.
     """
     measured = {evidence.unit for evidence in shown}
@@ -253,7 +253,7 @@ def with_reason(of: Requirement, runs: Sequence[RunRecord]) -> Requirement:
 def _verdicts(
     clauses: Sequence[Clause], run: RunRecord, accepted: Sequence[RunRecord]
 ) -> Iterator[tuple[Clause, Threshold, Verdict]]:
-    """What one run, or a part of it, says of clauses, and by which rule."""
+    """The verdicts of one run, or of a part of it, on clauses, and the rule behind each."""
     plain = [clause.rule for clause in clauses if clause.of_accepted is None]
     by_name = {clause.name: clause for clause in clauses}
     for verdict in rejudge(run, plain).verdicts if plain else ():
@@ -339,7 +339,7 @@ def rules_of(contract: Contract, accepted: Sequence[RunRecord]) -> list[Threshol
 
 
 def reference(clause: Clause, accepted: Sequence[RunRecord]) -> Mapping[str, AcceptedSpan | None]:
-    """What was accepted of each case: its interval, None of one that is in doubt or a stand-in."""
+    """The accepted interval of each case; None of one that is in doubt or a stand-in."""
     wide = replace(clause.rule, at_least=_LEAST, at_most=None)
     if not metrics.metric(clause.rule.metric).more_is_better:
         wide = replace(clause.rule, at_least=None, at_most=_MOST)
@@ -403,5 +403,5 @@ def _between(hard: Verdict, soft: Verdict) -> Verdict:
 
 
 def _open(verdict: Verdict, why: str) -> Verdict:
-    """The same figures without a decision."""
+    """Returns the figures without a decision."""
     return replace(verdict, status=Status.INCONCLUSIVE, reason=Reason.NOT_COMPARABLE, detail=why)

@@ -45,8 +45,8 @@ _LATER = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a contract says beside its clauses. ``nodes`` is how many the system has (0 = unsaid),
-    ``remedy_days`` how long whatever does not hold may be mended.
+    """The terms of a contract beside its clauses. ``nodes`` is how many the system has (0 =
+    unsaid), ``remedy_days`` how long whatever does not hold may be mended.
     """
 
     title: str = ""
@@ -119,7 +119,7 @@ class Clause:
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """What was agreed on. ``sha256`` is of the file, by which the contract is known."""
+    """An agreed contract. ``sha256`` is of the file, by which the contract is known."""
 
     name: str
     terms: Terms
@@ -129,7 +129,7 @@ class Contract:
 
     @property
     def mark(self) -> str:
-        """What a nonce holds, so that a run shows that it was made after this was written."""
+        """Text that a nonce holds, so that a run shows that it was made after this was written."""
         return self.sha256[:MARK]
 
     def known_to(self, nonce: str) -> bool:

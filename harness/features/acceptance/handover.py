@@ -43,8 +43,8 @@ _SHARED = ("cpu", "num_cores", "memory_gib", "gpu", "num_gpus", "gpu_memory_gib"
 
 @dataclass(frozen=True, kw_only=True)
 class Seal:
-    """What makes a run tamper-evident: the last link of its chain, who signed it, and what a
-    verification of today found wrong.
+    """The seal that makes a run tamper-evident: the last link of its chain, who signed it, and what
+    a verification of today found wrong.
     """
 
     run: str
@@ -106,7 +106,7 @@ def handover(
     contract: Contract | None = None,
     accepted: Sequence[tuple[RunRecord, Path]] = (),
 ) -> Handover:
-    """What these runs together say of a system: by the clauses of a contract, or else by their own
+    """Judges a system by these runs together: by the clauses of a contract, or else by their own
     rules; ``accepted`` are the runs that clauses on what was accepted are held against.
 
     Without a contract rules that ask for other hardware are no requirements of this one.
@@ -155,7 +155,7 @@ def by_contract(
     accepted: Sequence[RunRecord],
     today: datetime.date,
 ) -> list[Requirement]:
-    """What came of every clause."""
+    """The outcome of every clause."""
     shown = judged(contract, runs, accepted)
     return [
         requirement(
@@ -181,7 +181,7 @@ def _late(clause: Clause, contract: Contract, runs: Sequence[RunRecord]) -> bool
 def _lacking(
     clause: Clause, shown: Sequence[ClauseEvidence], accepted: Sequence[RunRecord]
 ) -> list[str]:
-    """What was accepted and was not measured again."""
+    """The accepted figures that were not measured again."""
     if clause.of_accepted is None:
         return []
     measured = {evidence.verdict.case for evidence in shown}
@@ -191,7 +191,7 @@ def _lacking(
 def _by_their_own(
     runs: Sequence[RunRecord], beyond: Mapping[Threshold, str], today: datetime.date
 ) -> list[Requirement]:
-    """What came of the rules that runs were measured with."""
+    """The outcome of the rules that runs were measured with."""
     rules = dict.fromkeys(
         threshold for run in runs for threshold in run.thresholds if threshold not in beyond
     )
@@ -307,7 +307,7 @@ def _drift(runs: Sequence[RunRecord]) -> Iterator[Drift]:
 
 
 def _seal(run: RunRecord, folder: Path, earlier: Sequence[RunRecord] = ()) -> Seal:
-    """What is wrong with a run, and of which earlier one it is a copy: nothing counts twice."""
+    """Says what is wrong with a run, and which earlier one it is a copy of: none counts twice."""
     verified = verify(run, folder)
     wrong = list(verified.differences)
     made = signature.signed(folder)

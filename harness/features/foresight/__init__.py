@@ -1,4 +1,4 @@
-"""What a larger world will reach, from a few small ones: offline, without torch.
+"""Foretells what a larger world will reach, from a few small ones: offline, without torch.
 
     table -> Shape, measured rate -> terms of a step -> posterior -> efficiency with an interval
 

@@ -31,7 +31,8 @@ class Attribution:
 def limiter(
     shares: Mapping[ForeseenTerm, float], lost: Mapping[ForeseenTerm, float]
 ) -> ForeseenTerm:
-    """What took most of the efficiency; where little was lost, the largest overhead of the step.
+    """The term that took most of the efficiency; where little was lost, the largest overhead of the
+    step.
 
     Compute where neither is more than LITTLE. Growth is none: it only says that something is not
     explained.

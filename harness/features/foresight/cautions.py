@@ -1,4 +1,5 @@
-"""What a prediction should not be asked, or only with doubt: before any figure is made.
+"""Cautions before any figure is made: questions that a prediction cannot answer, or only with
+doubt.
 
 A question stops it: an answer would rest on what was not stated. A caution widens it.
 """
@@ -17,7 +18,7 @@ FAR_MICROS = 4.0
 
 
 def question(calibrated: Sequence[Point], fabric: Fabric) -> str:
-    """What has to be stated before anything can be said; empty where nothing has to.
+    """Asks for what has to be stated before anything can be said; empty where nothing has to.
 
     What a strategy itself states is no guess, so it is never asked about.
     """
@@ -38,8 +39,8 @@ def question(calibrated: Sequence[Point], fabric: Fabric) -> str:
 
 
 def asks(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
-    """What has to be stated of one size: how an exchange that nobody knows grows as a batch
-    shrinks depends on what is exchanged.
+    """Asks for what has to be stated of one size: how an exchange that nobody knows grows as a
+    batch shrinks depends on what is exchanged.
     """
     if not _unknown(shape, fabric) or not _shrinks(shape, _of_model(shape, calibrated)):
         return ""

@@ -63,11 +63,11 @@ class ClaimStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimFinding:
-    """What was found of one row. ``why`` has a sentence for each figure that does not follow from
-    the others, or says what is missing. ``kind`` is of what its times are: rows of two kinds are
-    never held against each other. ``speedup`` and ``efficiency`` are what its own times give, over
-    the smallest row of its kind, between the ends that its digits leave. ``between_launches``
-    is the speedup's 95 % interval, where both rows tell what each of their launches took.
+    """The findings on one row. ``why`` has a sentence for each figure that does not follow from the
+    others, or says what is missing. ``kind`` is of what its times are: rows of two kinds are never
+    held against each other. ``speedup`` and ``efficiency`` are what its own times give, over the
+    smallest row of its kind, between the ends that its digits leave. ``between_launches`` is the
+    speedup's 95 % interval, where both rows tell what each of their launches took.
     """
 
     row: str
@@ -140,7 +140,7 @@ class StatedTable:
 
 
 def stated_table(table: Mapping[str, Any]) -> StatedTable:
-    """What rows state; the kinds are as they say, else what was run.
+    """The table as its rows state it; the kinds are as they say, else what was run.
 
     Rates of one rank are multiplied by the ranks. A step's time is divided by its samples where
     batches are stated: a larger step takes longer and is no slower.
@@ -205,7 +205,7 @@ def _samples(point: Mapping[str, Any], about: Mapping[str, Any]) -> float | None
 
 
 def _configurations(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What was run in each row, by the fields in which rows differ."""
+    """The configuration of each row, by the fields in which rows differ."""
     names = ("model", *NUMBERS["seq"], *CONFIGURATION)
     cells = [{str(key).lower(): value for key, value in point.items()} for point in points]
     unlike = [name for name in names if len({str(cell.get(name)) for cell in cells}) > 1]
@@ -274,7 +274,7 @@ def audit(
 
 
 def nonsense(row: Row) -> str:
-    """What no training can have had; empty for a row that may be true."""
+    """Names a figure that no training can have had; empty for a row that may be true."""
     for name, stated in row.items():
         positive = name in (ClaimedColumn.RANKS, ClaimedColumn.TIME, ClaimedColumn.THROUGHPUT)
         if not math.isfinite(stated.low + stated.high) or stated.middle < 0:

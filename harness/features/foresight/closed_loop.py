@@ -41,7 +41,9 @@ COSTS = 0.10
 
 @dataclass(frozen=True, kw_only=True)
 class MadeUpWorld:
-    """What nobody is told, and the two things that everybody knows: the shape and the fabric."""
+    """A made-up world that nobody is told, with two things that everybody knows: the shape and the
+    fabric.
+    """
 
     shape: Shape
     fabric: Fabric

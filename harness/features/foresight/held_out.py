@@ -84,7 +84,7 @@ def evaluate(tables: Sequence[PublishedTable]) -> Evaluation:
 
 
 def counted(predictions: Sequence[Prediction]) -> list[Counted]:
-    """What was said of sizes that were measured."""
+    """The forecasts of sizes that were measured."""
     return [
         (prediction.table, size)
         for prediction in predictions

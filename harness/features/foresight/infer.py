@@ -25,7 +25,7 @@ NUM_DRAWS = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """What is known after calibration.
+    """The unknowns after calibration.
 
     ``mode`` (unknowns) and ``root`` (unknowns, unknowns), whose product with its transpose is the
     covariance; ``shapes`` and ``log_s`` are what was calibrated on.

@@ -1,4 +1,4 @@
-"""What would hold an efficiency: how much of which knob, or that the knob can't."""
+"""Finds what would hold an efficiency: how much of which knob, or that the knob can't."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

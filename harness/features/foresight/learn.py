@@ -1,4 +1,4 @@
-"""What each family of published ladders teaches: ``python -m harness.features.foresight.learn``.
+"""Learns from each family of published ladders: ``python -m harness.features.foresight.learn``.
 
 A family is what one source published of one kind of machine. Its sizes are predicted by the priors
 alone; what is kept is by how many standard deviations each was missed.

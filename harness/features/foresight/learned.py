@@ -49,7 +49,7 @@ UNTAUGHT = Learned(beliefs=PRIORS, stretch=dict.fromkeys(Regime, 1.0), families=
 
 
 def learned(leaving_out: str = "") -> Learned:
-    """What all families but one have taught."""
+    """The lessons of all families but one."""
     kept = {name: misses for name, misses in _file().items() if name != leaving_out}
     return Learned(
         beliefs=PRIORS,
@@ -67,8 +67,8 @@ def _file() -> Mapping[str, Mapping[str, list[float]]]:
 
 
 def _stretch(regime: Regime, kept: Mapping[str, Mapping[str, list[float]]]) -> float:
-    """What would have held 80 % of the misses. A family's are not independent of each other, so
-    its weight grows with the root of their number.
+    """The stretch that would have held 80 % of the misses. A family's are not independent of each
+    other, so its weight grows with the root of their number.
     """
     misses = [np.array(of[regime.name]) for of in kept.values() if regime.name in of]
     if not misses:

@@ -13,7 +13,7 @@ from harness.features.foresight.shapes import Point, Shape
 
 
 class UnsaidError(ValueError):
-    """What has to be stated before a size can be foreseen."""
+    """Raised where something has to be stated before a size can be foreseen."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What is believed of the unknowns before anything is measured: a median and a spread of each.
+"""Beliefs about the unknowns before anything is measured: a median and a spread of each.
 
 Spreads are standard deviations of logarithms: 0.7 means within a factor of two, two times in three.
 """

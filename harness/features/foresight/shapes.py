@@ -1,4 +1,4 @@
-"""What one size of a training is: how many ranks, how they are cut, and the batch of each."""
+"""The shape of one size of a training: how many ranks, how they are cut, and the batch of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from harness.features.foresight.physics.schedules import PipelineSchedule
 
 
 class KeptStates(StrEnum):
-    """What the ranks of a data-parallel group hold of the model's state."""
+    """The parts of the model's state that the ranks of a data-parallel group hold."""
 
     WHOLE = "whole"  # gradients are all-reduced
     OPTIMIZER_CUT = "optimizer cut"  # gradients reduce-scattered, parameters all-gathered
@@ -58,7 +58,8 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """What a strategy says that all ranks together exchange in a step, as nccl-tests count bytes.
+    """The bytes that all ranks together exchange in a step by a strategy's word, as nccl-tests
+    count them.
 
     ``num_bytes`` are those of any world, ``of_rank`` those that every rank adds: what an all-gather
     collects of compressed gradients grows with the world. They go out in ``pieces``.

@@ -36,7 +36,7 @@ SHOWN = 0.1
 
 
 class ForeseenTerm(StrEnum):
-    """What a step's time goes to, in the words of a table."""
+    """A term that a step's time goes to, in the words of a table."""
 
     COMPUTE = "compute"
     BUBBLE = "pipeline bubble"
@@ -70,7 +70,7 @@ NUM_SHARED = len(UNKNOWNS)
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeFacts:
-    """What shapes say by themselves: arrays of one entry for each shape."""
+    """The facts of shapes by themselves: arrays of one entry for each shape."""
 
     group: NDArray[np.intp]  # index of the model
     load: Array  # FLOPs of a micro-batch on one rank
@@ -188,7 +188,7 @@ def _context_exchange(shape: Shape, fabric: Fabric) -> Cost:
 
 
 def data_exchange(shape: Shape, fabric: Fabric) -> Cost:
-    """What NCCL needs for gradients and parameters of one step.
+    """The time that NCCL needs for gradients and parameters of one step.
 
     Nothing in a torus: XLA gathers and scatters behind compute, over links that no other rank uses.
     """
@@ -271,7 +271,7 @@ def seconds(given: ShapeFacts, draws: Array) -> dict[ForeseenTerm, Array]:
 
 
 def _shown(exchange: Array, window: Array, compute: Array, know: dict[Unknown, Array]) -> Array:
-    """What of an exchange adds to the step.
+    """The part of an exchange that adds to the step.
 
     A share shows whatever there is to hide behind: first and last pieces, and kernels that are
     slowed. The rest shows as far as it is longer than its window; the corner is rounded.

@@ -50,7 +50,7 @@ def machine(night: Night, stand_in: bool) -> str:
 
 
 def shown(quantity: str, value: Value) -> float:
-    """What asv gets: it knows no loss below zero."""
+    """The value that asv gets: it knows no loss below zero."""
     return max(0.0, value.value) if QUANTITIES[quantity].points else value.value
 
 
@@ -75,7 +75,7 @@ def write(results: Path, nights: Sequence[Night]) -> dict[str, str]:
 
 
 def _benchmarks(folder: Path) -> dict[str, Json]:
-    """What asv knows; nothing where its file is not there or torn."""
+    """The benchmarks that asv knows; none where its file is not there or torn."""
     try:
         known: dict[str, Json] = json.loads((folder / "benchmarks.json").read_text())
     except (OSError, ValueError):
@@ -208,7 +208,7 @@ def _row(quantity: str, of_case: Mapping[str, Value], at_ms: int) -> dict[str, J
 
 
 def _statistics(quantity: str, value: Value) -> dict[str, float]:
-    """What asv makes of launches; of a value with an interval of its own, that one.
+    """The statistics that asv makes of launches; of a value with an interval of its own, that one.
 
     asv's name for the interval is ci_99; that of an efficiency holds 19 times in 20 at each end.
     """

@@ -20,7 +20,7 @@ MOST_PROBES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """What there is between good and bad, in their order, and how each is installed.
+    """The versions between good and bad, in their order, and how each is installed.
 
     ``install`` is a shell command with {version} and {folder}; it leaves ``{folder}/bin/python``.
     """

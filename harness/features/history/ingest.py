@@ -14,7 +14,7 @@ from harness.features.history.night import Night, keep, locked, night_of, nights
 
 @dataclass(frozen=True, kw_only=True)
 class Ingested:
-    """What one run added to the history. ``new``: it was not there before."""
+    """One run, added to the history. ``new``: it was not there before."""
 
     run: str
     commit: str

@@ -151,7 +151,7 @@ def _commit(
 
 
 def title(subject: Mapping[str, str]) -> str:
-    """What was measured, in a line."""
+    """The title of a series, in a line."""
     nccl = next((value for key, value in subject.items() if key.startswith("nvidia-nccl")), None)
     sentence = f"torch {subject.get('torch', 'n/a')}" + (f" nccl {nccl}" if nccl else "")
     driver = subject.get("driver", "none")

@@ -61,8 +61,8 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptFigure:
-    """What one night has of a case; ``error`` is why it has no figures. ``nodes`` tells its hosts
-    from others without their names; empty where that is not known.
+    """One night's figures of a case; ``error`` is why it has none. ``nodes`` tells its hosts from
+    others without their names; empty where that is not known.
     """
 
     hash: str
@@ -131,7 +131,7 @@ def nights(results: Path) -> list[Night]:
 
 
 def night_of(run: RunRecord, folder: Path) -> Night:
-    """What the history keeps of a run. RecordError for one that no history may have."""
+    """The entry that the history keeps of a run. RecordError for one that no history may have."""
     _refuse(run, folder)
     gpu = f"{run.machine.num_gpus}x {run.machine.gpu}" if run.machine.gpu else "none"
     cases: dict[str, KeptFigure] = {}
@@ -210,7 +210,9 @@ def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> K
 
 
 def _without_names(hosts: Sequence[str]) -> str:
-    """The same hosts are told again by it, but nobody reads their names from it."""
+    """Hides hosts' names: the same hosts are told again by it, but nobody reads their names from
+    it.
+    """
     return hashlib.sha256("\n".join(hosts).encode()).hexdigest()[:8] if hosts else ""
 
 

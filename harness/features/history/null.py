@@ -1,4 +1,4 @@
-"""What the rank scan scores where nothing changed: nights in random order, drawn often.
+"""Scores of the rank scan where nothing changed: nights in random order, drawn often.
 
     python -m harness.features.history.null      # writes null.json anew, in a quarter of a minute
 

@@ -24,9 +24,9 @@ AGAIN = 2
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRecord:
-    """What runs said of a node. ``named`` are runs that called it slow, ``broke`` those in which a
-    launch ended on it; ``last`` the newest of both. ``chance`` that a node like all others is named
-    as often; ``again`` if that is too small for luck.
+    """The runs that spoke of a node. ``named`` are runs that called it slow, ``broke`` those in
+    which a launch ended on it; ``last`` the newest of both. ``chance`` that a node like all others
+    is named as often; ``again`` if that is too small for luck.
     """
 
     node: str

@@ -59,7 +59,7 @@ def beside(html: Path, results: Path) -> list[str]:
 
 
 def command(results: Path) -> str:
-    """What installs all of them."""
+    """The command that installs all of them."""
     packages = dict.fromkeys(package for package, _ in PACKAGES.values())
     return f"npm install --prefix {results} {' '.join(packages)}"
 

@@ -373,7 +373,7 @@ def _null() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @cache
 def _brief_null(n: int) -> float:
-    """What a level that came and went scores one time in a thousand where none did."""
+    """The score that a level that came and went exceeds one time in a thousand where none did."""
     brief_scores = json.loads(NULL.read_text())["brief"]
     nights = [int(score) for score in brief_scores]
     return float(np.interp(math.log(n), np.log(nights), list(brief_scores.values())))

@@ -34,7 +34,7 @@ AROUND = 2
 
 
 class TrendStatus(StrEnum):
-    """What a series says of its newest nights; the worst first."""
+    """The state of a series by its newest nights; the worst first."""
 
     ERRORED = "errored"
     REGRESSED = "regressed"
@@ -169,7 +169,7 @@ def all_series(nights: Sequence[Night]) -> Iterator[NightSeries]:
 
 
 def _print(night: Night, kept: KeptFigure) -> Mapping[str, str]:
-    """What must be alike: the run's fingerprint, and the case as it was defined.
+    """The fields that must be alike: the run's fingerprint, and the case as it was defined.
 
     A night whose case failed has no figures, and breaks no series.
     """
@@ -266,7 +266,7 @@ def _same(size: Size, floor: float) -> bool:
 
 
 def changed(before: Night, after: Night) -> list[str]:
-    """What is not alike in what two nights measured: ``torch 2.13.0 -> 2.14.0``."""
+    """Names the differences between two nights: ``torch 2.13.0 -> 2.14.0``."""
     a = before.subject
     b = after.subject
     return [

@@ -199,7 +199,7 @@ def names(count: int) -> list[str]:
 
 
 def ceilings(run: RunRecord) -> list[Ceiling]:
-    """What the devices of a run were measured to reach."""
+    """The measured ceilings of a run's devices."""
     gates = [launch for launch in run.launches if launch.purpose is Purpose.GATE]
     return [rank.ceiling for gate in gates for rank in gate.ranks if rank.ceiling is not None]
 
@@ -294,7 +294,7 @@ def _entry(
 
 
 def _memory_bytes(machine: Machine, case: CaseSpec) -> float | None:
-    """What a rank may have at most."""
+    """The memory that a rank may have at most, bytes."""
     if case.device is Device.CUDA:
         return None if machine.gpu_memory_gib is None else machine.gpu_memory_gib * 2**30
     return machine.memory_gib * 2**30 / max(case.nodes)

@@ -69,7 +69,7 @@ class TimedPair:
 
 @dataclass(frozen=True)
 class NamedSlow:
-    """What is slow: one node, or a link's two; slower by that share, with its e-value's log."""
+    """A slow node, or a link's two; slower by that share, with its e-value's log."""
 
     nodes: tuple[int, ...]
     slower: float
@@ -129,7 +129,7 @@ class Board:
 
     @cached_property
     def _earlier(self) -> "Board | None":
-        """What was known before the last round, if all nodes had been measured."""
+        """The evidence before the last round, if all nodes had been measured."""
         if self.round <= FULL:
             return None
         before = tuple(pair for pair in self._seen if pair.round < self.round - 1)
@@ -317,7 +317,7 @@ class Board:
         return log_evidence(self._logs[of_link], self._logs[others], self._least)
 
     def _apart(self, nodes: Collection[int]) -> NDArray[np.float64]:
-        """What was seen of others than these."""
+        """The evidence on other nodes than these."""
         theirs = np.zeros(self.num_nodes, dtype=bool)
         theirs[list(nodes)] = True
         return np.asarray(self._logs[~theirs[self._ends].any(axis=1)])
@@ -325,7 +325,7 @@ class Board:
 
 @lru_cache(maxsize=2 * MOST)
 def board(seen: tuple[TimedPair, ...], num_nodes: int, least: float, wanted: float) -> Board:
-    """What follows from these rounds: asked for anew with every round that is added."""
+    """The conclusions from these rounds: asked for anew with every round that is added."""
     return Board(seen, num_nodes, least, wanted)
 
 

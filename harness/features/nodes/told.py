@@ -35,7 +35,9 @@ def wanted(case: str) -> float:
 
 
 def suspects(pairs: Sequence[Paired], of: Sequence[str], case: str, most: int) -> Suspects:
-    """What is slow of these hosts, by all that was measured of them in ``most`` rounds at most."""
+    """Names the slow ones of these hosts, by all that was measured of them in ``most`` rounds at
+    most.
+    """
     conclusions = rounds.conclude(seen(pairs, of), len(of), least(case))
     known = _board(pairs, of, case)
     slow = [
@@ -75,7 +77,7 @@ def seen(pairs: Sequence[Paired], of: Sequence[str]) -> list[TimedPair]:
 
 
 def hidden(suspected: Suspects) -> str:
-    """What a node may be slower by and not be named: a sentence for where nothing is slow."""
+    """Says how much slower a node may be and not be named: a sentence for where nothing is slow."""
     of = suspected.hosts or tuple(
         sorted({host for pair in suspected.pairs for host in (pair.a, pair.b)})
     )
@@ -104,7 +106,7 @@ def unseen(suspected: Suspects) -> tuple[str, ...]:
 
 
 def differences(run: RunRecord) -> Iterator[str]:
-    """What ``verify`` finds where a record names other nodes than its pairs do."""
+    """Lists where a record names other nodes than its pairs do."""
     if run.suspects is not None and run.suspects.most is not None:
         yield from replayed(run.suspects, run.suspects.most)
 

@@ -32,8 +32,8 @@ _OF = {Mark.READY: "restart", Mark.LOADED: "load", Mark.SAVED: "checkpoint"}
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What one of each takes, in s: a step without and with what makes it slow, a checkpoint, a
-    fault until it is seen and until nothing is left of the world, a start, a load.
+    """The cost of one of each, s: a step without and with what makes it slow, a checkpoint, a fault
+    until it is seen and until nothing is left of the world, a start, a load.
     """
 
     step_s: float
@@ -112,7 +112,7 @@ def interruptions(played: Played) -> float:
 
 
 def costs(played: Sequence[Played]) -> Costs:
-    """What one of each took, by trainings at least one of which had a fault."""
+    """The costs by trainings at least one of which had a fault."""
     terms = [terms_ns(p) for p in played]
     faults = sum(len(p.sittings) - 1 for p in played)
     starts = sum(len(p.sittings) for p in played)

@@ -36,7 +36,7 @@ class Player:
         self._run = session.run
 
     def costs(self, case: CaseSpec, every: int = SHORT // SAVES) -> goodput.Costs:
-        """What one of each costs, by two short trainings, one of which has faults.
+        """Measures the cost of one of each, by two short trainings, one of which has faults.
 
         Where these are over within ``LONG_S`` a third one takes that long, and saves as often as it
         is asked for: a disk stalls once in many checkpoints, and seconds do not show it.

@@ -211,7 +211,7 @@ class Recoverer:
 
     @classmethod
     def _read(cls, ended: Ended, out: Path, case: CaseSpec) -> Sequence[RankRestart]:
-        """What every rank left."""
+        """Reads the files that every rank left."""
         cls._well(ended, out, case)
         texts = [(out / f"rank{r}.json").read_text() for r in range(case.world_size)]
         return [from_doc(RankRestart, json.loads(text)) for text in texts]

@@ -122,7 +122,7 @@ class ScriptRecoverer(Recoverer):
 
 
 def journals(out: Path, case: CaseSpec) -> Journals:
-    """What every rank of a launch wrote down, in the order of ranks."""
+    """The journals of a launch, in the order of ranks."""
     files = [out / f"rank{rank}.journal" for rank in range(case.world_size)]
     return [
         [from_doc(Update, json.loads(line)) for line in path.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""What rules judge of interrupted trainings: each trial, or each play of a schedule, is a value."""
+"""Series of interrupted trainings for rules: each trial, or each play of a schedule, is a value."""
 
 from collections.abc import Callable, Iterator, Sequence
 

@@ -96,7 +96,7 @@ def _without(case: str, file: str, allowed: float, status: Status, why: str) -> 
 def judged(
     case: str, file: str, allowed: float, changed: Sequence[float], again: Sequence[float]
 ) -> CaseChange:
-    """What the pairs so far say: logarithms of how much longer head, and base again, take."""
+    """The ratios of the pairs so far: logarithms of how much longer head, and base again, take."""
     head = difference(case, list(changed))
     base = difference(case, list(again))
     status, why = _status(head, base, 1 - allowed)
@@ -130,7 +130,7 @@ def _status(head: Difference, base: Difference, bound: float) -> tuple[Status, s
 
 
 def checked(change: CaseChange, run: RunRecord) -> CaseChange:
-    """The same with what the record says of it: mean steps; whatever was wrong is an ERROR."""
+    """Adds the record's findings: mean steps; whatever was wrong is an ERROR."""
     cases = {
         arm.case.hash: arm.case.setup
         for plan in run.plans

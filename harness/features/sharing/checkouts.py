@@ -135,7 +135,7 @@ def _wrapped(source: Path, place: Path) -> Path:
 
 
 def _installed(source: Path, place: Path, install: str) -> Path:
-    """What the user's command leaves; LaunchError with its last line where it fails."""
+    """Runs the user's command in a checkout; LaunchError with its last line where it fails."""
     environment = place / "environment"
     python = environment / "bin" / "python"
     done = place / "installed"

@@ -1,4 +1,4 @@
-"""What of a run goes to other programs: figures with their intervals, and verdicts."""
+"""Figures of a run for other programs: each with its interval, and the verdicts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

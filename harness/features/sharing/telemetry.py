@@ -89,7 +89,7 @@ def _exporter() -> bool:
 
 
 class Telemetry(Beside):
-    """What is known of one run; read by the threads that send it."""
+    """The state of one run; read by the threads that send it."""
 
     def __init__(self, inner: Progress, address: str) -> None:
         super().__init__(inner)
@@ -307,7 +307,9 @@ def _metering(
 
 
 class _Lost(logging.Handler):
-    """What the SDK says of telemetry that was not taken; by itself it would be on the screen."""
+    """Counts the telemetry that was not taken by the SDK's own log, which would else be on the
+    screen.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

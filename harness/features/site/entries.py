@@ -153,7 +153,7 @@ def _read(asked: tuple[Path, Path, str]) -> SiteEntry | str:
 def on_all_cores(
     make: Callable[[A], B], asked: Sequence[A], note: Callable[[int], None]
 ) -> list[B]:
-    """What ``make`` returns of each, in their order; of many in a process a core."""
+    """Calls ``make`` on each, and returns the results in order; of many in a process a core."""
     cores = min(len(asked) // FEW, len(os.sched_getaffinity(0)))
     answers = []
     if cores < 2:
@@ -187,15 +187,15 @@ def _kept(file: Path) -> Sequence[SiteEntry]:
 
 
 def stamp(folder: Path) -> str:
-    """What an entry was made from: every byte of the run, and where it lies, since its page is
-    found by that. Empty where that cannot be said; such a run is read each time.
+    """The stamp of all that an entry was made from: every byte of the run, and where it lies, since
+    its page is found by that. Empty where that cannot be said; such a run is read each time.
     """
     key = remembered.key_of(folder)
     return "" if key is None else hashlib.sha256(f"{folder}\0{key}".encode()).hexdigest()
 
 
 def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> SiteEntry:
-    """What a site says of one run, for which nobody vouches where there is a ``doubt``."""
+    """The entry of one run on a site; nobody vouches for it where there is a ``doubt``."""
     counts = [verdict.counts for verdict in (*requirements(run), *wrong(run))]
     status = min(counts, key=SEVERITY.index, default=Status.RECORDED)
     return SiteEntry(

@@ -1,4 +1,4 @@
-"""What a verb gives back: a document for programs, lines for people, and the exit status."""
+"""The answer of a verb: a document for programs, lines for people, and the exit status."""
 
 import argparse
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What was asked: the verb, its options, the words as typed, and those after ``--``."""
+    """The question to a verb: its name, its options, the words as typed, and those after ``--``."""
 
     verb: str
     options: argparse.Namespace

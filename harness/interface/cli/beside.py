@@ -1,4 +1,4 @@
-"""What verbs share that measure a case in several environments beside each other."""
+"""Parts that verbs share which measure a case in several environments beside each other."""
 
 import sys
 from collections.abc import Sequence

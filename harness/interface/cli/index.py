@@ -1,4 +1,4 @@
-"""What to type first, and all verbs by task: the start screen, ``--help`` and ``--help all``.
+"""The first words to type, and all verbs by task: the start screen, ``--help`` and ``--help all``.
 
 A task's name before a verb is read as the verb alone: ``scaleproof nodes pairs`` is ``scaleproof
 pairs``. A verb that no task has stands under its folder's name.
@@ -43,7 +43,7 @@ TASKS: Mapping[str, tuple[str, Sequence[str]]] = {
 
 
 def start(width: int) -> list[str]:
-    """What ``scaleproof`` alone prints: what to type, by what one wants."""
+    """The screen of ``scaleproof`` alone: what to type, by what one wants."""
     longest = max(len(want) for want, _ in WANTED)
     return [*_says(width), *(f" {want:<{longest}}  {words}" for want, words in WANTED)]
 
@@ -55,7 +55,7 @@ def verb_of(words: Sequence[str], known: Mapping[str, Path]) -> Sequence[str]:
 
 
 def overview(helps: Mapping[str, str], folders: Mapping[str, str], width: int) -> list[str]:
-    """What ``--help`` prints: eight verbs with their sentence, the others by task."""
+    """The screen of ``--help``: eight verbs with their sentence, the others by task."""
     lines = [*_says(width), " usage: scaleproof VERB ... (scaleproof VERB --help: its options)", ""]
     lines += [line for verb in FIRST if verb in helps for line in _sentence(verb, helps, width)]
     lines += ["", " more verbs, by task (scaleproof --help all has a sentence for each):"]
@@ -65,7 +65,7 @@ def overview(helps: Mapping[str, str], folders: Mapping[str, str], width: int) -
 
 
 def whole(helps: Mapping[str, str], folders: Mapping[str, str], width: int) -> list[str]:
-    """What ``--help all`` prints: every verb with its sentence, by task."""
+    """The screen of ``--help all``: every verb with its sentence, by task."""
     first = [line for verb in FIRST if verb in helps for line in _sentence(verb, helps, width)]
     lines = [*_says(width), *first, *([""] if first else [])]
     for task, about, verbs in _tasks(helps, folders):

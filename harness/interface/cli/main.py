@@ -101,7 +101,7 @@ def _told(error: ScaleproofError, words: Sequence[str]) -> int:
 
 
 def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
-    """What to say where a verb broke on a record that it was given, a stranger's perhaps."""
+    """The error where a verb broke on a record that it was given, a stranger's perhaps."""
     from harness.analysis.verify import verify  # what most verbs do not need
 
     frame = traceback.extract_tb(bug.__traceback__)[-1]
@@ -130,7 +130,7 @@ def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
 
 
 def _complete(words: Sequence[str]) -> NoReturn:
-    """What a shell asks for at TAB, after ``eval "$(register-python-argcomplete scaleproof)"``."""
+    """Answers a shell at TAB, after ``eval "$(register-python-argcomplete scaleproof)"``."""
     import argcomplete
 
     argcomplete.autocomplete(parser(module_of(words)))
@@ -170,7 +170,7 @@ def run(words: Sequence[str]) -> Answer:
 
 
 def _screen(words: Sequence[str]) -> list[str] | None:
-    """What is printed where no verb is asked for."""
+    """The screen where no verb is asked for."""
     if not words:
         return index.start(text.columns())
     if words[0] not in ("-h", "--help", "help") and words[0] not in index.TASKS:
@@ -206,7 +206,7 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def _examples(module: ModuleType | None, verb: str) -> str:
-    """What a help text ends with; only of the verb that is asked for."""
+    """The examples that a help text ends with; only of the verb that is asked for."""
     if module is None or verb not in module.HELP:
         return ""
     return "\n".join(["examples:", *(f"  scaleproof {words}" for words in module.EXAMPLES[verb])])

@@ -1,4 +1,4 @@
-"""What verbs that measure share: their options, their session, and how they end."""
+"""Parts that verbs that measure share: their options, their session, and how they end."""
 
 import argparse
 import json
@@ -100,7 +100,7 @@ def settings(asked: Asked) -> dict[str, Json]:
 
 
 def site(asked: Asked) -> tuple[Catalogue, Site]:
-    """What can be named, and where it may run."""
+    """The names that can be given, and where they may run."""
     catalogue = options.catalogue(asked.options.path)
     return catalogue, options.site(values(asked), catalogue)
 

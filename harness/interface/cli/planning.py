@@ -1,4 +1,4 @@
-"""What verbs that plan share: hardware that is not here, and which suites count."""
+"""Parts that verbs that plan share: hardware that is not here, and which suites count."""
 
 import argparse
 from collections.abc import Callable
@@ -19,7 +19,7 @@ USUAL_TIER = "not nightly and not acceptance"
 
 
 def add_to(sub: argparse.ArgumentParser) -> None:
-    """What is planned, and for which hardware."""
+    """Adds the target, and the hardware to plan for."""
     sub.add_argument(
         "target",
         nargs="?",
@@ -35,7 +35,9 @@ def add_to(sub: argparse.ArgumentParser) -> None:
 
 
 def on(text: str | None) -> Hardware | None:
-    """What ``--on`` names: known devices, a file that states them, or those of a run."""
+    """Reads the hardware that ``--on`` names: known devices, a file that states them, or those of a
+    run.
+    """
     if text is None:
         return None
     path = Path(text)
@@ -47,7 +49,7 @@ def on(text: str | None) -> Hardware | None:
 
 
 def site_of(hardware: Hardware) -> Site:
-    """What recipes are asked with for machines that are not here."""
+    """The site that recipes are asked with for machines that are not here."""
     return Site(
         device=Device.CUDA,
         backend="nccl",

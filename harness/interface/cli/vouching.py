@@ -23,7 +23,7 @@ def vouched(
 
 
 def doubted(answer: Answer, doubts: Sequence[tuple[Path, str]], *, table: bool = False) -> Answer:
-    """The same of runs whose ``doubts`` are known: why nobody vouches for each, if so."""
+    """Says of runs whose ``doubts`` are known why nobody vouches for each, if so."""
     lines = list(answer.lines)
     for path, reason in doubts:
         if reason:

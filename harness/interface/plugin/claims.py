@@ -26,7 +26,7 @@ def untested(
 
 
 def why(rule: Threshold, site: Site) -> str:
-    """What a rule needs that this run has not."""
+    """Says what a rule needs that this run has not."""
     if rule.device not in (None, site.device):
         return "needs GPUs" if rule.device is Device.CUDA else "is about CPU ranks"
     if rule.nodes and len(site.nodes) < min(rule.nodes):

@@ -42,7 +42,7 @@ USAGE = pytest.StashKey[list[str]]()
 
 
 def site_of(config: pytest.Config) -> tuple[Catalogue, Site]:
-    """What can be named, and what may be used."""
+    """The names that a session can give, and what it may use."""
     refuse_unknown_variables()
     catalogue = options.catalogue(option(config, "path"))
     options.seconds(option(config, "time-budget"))
@@ -112,14 +112,16 @@ def _skipped(metafunc: pytest.Metafunc, site: Site) -> None:
 
 
 def _required(metafunc: pytest.Metafunc, plan: Plan) -> tuple[Threshold, ...]:
-    """What the function itself requires of a plan, by the name under which pytest has it."""
+    """The bounds that the function itself requires of a plan, by the name under which pytest has
+    it.
+    """
     bounds = getattr(metafunc.function, BOUNDS, None)
     return () if bounds is None else tuple(bounds.rules(metafunc.definition.nodeid, plan))
 
 
 @contextlib.contextmanager
 def _told_as_usage(config: pytest.Config) -> Generator[None, None, None]:
-    """What is wrong with a suite ends the session as a mistake in its use."""
+    """Ends the session with a usage error where a suite is wrong."""
     try:
         yield
     except ScaleproofError as error:
@@ -170,7 +172,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """What will be measured, before it is; and which claims will not be."""
+    """Says what will be measured, before it is; and which claims will not be."""
     if KEY not in config.stash:
         return []
     scaling = config.stash[KEY]
@@ -179,7 +181,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 
 def _announced(config: pytest.Config, scaling: Scaling) -> list[str]:
-    """What will be measured, and about how long it takes."""
+    """Says what will be measured, and about how long it takes."""
     if not scaling.selected:
         return []
     site = scaling.site
@@ -259,7 +261,9 @@ def answer(request: pytest.FixtureRequest) -> Verdict:
 
 
 def _properties(verdict: Verdict, session: Session) -> Iterator[tuple[str, str]]:
-    """What JUnit's file keeps of a verdict, as ``scaling_NAME``; what there is not is left out."""
+    """The properties of a verdict in JUnit's file, as ``scaling_NAME``; those that it lacks are
+    left out.
+    """
     folder = str(text.shown(session.run.folder))
     properties = {
         "status": verdict.status,

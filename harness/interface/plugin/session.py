@@ -1,4 +1,4 @@
-"""What one pytest session knows: its options, its plans, and the one Measurer."""
+"""The state of one pytest session: its options, its plans, and the one Measurer."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ class Expectation:
 
 @dataclass
 class Scaling:
-    """What one session knows: options, plans, and the Measurer once something is measured."""
+    """One session's options, its plans, and the Measurer once something is measured."""
 
     config: pytest.Config
     catalogue: Catalogue

@@ -1,1 +1,1 @@
-"""What people see: tables, the live line, the HTML page. Reads records, and a run's progress."""
+"""Reports for people: tables, the live line, the HTML page. Reads records, and a run's progress."""

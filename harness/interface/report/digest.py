@@ -120,7 +120,7 @@ def proposal(run: RunRecord, plot: str) -> list[str]:
 
 
 def _caveat(run: RunRecord) -> list[str]:
-    """What a reader of the table has to know: that something is open, or was measured in doubt."""
+    """The caveat for a reader of the table: that something is open, or was measured in doubt."""
     judged = requirements(run)
     doubtful = [verdict for verdict in run.verdicts if verdict.doubt]
     if all(verdict.counts is Status.PASS for verdict in judged) and not doubtful:

@@ -72,7 +72,7 @@ def why_open(run: RunRecord) -> list[str]:
 
 
 def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> str:
-    """What others used beside this run, if that kept something open or stands beside figures."""
+    """Says what others used beside this run, if that left something open or in doubt."""
     beside = sum(bool(verdict.doubt) or verdict.reason is Reason.NOISY_HOST for verdict in judged)
     if not beside:
         return ""
@@ -92,8 +92,8 @@ def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> s
 
 
 def _unruled(run: RunRecord) -> str:
-    """What came of a run that no rule judged: an error is one all the same, and where nothing was
-    decided nothing is recorded.
+    """The headline of a run that no rule judged: an error is one all the same, and where nothing
+    was decided nothing is recorded.
     """
     worst = min(run.verdicts, key=lambda v: SEVERITY.index(v.counts), default=None)
     if worst is not None and worst.counts in (Status.ERROR, Status.FAIL):
@@ -104,7 +104,7 @@ def _unruled(run: RunRecord) -> str:
 
 
 def decide(run: RunRecord) -> list[str]:
-    """What would decide the undecided requirements, and the command to run.
+    """Says what would decide the undecided requirements, and the command to run.
 
     That of the case alone; that of the whole run where several requirements need the same. Nothing
     decides here what this machine does not tell.

@@ -18,7 +18,7 @@ EVERY_S = 5.0
 
 
 def watched(inner: Progress, where: str) -> Progress:
-    """The same, shown in the file or at the address ``where``, too; nowhere if it is empty."""
+    """Shows progress in the file or at the address ``where``, too; nowhere if it is empty."""
     if not where:
         return inner
     if "://" not in where:

@@ -67,7 +67,7 @@ class Live(Progress):
 
 
 def _key(m: Moment | Waiting | Looking) -> str:
-    """What a pipe gets only one line about."""
+    """The key of which a pipe gets only one line."""
     if isinstance(m, Looking):
         return "looking"
     return f"waiting {m.says}" if isinstance(m, Waiting) else f"{m.plan} {m.purpose}"

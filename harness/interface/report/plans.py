@@ -1,4 +1,4 @@
-"""What ``plan`` shows: a row for each arm, the rules that judge them, and what all of it takes."""
+"""Screen of ``plan``: a row for each arm, the rules that judge them, and what all of it takes."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -58,7 +58,7 @@ class ScreenRow:
 def lines(
     run: RunRecord, folder: Path, rerun: str, width: int = 80, *, page: Path | None = None
 ) -> list[str]:
-    """What is printed at the end of a run."""
+    """The lines at the end of a run."""
     first = headline(run)
     causes = [cause for cause in why_open(run) if not first.endswith(cause)]
     shown = [rule("scaling", width, "="), *wrap(f" {first}", width, 1)]
@@ -130,7 +130,7 @@ class _Marks:
         return "efficiency [95%]" if self.plain else "figure [95%]"
 
     def lines(self, width: int) -> list[str]:
-        """What the figures are: nothing where there are none."""
+        """Names the figures: nothing where there are none."""
         notes = [_PLAIN if self.plain else "figures have their 95% limits"]
         notes += [f"{letter}: {what}" for what, letter in self._letters.items()]
         used = self.plain or self._letters
@@ -197,7 +197,7 @@ def _row(v: Verdict, rung: LadderRow | None, names: dict[str, str], marks: _Mark
 
 
 def _by_pilots(run: RunRecord, v: Verdict) -> str:
-    """What pilots saw of something that was not measured; empty where they saw nothing."""
+    """The pilots' figures of something that was not measured; empty where they saw nothing."""
     if (plan := run.plan_of.get(v.plan)) is not None:
         for contrast in (c for c in plan.contrasts if c.name == v.contrast):
             value = piloted(run, plan, contrast)

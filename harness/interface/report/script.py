@@ -67,7 +67,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
 
 
 def sections(run: RunRecord) -> list[ScriptSection]:
-    """The same for a page."""
+    """The sections for a page."""
     return [
         ScriptSection(
             name=rows[0].arm.case.family + rows[0].arm.case.extras,
@@ -123,15 +123,15 @@ PILOTS = "by pilots, one start of each: nothing is compared; more needs a longer
 
 
 def _note(rows: Sequence[ScriptRow]) -> str:
-    """What a figure of the table is."""
+    """Explains a figure of the table."""
     launches = [launch for row in rows for launch in row.launches]
     only_pilots = all(launch.purpose is Purpose.PILOT for launch in launches)
     return f"{NOTE}; {PILOTS}" if only_pilots else NOTE
 
 
 def _checks(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
-    """What held on every launch, what could not be checked and why, and what is worth a look: each
-    with its label.
+    """Lists the checks that held on every launch, those that could not be made and why, and what is
+    worth a look: each with its label.
     """
     checked = []
     missing = []
@@ -173,7 +173,7 @@ def _by_content(row: ScriptRow) -> bool:
 
 
 def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
-    """What is said of rungs with several ranks."""
+    """The remarks on rungs with several ranks."""
     several = [row for row in rows if row.arm.case.world_size > 1]
     if not several:
         yield "all of more ranks", ""

@@ -30,7 +30,7 @@ class ShownSection(NamedTuple):
 
 
 def lines(run: RunRecord, width: int) -> list[str]:
-    """What all sections show in a terminal, in their order."""
+    """The lines of all sections for a terminal, in their order."""
     return [line for show in _each("lines") for line in show(run, width)]
 
 
@@ -50,7 +50,7 @@ def shown(run: RunRecord) -> list[ShownSection]:
 
 
 def data(run: RunRecord) -> Mapping[str, Json]:
-    """What a page embeds, of all sections."""
+    """The data that a page embeds, of all sections."""
     return {name: value for read in _each("data") for name, value in read(run).items()}
 
 

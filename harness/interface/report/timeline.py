@@ -72,7 +72,7 @@ def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
 
 
 def remarks(run: RunRecord, width: int) -> list[str]:
-    """What is worth a sentence: bubbles, both estimates of communication, advice, refusals."""
+    """Remarks on bubbles, both estimates of communication, advice, refusals."""
     all_rungs = rungs(run)
     shown = [line for rung in all_rungs if not rung.refused for line in of_rung(run, rung, width)]
     refused = [rung for rung in all_rungs if rung.refused]
@@ -96,7 +96,7 @@ def remarks(run: RunRecord, width: int) -> list[str]:
 
 
 def of_rung(run: RunRecord, r: Rung, width: int, *, named: bool = True) -> Iterator[str]:
-    """What one profile says beside its table: nothing of another step than was timed."""
+    """The lines of one profile beside its table: nothing of another step than was timed."""
     name = f"{r.arm.case.id}: " if named else ""
     if r.apart:
         yield from wrap(f" apart    {name}{unexplained(r)} ms", width, 10)
@@ -129,14 +129,14 @@ def of_rung(run: RunRecord, r: Rung, width: int, *, named: bool = True) -> Itera
 
 
 def unexplained(r: Rung) -> str:
-    """What a profile shows beside what was timed, where these are different steps."""
+    """The lines of a profile beside what was timed, where these are different steps."""
     step_ms = float(r.losses.step_ns) / 1e6
     timed_ms = (r.timed_ns or 0.0) / 1e6
     return f"not explained: profiled steps took {step_ms:.1f}, timed ones {timed_ms:.1f}"
 
 
 def _both(run: RunRecord, r: Rung, width: int, name: str) -> Iterator[str]:
-    """What communication costs by the trace and by ablation, and whether they agree."""
+    """Says what communication costs by the trace and by ablation, and whether they agree."""
     for verdict in run.verdicts_by_plan.get(r.plan.hash, ()):
         plain = verdict.metric == "communication_cost"
         if not plain or verdict.low is None or verdict.high is None or verdict.value is None:
@@ -206,7 +206,7 @@ def _columns(kept: Sequence[Term], rest: Sequence[Term]) -> list[Column[Rung]]:
 
 
 def _rest(r: Rung, terms: Sequence[Term]) -> str:
-    """What these terms come to."""
+    """The sum of these terms."""
     excess = sum((r.losses.excess_ns.get(term, Fraction(0)) for term in terms), Fraction(0))
     return f"{float(excess / 10**6):.1f}"
 

@@ -74,7 +74,7 @@ def _mean_ns(r: RankBudget, term: Term) -> float:
 
 
 def kernel_lines(kernels: Sequence[Kernel], width: int) -> list[str]:
-    """What each term of a device consists of."""
+    """The kernels that each term of a device consists of."""
     if not kernels:
         return [" no device in these traces: its kernels and idleness are not there"]
     columns = [
@@ -88,7 +88,7 @@ def kernel_lines(kernels: Sequence[Kernel], width: int) -> list[str]:
 
 
 def idleness_lines(causes: Sequence[Idleness], width: int) -> list[str]:
-    """What the host was at while its device waited."""
+    """The host's activity while its device waited."""
     if not causes:
         return []
     columns = [

@@ -48,7 +48,7 @@ class HyperQueue:
         return Capabilities(available=True, version=metadata.version("hyperqueue"))
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """What each task runs; its token comes with the task, on stdin."""
+        """Plans what each task runs; its token comes with the task, on stdin."""
         return tuple(self.again(deployment, node, "") for node in range(len(deployment.nodes)))
 
     def again(self, deployment: Deployment, node: int, host: str) -> Command:

@@ -56,7 +56,7 @@ RUN = "scaleproof.io/run"
 
 
 def manifests(deployment: Deployment) -> str:
-    """What is created, as YAML; the token's Secret aside, which no file ever holds."""
+    """Manifests that are created, as YAML; the token's Secret aside, which no file ever holds."""
     asked = deployment.settings
     if not asked["image"]:
         raise SpecError(
@@ -155,7 +155,7 @@ def _toleration(text: str) -> dict[str, str]:
 
 
 def _pod(asked: Mapping[str, Json]) -> dict[str, Json]:
-    """What is asked of a pod, beside what every run's has."""
+    """The specification of a pod, beside what every run's has."""
     given = {
         "serviceAccountName": asked["service_account"],
         "imagePullSecrets": [{"name": name} for name in asked["image_pull_secrets"]],
@@ -202,7 +202,8 @@ class Kubernetes:
 
 
 class Pods(Job):
-    """What was created in the cluster: a Secret, and what it owns, so that its end is theirs.
+    """The objects that were created in the cluster: a Secret, and what it owns, so that its end is
+    theirs.
 
     The client is imported here only. What the cluster says meanwhile is asked for with patience:
     a token that runs out, a proxy or a restart of its server are no end of a run whose agents talk.
@@ -279,7 +280,7 @@ class Pods(Job):
         return kubernetes.dynamic.DynamicClient(client, cache_file=notes)
 
     def _advice(self, status: int, asked: Mapping[str, Json]) -> tuple[str, str]:
-        """What the cluster should have had, and the command that shows it."""
+        """Says what the cluster should have had, and the command that shows it."""
         if status == 404:
             return f"a cluster that knows kind {asked['kind']!r}", "kubectl api-resources"
         if status == 409:
@@ -413,7 +414,7 @@ class Pods(Job):
 
 
 def _why_stuck(pod: Any) -> Iterator[str]:
-    """What keeps a pod from starting, until somebody does something about it."""
+    """Says what keeps a pod from starting until somebody does something about it."""
     for container in pod.status.containerStatuses or ():
         waiting = container.state.waiting if container.state else None
         if waiting and waiting.reason in STUCK:

@@ -40,7 +40,7 @@ class Monarch:
         return Capabilities(available=True, version=metadata.version("torchmonarch"))
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """What each actor runs; its token comes in Monarch's own message and a pipe."""
+        """Plans what each actor runs; its token comes in Monarch's own message and a pipe."""
         workers = deployment.settings["workers"]
         if len(workers) < len(deployment.nodes):
             raise SpecError(

@@ -34,7 +34,9 @@ SETTINGS = dict(
 
 
 def bundles(deployment: Deployment) -> list[dict[str, float]]:
-    """What is reserved on each node: a core or a GPU for each rank, or the site's own resource."""
+    """The resources reserved on each node: a core or a GPU for each rank, or the site's own
+    resource.
+    """
     resource = str(deployment.settings["resource"])
     kind = resource or ("GPU" if deployment.device is Device.CUDA else "CPU")
     return [{"CPU": 1.0, kind: float(ranks)} for ranks in deployment.nodes]
@@ -50,7 +52,7 @@ class Ray:
         return Capabilities(available=True, version=metadata.version("ray"))
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """What each actor runs; its token comes through Ray's own channel and a pipe."""
+        """Plans what each actor runs; its token comes through Ray's own channel and a pipe."""
         return tuple(
             Command(
                 nodes=(i,),

@@ -132,7 +132,7 @@ class Torchrun(Fleet):
         return Capabilities(available=True, version=f"torch {metadata.version('torch')}")
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """What each launch will run, on each node."""
+        """Plans what each launch will run, on each node."""
         folder = deployment.folder
         by_node = commands(
             deployment.nodes,

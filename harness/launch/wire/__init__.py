@@ -1,1 +1,3 @@
-"""What crosses the border between a program and its agents, and what ranks leave behind."""
+"""Messages across the border between a program and its agents, and the files that ranks leave
+behind.
+"""

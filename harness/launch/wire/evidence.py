@@ -1,4 +1,4 @@
-"""What a rank leaves behind, and what can be seen of it from outside while it still lives."""
+"""Files that a rank leaves behind, and signs of it from outside while it still lives."""
 
 import contextlib
 import json

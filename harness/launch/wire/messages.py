@@ -1,4 +1,4 @@
-"""What crosses the border between a launching program and the agents that start ranks.
+"""Messages across the border between a launching program and the agents that start ranks.
 
 One message a frame (``channel.py``):
 
@@ -66,7 +66,7 @@ class Address:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What an agent says of the machine it is on. ``door`` takes connections and never answers.
+    """An agent's facts of the machine it is on. ``door`` takes connections and never answers.
 
     ``order`` is where a scheduler put it among the others; -1 = nobody said. ``environment`` are
     the variables of backends that can change speed and are set there, whatever a case says.

@@ -1,4 +1,4 @@
-"""What a training that measures itself tells the program that writes its record.
+"""Messages of a training that measures itself to the program that writes its record.
 
 Nobody of ours has started its ranks, so nothing goes the other way. What ranks left lies beside it.
 """

@@ -1,4 +1,4 @@
-"""What the controller of a TrainJob is told of a run, by the agent on its first node.
+"""Messages to the controller of a TrainJob, by the agent on its first node.
 
 Kubeflow Trainer (2.2 and later, feature gate ``TrainJobStatus``) gives the pods of a TrainJob, and
 nobody else, the address that takes its status, a token for it, and the certificate of whoever

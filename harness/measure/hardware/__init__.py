@@ -1,1 +1,1 @@
-"""What is measured of the hardware itself: its fabric, its slow nodes, its bits."""
+"""Measurements of the hardware itself: its fabric, its slow nodes, its bits."""

@@ -44,7 +44,7 @@ class Interleaver:
         return longer
 
     def beside(self, a: str, others: Sequence[str]) -> list[list[float]]:
-        """The same of several setups, all in one block with ``a``."""
+        """Measures several setups, all in one block with ``a``."""
         self.blocks += 1
         once = replace(self._protocol, min_blocks=1, max_blocks=1, seed=self.blocks)
         plan = _plan(self._case, a, others, once)
@@ -168,7 +168,7 @@ class Difference:
 
 
 def difference(case: str, longer: list[float]) -> Difference:
-    """What the pairs so far say; ``longer`` as of ``Interleaver.block``."""
+    """The difference by the pairs so far; ``longer`` as of ``Interleaver.block``."""
     interval = sequential.t_sequence([-x for x in longer], ALPHA)
     low, high = interval.low, interval.high
     reading = Reading.UNDECIDED

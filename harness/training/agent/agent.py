@@ -228,7 +228,7 @@ def last_line(error: Exception) -> str:
 
 
 def not_forkable() -> str:
-    """What has been started here that a forked rank would inherit broken; empty if nothing."""
+    """Names what was started here that a forked rank would inherit broken; empty if nothing."""
     threads_here = Path("/proc/self/task").iterdir()
     names = [(thread / "comm").read_text().strip() for thread in threads_here]
     if len(names) > 1:

@@ -1,4 +1,4 @@
-"""What an agent is asked of cases and devices, answered in forked children.
+"""Answers of an agent about cases and devices, made in forked children.
 
 No file of a user's is imported into the agent, and no driver is started in it.
 """
@@ -33,7 +33,8 @@ MODEL = ("model", "size", "seq_len", "precision", "checkpoint")
 
 
 def in_child(function: Callable[[], Json]) -> Json:
-    """What a function returns in a forked child: ``ok``, or the ``error`` that it ended with.
+    """Calls a function in a forked child: ``ok`` with its result, or the ``error`` that it ended
+    with.
 
     So a user's files are never imported into the agent. Whatever they print is dropped, and a child
     that does not answer is ended.
@@ -42,7 +43,7 @@ def in_child(function: Callable[[], Json]) -> Json:
 
 
 def in_children(functions: Sequence[Callable[[], Json]]) -> list[Json]:
-    """The same of each, a core to each, in their order."""
+    """Calls a function on each, a core to each, in their order."""
     left = dict(enumerate(functions))
     answers: dict[int, Json] = {}
     children: dict[int, _Child] = {}
@@ -192,7 +193,7 @@ def _installed(package: str) -> bool:
 
 
 def observed() -> dict[str, Json]:
-    """What there is to say of this machine: fields of ``wire.messages.Node``, and ``near``.
+    """The facts of this machine: fields of ``wire.messages.Node``, and ``near``.
 
     Of a forked child: NVML's library may start threads of its own, and they would stay.
     """

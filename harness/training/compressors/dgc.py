@@ -31,7 +31,9 @@ promise = sparse.promise
 
 
 class Corrected(Sparse):
-    """What is owed gathers momentum, and loses it when it is sent (Lin et al., 2018)."""
+    """Momentum correction: what is owed gathers momentum, and loses it when it is sent (Lin et al.,
+    2018).
+    """
 
     momentum = 0.0
 

@@ -208,7 +208,7 @@ def feed(source: Source, knobs: Knobs) -> Feed:
 
 
 def plain(source: Source, knobs: Knobs) -> Feed:
-    """The same batches, made anew: what losses are compared with."""
+    """Makes the batches anew: what losses are compared with."""
     size = sum(tensor[0].nbytes for tensor in source.content(torch.zeros(1, dtype=torch.int64)))
     rows = rows_of(source, knobs, size)
 

@@ -13,7 +13,7 @@ AHEAD = 2
 
 
 def feed(source: Source, knobs: Knobs) -> Feed:
-    """The same batches, made while earlier ones are trained on."""
+    """Makes the batches while earlier ones are trained on."""
     maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
     waiting: dict[int, Future[Batch]] = {}
 

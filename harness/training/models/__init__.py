@@ -1,1 +1,1 @@
-"""What is trained. One file adds one model: a head of literals, build, batch, loss, flops."""
+"""Models to train. One file adds one model: a head of literals, build, batch, loss, flops."""

@@ -62,7 +62,7 @@ class Tables(nn.Module):
         return self.looked_up(rows, range(len(self.rows)))
 
     def looked_up(self, rows: Tensor, tables: Sequence[int]) -> Tensor:
-        """The same of these tables alone, whose rows are asked for in this order."""
+        """Looks rows up in these tables alone, asked for in this order."""
         parts = []
         for column, i in enumerate(tables):
             asked = rows[:, column].clamp(max=self.rows[i] - 1)  # 16 bits may have rounded it up

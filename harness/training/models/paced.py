@@ -97,7 +97,7 @@ def flops(size: Mapping[str, Json]) -> float:
 
 
 def step_s(size: Mapping[str, Json]) -> float:
-    """What a step takes at least, whatever computes it."""
+    """The least time of a step, whatever computes it."""
     return float(size["step_ms"] / 1e3)
 
 

@@ -70,7 +70,7 @@ class EncoderBlock(nn.Module):
 
 
 class Classifier(nn.Module):
-    """What the class token says, (B, S, d) -> (B, classes)."""
+    """Classifies by the class token, (B, S, d) -> (B, classes)."""
 
     def __init__(self, d: int, classes: int) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""What a rank observes of itself: spans, sockets, memory, collectives, threads."""
+"""A rank's observations of itself: spans, sockets, memory, collectives, threads."""

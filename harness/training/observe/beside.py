@@ -1,4 +1,5 @@
-"""What a rank passes on beside its sockets, as far as the kernel shows: writes, shared memory.
+"""Bytes that a rank passes on beside its sockets, as far as the kernel shows: writes, shared
+memory.
 
 Gradients that travel through a file or through /dev/shm would not be counted on any socket.
 """

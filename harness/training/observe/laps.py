@@ -1,4 +1,4 @@
-"""What a compressor takes of each step: encoding, adding, decoding.
+"""Time that a compressor takes of each step: encoding, adding, decoding.
 
 On a CPU by the host's clock. A device only queues the work: there events in its own queue say when.
 """

@@ -1,4 +1,4 @@
-"""What the kernel counted of a rank over the kept window, read at its two ends."""
+"""The kernel's counts of a rank over the kept window, read at its two ends."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ class Meter:
         self._at_end = self._now()
 
     def grown(self) -> MeterReading:
-        """What was counted in between; bytes up to now."""
+        """The growth of the counts in between; bytes up to now."""
         before, end = self._before, self._at_end
         wire, written = sockets.read(), beside.written_bytes()
         return MeterReading(

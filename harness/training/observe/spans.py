@@ -71,7 +71,7 @@ class Span:
 
 
 class _Log:
-    """What the spans of this process leave behind while a profiler runs."""
+    """The spans of this process that are left behind while a profiler runs."""
 
     def __init__(self) -> None:
         self.range: Callable[[str, int], AbstractContextManager[Any]] | None = None
@@ -102,7 +102,7 @@ def profile(on: bool) -> None:
 
 
 def outline(on: bool) -> None:
-    """The same for a profiler that leaves operators out: spans are then the user's own ranges."""
+    """Marks spans for a profiler without operators: spans are then the user's own ranges."""
     _log.range = _as_users if on else None
 
 

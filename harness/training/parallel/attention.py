@@ -61,7 +61,7 @@ def ring(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
 
 
 def _through(function: type[torch.autograd.Function], *given: Any) -> Tensor:
-    """What an autograd function makes of these."""
+    """Calls an autograd function on these."""
     output: Tensor = function.apply(*given)
     return output
 

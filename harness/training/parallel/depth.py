@@ -49,7 +49,7 @@ def _listed(names: Sequence[str], stages: int, split: str) -> list[list[str]]:
 
 
 class DepthBlock(NamedTuple):
-    """What a block computes of its inputs, at least something, and what it gives."""
+    """Tensors of a block: those that it computes from, one at least, and those that it gives."""
 
     flops: float
     output: Tensor
@@ -72,12 +72,14 @@ _COUNTED: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, DepthBlock]]] 
 
 
 def flops_of(model: nn.Sequential, x: Tensor) -> dict[str, float]:
-    """What each block computes of these inputs on the meta device, by name."""
+    """The FLOPs of each block on these inputs on the meta device, by name."""
     return {name: block.flops for name, block in blocks_of(model, x).items()}
 
 
 def likeness(block: nn.Module, x: Tensor) -> tuple[object, ...]:
-    """What two blocks of a model share if they compute alike: where its file says that they do."""
+    """The description that two blocks of a model share if they compute alike: where its file says
+    that they do.
+    """
     weights = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
     return type(block), weights, tuple(x.shape), x.dtype
 

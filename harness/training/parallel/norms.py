@@ -14,12 +14,12 @@ PARTED = "parted_over"
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
+    """The part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gradient(parameter: nn.Parameter) -> Tensor:
-    """What this rank holds of a parameter's gradient, cut as the parameter is from here on."""
+    """This rank's part of a parameter's gradient, cut as the parameter is from here on."""
     grad = parameter.grad
     if isinstance(parameter, DTensor) and isinstance(grad, DTensor):
         if grad.placements != parameter.placements:  # tensor parallelism leaves some whole

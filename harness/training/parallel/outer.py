@@ -20,7 +20,7 @@ from harness.training.trainer import LocalTrainer, element_bytes, num_elements, 
 
 
 class Rule(Protocol):
-    """What one rank does with its model after each of its steps.
+    """The rule by which a rank changes its model after each of its steps.
 
     A strategy's file also has the class ``Simulation(models, batching, knobs)``: the same of all
     ranks' models at once, in one process and without collectives, which is the oracle. A rule that
@@ -68,7 +68,7 @@ def expected(  # noqa: PLR0913  (each a term of the closed form)
     formula: str,
     states: int = 0,
 ) -> Expected:
-    """What a case expects whose ranks send this in every ``period``-th step.
+    """The expectation of a case whose ranks send this in every ``period``-th step.
 
     ``states``: copies of all parameters that its rule keeps.
     """

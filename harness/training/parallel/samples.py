@@ -86,7 +86,7 @@ def inputs(facts: ModelFacts, count: int) -> Tensor:
 
 
 def by_mesh(model: nn.Module, ctx: RankContext, *, reshard: bool = True) -> Wrapped:
-    """What a product does with a model that is cut already: as its mesh says."""
+    """Distributes a model that is cut already as its mesh says."""
     if ctx.mesh.size(Dim.FSDP) > 1:
         return sharded(model, ctx, dict(reshard_after_forward=reshard))
     if ctx.mesh.size(*groups.REPLICATED) > 1:
@@ -97,7 +97,7 @@ def by_mesh(model: nn.Module, ctx: RankContext, *, reshard: bool = True) -> Wrap
 def bytes_by_mesh(
     case: CaseSpec, mesh: Mesh, blocks: Sequence[Sequence[Size]], size: int, gathers: int
 ) -> Traffic:
-    """What ``by_mesh`` sends of blocks with these parameters, gathered so many times."""
+    """The bytes that ``by_mesh`` sends of blocks with these parameters, gathered so many times."""
     n = mesh.size(Dim.FSDP)
     replicas = mesh.size(*groups.REPLICATED)
     if n > 1:

@@ -60,7 +60,7 @@ class OverAllToAll(DefaultReduceScatter):
             output_tensor.div_(group.size())
 
     def _exchanged(self, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """What every rank has for this one: (ranks, m)."""
+        """The values that every rank has for this one: (ranks, m)."""
         if self.codec is None:
             received = torch.empty_like(parts)
             dist.all_to_all_single(received, parts, group=group)

@@ -124,7 +124,7 @@ class Schedule:
         return tuple(tuple(_plain(order[rank])) for rank in range(self.ranks))
 
     def _stub(self, stage: int) -> Any:
-        """What a schedule asks of a stage when it is made."""
+        """The part of a stage that a schedule asks for when it is made."""
         return SimpleNamespace(
             stage_index=stage,
             num_stages=self.stages,

@@ -71,7 +71,7 @@ def all_to_all(payload: float, ranks: int) -> Traffic:
 
 
 def broadcast(payload: float, ranks: int, hops: int, backend: str) -> Traffic:
-    """What the rank ``hops`` after the root passes on, of what all have issued.
+    """The bytes that the rank ``hops`` after the root passes on, of what all have issued.
 
     gloo's tree doubles its senders in every round; a ring passes on all but at its end.
     """
@@ -112,12 +112,12 @@ def sharded(
 
 
 def padded(shapes: Sequence[Size], size: int, ranks: int) -> float:
-    """What a rank has of parameters that are padded to equal parts of dim 0."""
+    """The size of a rank's part of parameters that are padded to equal parts of dim 0."""
     return float(sum(-(-shape[0] // ranks) * shape[1:].numel() * size for shape in shapes))
 
 
 def expected(per_rank: Sequence[Traffic], *, largest: float | None = None, **more: Any) -> Expected:
-    """What a strategy expects of a case whose ranks send this."""
+    """The expectation of a case whose ranks send this."""
     biggest = max(traffic.largest for traffic in per_rank) if largest is None else largest
     return Expected(**counted(per_rank), largest_message=biggest, **more)
 

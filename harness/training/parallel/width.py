@@ -129,7 +129,7 @@ def placed(model: nn.Module, *, sequence: bool) -> tuple[str, ...]:
 def sent(
     model: nn.Module, inputs: Tensor, case: CaseSpec, ranks: int, *, sequence: bool, loss: bool
 ) -> Traffic:
-    """What one pass of these inputs sends along ``tp``, forwards and backwards.
+    """The bytes that one pass of these inputs sends along ``tp``, forwards and backwards.
 
     A column-cut layer gathers the gradient of its input, a row-cut one its output: 4 all-reduces of
     activations a transformer layer. With ``sequence`` each of them is an all-gather and a
@@ -172,7 +172,7 @@ class Flow(NamedTuple):
 
 
 def _activations(how: Cut, flow: Flow, backend: str, ranks: int, sequence: bool) -> Traffic:
-    """What a layer's input and output send, forwards and backwards."""
+    """The bytes of a layer's input and output, forwards and backwards."""
     total = Traffic()
     scatter = traffic.reduce_scatter(backend)
     if how in (Cut.COLUMN, Cut.LOGITS):
@@ -188,7 +188,7 @@ def _activations(how: Cut, flow: Flow, backend: str, ranks: int, sequence: bool)
 
 
 def _flowing(model: nn.Module, inputs: Tensor) -> Iterator[tuple[str, Flow]]:
-    """What every layer is given and gives, by name."""
+    """The inputs and outputs of every layer, by name."""
     seen: dict[str, Flow] = {}
     handles = []
     for name, layer in model.named_modules():

@@ -1,1 +1,1 @@
-"""What one rank does in one launch: one task a file."""
+"""The work of one rank in one launch: one task a file."""

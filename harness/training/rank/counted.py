@@ -1,4 +1,4 @@
-"""What a step of the gate sent, against the strategy's closed form."""
+"""Compares the bytes of the gate's steps with the strategy's closed form."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ class Seen(NamedTuple):
 
 
 class Counter:
-    """What this rank sends in the steps of one whole period, as gate's steps are taken."""
+    """Counts this rank's bytes in the steps of one whole period, as gate's steps are taken."""
 
     def __init__(self, ctx: RankContext, steps: range) -> None:
         self.ctx = ctx

@@ -91,7 +91,7 @@ class Inquiries:
             self.where.append(f"{path.name}:{caller.f_lineno}")
 
     def check(self) -> Check:
-        """What was noted."""
+        """The check of what was noted."""
         places = ", ".join(dict.fromkeys(self.where[:3]))
         detail = f"{places} asks for the size of the world, or for a rank" if places else ""
         return Check(name="model.knows_no_world", ok=not self.where, detail=detail)

@@ -1,4 +1,4 @@
-"""What a compressor claims of its own mathematics, checked in the world and on the wire it uses.
+"""Checks a compressor's claims on its own mathematics, in the world and on the wire it uses.
 
 Its file says which in ``CLAIM``: it ``contracts`` (what it makes of a gradient is nearer to it than
 nothing is), is ``unbiased`` (right in the mean over many draws), or ``descends`` (the gradient's
@@ -45,7 +45,7 @@ SURE_OF_LENGTH = 5.0
 
 
 class CodecBucket:
-    """What DDP gives a communication hook."""
+    """The bucket that DDP gives a communication hook."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = list(parameters)
@@ -93,12 +93,12 @@ class CodecTrial:
         return (torch.randn(size, generator=source) * spread).to(self.ctx.device)
 
     def sent(self, gradient: Tensor) -> Tensor:
-        """What all ranks are given of it; a collective."""
+        """Sends all ranks what is made of it; a collective."""
         handed_on: Tensor = self.hook(self.bucket.fill(gradient)).wait()
         return handed_on.clone()
 
     def owed(self) -> Tensor:
-        """What the mean over ranks is still to be given."""
+        """The part that the mean over ranks is still to be given."""
         feedback = self.hook.feedback
         parts = [
             feedback.owed[parameter].flatten()
@@ -149,7 +149,7 @@ def checks(ctx: RankContext, compressor: Compressor) -> Iterator[Check]:
 
 
 def aged(ctx: RankContext, compressor: Compressor, calls: int) -> Iterator[Check]:
-    """What can be asked of a hook that has been called so often. Collectives of all ranks."""
+    """Asks what can be asked of a hook that has been called so often. Collectives of all ranks."""
     yield _heard(ctx, compressor, calls)
     trial = CodecTrial(ctx, compressor)
     if getattr(trial.hook, "feedback", None) is not None:
@@ -164,7 +164,9 @@ def _claim(trial: CodecTrial, compressor: Compressor) -> str:
 
 
 def _telescopes(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Check:
-    """What was sent and what is owed add up to the gradients, after ``calls`` more of them."""
+    """Checks that the sent and the owed parts add up to the gradients, after ``calls`` more of
+    them.
+    """
     knobs = {**compressor.knobs, **getattr(compressor.module, "TELESCOPES", {})}
     trial = CodecTrial(ctx, replace(compressor, knobs=knobs))
     name = "codec.telescopes"
@@ -287,7 +289,7 @@ def _contracts(ctx: RankContext, compressor: Compressor) -> Check:
 
 
 def _descends(ctx: RankContext, compressor: Compressor) -> Check:
-    """What is made of a gradient points to its side."""
+    """Checks that the message made of a gradient points to its side."""
     against = _worst(
         ctx, compressor, lambda made, given: -float(made @ given / made.norm() / given.norm())
     )

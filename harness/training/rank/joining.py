@@ -46,7 +46,7 @@ def carrier(device: torch.device) -> str:
 
 
 def _supports(spec: LaunchSpec) -> Supports | None:
-    """What the strategy says of itself, before a user's file is imported.
+    """The strategy's own statement of what it supports, before a user's file is imported.
 
     None where none is used: a script trains by itself, a sweep trains nothing.
     """

@@ -29,7 +29,7 @@ Ran = Counter[tuple[str, str, str, int]]
 
 
 def ran(log: str) -> Ran:
-    """What NCCL says that it took, collective by collective."""
+    """The choices that NCCL logs, collective by collective."""
     counts: Ran = Counter()
     for line in _CHOSEN.finditer(log):
         high, low = line["high"], line["low"]
@@ -72,7 +72,7 @@ def _alike(name: str) -> str:
 
 
 def checks(log: str, environment: Mapping[str, str]) -> Iterator[Check]:
-    """What ran, and whether it is what the case's environment asks for."""
+    """Checks what ran against what the case's environment asks for."""
     counts = ran(log)
     yield Check(name="nccl.ran", ok=True, detail=listed(counts) or "not told by NCCL's log")
     for variable, place, names in (("NCCL_ALGO", 1, ALGORITHMS), ("NCCL_PROTO", 2, PROTOCOLS)):

@@ -103,7 +103,7 @@ class Oracle:
         return losses / len(shards)
 
     def together(self, batch: Batch) -> float:
-        """The same, each rank on its own shard: gradients are exchanged and added in rank order."""
+        """Trains each rank on its own shard: gradients are exchanged and added in rank order."""
         loss, gradients = self.backward(batch)
         shards = self.ctx.batching.shards
         self.update(added(self.rounding.gradients(gradients), shards))

@@ -1,4 +1,4 @@
-"""What one rank does in one launch, from its first line to its result. Any engine starts this."""
+"""The work of one rank in one launch, from its first line to its result. Any engine starts this."""
 
 import contextlib
 import faulthandler

@@ -19,14 +19,14 @@ class Rounding:
     """The reference itself."""
 
     def case(self, case: CaseSpec) -> CaseSpec:
-        """What is built."""
+        """The case that is built."""
         return case
 
     def watch(self, model: nn.Module) -> None:
         """Nothing is changed."""
 
     def gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What this rank hands out."""
+        """The gradients that this rank hands out."""
         return gradients
 
 

@@ -73,7 +73,7 @@ class Laps:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rank:
-    """What a task is given: a rank that has met the others."""
+    """A rank that has met the others, as its task is given it."""
 
     spec: LaunchSpec
     place: RankPlace
@@ -91,7 +91,7 @@ class Rank:
         self.beats.write(self.place.rank, phase, step)
 
     def file(self, suffix: str) -> Path:
-        """What this rank leaves, as ``rank0.json``."""
+        """The file that this rank leaves, as ``rank0.json``."""
         return self.out / f"rank{self.place.rank}.{suffix}"
 
     def slow_down(self, loaded: Loaded) -> None:
@@ -101,7 +101,9 @@ class Rank:
             slow_down(self.spec.case.slow_nodes.get(self.place.node, 1.0))
 
     def context(self, loaded: Loaded, case: CaseSpec) -> RankContext:
-        """What a strategy is given of a case. A world of another size trains its shards."""
+        """The context that a strategy is given of a case. A world of another size trains its
+        shards.
+        """
         mesh = loaded.supports.mesh(case)
         if self.place.world_size != mesh.ranks:
             mesh = Mesh({Dim.DP: self.place.world_size})
@@ -130,7 +132,7 @@ class Rank:
         pooled: Callable[[Tensor], None] = lambda inputs: None,
         sampler: Sampler | None = None,
     ) -> Source:
-        """What an input is given: by default whole batches, and never a sample twice."""
+        """The source that an input is given: by default whole batches, and never a sample twice."""
         place = self.place
         local_rank, size = within(self.spec.case.nodes, place.rank)
         return Source(
@@ -153,7 +155,7 @@ class Rank:
         samples: Samples | None = None,
         **more: Any,
     ) -> RankRecord:
-        """What this rank measured or checked, its samples written down beside."""
+        """Records what this rank measured or checked, its samples written down beside."""
         if measured is not None:
             samples = measured.samples
         losses = [] if samples is None else [v for v in samples.loss.tolist() if not math.isnan(v)]
@@ -254,7 +256,7 @@ def set_up(
 
 
 def set_backend(environment: Mapping[str, str]) -> None:
-    """What a case says of its backend holds wherever its ranks run.
+    """Sets what the case says of its backend, wherever its ranks run.
 
     But for names of interfaces, where a node knows better.
     """
@@ -277,7 +279,7 @@ def device_of(case: CaseSpec, place: RankPlace) -> torch.device:
 def cpus_of(
     case: CaseSpec, device: int, core: int, near: Sequence[frozenset[int]], agents: int = 1
 ) -> tuple[int, ...]:
-    """What a rank runs on: cores next to its GPU, or where it computes, as many as are asked."""
+    """The cores of a rank: next to its GPU, or where it computes, as many as are asked."""
     if case.device is Device.CPU:
         allowed = os.sched_getaffinity(0)
         return cores.in_turn(case.first_device + core, case.devices_per_rank, allowed)

@@ -1,4 +1,4 @@
-"""What every rank's gradients have in what a codec makes of them.
+"""Shares of every rank's gradients in the message that a codec makes of them.
 
 A reference that goes through the case's own codec can't tell whether the codec is right. So in the
 reference's training the sum of what it made, over a block of steps and over all of them, is fitted

@@ -48,7 +48,7 @@ class Simulated(Oracle):
         self.model, self.optimizer = self.workers[self.place]
 
     def note_seen(self, seen: Sequence[object]) -> None:
-        """What each rank has seen of the others, where that depends on what came in."""
+        """Notes what each rank has seen of the others, where that depends on what came in."""
         if seen[0] is not None:
             self.rules.seen = seen
 
@@ -72,7 +72,7 @@ class Simulated(Oracle):
         return losses / len(shards)
 
     def together(self, batch: Batch) -> float:
-        """The same, each rank on its own shard; parameters are exchanged to the bit."""
+        """Trains with each rank on its own shard; parameters are exchanged to the bit."""
         loss, gradients = self.backward(batch)
         if hasattr(self.rules, "before"):
             of_all = zip(*(self._from_all(gradient) for gradient in gradients), strict=True)

@@ -1,4 +1,4 @@
-"""What a rank ran: digests of the user's files that it loaded, of this package, and versions.
+"""Digests of the code that a rank ran: the user's files that it loaded, this package, and versions.
 
 A run may take days, and files are edited meanwhile: two launches are launches of one training only
 if they loaded the same.

@@ -80,7 +80,7 @@ def checks(model: Any, trainer: Trainer, batch: Batch, ctx: RankContext) -> Iter
 
 
 def switches(case: CaseSpec, device: torch.device) -> Iterator[Check]:
-    """What only a device has: no step has to be watched for that."""
+    """Checks the settings that only a device has: no step has to be watched for them."""
     if device.type == "cpu":
         return
     bits = kernels.mantissa_bits(device)

@@ -1,4 +1,4 @@
-"""What the ranks of a sweep talk over: gloo's interface, or what NCCL's own log says."""
+"""The transport of the ranks of a sweep: gloo's interface, or what NCCL's own log says."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def of_log(text: str) -> set[str]:
 
 
 def name(backend: str, log: Path) -> str:
-    """What all ranks together talk over; a collective."""
+    """The transport of all ranks together; a collective."""
     ways: set[str] = set()
     if backend == "gloo":
         ways = {os.environ.get("GLOO_SOCKET_IFNAME", "(any interface)")}

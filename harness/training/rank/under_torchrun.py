@@ -1,4 +1,6 @@
-"""What torchrun starts as every rank: ``python -m harness.training.rank.under_torchrun SPEC``."""
+"""The program that torchrun starts as every rank: ``python -m harness.training.rank.under_torchrun
+SPEC``.
+"""
 
 import json
 import os

@@ -33,7 +33,7 @@ from harness.training.observe.spans import span
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one rank measured over its kept window (the steps after the cut).
+    """The measurements of one rank over its kept window (the steps after the cut).
 
     ``grown`` is what the kernel counted in it, ``counted`` whether its sockets carry the traffic,
     ``shared`` writable memory that was mapped since the rank was set up. ``window_ns`` is when it
@@ -144,7 +144,7 @@ class StepLog:
         return noted.cpu().numpy() if isinstance(noted, torch.Tensor) else np.array(noted)
 
     def samples(self, feed: Feed) -> Samples:
-        """What was noted; on CUDA the steps' times are the device's own.
+        """The samples that were noted; on CUDA the steps' times are the device's own.
 
         The content of what was handed out is looked at once more: a sample depends on its id only.
         """

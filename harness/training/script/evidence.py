@@ -1,4 +1,4 @@
-"""What a watched rank leaves: its record, or why there is none."""
+"""The evidence of a watched rank: its record, or why there is none."""
 
 import importlib
 import itertools
@@ -211,7 +211,7 @@ def ran_by(watch: Watch) -> WhatRan:
 
 
 def watched_by(watch: Watch) -> Watched:
-    """What the hooks saw; the collectives are those of the last step."""
+    """The observations of the hooks; the collectives are those of the last step."""
     edges = watch.edges()
     last = edges[-2], edges[-1]
     words_kept = watch.sentences.words[watch.first : edges[-1]]
@@ -265,7 +265,7 @@ def watched_by(watch: Watch) -> Watched:
 
 
 def _of_a_step(watch: Watch, by_sentence: Mapping[int, float]) -> float:
-    """What the sentences of a median step of the window add up to: samples drawn, or seconds."""
+    """The sum over the sentences of a median step of the window: samples drawn, or seconds."""
     edges = watch.edges()[watch.task.cut :]
     steps = [
         sum(by_sentence.get(i, 0) for i in range(begin, end))

@@ -113,7 +113,7 @@ class Hooks:
         return bool(self._in_backward or self._in_step)
 
     def forget(self) -> None:
-        """What was called and what stepped so far belongs to something else."""
+        """Forgets what was called and what stepped so far: it belongs to something else."""
         self.roots.clear()
         self.optimizers.clear()
         self._everywhere.remove()

@@ -78,7 +78,7 @@ class Journal(Observed):
             self._over(self)
 
     def _timed(self, call: Callable[..., Any], what: str) -> Callable[..., Any]:
-        """The same call; outermost ones of the script's main thread are timed."""
+        """Calls the function; outermost calls of the script's main thread are timed."""
 
         @functools.wraps(call)
         def timed(*args: Any, **more: Any) -> Any:

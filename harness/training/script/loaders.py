@@ -1,4 +1,5 @@
-"""What torch's loaders hand to a training: how many samples a batch is of, and who chose them.
+"""The batches that torch's loaders hand to a training: how many samples each has, and who chose
+them.
 
 A loader takes the numbers of a batch's samples from its sampler long before it hands out the batch,
 and hands out batches in that order.

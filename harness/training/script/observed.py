@@ -1,4 +1,4 @@
-"""What hooks tell of a training, written down: its sentences, its samples and its losses."""
+"""Hooks' observations of a training, written down: its sentences, its samples and its losses."""
 
 import functools
 from abc import abstractmethod
@@ -25,7 +25,7 @@ class Observed:
         self.forget()
 
     def forget(self) -> None:
-        """What was seen so far is not looked at."""
+        """Forgets what was seen so far."""
         self.sentences = Sentences()
         self.rows: dict[int, Rows] = {}
         self.drawn: dict[int, int] = {}  # samples that loaders handed out, by sentence

@@ -74,7 +74,7 @@ def _fill(text: str, known: Mapping[str, str | int]) -> str:
 def _known(
     spec: LaunchSpec, place: RankPlace, store: dist.TCPStore, text: str
 ) -> Mapping[str, str | int]:
-    """What a text may ask for, in this launch and on this node."""
+    """The values that a text may ask for, in this launch and on this node."""
     known: dict[str, str | int] = {
         "ranks": spec.case.nodes[place.node],
         "world": place.world_size,
@@ -96,7 +96,9 @@ def _free_port(host: str) -> int:
 
 
 def variables(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> Mapping[str, str]:
-    """What torchrun sets. Ranks meet at the store that the agent opened: no port is raced for."""
+    """The variables that torchrun sets. Ranks meet at the store that the agent opened: no port is
+    raced for.
+    """
     local = spec.case.nodes[place.node]
     return {
         "RANK": str(place.rank),

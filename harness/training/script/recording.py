@@ -166,7 +166,7 @@ class Recording:
         )
 
     def _case(self, hosts: list[str]) -> CaseSpec:
-        """What is trained, by ranks on these hosts."""
+        """The case that is trained, by ranks on these hosts."""
         on_gpus = _device().type != "cpu"
         backend = dist.get_backend() if dist.is_initialized() else "nccl" if on_gpus else "gloo"
         return CaseSpec(

@@ -71,7 +71,8 @@ class Arrived:
 def arrived(
     args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Collection[int], *, late: bool = False
 ) -> Arrived | None:
-    """What arrives with a call, if loaders have handed out batches of these ``sizes`` last.
+    """The samples that arrive with a call, if loaders have handed out batches of these ``sizes``
+    last.
 
     ``late``: a layer inside takes time first, and is given what arrives as it is.
 
@@ -127,8 +128,8 @@ def _shape(tensor: Tensor) -> str:
 
 
 def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: Arrived) -> Sequence[Tensor]:
-    """What tells the samples of a call apart, one row each: its first tensor, and what else has its
-    rows.
+    """The inputs that tell the samples of a call apart, one row each: its first tensor, and what
+    else has its rows.
 
     The first may be a mask, which many samples share: tokens and labels come after it. Of floats
     the first tensor is enough.
@@ -166,7 +167,7 @@ def thinned(x: Tensor) -> Tensor:
 
 
 class Rows:
-    """What reached one module: hashes in one tensor, which grows by doubling.
+    """The rows that reached one module: hashes in one tensor, which grows by doubling.
 
     A tensor of its own for every call would keep the heap around it from being used again.
     """
@@ -194,7 +195,7 @@ class Rows:
             self._end = self._calls[-1][1] if self._calls else 0
 
     def note(self, sentence: int, parts: Sequence[Tensor]) -> None:
-        """What these rows hold."""
+        """Notes the contents of these rows."""
         hashes = self._hashes(parts)
         end = self._end + len(hashes)
         if self._kept is None:

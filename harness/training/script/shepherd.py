@@ -106,7 +106,7 @@ def _wait(
 
 
 def _left_nothing(out: Path, rank: int, code: int) -> LaunchError:
-    """What is wrong where a process has ended, and there is no record of its rank."""
+    """Says what is wrong where a process has ended, and there is no record of its rank."""
     started = (out / f"rank{rank}.pid").is_file()
     log = out / f"rank{rank}.log"
     last_words = process.last_words(log.read_text(errors="replace")) if log.is_file() else ""
@@ -124,7 +124,7 @@ def _left_nothing(out: Path, rank: int, code: int) -> LaunchError:
 
 
 def _pass_on(pid_file: Path) -> "signal._HANDLER":
-    """What asks for stacks asks the rank's own process."""
+    """Passes a signal that asks for stacks on to the rank's own process."""
 
     def handler(number: int, _: FrameType | None) -> None:
         with contextlib.suppress(OSError, ValueError):

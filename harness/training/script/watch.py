@@ -161,7 +161,7 @@ class Watch(Observed):
         return range(begin, begin + self.task.steps * self.period + 1, self.period)
 
     def loss_of_steps(self) -> np.ndarray:
-        """What the backward passes of each step began with, added up; NaN = none."""
+        """The loss that the backward passes of each step began with, added up; NaN = none."""
         edges = self.edges()
         sums: np.ndarray = self.losses(edges[0], edges[-1]).reshape(-1, self.period).sum(axis=1)
         return sums

@@ -62,7 +62,7 @@ class RolePair(LocalTrainer):
     passes = 1
 
     def step(self, batch: Batch) -> Tensor | None:
-        """What actors have no loss of."""
+        """Steps without a loss on the actors' side."""
         if self.pair is None:
             return super().step(batch)
         if self.acts:

@@ -37,7 +37,7 @@ def expect(
     knobs: Knobs,
     compressor: Compressor,
 ) -> Expected:
-    """What the compressor promises for these parameters, after ``start`` dense steps of warm-up."""
+    """The compressor's promise for these parameters, after ``start`` dense steps of warm-up."""
     shapes = [parameter.shape for parameter in model.parameters()]
     promise = compressor.promise(shapes, case.world_size)
     n = case.world_size
@@ -66,7 +66,7 @@ class CompressedTrainer(LocalTrainer):
     hook: Any = None
 
     def own_state(self) -> Mapping[str, Any]:
-        """What this rank still owes, and where its random numbers are."""
+        """The state that this rank still owes, and where its random numbers are."""
         return state_of(self.hook, {parameter: name for name, parameter in self.named()})
 
     def remember(self, state: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ def positions(knobs: Knobs, length: int, places: int) -> list[Tensor]:
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """What attention sends in every layer, what layers cut by width do, and all gradients."""
+    """Expects the bytes of attention in every layer, of layers cut by width, of all gradients."""
     mesh = batching.mesh
     size = element_bytes(model)
     n = mesh.size(Dim.CP)

@@ -70,7 +70,7 @@ def expect(
 
 
 def flags(num_parameters: int, ranks: int) -> traffic.Traffic:
-    """What looking for unused parameters sends: four bytes for each."""
+    """The bytes of the search for unused parameters: four for each."""
     return traffic.all_reduce(4.0 * num_parameters, ranks)
 
 

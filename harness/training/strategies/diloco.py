@@ -96,7 +96,7 @@ def coded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decoded(message: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a message of codes and a scale says."""
+    """Decodes a message of codes and a scale."""
     scale = message[-4:].clone().view(torch.float32)
     return (message[:-4].view(torch.int8).float() * scale).to(dtype)
 

@@ -50,7 +50,9 @@ def _lock_step(knobs: Knobs) -> bool:
 
 
 class Server:
-    """What all ranks moved, by step; a rank is answered once the slowest one is near enough."""
+    """The parameters that all ranks moved, by step; a rank is answered once the slowest one is near
+    enough.
+    """
 
     def __init__(self, start: Tensor, ranks: int, staleness: float) -> None:
         self.agreed = start.clone()
@@ -100,7 +102,7 @@ _SERVERS: list[Server] = []
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def _asked(number: int, rank: int, step: int, moved: Tensor) -> torch.futures.Future[Any]:
-    """What a worker calls on rank 0."""
+    """The call that a worker makes on rank 0."""
     return _SERVERS[number].exchange(rank, step, moved)
 
 

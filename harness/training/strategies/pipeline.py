@@ -116,8 +116,8 @@ def _check(case: CaseSpec, model: nn.Module, batching: Batching, knobs: Knobs) -
 
 
 def _of_samples(part: nn.Module, case: CaseSpec, batching: Batching) -> Traffic:
-    """What replicas or shards of one stage send: parameters are gathered once for all micro-batches
-    and kept until the last one went backwards.
+    """The bytes that replicas or shards of one stage send: parameters are gathered once for all
+    micro-batches and kept until the last one went backwards.
     """
     mesh = batching.mesh
     blocks = width.blocks(part, mesh.size(Dim.TP))
@@ -132,7 +132,7 @@ def _held(
     rank: int,
     batching: Batching,
 ) -> int:
-    """What one rank holds: its states, and what its blocks keep of the micro-batches in flight."""
+    """Memory of one rank: its states, and what its blocks keep of the micro-batches in flight."""
     mesh = batching.mesh
     kept = dict(zip((name for name, _ in model.named_children()), facts.block_bytes, strict=False))
     owned = [m for s in schedule.held(rank) for m in stages[s]]

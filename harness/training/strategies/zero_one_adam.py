@@ -142,7 +142,7 @@ class Moved:
 
 
 def divided_by(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor | float:
-    """What momentum is divided by, flat; 1 under optimizers that freeze no variance."""
+    """The divisor of momentum, flat; 1 under optimizers that freeze no variance."""
     if not isinstance(optimizer, FrozenAdam):
         return 1.0
     return torch.cat([optimizer.divisor(parameter).flatten() for parameter in model.parameters()])

@@ -49,7 +49,7 @@ class Narrow(torch.autograd.Function):
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """What the layer returns for x (..., in)."""
+    """Applies the layer to x (..., in)."""
     rows = x.reshape(-1, x.shape[-1])
     output: Tensor = Narrow.apply(rows, layer.weight)  # type: ignore[no-untyped-call]
     output = output.reshape(*x.shape[:-1], -1)

@@ -1,4 +1,4 @@
-"""What forward does not keep on the device: it is computed again, or lies on the host meanwhile."""
+"""Drops activations of the forward pass: they are computed again, or lie on the host meanwhile."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def checkpointed(model: nn.Module, case: CaseSpec) -> list[Again]:
 
 
 class OnHost(torch.autograd.graph.saved_tensors_hooks):
-    """What forward keeps for backward lies in the host's memory, but for weights.
+    """Keeps the tensors that backward needs in the host's memory, but for weights.
 
     ``moved_bytes`` of all instances: whether anything was.
     """

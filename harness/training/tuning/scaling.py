@@ -24,7 +24,7 @@ class Scaled:
         self._scaler = torch.amp.GradScaler(device.type, init_scale=scale, enabled=self.enabled)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """What backward starts from."""
+        """The factor that backward starts from."""
         return self._scaler.scale(loss) if self.enabled else loss
 
     def step(self, optimizer: Optimizer) -> None:
@@ -46,7 +46,7 @@ class Scaled:
         self._stepped = True
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint holds of it."""
+        """The state for a checkpoint."""
         return {"steps": self._steps, **self._scaler.state_dict()}
 
     def remember(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What is made of a plain model before its strategy sees it."""
+"""Changes that are made to a plain model before its strategy sees it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What changed between two windows: the terms of a mean step, its kernels or operators."""
+"""The difference between two windows: the terms of a mean step, its kernels or operators."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

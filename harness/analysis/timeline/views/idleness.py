@@ -1,4 +1,4 @@
-"""What the host was at while its device had nothing to do."""
+"""The host's activity while its device had nothing to do."""
 
 import re
 from collections import Counter

@@ -48,7 +48,7 @@ def write(path: Path, windows: Windows) -> None:
 
 
 def packed(windows: Windows) -> bytes:
-    """The same in memory; the same windows give the same bytes."""
+    """Packs the document in memory; the same windows give the same bytes."""
     buffer = io.BytesIO()
     _pack(buffer, windows)
     return buffer.getvalue()

@@ -28,7 +28,8 @@ class Range:
 def operators(
     traces: Sequence[Trace], ranks: Sequence[Lanes], steps: int, most: int | None = 8
 ) -> tuple[Operator, ...]:
-    """What took longest by itself in the steps: kernels where a device computed, operators else.
+    """The operators that took longest by themselves in the steps: kernels where a device computed,
+    operators else.
 
     ``ranks`` are the lanes of ``traces``.
     """

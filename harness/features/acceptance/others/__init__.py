@@ -18,7 +18,7 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class OthersResult:
-    """What one file of another tool says, by which it can be told from any other."""
+    """One file of another tool, with the words by which it can be told from any other."""
 
     tool: str
     file: str

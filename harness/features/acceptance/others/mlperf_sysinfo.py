@@ -10,7 +10,7 @@ _SHOWN = (
 
 
 def read(text: str) -> list[tuple[str, str]] | None:
-    """What it says of the system; a capture that lacks nodes says so first."""
+    """Reads the description of the system; a capture that lacks nodes says so first."""
     document = json.loads(text)
     made = document.get("mlperf_sysinfo")
     if made is None:

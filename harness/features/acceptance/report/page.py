@@ -157,7 +157,7 @@ def _unsigned(handover: Handover) -> str:
 
 
 def _footer(handover: Handover, archived: Archived) -> str:
-    """What ties every page to this document: quotes would end the rule of the style."""
+    """The footer that ties every page to this document: quotes would end the rule of the style."""
     number = handover.contract.terms.number if handover.contract is not None else ""
     title = f"contract {number}, " if number else ""
     text = f"{title}{handover.made_on}, {handover.status}, archive {archived.sha256[:16]}"
@@ -213,7 +213,7 @@ def _dues(handover: Handover) -> list[tuple[str, str]]:
 
 
 def untested(handover: Handover, runs: Sequence[RunRecord]) -> Iterator[str]:
-    """What the word says nothing of."""
+    """The parts of the system that the word says nothing of."""
     for requirement in handover.requirements:
         if requirement.unmeasured:
             units = ", ".join(requirement.unmeasured)
@@ -249,7 +249,7 @@ def _measured_kinds(run: RunRecord) -> Iterator[tuple[str, bool]]:
 
 
 def _open(handover: Handover) -> Iterator[tuple[str, str]]:
-    """What each clause that is not decided waits for."""
+    """Says what each undecided clause waits for."""
     for requirement in handover.requirements:
         if requirement.status is None or (requirement.unmeasured and not requirement.evidence):
             lacking = f"measure {', '.join(requirement.unmeasured) or requirement.rule.case}"
@@ -278,7 +278,7 @@ def _open(handover: Handover) -> Iterator[tuple[str, str]]:
 
 
 def _clauses(handover: Handover) -> Table[Requirement]:
-    """What was asked, by whom, and what follows if it does not hold."""
+    """Shows each clause: the figure, who asks for it, and what follows if it does not hold."""
     rows = handover.requirements if handover.contract is not None else ()
     return Table(
         columns=[
@@ -359,7 +359,7 @@ def contract(requirements: Sequence[Requirement]) -> Table[Requirement]:
 
 
 def screen(requirements: Sequence[Requirement], width: int) -> list[str]:
-    """The same for a terminal: two lines a clause, so that nothing has to be left out."""
+    """Shows the document on a terminal: two lines a clause, so that nothing has to be left out."""
     lines = []
     for requirement in requirements:
         lines += text.wrap(

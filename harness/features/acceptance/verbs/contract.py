@@ -72,7 +72,7 @@ class Named:
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """What to do, with which contracts and which runs."""
+    """Adds the action, the contracts and the runs."""
     sub.add_argument("action", choices=("list", "show", "check"))
     sub.add_argument(
         "words",

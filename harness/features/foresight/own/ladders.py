@@ -1,4 +1,4 @@
-"""What the ladders of runs lead to expect of a size that they lack.
+"""Forecasts a size that the ladders of runs lack.
 
 ladder, and the same case at another size -> Table -> outlook, with the memory of a rank there
 """
@@ -49,7 +49,7 @@ def foresee(
 
 
 def room_bytes(case: CaseSpec, machine: Machine) -> float | None:
-    """What a rank finds: its devices' memory, or its part of the host's."""
+    """The memory that a rank finds, bytes: its devices', or its part of the host's."""
     if case.device is Device.CPU:
         return machine.memory_gib * 2**30 / max(case.nodes)
     if machine.gpu_memory_gib is None:
@@ -58,7 +58,7 @@ def room_bytes(case: CaseSpec, machine: Machine) -> float | None:
 
 
 def planned(run: RunRecord) -> Iterator[tuple[MeasuredRung, list[Outlook] | Refused]]:
-    """What the recipes of a run asked to be foreseen (``ladder(..., predict=(64, 8))``)."""
+    """Sizes that the recipes of a run asked to be foreseen (``ladder(..., predict=(64, 8))``)."""
     catalogue = Catalogue([path for path in map(Path, run.settings.paths) if path.is_dir()])
     for plan in run.plans:
         case = plan.target

@@ -56,7 +56,7 @@ class MeasuredRung:
 
     @property
     def stated(self) -> StatedTraffic | None:
-        """What a rank issues in a step; None where nobody knows."""
+        """The collectives that a rank issues in a step; None where nobody knows."""
         return stated(self.described) if self.watched is None else watched(self.watched)
 
 

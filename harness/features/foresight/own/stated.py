@@ -1,4 +1,4 @@
-"""What ranks exchange at any size, by what they issue at two.
+"""Derives what ranks exchange at any size from what they issue at two.
 
 A strategy's file states it; of a user's own script it was watched.
 """
@@ -64,7 +64,7 @@ def kept(issued: Mapping[str, float], ranks: int) -> KeptStates:
 
 
 def sent_by(by_size: Mapping[int, StatedTraffic | None]) -> tuple[Sent, ...]:
-    """What is exchanged at any size, by what a rank issues at two; () where no form is known.
+    """The exchange at any size, by what a rank issues at two; () where no form is known.
 
     Bytes of a world are constant or grow with the ranks: the two largest sizes tell which.
     """

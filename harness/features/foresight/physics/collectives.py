@@ -1,4 +1,4 @@
-"""What a collective costs: closed forms, and the choice that NCCL makes among its algorithms.
+"""Costs of a collective: closed forms, and the choice that NCCL makes among its algorithms.
 
 Closed forms take bytes as nccl-tests counts them: what a rank holds before a reduce-scatter, after
 an all-gather. They are from Thakur, Rabenseifner and Gropp (IJHPCA 2005) and Hoefler's LogGP notes.
@@ -12,7 +12,7 @@ from math import ceil, log2
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRate:
-    """What carries messages: seconds before the first byte, bytes a second after it."""
+    """A link's rate: seconds before the first byte, bytes a second after it."""
 
     latency_s: float
     bytes_per_s: float
@@ -69,7 +69,7 @@ def hierarchical_all_reduce(
 
 
 class CollectiveKind(StrEnum):
-    """What is exchanged."""
+    """The kind of exchange."""
 
     ALL_REDUCE = "all-reduce"
     ALL_GATHER = "all-gather"
@@ -94,7 +94,7 @@ class Fabric:
     transfer_times: Mapping[CollectiveKind, float] = field(default_factory=dict)
 
     def ring_bytes_per_s(self, ranks: int, in_node: int) -> float:
-        """What a ring over ``ranks`` reaches, ``in_node`` of them on each node.
+        """The rate that a ring over ``ranks`` reaches, ``in_node`` of them on each node.
 
         A ring enters a node over one network card and leaves it over another. NCCL lays as many
         rings as there are cards, so ranks of one node share all cards that are theirs.
@@ -179,7 +179,7 @@ _US = 1e-6
 
 
 def nccl(kind: CollectiveKind, num_bytes: float, ranks: int, in_node: int, fabric: Fabric) -> Cost:
-    """What NCCL's own model says of the algorithm and protocol that it would choose.
+    """The cost by NCCL's own model of the algorithm and protocol that it would choose.
 
     ``in_node``: how many of the ranks share a node. Trees exist for all-reduce alone, so the
     latency of an all-gather grows with the ranks and that of an all-reduce with their logarithm.

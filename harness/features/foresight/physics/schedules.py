@@ -68,7 +68,7 @@ class Durations(NamedTuple):
 def orders(
     schedule: PipelineSchedule, stages: int, micros: int, chunks: int = 1
 ) -> list[list[StageWork]]:
-    """What each stage does one after the other; not for schedules that split the backward."""
+    """The order of each stage's work; not for schedules that split the backward."""
     assert not schedule.splits, "these choose as they go"
     forward = _turns(stages, micros, chunks, range(chunks))
     backward = _turns(stages, micros, chunks, range(chunks - 1, -1, -1))

@@ -1,4 +1,4 @@
-"""What waiting for the slowest rank costs."""
+"""Costs of waiting for the slowest rank."""
 
 from functools import lru_cache
 

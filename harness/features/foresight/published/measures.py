@@ -83,7 +83,7 @@ def measured(row: Mapping[str, Any], metric: str) -> list[tuple[str, Measure | N
 
 
 def unit_of(name: str, metric: str = "") -> tuple[Unit, bool] | None:
-    """What a field's figures are of, and whether they are of one rank; None for other fields.
+    """The unit of a field's figures, and whether they are of one rank; None for other fields.
 
     ``metric`` is what the table says of its figures, for names that say nothing of ranks.
     """

@@ -65,7 +65,7 @@ _KNOWN = {
 
 @dataclass(kw_only=True)
 class Fields:
-    """What a table says of all its points, and what was noted while they were read."""
+    """Fields of a table that hold for all its points, and what was noted while they were read."""
 
     shared: Mapping[str, Any]
     per_node: int = 8
@@ -183,7 +183,7 @@ def _schedule(
 
 
 def _model(row: Mapping[str, Any], fields: Fields, where: str) -> Model:
-    """What the point, or its table, says of the model."""
+    """The model that the point, or its table, names."""
     hidden = fields.number(row, "hidden", where)
     model = row.get("model", fields.shared.get("model"))
     return Model(

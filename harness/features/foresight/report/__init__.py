@@ -1,1 +1,1 @@
-"""What was foreseen, for a terminal: errors of published tables, and outlooks for one size."""
+"""Forecasts for a terminal: errors of published tables, and outlooks for one size."""

@@ -1,4 +1,4 @@
-"""What one size will reach: the block of a terminal, and the sentence of a run's report."""
+"""The outlook for one size: the block of a terminal, and the sentence of a run's report."""
 
 from harness.base.numbers import si
 from harness.cases.metrics import IMPLAUSIBLE
@@ -60,7 +60,7 @@ def facts(outlook: Outlook) -> list[tuple[str, str]]:
 
 
 def doubt(seen: Predicted) -> str:
-    """What is said of an efficiency that no hardware has; empty of others."""
+    """Says that no hardware has such an efficiency; empty of others."""
     if seen.efficiency <= IMPLAUSIBLE:
         return ""
     return ", implausible: a rank of its ladder is faster where there are more"
@@ -82,7 +82,7 @@ def memory(outlook: Outlook) -> str:
 
 
 def cost(outlook: Outlook) -> str:
-    """What a billion tokens cost in hours of one device."""
+    """The cost of a billion tokens in hours of one device."""
     unit = "tokens" if outlook.predicted.shape.seq > 1 else "samples"
     return f"{outlook.device_hours:,.3g} device-hours for 1e9 {unit}"
 
@@ -110,7 +110,7 @@ def knee_size(outlook: Outlook) -> str:
 
 
 def recorded(run: RunRecord) -> list[str]:
-    """What the recipes of a run asked to be foreseen, a sentence each: never a verdict."""
+    """The forecasts that the recipes of a run asked for, a sentence each: never a verdict."""
     shown = []
     for target, outlooks in planned(run):
         if isinstance(outlooks, Refused):

@@ -1,4 +1,4 @@
-"""What was foreseen, on a page: efficiency over ranks with its band, and where it will go."""
+"""Forecasts on a page: efficiency over ranks with its band, and where it will go."""
 
 import json
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def block(outlook: Outlook, name: str = "") -> ShownOutlook:
 
 
 def _curve(outlook: Outlook) -> Markup:
-    """What was measured, what is foreseen with its band, and what laws in N would say."""
+    """Draws the measured sizes, the foreseen ones with their band, and what laws in N would say."""
     ahead = [*outlook.path, outlook.predicted]
     known = sorted(outlook.measured.items())
     joint = known[-1:]  # the band begins where measuring ended

@@ -125,7 +125,7 @@ def _off(predicted: Predicted) -> str:
 
 
 def _mark(predicted: Predicted) -> str:
-    """What a reader should not pass over."""
+    """Marks what a reader should not pass over."""
     if predicted.implausible:
         return "not counted"
     return "outside" if predicted.covered is False else ""

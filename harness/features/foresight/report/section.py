@@ -1,4 +1,4 @@
-"""What the recipes of a run asked to be foreseen, as reports tell it.
+"""The report section of the sizes that the recipes of a run asked to be foreseen.
 
 To foresee takes scipy's solvers, half a second to import: only a run that asks pays for them.
 """
@@ -23,7 +23,7 @@ def remarks(run: RunRecord) -> list[str]:
 
 
 def html(run: RunRecord) -> Markup:
-    """The same for a page, with charts."""
+    """Renders the section for a page, with charts."""
     if not _asks(run):
         return Markup("")
     from harness.features.foresight.report.page import blocks

@@ -144,7 +144,7 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
 
 
 def _follows(finding: ClaimFinding) -> str:
-    """What its own times give, as far as their digits say."""
+    """The figures that its own times give, as far as their digits say."""
     assert finding.speedup is not None
     low, high = finding.speedup
     words = f"its times give {low:.3f} to {high:.3f} times"

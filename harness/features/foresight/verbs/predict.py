@@ -157,7 +157,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _of_runs(asked: Asked) -> Answer:
-    """What the ladders of runs lead to expect: of a size that none has, or of those kept back."""
+    """The forecasts from the ladders of runs: of a size that none has, or of those kept back."""
     args = asked.options
     width = text.columns()
     catalogue = options.catalogue(args.path)
@@ -204,7 +204,7 @@ def _of_runs(asked: Asked) -> Answer:
 def _foreseen(
     answers: Sequence[Outlook], table: PublishedTable | Refused, width: int
 ) -> Iterator[str]:
-    """What is foreseen of one ladder, and what was assumed for it."""
+    """The forecast of one ladder, and what was assumed for it."""
     for outlook in answers:
         yield from shown.lines(outlook, width)
     for note in table.notes if isinstance(table, PublishedTable) else ():

@@ -1,4 +1,4 @@
-"""What a night tells: new changes, in a document for programs and lines for people."""
+"""The notice of a night: new changes, in a document for programs and lines for people."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ class News:
 
 
 def news(trends: Sequence[Trend], results: Path) -> list[News]:
-    """What is new among these; a change whose date moved by a night or two is the same one."""
+    """Changes among these that are new; one whose date moved by a night or two is the same one."""
     before = _told(results)
     items = []
     for trend in trends:
@@ -91,7 +91,7 @@ def remember(results: Path, new: Sequence[News], trends: Sequence[Trend]) -> Non
 def document(
     night: str, exit_status: int, new: Sequence[News], trends: Sequence[Trend], page: Path
 ) -> dict[str, Json]:
-    """What the user's command reads from stdin."""
+    """The document that the user's command reads from stdin."""
     leapt = [
         trend
         for trend in trends

@@ -221,7 +221,7 @@ class Rounds:
         return state.at(self.results, tonight, Stage.PRUNE, exit=int(ended))
 
     def _kept(self, tonight: Tonight, nights: Sequence[Night]) -> Night | None:
-        """What the history has of tonight."""
+        """The entry that the history has of tonight."""
         folder = tonight.run(self.results)
         name = "" if folder is None else load(folder).run
         return next((night for night in nights if night.run == name), None)

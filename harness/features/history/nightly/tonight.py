@@ -25,7 +25,7 @@ NONCE = "night-"
 
 
 class Stage(StrEnum):
-    """What is to be done next."""
+    """The stage of a night that is to be done next."""
 
     MEASURE = "measure"
     KEEP = "keep"

@@ -16,7 +16,7 @@ WIDTH = 24
 
 
 def headline(trends: Sequence[Trend]) -> str:
-    """What a manager asks: is anything slower, and since when."""
+    """The headline for a manager: is anything slower, and since when."""
     worse = [trend for trend in trends if trend.status is TrendStatus.REGRESSED]
     broken = {trend.series.case for trend in trends if trend.status is TrendStatus.ERRORED}
     if broken:
@@ -53,7 +53,7 @@ def figure(kind: Quantity, value: float) -> str:
 
 
 def key(trend: Trend) -> tuple[str, str]:
-    """What asv calls it: its benchmark with the case, and the machine."""
+    """The name that asv gives it: its benchmark with the case, and the machine."""
     series = trend.series
     return f"{asv.benchmark(series.quantity)}('{series.case}')", series.machine
 

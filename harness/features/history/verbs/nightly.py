@@ -40,7 +40,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """What to measure, and whether once more."""
+    """Adds the target, and whether to measure once more."""
     sub.add_argument("--config", type=Path, metavar="FILE", help="default: nightly.toml here")
     sub.add_argument("--results", metavar="DIR", help="where the history is (default: results)")
     sub.add_argument("--again", action="store_true", help="also if tonight's run is complete")

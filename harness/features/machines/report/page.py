@@ -41,7 +41,9 @@ def render(comparison: HardwareComparison) -> str:
 
 
 def _charts(comparison: HardwareComparison) -> list[tuple[str, Markup]]:
-    """What each machine gives over the first one, with its interval, over ranks: by ladder."""
+    """Charts each machine's throughput over the first one's, with its interval, over ranks: by
+    ladder.
+    """
     names = {side.name: hardware.named(side, comparison.sides) for side in comparison.sides}
     ladders: dict[str, dict[str, list[MachineEntry]]] = {}
     for entry in comparison.entries:
@@ -74,7 +76,7 @@ def _charts(comparison: HardwareComparison) -> list[tuple[str, Markup]]:
 
 
 def _spent(comparison: HardwareComparison) -> list[tuple[str, Markup]]:
-    """What each machine lost of a step, case by case: bars on one scale."""
+    """Charts each machine's losses of a step, case by case: bars on one scale."""
     cases: dict[str, list[svg.Bar]] = {}
     for entry in comparison.entries:
         if entry.lost_ns:

@@ -60,7 +60,7 @@ def markdown(comparison: HardwareComparison) -> list[str]:
 
 
 def headline(comparison: HardwareComparison) -> str:
-    """What comes out, in a line that a manager understands."""
+    """The result in a line that a manager understands."""
     if not comparison.means:
         return "Nothing to compare: no case was measured on every machine"
     unit = METRICS[comparison.metric].unit
@@ -74,18 +74,18 @@ def headline(comparison: HardwareComparison) -> str:
 
 
 def named(side: Side, sides: Sequence[Side]) -> str:
-    """What a machine is; with its letter where another one is called the same."""
+    """The name of a machine; with its letter where another one is called the same."""
     alike = [other for other in sides if other.machine.title == side.machine.title]
     return side.machine.title if len(alike) == 1 else f"{side.machine.title} ({side.name})"
 
 
 def _word(mean: Mean) -> str:
-    """What the interval says, in the sentence itself."""
+    """The word for an interval, in the sentence itself."""
     return _READS.get(mean.reading, str(mean.reading))
 
 
 def purchase(comparison: HardwareComparison) -> list[str]:
-    """What who buys asks: for the same devices, energy and money, what does the other one give?"""
+    """Answers a buyer: for the same devices, energy and money, what does the other machine give?"""
     names = {side.name: named(side, comparison.sides) for side in comparison.sides}
     shown = []
     for mean in comparison.means:
@@ -106,7 +106,7 @@ def purchase(comparison: HardwareComparison) -> list[str]:
 
 
 def _scaled(mean: Mean, factor: float) -> Mean:
-    """The same with every figure times a number that has no error."""
+    """Multiplies every figure by a number that has no error."""
     if mean.low is None or mean.high is None:
         return replace(mean, mean=mean.mean * factor)
     low = mean.low * factor
@@ -116,7 +116,7 @@ def _scaled(mean: Mean, factor: float) -> Mean:
 
 
 def notes(comparison: HardwareComparison) -> list[str]:
-    """What the figures are, and what was not compared."""
+    """Notes on the figures, and on cases that were not compared."""
     sentences = [headline(comparison) + "."] if comparison.means else [headline(comparison)]
     sentences.append(
         f"better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift;"
@@ -141,7 +141,7 @@ def _times(mean: Mean) -> str:
 
 
 def sides(comparison: HardwareComparison) -> Table[Side]:
-    """What each machine is, and what its devices were measured to reach."""
+    """Describes each machine, and what its devices were measured to reach."""
     dtypes = dict.fromkeys(d for side in comparison.sides for d in side.matmul_flops)
 
     def matmul(dtype: str) -> Column[Side]:

@@ -66,7 +66,7 @@ class LateError(Exception):
 
 @dataclass
 class Fitness:
-    """What keeps these nodes from the job, as far as was looked: a row for each check."""
+    """The fitness of these nodes for the job, as far as was looked: a row for each check."""
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
@@ -143,7 +143,7 @@ def _look(session: Session, site: Site, case: CaseSpec, fitness: Fitness) -> Non
 
 
 def _nodes(session: Session) -> tuple[list[str], str]:
-    """What agents find of their nodes, and in what these differ."""
+    """Compares the facts that agents find of their nodes."""
     examined = [
         Examined.of(node.machine.host, answer) for node, answer in session.bench.worlds.examine()
     ]
@@ -177,7 +177,7 @@ def _step(session: Session, case: CaseSpec) -> tuple[list[str], str]:
 
 
 def _bits(session: Session, case: CaseSpec, steps: int) -> tuple[list[str], str]:
-    """What one rank computes, others compute too: every bit is the same."""
+    """Checks that all ranks compute the same: every bit is alike."""
     launch = check_bits(session, case, steps)
     if launch.cause is not None:
         return [f"rank {launch.cause.rank}: {launch.cause.message}"], ""

@@ -111,7 +111,7 @@ def _exit(whole: TriedSet) -> Exit:
 
 
 def _sentences(isolated: Isolated) -> list[str]:
-    """What was found, and on which launches it rests."""
+    """The findings in sentences, and the launches on which they rest."""
     tried = isolated["tried"]
     whole = tried[0]
     launches = sum(row["launches"] for row in tried)

@@ -1,1 +1,1 @@
-"""What faults took: recoveries, and the goodput of trainings that went through many."""
+"""Time that faults took: recoveries, and the goodput of trainings that went through many."""

@@ -45,7 +45,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
 
 
 def html(run: RunRecord) -> Markup:
-    """The same on a page, with the wall clock of every sitting drawn."""
+    """Renders the section for a page, with the wall clock of every sitting drawn."""
     trainings = [
         {
             "case": played.case,

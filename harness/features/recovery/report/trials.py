@@ -34,7 +34,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
 
 
 def html(run: RunRecord) -> Markup:
-    """The same tables on a page."""
+    """Renders the tables for a page."""
     cases = [
         (case, table.html(f"recovery of {case}"), list(map(continued, table.rows)))
         for case, table in tabled(run).items()

@@ -52,7 +52,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """What is trained, how often it saves, and how often a rank dies."""
+    """Adds the training, how often it saves, and how often a rank dies."""
     sub.add_argument("case", metavar="CASE", help="for example ddp/decoder-nano")
     sub.add_argument("--mtbf", required=True, metavar="T", help="mean time between faults: 20s, 6h")
     sub.add_argument(
@@ -137,7 +137,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _costs(costs: goodput.Costs, every: int, best: int, mtbf_s: float, width: int) -> list[str]:
-    """What one of each takes, and what a long training comes to."""
+    """Tells the cost of one of each, and the goodput that a long training comes to."""
     costs_s = (
         ("step", costs.step_s),
         ("checkpoint", costs.save_s),

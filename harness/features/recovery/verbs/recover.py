@@ -35,7 +35,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """What to break, and how often."""
+    """Adds the faults, and how often each is tried."""
     sub.add_argument("cases", nargs="*", metavar="CASE", help="for example ddp/decoder-nano")
     sub.add_argument(
         "--script", action="store_true", help="a script of yours, unchanged: --script -- train.py"
@@ -98,7 +98,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _of_script(site: Site, asked: Asked) -> list[tuple[Course, int]]:
-    """What is tried of a user's script, on all ranks of the site."""
+    """The courses for a user's script, on all ranks of the site."""
     if asked.options.cases:
         raise SpecError(
             f"{asked.options.cases[0]} does not go with --script",
@@ -124,7 +124,7 @@ def _cases(catalogue: Catalogue, site: Site, asked: Asked) -> list[CaseSpec]:
 
 
 def _courses(case: CaseSpec, site: Site, asked: Asked) -> Iterator[tuple[Course, int]]:
-    """What is tried of a case, and how often."""
+    """The courses for a case, and how often each is tried."""
     trials = asked.options.trials
     yield Course(case=case, fault=Fault.KILL), trials
     yield Course(case=case, fault=Fault.KILL, asynchronous=True), trials

@@ -1,1 +1,1 @@
-"""What is said in other places: comments, summaries, annotations."""
+"""Texts for other places: comments, summaries, annotations."""

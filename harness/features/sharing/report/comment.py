@@ -109,7 +109,7 @@ def _property(text: str) -> str:
 
 
 def quality(changes: Sequence[CaseChange]) -> str:
-    """What GitLab shows in a merge request: a list of degradations, empty where there are none."""
+    """The list that GitLab shows in a merge request: degradations, empty where there are none."""
     issues: list[Mapping[str, Json]] = [
         {
             "description": sentence([change]),

@@ -37,7 +37,7 @@ _EXITS = {Status.PASS: Exit.PASSED, Status.FAIL: Exit.FAILED, Status.ERROR: Exit
 
 @dataclass(frozen=True, kw_only=True)
 class PullRequest:
-    """What a change came to: a ``sentence``, and a row for each case. ``base`` and ``head`` are
+    """A change and its cost: a ``sentence``, and a row for each case. ``base`` and ``head`` are
     commits, ``run`` is the folder of all launches.
     """
 

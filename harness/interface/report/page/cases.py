@@ -142,7 +142,7 @@ def _case(
 
 
 def _figures(row: ArmRow) -> dict[str, Json]:
-    """What the table of cases has in numbers, in SI units."""
+    """The numbers in the table of cases, in SI units."""
     names = ("throughput", "step_s", "p95_s", "worst_s", "sent_bytes", "peak_bytes", "growth",
              "flops", "mfu", "energy_j", "tokens_per_s", "sent_of_form")  # fmt: skip
     return {"case": row.case.id, "launches": len(row.launches)} | {
@@ -151,7 +151,7 @@ def _figures(row: ArmRow) -> dict[str, Json]:
 
 
 def _spec(row: ArmRow) -> list[tuple[str, str]]:
-    """What is run: identity, and what follows from it."""
+    """The specification of a case: identity, and what follows from it."""
     fields = [(name, value) for name, value in row.case.series.items()]
     facts = row.described.facts if row.described else None
     expected = row.described.expected if row.described else None
@@ -247,7 +247,7 @@ def _verdicts(judged: Sequence[Verdict]) -> Table[Verdict]:
 
 
 def _bytes(row: ArmRow, gate: LaunchRecord | None) -> Table[tuple[str, str, str]]:
-    """What was sent against what the closed form says, and the collectives that sent it."""
+    """The bytes that were sent against the closed form, and the collectives that sent them."""
     expected = row.described.expected if row.described else None
     if expected is None or row.case.world_size == 1:
         return Table(columns=[], rows=[])

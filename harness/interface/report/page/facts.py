@@ -14,7 +14,7 @@ from harness.record import LaunchRecord, RunRecord
 
 
 def facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What was measured on and with: titles, and names and values under each."""
+    """The facts of the machine and the software: titles, and names and values under each."""
     software = sorted(run.software.items())
     for name, versions in sorted(run.setups.items()):
         software += [(f"{name}: {key}", version) for key, version in sorted(versions.items())]
@@ -38,7 +38,7 @@ def _environment(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _shared(run: RunRecord) -> list[tuple[str, str]]:
-    """What the first node was seen to have, but for what stands elsewhere on the page."""
+    """The facts of the first node, but for what stands elsewhere on the page."""
     of_host = next(iter(run.facts.values()), {})
     elsewhere = ("hardware: ", "version: ", "environment: ")
     return [(name, text) for name, text in of_host.items() if not name.startswith(elsewhere)]
@@ -85,7 +85,7 @@ def work(row: ArmRow) -> str:
 
 
 def busy(launches: Sequence[LaunchRecord]) -> str:
-    """What host and devices were used, shown and never judged: CPUs a rank, and the allocator."""
+    """The use of host and devices, shown and never judged: CPUs a rank, and the allocator."""
     ranks = [rank for launch in launches for rank in launch.ranks if rank.window_s]
     if not ranks:
         return "n/a"

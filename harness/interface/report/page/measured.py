@@ -1,4 +1,4 @@
-"""What the samples and traces of a case show: steps, memory, ranks, one step of all ranks."""
+"""Figures from the samples and traces of a case: steps, memory, ranks, one step of all ranks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Drawing:
 def figures(
     run: RunRecord, folder: Path, plan: Plan, launches: Sequence[LaunchRecord]
 ) -> Iterator[Drawing]:
-    """What the files of these launches show; nothing of files that are gone."""
+    """The figures from the files of these launches; none from files that are gone."""
     timed = [
         launch
         for launch in launches

@@ -33,7 +33,7 @@ class Embedded:
 
 
 def embedded(run: RunRecord, folder: Path | None) -> Embedded | None:
-    """What the page of a run has; None where there is nothing to open."""
+    """The traces that the page of a run embeds; None where there is nothing to open."""
     profiled = {} if folder is None else _profiled(run, folder)
     if folder is None or not profiled:
         return None

@@ -1,1 +1,1 @@
-"""What is laid side by side: two runs, machines, a case and its remedies."""
+"""Tables side by side: two runs, machines, a case and its remedies."""

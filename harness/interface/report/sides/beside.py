@@ -154,7 +154,7 @@ def _worst(line: BesideLine) -> str:
 
 
 def notes(plan: Plan) -> list[str]:
-    """What its columns mean."""
+    """Explains its columns."""
     of = {
         HEADERS.get(contrast.metric, contrast.metric): metrics.metric(contrast.metric)
         for contrast in plan.contrasts

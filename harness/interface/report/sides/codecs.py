@@ -39,7 +39,7 @@ def compared(plan: Plan) -> bool:
 def columns(
     costs: Sequence[EncodingCost], here: float, rates: Sequence[float] = RATES
 ) -> Iterator[Column[EncodingCost]]:
-    """What a codec's line says beyond its measured metrics."""
+    """The columns of a codec's line beyond its measured metrics."""
     alternatives = dict.fromkeys(other for cost in costs for other in cost.pays)
     yield Column(
         "B/param", 70, lambda c: f"{c.bytes_per_parameter:.3g}", raw=lambda c: c.bytes_per_parameter
@@ -96,7 +96,7 @@ def _ends(pays: Pays | None) -> str:
 
 
 def notes(costs: Sequence[EncodingCost], here: float) -> list[str]:
-    """What the columns mean, and what to take over this link."""
+    """Explains the columns, and says what to take over this link."""
     measured = "an unmeasured link" if math.isinf(here) else f"{si(here, 'bit/s')}"
     sentences = [
         f"measured over {measured}; columns of rates: a step, with as much more time for its bytes",
@@ -165,7 +165,9 @@ def _times(t: TunedLoss) -> str:
 
 
 def tuned_notes(losses: Sequence[TunedLoss], untrained: Sequence[str] = ()) -> list[str]:
-    """What was tried, where the grid may have been too small, and which codecs were not trained."""
+    """Says what was tried, where the grid may have been too small, and which codecs were not
+    trained.
+    """
     factors = ", ".join(f"{factor:g}" for factor in tuned.FACTORS)
     sentences = [
         f"each at the best of {factors} times its optimizer's usual rate; so is dense training"

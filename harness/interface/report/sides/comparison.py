@@ -60,7 +60,7 @@ def lines(
 
 
 def _others(comparison: Comparison, width: int, every: bool) -> list[str]:
-    """The same cases on other metrics: those that changed, and how many did not."""
+    """Compares the cases on other metrics: those that changed, and how many did not."""
     shown = [other for other in comparison.others if every or other.reading in _CHANGED]
     rest = len(comparison.others) - len(shown)
     columns = [
@@ -134,7 +134,7 @@ def interleaved(
 
 
 def _alike(difference: Difference) -> str:
-    """What A differed by from itself; where that is a difference, nothing else can be read."""
+    """Says by how much A differed from itself; where it did, nothing else can be read."""
     where = f" A/A  {difference.case}:"
     if difference.alike is None:
         return f"{where} n/a, no block has two launches of A"

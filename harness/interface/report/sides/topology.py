@@ -51,7 +51,7 @@ def _map(facts: Mapping[str, str], width: int) -> list[str]:
 
 
 def _matrix(facts: Mapping[str, str], width: int) -> list[str]:
-    """What joins each pair of GPUs, as ``nvidia-smi topo -m`` names it."""
+    """The link between each pair of GPUs, as ``nvidia-smi topo -m`` names it."""
     gpus = {key.removeprefix(_GPU): fact for key, fact in facts.items() if key.startswith(_GPU)}
     if not gpus:
         return []

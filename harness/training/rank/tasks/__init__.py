@@ -1,1 +1,1 @@
-"""What a rank does in a launch. One file is one task: ``prepare`` and ``run``."""
+"""Tasks of a rank in a launch. One file is one task: ``prepare`` and ``run``."""

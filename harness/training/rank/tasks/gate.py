@@ -448,7 +448,7 @@ def _start(
 def _whole(
     name: str, seen: Iterator[tuple[str, Tensor]], wanted: Mapping[str, Tensor], ctx: RankContext
 ) -> Check:
-    """What is compared must be all there is, over all ranks: nothing left out is right."""
+    """Checks that the comparison covers all there is, over all ranks: nothing left out is right."""
     present = {n for names in ctx.gather([n for n, _ in seen]) for n in names}
     missing = sorted(set(wanted) - present)
     extra = sorted(present - set(wanted))
@@ -536,7 +536,7 @@ def _dense(reference: Oracle, batches: list[Batch], ctx: RankContext) -> float:
 
 
 def _scaled(factor: float, world_size: int) -> str:
-    """What a factor between gradient and reference says, in words; empty for none to speak of."""
+    """Words the factor between gradient and reference; empty for none to speak of."""
     if not math.isfinite(factor) or abs(factor - 1) < SCALE:
         return ""
     message = f"gradients are {factor:.3g} times the reference"

@@ -243,7 +243,7 @@ class Encoder:
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """What DDP gives a communication hook, for all parameters at once."""
+    """The bucket that DDP gives a communication hook, for all parameters at once."""
 
     flat: Tensor
     parts: list[Tensor]

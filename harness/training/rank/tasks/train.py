@@ -35,7 +35,7 @@ SIZES = "sizes.json"
 
 @dataclass
 class Took:
-    """What has taken how long, in s; ``first_step_at`` is on the clock of the machine."""
+    """The duration of each part, s; ``first_step_at`` is on the clock of the machine."""
 
     load_s: float = 0.0
     save_s: float = 0.0
@@ -188,7 +188,7 @@ def _damage(folder: Path, error: CheckpointException) -> str:
 
 
 def note_sizes(folder: Path) -> None:
-    """What a checkpoint's files have, so that a damaged one is named."""
+    """Notes the size of a checkpoint's files, so that a damaged one is named."""
     files = [path for path in folder.iterdir() if path.is_file() and path.name != SIZES]
     write_text(
         folder / SIZES, json.dumps({path.name: path.stat().st_size for path in sorted(files)})

@@ -11,8 +11,8 @@ from harness.training.context import RankContext, within
 
 
 def all_sharded(batching: Batching) -> Batching:
-    """The same batches, with parameters in parts over all ranks, as these frameworks' FSDP2 has
-    them whatever the case's mesh says of samples.
+    """Gives the same batches, with parameters in parts over all ranks, as these frameworks' FSDP2
+    has them whatever the case's mesh says of samples.
     """
     ranks = batching.mesh.ranks
     return replace(batching, mesh=Mesh({Dim.FSDP: ranks} if ranks > 1 else {}))

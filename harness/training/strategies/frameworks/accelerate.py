@@ -40,12 +40,12 @@ def expect(
 
 
 class Prepared(LocalTrainer):
-    """What ``Accelerator.prepare`` made of a model and its optimizer."""
+    """A model and its optimizer, as ``Accelerator.prepare`` made them."""
 
     kind = ""
 
     def ran(self) -> WhatRan:
-        """What accelerate says it runs, and how parameters are really placed."""
+        """The configuration that accelerate reports, and how parameters are really placed."""
         sharded = [
             placement for placement in samples.placements(self.module) if placement != "plain"
         ]

@@ -142,7 +142,7 @@ def _environment(ctx: RankContext) -> Any:
                 raise ValueError(f"Fabric counts {size} ranks of {ctx.world_size}")
 
         def set_global_rank(self, rank: int) -> None:
-            """The same of a rank."""
+            """Sets the global rank."""
             if rank != ctx.rank:
                 raise ValueError(f"Fabric takes rank {ctx.rank} for {rank}")
 

@@ -42,7 +42,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    """What to do, with which run, in which file."""
+    """Adds the action, the run, and the file."""
     sub.add_argument("action", choices=("show", "set", "accept"))
     sub.add_argument("run", nargs="?", type=Path, help="set, accept: the run to take values from")
     sub.add_argument(
@@ -135,7 +135,7 @@ def _refuse(parsed: argparse.Namespace) -> None:
 
 
 def _values(run: RunRecord, parsed: argparse.Namespace) -> tuple[list[ExpectedValue], list[str]]:
-    """What a run says that a verdict could rest on, and a line for each that none could."""
+    """The values of a run that a verdict could rest on, and a line for each that none could."""
     values, in_doubt = expected.measured(run, parsed.tolerance)
     doubted = [f"{case} {why}" for case, why in in_doubt if fnmatchcase(case, parsed.case)]
     new = [r for r in values if fnmatchcase(r.case, parsed.case)]
@@ -174,7 +174,7 @@ def _better(new: ExpectedValue, old: ExpectedValue, by: float = DRIFT) -> bool:
 
 
 def _elsewhere(path: Path, run: RunRecord) -> dict[tuple[str, str, str | None], ExpectedValue]:
-    """What a second run has, by key: of another day, or of nodes that the first did not have."""
+    """Values of a second run, by key: of another day, or of nodes that the first did not have."""
     second = load(path)
     refuse_unsealed(second, path if path.is_dir() else path.parent)
     nodes = [{machine.host for machine in r.nodes or (r.machine,)} for r in (run, second)]

@@ -133,7 +133,7 @@ def _ranks(case: CaseSpec) -> int:
 
 
 def _unit(catalogue: Catalogue, case: CaseSpec) -> int:
-    """What a micro-batch must be a multiple of, so that every shard has whole parts."""
+    """The number that a micro-batch must be a multiple of, so that every shard has whole parts."""
     strategy = catalogue.get("strategies", case.strategy)
     supports = strategy.supports
     mesh = strategy.supports.mesh(case)
@@ -181,7 +181,7 @@ def _try(
 
 
 def _found(launch: LaunchRecord, micro: int, allowed: float) -> Attempt:
-    """What a launch says of its micro-batch; LaunchError if it broke for another reason."""
+    """Says whether a launch's micro-batch fits; LaunchError if it broke for another reason."""
     if launch.cause is not None and launch.cause.kind != "memory":
         raise LaunchError(
             f"micro_batch={micro} broke: {launch.cause.message}",

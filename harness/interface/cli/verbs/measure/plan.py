@@ -103,7 +103,9 @@ def _seated(on: Hardware, plan: Plan, arms: Sequence[Arm]) -> list[list[Arm]]:
 
 @dataclass(frozen=True)
 class Look:
-    """What is known of where plans would run; ``link``: the slowest one's B/s, 0 unknown."""
+    """The place where plans would run, as far as it is known; ``link``: the slowest one's B/s, 0
+    unknown.
+    """
 
     machine: Machine
     described: Mapping[str, Described]

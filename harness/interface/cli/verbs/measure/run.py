@@ -135,7 +135,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _plans(asked: Asked, catalogue: Catalogue, site: Site) -> list[Plan]:
-    """What the command line names: a target, or a script of the user's."""
+    """The plans that the command line names: of a target, or of a script of the user's."""
     args = asked.options
     settings = measuring.settings(asked)
     ablations = list(dict.fromkeys(args.ablate))
@@ -210,7 +210,9 @@ def _resumed(asked: Asked) -> tuple[Session, list[Plan]]:
 
 
 def _dry_run(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
-    """What an engine would run to start its agents, its files first; nothing is started."""
+    """The commands that an engine would run to start its agents, its files first; nothing is
+    started.
+    """
     settings = options.engine_settings(measuring.values(asked), catalogue)
     where = Where(nodes=site.nodes, device=site.device, settings=settings)
     commands = deploy.commands(catalogue.get("engines", site.engine), where)

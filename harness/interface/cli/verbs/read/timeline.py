@@ -156,7 +156,7 @@ def act(asked: Asked) -> Answer:
 def _more(
     window: Traced, parsed: argparse.Namespace, width: int
 ) -> Iterator[tuple[dict[str, Json], list[str]]]:
-    """What is asked for beside the budget: as a document and as lines."""
+    """The tables that are asked for beside the budget: as a document and as lines."""
     if parsed.details:
         opened = window.open()
         operations = communications(opened)
@@ -298,7 +298,7 @@ def _of_run(path: Path) -> Iterator[Traced]:
 
 
 def _file(case: str, launch: str) -> str:
-    """What the trace of a case is called: by the case, and its launch's number."""
+    """The name of a case's trace file: the case, and its launch's number."""
     return f"{re.sub(r'[^A-Za-z0-9@+=.-]+', '-', case)}-{launch.rpartition('-')[2]}"
 
 

@@ -88,7 +88,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    """What differs; then the verdicts under other rules, if nothing does."""
+    """Lists the differences; then the verdicts under other rules, if there is none."""
     if asked.verb == "sign":
         return _sign(asked.options.run, asked.options.key)
     path, rules = asked.options.run, asked.options.thresholds

@@ -58,11 +58,11 @@ def metrics() -> str:
         " `python scripts/pages.py`.", "",
         "| metric | unit | is | better | measured by |", "|---|---|---|---|---|",
     ]  # fmt: skip
-    for name, one in METRICS.items():
-        better = "more" if one.more_is_better else "less"
-        profiled = "a profiled launch" if one.profiled else "`scaleproof run`, `pytest suites/`"
-        by = f"`{one.measured_by}`" if one.measured_by else profiled
-        lines.append(f"| `{name}` | {one.unit} | {one.means} | {better} | {by} |")
+    for name, metric in METRICS.items():
+        better = "more" if metric.more_is_better else "less"
+        profiled = "a profiled launch" if metric.profiled else "`scaleproof run`, `pytest suites/`"
+        by = f"`{metric.measured_by}`" if metric.measured_by else profiled
+        lines.append(f"| `{name}` | {metric.unit} | {metric.means} | {better} | {by} |")
     return "\n".join(lines) + "\n"
 
 

@@ -75,12 +75,12 @@ def _end(share: Share, place: int) -> RankEnd:
 class Cluster:
     """All agents, in this process; ``told`` says which is lost, and what its successor dials."""
 
-    def __init__(self, token: Path, import_s: float, told: Connection) -> None:
+    def __init__(self, token: Path, import_s: float, connection: Connection) -> None:
         self._key = read_token(token)
-        self._import_s, self._told = import_s, told
+        self._import_s, self._told = import_s, connection
         self._facts = replace(machine.detect(), num_cores=64)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(told, selectors.EVENT_READ, None)
+        self._selector.register(connection, selectors.EVENT_READ, None)
         self._agents: dict[int, Stub] = {}
         self._coming: list[tuple[float, int, int]] = []
 
@@ -134,8 +134,8 @@ class Cluster:
         return word != "close"
 
 
-def serve(port: int, token: Path, many: int, import_s: float, told: Connection) -> None:
-    cluster = Cluster(token, import_s, told)
+def serve(port: int, token: Path, many: int, import_s: float, connection: Connection) -> None:
+    cluster = Cluster(token, import_s, connection)
     for node in range(many):
         cluster.join(node, port)
     cluster.serve()

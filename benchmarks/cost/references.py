@@ -62,7 +62,7 @@ def without_gpu() -> Iterator[list[str]]:
 def sent_bytes() -> Iterator[list[float]]:
     """Bytes that this rank sends in the collectives called meanwhile, of the best algorithms."""
     world = dist.get_world_size()
-    found: list[float] = []
+    values_listed: list[float] = []
     shares = {
         "all_reduce": (0, 2 * (world - 1) / world),
         "all_gather": (1, world - 1.0),
@@ -78,7 +78,7 @@ def sent_bytes() -> Iterator[list[float]]:
 
         def call(*given: Any, **named: Any) -> Any:
             parts = given[place] if isinstance(given[place], list) else [given[place]]
-            found.append(share * sum(p.numel() * p.element_size() for p in parts))
+            values_listed.append(share * sum(p.numel() * p.element_size() for p in parts))
             return before[name](*given, **named)
 
         return call
@@ -86,7 +86,7 @@ def sent_bytes() -> Iterator[list[float]]:
     for name in before:
         setattr(dist, name, counted(name))
     try:
-        yield found
+        yield values_listed
     finally:
         for name, function in before.items():
             setattr(dist, name, function)
@@ -126,9 +126,9 @@ def drawn(step: int, size: int, *, alike: bool = False) -> Tensor:
     return 3.0 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
-def mean(own: Tensor) -> Tensor:
+def mean(gradient: Tensor) -> Tensor:
     """Over ranks, in double."""
-    total = own.double()
+    total = gradient.double()
     dist.all_reduce(total)
     return total / dist.get_world_size()
 
@@ -215,10 +215,10 @@ def finite(row: Row, value: float) -> bool:
     return all(bool(given(entrant, gradient).isfinite().all()) for _ in range(3))
 
 
-def everywhere(told: str) -> list[str]:
+def everywhere(message: str) -> list[str]:
     """What each rank tells."""
     out: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(out, told)
+    dist.all_gather_object(out, message)
     return out
 
 
@@ -289,12 +289,12 @@ def begin(rank: int, world: int, port: int) -> None:
 def check(rank: int, port: int, asked: argparse.Namespace, answers: Any) -> None:
     """What one of two ranks does; the first one tells."""
     begin(rank, 2, port)
-    found = []
+    listed = []
     for row in rows(asked.grace, asked.powersgd, asked.only):
         torch.manual_seed(1 + rank)  # as users do, so that ranks drop different things
-        found.append(faults(row))
+        listed.append(faults(row))
     if rank == 0:
-        answers.put(found)
+        answers.put(listed)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -66,12 +66,12 @@ class Hooked(Entrant):
         feedback = getattr(self.hook, "feedback", None)
         if feedback is None:
             return None
-        own: Tensor = feedback.owed[self.bucket.parameters()[0]].flatten().clone()
+        gradient: Tensor = feedback.owed[self.bucket.parameters()[0]].flatten().clone()
         for total, part in getattr(self.hook, "of_sums", {}).items():
             rows = torch.zeros(total).view(dist.get_world_size(), -1)
             rows[dist.get_rank()] = part[0] * dist.get_world_size()
-            own += rows.flatten()[: own.numel()]
-        return own
+            gradient += rows.flatten()[: gradient.numel()]
+        return gradient
 
 
 class LowRank(Hooked):

@@ -129,12 +129,12 @@ def main() -> None:
             for one in logged:
                 added[one.without].append(one.run(i) - bare_s)
     every = added[""]
-    found = t_interval(every, 0.1)
-    assert found.high is not None
+    interval = t_interval(every, 0.1)
+    assert interval.high is not None
     print(f"{n} pairs of steps of {step_s * 1e3:.0f} ms, with and without")
     print(f"median {median(every) * 1e6:.0f} us of CPU time a step, {median(every) / step_s:.2%}")
-    most = f"at most {found.high * 1e6:.0f} us (upper 95 % end), {found.high / step_s:.2%}"
-    print(f"mean {found.mean * 1e6:.0f}, {most}")
+    most = f"at most {interval.high * 1e6:.0f} us (upper 95 % end), {interval.high / step_s:.2%}"
+    print(f"mean {interval.mean * 1e6:.0f}, {most}")
     for part in left_out[1:]:
         saved = median(a - b for a, b in zip(every, added[part], strict=True))
         print(f"  {part:14} {saved * 1e6:5.0f} us (median, left out)")

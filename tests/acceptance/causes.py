@@ -104,17 +104,17 @@ def term_ms(rank: RankBudget, term: Term) -> float:
     return statistics.median(rank.terms.get(term, (0,))) / 1e6
 
 
-def growth_ms(found: Budget, bare: Budget, term: Term, where: str) -> float:
+def growth_ms(budget: Budget, bare: Budget, term: Term, where: str) -> float:
     """How much a term grew on the ranks where it was planted, in ms."""
-    last = len(found.ranks) - 1
+    last = len(budget.ranks) - 1
     chosen = {"all": range(last + 1), "last": [last], "others": range(last), "first": [0]}[where]
-    grown = [term_ms(found.ranks[r], term) - term_ms(bare.ranks[r], term) for r in chosen]
+    grown = [term_ms(budget.ranks[r], term) - term_ms(bare.ranks[r], term) for r in chosen]
     return sum(grown) / len(grown)
 
 
-def shows(found: Budget) -> Mapping[str, Mapping[Term, str]]:
+def shows(budget: Budget) -> Mapping[str, Mapping[Term, str]]:
     """Where causes must show in a budget that was captured like this."""
-    return OUTLINED if found.capture == OUTLINE else SHOWS
+    return OUTLINED if budget.capture == OUTLINE else SHOWS
 
 
 def shown_on(plant: str, where: str, plants: Sequence[str]) -> str:
@@ -122,22 +122,22 @@ def shown_on(plant: str, where: str, plants: Sequence[str]) -> str:
     return "first" if plant == "stall" and "uneven" in plants else where
 
 
-def misnamed(plants: Sequence[str], found: Budget, bare: Budget) -> str:
+def misnamed(plants: Sequence[str], budget: Budget, bare: Budget) -> str:
     """What was called by a wrong name; empty if all is right."""
     wrong = []
-    grown = {t: growth_ms(found, bare, t, "all") for t in Term}
-    wanted = {t for p in plants for t in shows(found)[p]}
+    grown = {t: growth_ms(budget, bare, t, "all") for t in Term}
+    wanted = {t for p in plants for t in shows(budget)[p]}
     largest = max(grown, key=lambda t: grown[t])
     if "uneven" in plants:
         wanted |= {Term.BUBBLE}  # the other stages wait for the slow one
-        if found.imbalance <= bare.imbalance:
+        if budget.imbalance <= bare.imbalance:
             wrong.append("no stage imbalance")
     if largest not in wanted:
         wrong.append(f"largest growth is {largest}")
     if "late" in plants or "uneven" in plants:
-        guilty = 0 if "uneven" in plants else len(found.ranks) - 1
+        guilty = 0 if "uneven" in plants else len(budget.ranks) - 1
         at = {Term.COMPUTE, *([Term.IDLE] if {"stall", "uneven"} == set(plants) else [])}
-        b = found.blame
+        b = budget.blame
         if b is None or b.rank != guilty or b.term not in at:
             wrong.append(f"blamed {b and (b.rank, b.term)}")
     return "; ".join(wrong)
@@ -164,17 +164,17 @@ def measure(
         for world in worlds:
             for plants in chosen:
                 bare_case = ("pipeline",) if "uneven" in plants else ()
-                found, bare = [], []
+                listed, bare = [], []
                 for _ in range(repeats):
                     bare.append(bench.profile(case_of(bare_case, world, ms, bench.known)))
-                    found.append(bench.profile(case_of(plants, world, ms, bench.known)))
-                names = [misnamed(plants, f, b) for f, b in zip(found, bare, strict=True)]
+                    listed.append(bench.profile(case_of(plants, world, ms, bench.known)))
+                names = [misnamed(plants, f, b) for f, b in zip(listed, bare, strict=True)]
                 wrong = [n for n in names if n]
-                at = shows(found[0])
+                at = shows(listed[0])
                 for term in dict.fromkeys(t for p in plants for t in at[p]):
                     where = [shown_on(p, at[p][term], plants) for p in plants if term in at[p]]
                     grown = [
-                        growth_ms(f, b, term, where[0]) for f, b in zip(found, bare, strict=True)
+                        growth_ms(f, b, term, where[0]) for f, b in zip(listed, bare, strict=True)
                     ]
                     yield Row(
                         plants=plants, world=world, term=term, planted_ms=ms * len(where),

@@ -59,12 +59,12 @@ class Job:
     @property
     def planted(self) -> list[bool]:
         """Of each planted efficiency, whether its interval holds it."""
-        found = []
+        listed = []
         for v in requirements(self.run):
             plant = PLANTED.search(v.case)
             if plant and v.low is not None and v.high is not None:
-                found.append(v.low <= float(plant[1]) <= v.high)
-        return found
+                listed.append(v.low <= float(plant[1]) <= v.high)
+        return listed
 
 
 def burn(beside: str) -> None:
@@ -110,9 +110,9 @@ def job(results: Path, beside: str) -> Job:
 def read(folder: Path) -> Job:
     """A run that ``job`` made."""
     beside, seconds, status = (folder / "job.txt").read_text().split()
-    run, said = load(folder), (folder / "stdout.txt").read_text()
+    run, loaded = load(folder), (folder / "stdout.txt").read_text()
     told = [
-        (_seconds(m[1]), _seconds(m[2])) for m in re.finditer(r"(\d+:\d+)  ETA (\d+:\d+)", said)
+        (_seconds(m[1]), _seconds(m[2])) for m in re.finditer(r"(\d+:\d+)  ETA (\d+:\d+)", loaded)
     ]
     half = [at + left for at, left in told if at >= run.elapsed_s / 2]
     foretold = half[0] / run.elapsed_s if half else None

@@ -83,18 +83,18 @@ def compared(folder: Path, rates: Sequence[float]) -> Evaluation:
     return evaluate(tables)
 
 
-def lines(found: Evaluation) -> Iterator[str]:
+def lines(evaluation: Evaluation) -> Iterator[str]:
     """A row for each training and rate, as Markdown."""
     yield "| link, training | 8 ranks | foreseen | 16 ranks | foreseen |"
     yield "|---|---|---|---|---|"
-    for prediction in found.predictions:
+    for prediction in evaluation.predictions:
         cells = [
             f" {one.measured:.3f} | {one.efficiency:.3f} [{one.low:.3f}, {one.high:.3f}]"
             + ("" if one.covered else " outside")
             for one in sorted(prediction.predicted, key=lambda one: one.shape.ranks)
         ]
         yield f"| {prediction.table.id} |{' |'.join(cells)} |"
-    whole = found.whole
+    whole = evaluation.whole
     assert whole is not None
     yield (
         f"{whole.num} sizes: {100 * whole.mean:.1f} points off on average, 9 in 10 within"

@@ -52,13 +52,13 @@ def step_s(launcher: Bench, name: str, site: Site, rate: float, folder: Path) ->
     arm = Arm(name="a", case=case, role=Role.SUBJECT)
     plan = Plan(name=name, arms=(arm,), contrasts=(), protocol=Protocol(steps=STEPS, cut=CUT))
     (described,) = launcher.describe([case])
-    found = []
+    listed = []
     for turn in range(LAUNCHES):
         order = Order(plan=plan, arm=arm, purpose=Purpose.TIMED, window=plan.window, turn=turn)
         launch = launcher.launch(order, folder, described, lambda step: None)
         assert launch.steps is not None, launch.cause
-        found.append(launch)
-    return sorted(found, key=lambda x: x.steps.median_s if x.steps else 0.0)[LAUNCHES // 2]
+        listed.append(launch)
+    return sorted(listed, key=lambda x: x.steps.median_s if x.steps else 0.0)[LAUNCHES // 2]
 
 
 def seconds(launch: LaunchRecord) -> float:

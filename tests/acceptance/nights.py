@@ -174,7 +174,7 @@ def row(
 ) -> str:
     random = np.random.default_rng(seed)
     false = np.zeros(2)
-    found = np.zeros(2)
+    counts = np.zeros(2)
     near = 0
     told = (TrendStatus.REGRESSED, TrendStatus.IMPROVED)
     for _ in range(count):
@@ -187,10 +187,10 @@ def row(
         if trend.last is None or trend.last.size < 0:
             continue
         seen = [trend.status in told, trend.status is TrendStatus.UNCONFIRMED]
-        found += seen
+        counts += seen
         near += any(seen) and any(abs(turn.index - at) <= NEAR for turn in trend.turns)
-    cells = [f"{share:.2f}" for share in (*(false / count), *(found / count))]
-    return f"| {name} | {' | '.join(cells)} | {near / max(1, found.sum()):.2f} |"
+    cells = [f"{share:.2f}" for share in (*(false / count), *(counts / count))]
+    return f"| {name} | {' | '.join(cells)} | {near / max(1, counts.sum()):.2f} |"
 
 
 def one_change(count: int, seed: int) -> str:

@@ -191,10 +191,10 @@ def main() -> int:
     return 0 if all(aims.values()) else 1
 
 
-def decisions(found: Sequence[Ladder]) -> tuple[int, int]:
+def decisions(ladders: Sequence[Ladder]) -> tuple[int, int]:
     """Right and wrong decisions on bounds 2 points below and above the truth."""
-    below = [f.decided(f.truth - MARGIN) for f in found]
-    above = [f.decided(f.truth + MARGIN) for f in found]
+    below = [f.decided(f.truth - MARGIN) for f in ladders]
+    above = [f.decided(f.truth + MARGIN) for f in ladders]
     right = below.count(Status.PASS) + above.count(Status.FAIL)
     return right, below.count(Status.FAIL) + above.count(Status.PASS)
 

@@ -167,8 +167,8 @@ def kept(results: Path | None) -> Mapping[str, Found]:
         results.read_text().splitlines() if results is not None and results.exists() else ()
     ):
         with contextlib.suppress(ValueError):
-            found = Found(**json.loads(line))
-            out[found.digest] = found
+            document = Found(**json.loads(line))
+            out[document.digest] = document
     return out
 
 

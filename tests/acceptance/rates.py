@@ -160,8 +160,8 @@ def decide(logs: np.ndarray, taken: np.ndarray | None = None) -> tuple[np.ndarra
     """
     runs, horizon = logs.shape
     status, pairs = np.zeros(runs, int), np.full(runs, horizon)
-    told = np.zeros((runs, 1)) if taken is None else taken
-    probes, each = np.zeros(runs, int), np.arange(runs)
+    counts = np.zeros((runs, 1)) if taken is None else taken
+    probes, sums = np.zeros(runs, int), np.arange(runs)
     for n in (n for n in LOOKS if n <= horizon):
         x = logs[:, :n]
         mean, margin = x.mean(1), standard.allowance(n)
@@ -169,9 +169,9 @@ def decide(logs: np.ndarray, taken: np.ndarray | None = None) -> tuple[np.ndarra
         half = (sequential.radius(1.0, n, standard.ALPHA) or math.inf) * x.std(1, ddof=1)
         spare = mean - half - kept - _trend_loss(x, horizon)
         while True:
-            beside = -np.log1p(-told[each, probes] * min(1.0, BESIDE / n))
+            beside = -np.log1p(-counts[sums, probes] * min(1.0, BESIDE / n))
             met = spare - beside >= 0
-            more = (status == 0) & ~met & (spare >= 0) & (probes < told.shape[1] - 1)
+            more = (status == 0) & ~met & (spare >= 0) & (probes < counts.shape[1] - 1)
             if not more.any():
                 break
             probes[more] += 1
@@ -344,8 +344,8 @@ def lines(runs: int) -> Iterator[str]:
         yield f"\n{title} in % of runs, with the true mean exactly on the bound:\n"
         yield f"| noise, deviation |{wide}\n|---|{'---|' * len(SDS)}"
         for name, noise in (DECLARED | BEYOND).items():
-            found = (getattr(simulate(BOUND, noise, sd, runs), what) for sd in SDS)
-            yield f"| {name} |" + "".join(f" {100 * share:.1f} |" for share in found)
+            simulated = (getattr(simulate(BOUND, noise, sd, runs), what) for sd in SDS)
+            yield f"| {name} |" + "".join(f" {100 * share:.1f} |" for share in simulated)
     yield "\nWorlds side by side, whose neighbours slow a baseline down:\n"
     yield "| slower by % | deviation % | PASS on the bound % | PASS 2 points above % | mean pairs |"
     yield "|---|---|---|---|---|"

@@ -38,8 +38,8 @@ ROUNDS = rounds.MOST
 
 def cells() -> list[np.ndarray]:
     """Times of the launches of every system and benchmark, over their median."""
-    found = json.loads(Path(__file__).with_name("launch_noise.json").read_text())["cells"]
-    times = (np.array(c["launches"]) for c in found)
+    document = json.loads(Path(__file__).with_name("launch_noise.json").read_text())["cells"]
+    times = (np.array(c["launches"]) for c in document)
     return [x / np.median(x) for x in times if len({*x}) > 2]  # some are rounded to one digit
 
 
@@ -105,37 +105,37 @@ def of_clusters(worlds: int) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     noises = [_of(cell) for cell in cells()]
     for nodes, slower in itertools.product((16, 64, 1024), (0.0, 0.02)):
-        told = []
+        listed = []
         for seed in range(worlds * len(noises)):
             bad = int(np.random.default_rng(seed).integers(nodes))
             slow = {(bad,): slower} if slower else {}
-            told.append(play(nodes, slow, noises[seed % len(noises)], seed))
-        missed = [bool(t.planted - t.named) for t in told]
-        late = [lost or t.rounds > 8 for lost, t in zip(missed, told, strict=True)]
-        rounds_ = [t.rounds for t, lost in zip(told, missed, strict=True) if not lost]
-        shares = (between(sum(count), len(told)) if slower else "" for count in (missed, late))
-        wrong = between(sum(bool(t.named - t.planted) for t in told), len(told))
+            listed.append(play(nodes, slow, noises[seed % len(noises)], seed))
+        missed = [bool(t.planted - t.named) for t in listed]
+        late = [lost or t.rounds > 8 for lost, t in zip(missed, listed, strict=True)]
+        rounds_ = [t.rounds for t, lost in zip(listed, missed, strict=True) if not lost]
+        shares = (between(sum(count), len(listed)) if slower else "" for count in (missed, late))
+        wrong = between(sum(bool(t.named - t.planted) for t in listed), len(listed))
         yield (
-            f"| {nodes:,} | {f'{slower:.0%}' if slower else 'none'} | {len(told)} |"
+            f"| {nodes:,} | {f'{slower:.0%}' if slower else 'none'} | {len(listed)} |"
             f" {' | '.join(shares)} | {wrong} |"
             f" {f'{np.mean(rounds_):.1f} ({max(rounds_)})' if slower else ''} |"
-            f" {np.mean([t.node_launches for t in told]):,.0f} |"
+            f" {np.mean([t.node_launches for t in listed]):,.0f} |"
         )
 
 
 def _row(nodes: int, slower: float, name: str, noise: Callable[[int], Noise], worlds: int) -> str:
     """One to three slow nodes in each world, but not where that is more than one in 16."""
-    told = []
+    listed = []
     for seed in range(worlds):
         rng = np.random.default_rng(seed)
         most = min(3, nodes // 16)
         bad = rng.choice(nodes, int(rng.integers(1, most + 1)), replace=False) if slower else []
-        told.append(play(nodes, {(int(b),): slower for b in bad}, noise(seed), seed))
-    planted = sum(len(t.planted) for t in told)
-    missed = sum(len(t.planted - t.named) for t in told)
-    wrong = sum(bool(t.named - t.planted) for t in told)
-    taken = [t.rounds for t in told if t.planted and t.planted <= t.named]
-    launches = np.mean([t.node_launches for t in told])
+        listed.append(play(nodes, {(int(b),): slower for b in bad}, noise(seed), seed))
+    planted = sum(len(t.planted) for t in listed)
+    missed = sum(len(t.planted - t.named) for t in listed)
+    wrong = sum(bool(t.named - t.planted) for t in listed)
+    taken = [t.rounds for t in listed if t.planted and t.planted <= t.named]
+    launches = np.mean([t.node_launches for t in listed])
     return (
         f"| {nodes:,} | {f'{slower:.0%}' if slower else 'none'} | {name} |"
         f" {f'{missed / planted:.1%}' if planted else ''} | {wrong / worlds:.1%} |"
@@ -165,9 +165,9 @@ def real(worlds: int) -> Iterator[str]:
             suspects = Pairer(session, site, ROUNDS).train(case)
             found = suspects.nodes == (f"node {bad}",) and not suspects.links
             right += found
-            told = ", ".join(words(one) for one in suspects.slow) or "nothing is named"
+            slow = ", ".join(words(one) for one in suspects.slow) or "nothing is named"
             rounds_ = 1 + max(p.round for p in suspects.pairs)
-            yield f"node {bad} at {share:g}: {told}, {rounds_} rounds{'' if found else '  WRONG'}"
+            yield f"node {bad} at {share:g}: {slow}, {rounds_} rounds{'' if found else '  WRONG'}"
     yield f"{right} of {worlds} named, and nothing else"
 
 

@@ -227,12 +227,12 @@ def trial(verb: str, lasts_s: float, draw: random.Random, folder: Path, seen: Se
             except ProcessLookupError:
                 struck = ""
         try:
-            said, _ = process.communicate(timeout=300)
+            output, _ = process.communicate(timeout=300)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            said, _ = process.communicate()
+            output, _ = process.communicate()
             seen.problems.append(f"{struck}: did not end within 300 s")
-    look(folder, process.returncode, said, mark, struck, seen)
+    look(folder, process.returncode, output, mark, struck, seen)
     if users_files(folder) != users:
         now = users_files(folder)
         which = [p for p in users.keys() | now.keys() if users.get(p) != now.get(p)]
@@ -244,10 +244,10 @@ def trial(verb: str, lasts_s: float, draw: random.Random, folder: Path, seen: Se
     return struck or "ended before"
 
 
-def look(folder: Path, status: int, said: str, mark: str, struck: str, seen: Seen) -> None:
+def look(folder: Path, status: int, message: str, mark: str, struck: str, seen: Seen) -> None:
     known = {*map(int, Exit)} - {Exit.INTERNAL} | {-getattr(signal, f"SIG{n}") for n in SIGNALS}
-    if "Traceback" in said or status not in known:
-        seen.problems.append(f"{struck}: status {status}: {said[-400:]}")
+    if "Traceback" in message or status not in known:
+        seen.problems.append(f"{struck}: status {status}: {message[-400:]}")
     deadline = time.monotonic() + 10
     while (left := list(started_by(mark))) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -32,9 +32,9 @@ SOON = ("late", "data")
 )
 def test_a_cause_is_called_by_its_name(bench: causes.Stand, plant: str) -> None:
     """60 ms in a step of 50: no neighbour on this machine makes as much of another term."""
-    found = bench.profile(causes.case_of((plant,), 2, 60.0, bench.known))
+    budget = bench.profile(causes.case_of((plant,), 2, 60.0, bench.known))
     bare = bare_one(bench, plant == "uneven")
-    assert causes.misnamed((plant,), found, bare) == ""
+    assert causes.misnamed((plant,), budget, bare) == ""
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,12 @@ def test_a_cause_is_found_among_operators(tmp_path: Path, plants: tuple[str, ...
     """A stall inside of forward is idleness only where operators are followed."""
     bench = causes.Stand(tmp_path, outline=False)
     try:
-        bare, found = (bench.profile(causes.case_of(p, 2, 60.0, bench.known)) for p in ((), plants))
+        bare, budget = (
+            bench.profile(causes.case_of(p, 2, 60.0, bench.known)) for p in ((), plants)
+        )
     finally:
         bench.close()
-    assert found.capture == "operators" and causes.misnamed(plants, found, bare) == ""
+    assert budget.capture == "operators" and causes.misnamed(plants, budget, bare) == ""
 
 
 @functools.cache
@@ -59,9 +61,9 @@ def bare_one(bench: causes.Stand, pipeline: bool) -> Budget:
 
 def test_a_cause_called_by_another_name_is_caught(bench: causes.Stand) -> None:
     """The check itself: a late rank is no data stall."""
-    found = bench.profile(causes.case_of(("late",), 2, 60.0, bench.known))
+    budget = bench.profile(causes.case_of(("late",), 2, 60.0, bench.known))
     bare = bare_one(bench, pipeline=False)
-    assert "largest growth is" in causes.misnamed(("data",), found, bare)
+    assert "largest growth is" in causes.misnamed(("data",), budget, bare)
 
 
 @pytest.mark.full

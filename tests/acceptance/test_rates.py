@@ -46,9 +46,9 @@ def _shipped(logs: np.ndarray) -> int:
 def test_under_declared_noise_it_hardly_ever_errs_on_the_bound(noise: str, runs: int) -> None:
     """An A/A comparison is this case too. Less than 5 %, with what the number of runs leaves."""
     for sd in rates.SDS:
-        found = rates.simulate(rates.BOUND, rates.DECLARED[noise], sd, runs)
-        assert found.passed <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / runs), (noise, sd)
-        assert found.upper(found.confirmed) <= 0.02, (noise, sd)
+        simulated = rates.simulate(rates.BOUND, rates.DECLARED[noise], sd, runs)
+        assert simulated.passed <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / runs), (noise, sd)
+        assert simulated.upper(simulated.confirmed) <= 0.02, (noise, sd)
 
 
 @pytest.mark.parametrize("sd", rates.SDS)
@@ -66,9 +66,9 @@ def test_a_truth_below_the_bound_never_passes(sd: float) -> None:
     ],
 )  # fmt: skip
 def test_a_clear_gap_is_decided_in_four_to_six_pairs(sd: float, true: float, pairs: float) -> None:
-    found = rates.simulate(true, rates.normal, sd, 2_000)
-    right = found.passed if true > rates.BOUND else found.confirmed
-    assert right > 0.99 and found.pairs <= pairs
+    simulated = rates.simulate(true, rates.normal, sd, 2_000)
+    right = simulated.passed if true > rates.BOUND else simulated.confirmed
+    assert right > 0.99 and simulated.pairs <= pairs
 
 
 @RUNS
@@ -137,8 +137,8 @@ def test_looking_often_with_a_fixed_interval_would_err() -> None:
 @pytest.mark.parametrize("slowdown", [0.0, 0.005, 0.02, 0.05])
 def test_neighbours_that_slow_a_baseline_make_no_pass(slowdown: float, runs: int) -> None:
     for sd in rates.SDS:
-        found = rates.packed(slowdown, rates.BOUND, sd, runs)
-        assert found.passed <= 0.01 + 2.6 * math.sqrt(0.01 * 0.99 / runs), sd
+        simulated = rates.packed(slowdown, rates.BOUND, sd, runs)
+        assert simulated.passed <= 0.01 + 2.6 * math.sqrt(0.01 * 0.99 / runs), sd
 
 
 def test_without_probes_they_would(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,10 +268,10 @@ def regressions(count: int) -> Iterator[str]:
     for kind, step in (("gauss 2 %", 0.03), ("spiky", 0.03), ("quiet 0.5 %", 0.02)):
         series = detectors.nights(kind, step, count, np.random.default_rng(11))
         calm = detectors.nights(kind, 0.0, count, np.random.default_rng(12))
-        found = sum(any(up for _, up in detectors.ours(x)) for x in series)
+        total = sum(any(up for _, up in detectors.ours(x)) for x in series)
         false = sum(bool(detectors.ours(x)) for x in calm)
         yield (
-            f"| a step of {step:.0%} in 60 nights, {kind} noise | {between(found, count)} |"
+            f"| a step of {step:.0%} in 60 nights, {kind} noise | {between(total, count)} |"
             f" a change: {between(false, count)} | `python tests/acceptance/detectors.py` |"
         )
 

@@ -82,7 +82,7 @@ def test_every_field_is_named_elsewhere_or_can_be_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("clip=much", "clip"),
         ("NCCL_DEBUG=INFO", "no such field"),
@@ -93,9 +93,9 @@ def test_every_field_is_named_elsewhere_or_can_be_set() -> None:
         ("environment=NCCL_ALGO", "another word"),
     ],
 )
-def test_what_no_field_takes_is_refused(words: str, said: str) -> None:
+def test_what_no_field_takes_is_refused(words: str, message: str) -> None:
     asked: Any = argparse.Namespace(options=argparse.Namespace(set=[words]))
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         case_of("ddp/mlp-nano", on(2), settings(asked))
 
 

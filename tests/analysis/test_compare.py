@@ -33,16 +33,16 @@ def edited(run: RunRecord, edit: Any) -> RunRecord:
 
 def test_a_run_against_itself_shows_no_change(sample_run: RunRecord) -> None:
     quiet = edited(sample_run, lambda doc: even(doc, 0.9))
-    found = compare(quiet, quiet, "throughput")
-    assert {r.reading for r in found.rows} == {Reading.SAME}
-    assert found.mean == pytest.approx(1.0)
-    assert found.differs == ()
+    comparison = compare(quiet, quiet, "throughput")
+    assert {r.reading for r in comparison.rows} == {Reading.SAME}
+    assert comparison.mean == pytest.approx(1.0)
+    assert comparison.differs == ()
 
 
 def test_what_a_wide_interval_cannot_tell_apart_is_not_the_same(sample_run: RunRecord) -> None:
     """0.92 [0.77, 1.09] may be 23 % slower: that is no finding of no change."""
-    found = compare(sample_run, sample_run, "throughput")
-    assert {r.reading for r in found.rows} == {Reading.UNDECIDED}
+    comparison = compare(sample_run, sample_run, "throughput")
+    assert {r.reading for r in comparison.rows} == {Reading.UNDECIDED}
 
 
 def test_one_launch_says_nothing(sample_run: RunRecord) -> None:
@@ -53,9 +53,9 @@ def test_one_launch_says_nothing(sample_run: RunRecord) -> None:
             for r in x["ranks"]:
                 r["window_s"] *= 3.5
 
-    found = compare(sample_run, edited(sample_run, first_only), "throughput")
-    assert {r.reading for r in found.rows} == {Reading.TOO_FEW}
-    assert found.mean_low is None and found.mean_high is None, "no interval of zero width"
+    comparison = compare(sample_run, edited(sample_run, first_only), "throughput")
+    assert {r.reading for r in comparison.rows} == {Reading.TOO_FEW}
+    assert comparison.mean_low is None and comparison.mean_high is None, "no interval of zero width"
 
 
 def test_the_mean_of_one_case_is_as_uncertain_as_the_case(
@@ -126,18 +126,18 @@ def test_a_faster_machine_is_read_as_better(
             for r in x["ranks"]:
                 r["window_s"] *= 0.7
 
-    found = compare(sample_run, edited(sample_run, faster), metric)
-    assert {r.reading for r in found.rows} == {reading}
+    comparison = compare(sample_run, edited(sample_run, faster), metric)
+    assert {r.reading for r in comparison.rows} == {reading}
 
 
 def test_only_what_both_ran_is_averaged(sample_run: RunRecord, again: RunRecord) -> None:
     def drop(doc: Any) -> None:
         doc["launches"] = [x for x in doc["launches"] if x["arm"] != "@2"]
 
-    found = compare(sample_run, edited(again, drop), "throughput")
-    assert [r.case.world for r in found.rows if r.reading is Reading.ONLY_A] == ["2cpu"]
-    assert not found.not_compared, "its row says so"
-    assert sum(r.ratio is not None for r in found.rows) == 2
+    comparison = compare(sample_run, edited(again, drop), "throughput")
+    assert [r.case.world for r in comparison.rows if r.reading is Reading.ONLY_A] == ["2cpu"]
+    assert not comparison.not_compared, "its row says so"
+    assert sum(r.ratio is not None for r in comparison.rows) == 2
 
 
 def test_unlike_machines_are_refused_unless_forced(sample_run: RunRecord) -> None:

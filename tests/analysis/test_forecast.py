@@ -49,11 +49,11 @@ def test_a_whole_run_has_nothing_to_come(sample_run: RunRecord) -> None:
 def test_what_is_to_come_is_what_came(sample_run: RunRecord) -> None:
     """Launch by launch, but for further blocks, which nobody can know."""
     wanted = Counter(x.purpose for x in sample_run.launches)
-    found = Counter(c.purpose for c in coming(sample_run) if len(c.arms) == 1)
+    counts = Counter(c.purpose for c in coming(sample_run) if len(c.arms) == 1)
     least = 2 * sample_run.plans[0].protocol.min_blocks * len(sample_run.plans[0].arms)
-    assert found[Purpose.TIMED] >= least
+    assert counts[Purpose.TIMED] >= least
     for purpose in (Purpose.GATE, Purpose.PILOT, Purpose.REFERENCE, Purpose.PROFILE):
-        assert found[purpose] == wanted[purpose], purpose
+        assert counts[purpose] == wanted[purpose], purpose
 
 
 @pytest.mark.parametrize("share", [0.4, 0.5, 0.6, 0.8])

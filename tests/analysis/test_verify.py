@@ -15,10 +15,10 @@ from tests.editing import change
 
 
 def test_verify_reproduces_every_sample_and_verdict(sample: Path, sample_run: RunRecord) -> None:
-    found = verify(sample_run, sample)
-    assert found.differences == ()
-    assert (found.num_launches, found.num_samples, found.num_verdicts) == (19, 25, 3)
-    assert found.num_traceless == 3, "the samples are kept without their traces"
+    verified = verify(sample_run, sample)
+    assert verified.differences == ()
+    assert (verified.num_launches, verified.num_samples, verified.num_verdicts) == (19, 25, 3)
+    assert verified.num_traceless == 3, "the samples are kept without their traces"
 
 
 def test_a_forged_value_is_found(copy: Path) -> None:

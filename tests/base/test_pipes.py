@@ -31,8 +31,8 @@ def ended(words: list[str], unbuffered: bool, *, read: int = 0, errors: bool = F
         if read:
             os.read(reader, read)
         os.close(reader)
-        said = "" if errors else started.communicate()[1]
-    assert "Traceback" not in said and "BrokenPipe" not in said, said
+        output = "" if errors else started.communicate()[1]
+    assert "Traceback" not in output and "BrokenPipe" not in output, output
     return started.returncode
 
 

@@ -17,9 +17,9 @@ def test_results_that_are_a_file(
     results = tmp_path / "results"
     results.write_text("mine")
     assert main(["ingest", str(sample), "--results", str(results)]) == 4
-    told = capsys.readouterr().err
-    assert "this is a file" in told and "--results another/folder" in told
-    assert "Errno" not in told and results.read_text() == "mine"
+    error = capsys.readouterr().err
+    assert "this is a file" in error and "--results another/folder" in error
+    assert "Errno" not in error and results.read_text() == "mine"
 
 
 def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:

@@ -16,26 +16,26 @@ def test_t_interval_is_scipys() -> None:
 
     values = [0.91, 0.95, 0.93, 0.97, 0.9]
     low, high = reference.t.interval(0.95, 4, np.mean(values), reference.sem(values))
-    found = stats.t_interval(values, 0.05)
-    assert (found.low, found.high) == pytest.approx((low, high))
+    interval = stats.t_interval(values, 0.05)
+    assert (interval.low, interval.high) == pytest.approx((low, high))
 
 
 def test_t_interval_covers_at_its_rate() -> None:
     rng = np.random.default_rng(7)
     covered = 0
     for values in rng.normal(0.3, 0.02, (4000, 8)):
-        found = stats.t_interval(values.tolist(), 0.05)
-        assert found.low is not None and found.high is not None
-        covered += found.low <= 0.3 <= found.high
+        interval = stats.t_interval(values.tolist(), 0.05)
+        assert interval.low is not None and interval.high is not None
+        covered += interval.low <= 0.3 <= interval.high
     assert covered / 4000 == pytest.approx(0.95, abs=0.012)
 
 
 @given(some)
 def test_interval_holds_its_mean(values: list[float]) -> None:
-    found = stats.t_interval(values, 0.05)
-    assert found.low is not None and found.high is not None
-    assert found.low <= found.mean <= found.high
-    assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
+    interval = stats.t_interval(values, 0.05)
+    assert interval.low is not None and interval.high is not None
+    assert interval.low <= interval.mean <= interval.high
+    assert interval.mean == pytest.approx(np.mean(values), abs=1e-9)
 
 
 @given(some, st.floats(0, 1))

@@ -15,7 +15,7 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         (dict(checkpoint=True, checkpoint_every=0), "checkpoint_every = 0"),
         (dict(checkpoint_every=2), "checkpoint_every says how to checkpoint"),
@@ -29,10 +29,10 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
         (dict(stepping="fused", optimizer="lamb"), "stepping=fused with optimizer=lamb"),
     ],
 )
-def test_what_cannot_be_is_one_clear_error(fields: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_is_one_clear_error(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as error:
         Catalogue().normalise(SITE.case("ddp/decoder-nano", **fields))
-    assert told in str(error.value) and "expected" in str(error.value)
+    assert message in str(error.value) and "expected" in str(error.value)
 
 
 def test_a_setting_is_part_of_a_case_and_its_default_is_not() -> None:

@@ -43,7 +43,7 @@ def problems(tmp_path: Path, text: str) -> str:
 
 
 def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
-    said = problems(
+    complaints = problems(
         tmp_path,
         GOOD.replace('"efficiency"', '"effciency"')
         + GOOD.replace('name = "a"', 'name = "b"')
@@ -51,18 +51,20 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         .replace("0.85", '"0.85"')
         + "[[rules]]\nx = 1\n",
     )
-    assert "4 problems" in said
-    assert 'line 8: metric = "effciency"' in said and "did you mean 'efficiency'?" in said
-    assert "unknown key 'mood' in [[rule]]" in said and "did you mean 'mode'?" in said
-    assert "expected a float, found the str '0.85'" in said
-    assert "unknown top-level key 'rules'" in said and "did you mean 'rule'?" in said
+    assert "4 problems" in complaints
+    assert (
+        'line 8: metric = "effciency"' in complaints and "did you mean 'efficiency'?" in complaints
+    )
+    assert "unknown key 'mood' in [[rule]]" in complaints and "did you mean 'mode'?" in complaints
+    assert "expected a float, found the str '0.85'" in complaints
+    assert "unknown top-level key 'rules'" in complaints and "did you mean 'rule'?" in complaints
 
 
 def test_every_mistake_of_one_rule_is_told_at_once(tmp_path: Path) -> None:
     wrong = GOOD.replace('unit = "1"', 'unit = "W"').replace('baseline = "plain"\n', "")
     wrong = wrong.replace("at_least = 0.85\n", "").replace("world = 2", "world = 0")
-    said = problems(tmp_path, wrong + 'waiver = "known"\n')
-    assert "5 problems" in said, said
+    complaints = problems(tmp_path, wrong + 'waiver = "known"\n')
+    assert "5 problems" in complaints, complaints
 
 
 @pytest.mark.parametrize(
@@ -101,9 +103,9 @@ def test_a_bound_is_told_in_the_unit_that_is_wanted(
     ],
 )
 def test_each_mistake_names_what_is_wrong(tmp_path: Path, old: str, new: str, says: str) -> None:
-    said = problems(tmp_path, GOOD.replace(old, new, 1))
-    assert says in said
-    assert "line " in said and "thresholds.toml" in said and "try" in said
+    complaints = problems(tmp_path, GOOD.replace(old, new, 1))
+    assert says in complaints
+    assert "line " in complaints and "thresholds.toml" in complaints and "try" in complaints
 
 
 @pytest.mark.parametrize(
@@ -197,8 +199,11 @@ def test_waivers_expire(tmp_path: Path) -> None:
 def test_a_blank_at_an_end_is_a_mistake(tmp_path: Path, key: str) -> None:
     """Such a rule would load, look like a requirement, and never apply."""
     value = {"case": "ddp/decoder-*/weak", "name": "a"}[key]
-    told = problems(tmp_path, GOOD.replace(f'{key} = "{value}"', f'{key} = "{value} "'))
-    assert f"{key} = '{value} ' has a blank at its end" in told and f"{key} = '{value}'" in told
+    complaints = problems(tmp_path, GOOD.replace(f'{key} = "{value}"', f'{key} = "{value} "'))
+    assert (
+        f"{key} = '{value} ' has a blank at its end" in complaints
+        and f"{key} = '{value}'" in complaints
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,9 +226,9 @@ def test_a_rule_that_cannot_fail_beside_another_is_told(
     rules = load_thresholds_of(tmp_path, GOOD.replace(first, "") + other if first else GOOD + other)
     assert [rule.name for rule, _ in implied(rules)] == idle
     assert main(["rules", str(tmp_path / "rules.toml")]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    screen = " ".join(capsys.readouterr().out.split())
     for rule in rules:
-        assert (f"{rule.name} cannot fail while" in told) is (rule.name in idle)
+        assert (f"{rule.name} cannot fail while" in screen) is (rule.name in idle)
 
 
 def load_thresholds_of(tmp_path: Path, text: str) -> tuple[Threshold, ...]:

@@ -14,10 +14,10 @@ ENGINES = Catalogue().entries["engines"]
 
 @given(st.integers(1, 512))
 def test_rungs_are_powers_of_two_and_the_largest(n: int) -> None:
-    found = rungs(n)
-    assert found[0] == 1 and found[-1] == n
-    assert list(found) == sorted(set(found))
-    assert all(x & (x - 1) == 0 for x in found[:-1])
+    listed = rungs(n)
+    assert listed[0] == 1 and listed[-1] == n
+    assert list(listed) == sorted(set(listed))
+    assert all(x & (x - 1) == 0 for x in listed[:-1])
 
 
 def test_names_that_are_no_cases_are_refused() -> None:

@@ -113,7 +113,7 @@ def test_launchers_start_the_ranks_of_every_rung(
 
 
 @pytest.mark.parametrize(
-    ("typed", "said", "works"),
+    ("typed", "message", "works"),
     [
         ("env OMP_NUM_THREADS=1 python train.py", "variables", "OMP_NUM_THREADS=1 scaleproof run"),
         ("LR=1 train.py", "variables", "LR=1 scaleproof run --script --cpus 2 -- train.py"),
@@ -126,10 +126,10 @@ def test_launchers_start_the_ranks_of_every_rung(
         ("nothing-here train.py", "neither a Python file nor a program", "train.py"),
     ],
 )
-def test_what_is_refused_says_the_form_that_works(typed: str, said: str, works: str) -> None:
+def test_what_is_refused_says_the_form_that_works(typed: str, message: str, works: str) -> None:
     with pytest.raises(SpecError) as refused:
         parse(shlex.split(typed))
-    assert said in refused.value.what and works in refused.value.fix
+    assert message in refused.value.what and works in refused.value.fix
 
 
 SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(train, nprocs=int(sys.argv[1]))\n"
@@ -142,8 +142,8 @@ SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(train, nprocs=int(sys.arg
 def test_a_script_that_spawns_its_ranks_is_its_own_launcher(text: str, tmp_path: Path) -> None:
     """If it is told how many; else it runs in each rank, as many do that only can."""
     (tmp_path / "train.py").write_text(text)
-    told = parse(["python", "train.py", "{ranks}"], tmp_path)
-    assert told.launcher == ("python", "train.py", "{ranks}")
+    parsed = parse(["python", "train.py", "{ranks}"], tmp_path)
+    assert parsed.launcher == ("python", "train.py", "{ranks}")
     assert parse(["train.py", "4"], tmp_path).launcher == ()
 
 

@@ -27,13 +27,13 @@ def test_gradients_are_scattered_encoded(launch: Any, world: int, codec: str) ->
 
 
 @pytest.mark.parametrize(
-    ("codec", "told"),
+    ("codec", "message"),
     [("topk", "serves without error feedback"), ("int9", "no compressor is called 'int9'")],
 )
-def test_what_cannot_encode_a_reduce_scatter_is_refused(codec: str, told: str) -> None:
+def test_what_cannot_encode_a_reduce_scatter_is_refused(codec: str, message: str) -> None:
     known = Catalogue()
     case = known.normalise(SITE.case("fsdp/mlp-nano", knobs={"fsdp.scatter": codec}))
-    assert told in describe(load(known.files(case)), case).unsupported
+    assert message in describe(load(known.files(case)), case).unsupported
 
 
 @pytest.mark.full

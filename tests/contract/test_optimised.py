@@ -69,7 +69,7 @@ def test_the_identities_of_the_budget_hold_without_asserts(tmp_path: Path) -> No
 
 def test_no_identity_is_an_assert() -> None:
     """Asserts may tell a programmer, and types; figures are compared by what stays."""
-    found = []
+    listed = []
     for path in sorted((ROOT / "harness").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Assert):
@@ -77,6 +77,6 @@ def test_no_identity_is_an_assert() -> None:
             arithmetic = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod, ast.Pow)
             compared = (ast.Eq, ast.Lt, ast.Gt, ast.LtE, ast.GtE)
             if any(isinstance(x, arithmetic + compared) for x in ast.walk(node.test)):
-                found.append(f"{path.name}:{node.lineno}")
+                listed.append(f"{path.name}:{node.lineno}")
     allowed = {"plan.py"}  # a recipe that forgot an arm
-    assert [x for x in found if x.partition(":")[0] not in allowed] == []
+    assert [x for x in listed if x.partition(":")[0] not in allowed] == []

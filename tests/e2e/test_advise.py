@@ -36,10 +36,10 @@ def test_large_terms_are_listed_with_what_may_help(
 ) -> None:
     run = trusted(sample, tmp_path / "run")
     assert main(["advise", str(run), "--json"]) == 1, "what is edited does not verify"
-    told = json.loads(capsys.readouterr().out)
-    growth = [loss["excess_ns"] for loss in told["losses"]]
-    assert growth == sorted(growth, reverse=True) and told["tried"] == []
-    transfer = next(x for x in told["losses"] if x["term"] == "exposed_transfer")
+    document = json.loads(capsys.readouterr().out)
+    growth = [loss["excess_ns"] for loss in document["losses"]]
+    assert growth == sorted(growth, reverse=True) and document["tried"] == []
+    transfer = next(x for x in document["losses"] if x["term"] == "exposed_transfer")
     assert {"ddp.bucket_cap_mb=100", "micro_batch=16"} <= {r["name"] for r in transfer["remedies"]}
     main(["advise", str(run)])
     assert "exposed transfer" in capsys.readouterr().out
@@ -74,7 +74,7 @@ def test_what_is_tried_is_measured_best_and_worst(
     monkeypatch.setattr(trials, "BLOCKS", 1)
     capsys.readouterr()
     assert main(["advise", str(record.parent), "--try", "--results", str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    gains = {t["remedy"]: t["ratio"] for t in told["tried"]}
+    document = json.loads(capsys.readouterr().out)
+    gains = {t["remedy"]: t["ratio"] for t in document["tried"]}
     assert gains == pytest.approx({BETTER.name: 1.5, WORSE.name: 0.75}, rel=0.05)
-    assert main(["verify", told["run"]]) == 0
+    assert main(["verify", document["run"]]) == 0

@@ -99,7 +99,7 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize(
-    ("mistake", "said"),
+    ("mistake", "message"),
     [
         ("same data", "is a DistributedSampler missing"),
         ("wrong world", "trains in a group of 1, not 2"),
@@ -122,9 +122,9 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
         ("broadcast", "gradients: a step only broadcasts"),
     ],
 )
-def test_mistakes_are_named(measured: Measured, mistake: str, said: str, tmp_path: Path) -> None:
+def test_mistakes_are_named(measured: Measured, mistake: str, message: str, tmp_path: Path) -> None:
     verdict = measured("loop.py", "--mistake", mistake, "--kept", str(tmp_path / "kept.pt"))
-    assert verdict.status is Status.ERROR and said in verdict.detail, verdict.detail
+    assert verdict.status is Status.ERROR and message in verdict.detail, verdict.detail
 
 
 @pytest.mark.full
@@ -144,9 +144,9 @@ def test_a_script_without_a_seed_is_compared_by_its_speed(measured: Measured) ->
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     starts = {x.ranks[0].watched.start for x in measured.launches(2) if x.ranks[0].watched}
     assert len(starts) == len(measured.launches(2)), "another one in each launch"
-    told = " ".join(script_table(measured.session.run.record(complete=False), 80))
-    assert "one start (no seed is set" in " ".join(told.split())
-    assert "gradient of 2cpu equal" not in told
+    text = " ".join(script_table(measured.session.run.record(complete=False), 80))
+    assert "one start (no seed is set" in " ".join(text.split())
+    assert "gradient of 2cpu equal" not in text
 
 
 def test_gradients_exchanged_in_every_pass_are_named(measured: Measured) -> None:
@@ -219,14 +219,14 @@ def test_what_the_script_counts_is_what_is_counted(measured: Measured) -> None:
     for ranks in (1, 2):
         launch = measured.launches(ranks)[0]
         folder = measured.session.run.folder / "launches" / launch.launch
-        told = re.findall(r"step (\d+) samples (\d+)", (folder / "rank0.log").read_text())
-        steps, samples = map(int, told[-1]) if told else (1, 32)
+        matches = re.findall(r"step (\d+) samples (\d+)", (folder / "rank0.log").read_text())
+        steps, samples = map(int, matches[-1]) if matches else (1, 32)
         assert launch.steps is not None
         assert samples / steps == launch.consumed / launch.steps.count / ranks
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["nothing.py"], "nothing.py: no such file"),
         ([], "no script to run"),
@@ -236,10 +236,10 @@ def test_what_the_script_counts_is_what_is_counted(measured: Measured) -> None:
     ],
 )
 def test_commands_that_cannot_run_say_why(
-    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(SCRIPTS)
-    with pytest.raises(SpecError, match=re.escape(said)):
+    with pytest.raises(SpecError, match=re.escape(message)):
         script_plan(words, SITE)
 
 
@@ -298,8 +298,8 @@ def test_a_script_runs_in_its_own_folder_where_that_is_asked_for(
     ]
     end = ["--results", str(tmp_path / "results"), "--", "train.py"]
     assert main([*words, "--clean", "out", *end]) == Exit.NOTHING_JUDGED
-    told = capsys.readouterr().out
-    assert "2cpu" in told and "Error" not in told, told
+    screen = capsys.readouterr().out
+    assert "2cpu" in screen and "Error" not in screen, screen
     assert sorted(p.name for p in inside.iterdir()) == ["train.py"]
     for path, said in (("train.py", "would be removed"), ("../data.txt", "not a path below")):
         assert main([*words, "--clean", path, *end]) == Exit.USAGE
@@ -355,7 +355,7 @@ def _says(path: Path, word: bytes) -> bool:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ("ends early", "the script ended after 4 of the"),
         ("ends unlike", "'ends unlike': the script ended after 4 of the"),
@@ -365,9 +365,11 @@ def _says(path: Path, word: bytes) -> bool:
         ("exits", "left with status 2: train.py: error: no such option"),
     ],
 )
-def test_scripts_that_cannot_be_measured_say_why(measured: Measured, how: str, said: str) -> None:
+def test_scripts_that_cannot_be_measured_say_why(
+    measured: Measured, how: str, message: str
+) -> None:
     verdict = measured("odd.py", how)
-    assert verdict.status is Status.ERROR and said in verdict.detail, verdict.detail
+    assert verdict.status is Status.ERROR and message in verdict.detail, verdict.detail
 
 
 @pytest.mark.parametrize(("how", "even"), [("logs seldom", True), ("broadcasts seldom", False)])
@@ -377,8 +379,8 @@ def test_what_steps_exchange_is_a_witness_of_what_a_step_is(
     """A loss that is gathered now and then is not, an exchange of parameters is."""
     measured("odd.py", how)
     assert {r.watched.even for r in measured.launches(2)[0].ranks if r.watched} == {even}
-    told = " ".join(" ".join(script_table(measured.session.run.record(complete=False))).split())
-    assert ("steps do not exchange equally many bytes" in told) is not even
+    text = " ".join(" ".join(script_table(measured.session.run.record(complete=False))).split())
+    assert ("steps do not exchange equally many bytes" in text) is not even
 
 
 @pytest.mark.full
@@ -428,8 +430,8 @@ def test_what_slows_down_without_being_wrong_is_noticed(measured: Measured) -> N
     measured("odd.py", "logs")
     seen = measured.launches(2)[0].ranks[0].watched
     assert seen is not None and seen.small == 1 and seen.reads == 1
-    told = "\n".join(script_table(measured.session.run.record(complete=False), 80))
-    assert "2cpu: 1 collectives of single values in every step" in " ".join(told.split())
+    text = "\n".join(script_table(measured.session.run.record(complete=False), 80))
+    assert "2cpu: 1 collectives of single values in every step" in " ".join(text.split())
 
 
 STYLES = [

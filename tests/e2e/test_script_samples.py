@@ -118,8 +118,8 @@ def test_what_costs_time_and_is_right_is_a_remark(
     verdict = measured("shapes.py", "views", "--mistake", mistake, protocol=twelve)
     assert verdict.value is not None, verdict.detail
     record = measured.session.run.record(complete=False)
-    told = " ".join(" ".join(script_table(record)).split())
-    assert says in told, told
+    text = " ".join(" ".join(script_table(record)).split())
+    assert says in text, text
 
 
 @pytest.mark.full

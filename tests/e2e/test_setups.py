@@ -45,15 +45,16 @@ def test_a_control_runs_in_its_own_environment_and_gives_a_ratio(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [("nowhere/python", "no such program"), ("true", "its agents do not start")]
+    ("given", "message"),
+    [("nowhere/python", "no such program"), ("true", "its agents do not start")],
 )
 @pytest.mark.full
 def test_a_control_that_is_no_environment_is_named(
-    given: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*CASE, "--results", str(tmp_path), "--no-timeline", "--no-fabric"]
     assert main(["run", *words, "--control", given]) in (4, 11)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def install(folder: Path, first: int) -> str:
@@ -76,16 +77,16 @@ def test_the_first_slow_version_is_found(
     words = ["bisect", *CASE, "--good", "1", "--bad", "6", *versions, "--skip", "3"]
     words += ["--install", install(tmp_path, 5), "--results", str(tmp_path), "--json"]
     assert main(words) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["last_good"], told["first_bad"]) == ("4", "5")
-    assert told["sure"] >= 0.95 and told["longer"] == pytest.approx(0.1, abs=0.03)
-    measured = {p["version"] for p in told["probes"]}
+    document = json.loads(capsys.readouterr().out)
+    assert (document["last_good"], document["first_bad"]) == ("4", "5")
+    assert document["sure"] >= 0.95 and document["longer"] == pytest.approx(0.1, abs=0.03)
+    measured = {p["version"] for p in document["probes"]}
     assert {"4", "5", "6"} <= measured <= {"2", "4", "5", "6"}
-    assert main(["verify", told["run"]]) == 0
+    assert main(["verify", document["run"]]) == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--good", "1", "--bad", "9", "--versions", "1,2"], "'9' is not among the versions"),
         (["--good", "2", "--bad", "1", "--versions", "1,2"], "does not come after"),
@@ -99,11 +100,11 @@ def test_the_first_slow_version_is_found(
     ],
 )
 def test_what_cannot_be_bisected_is_named(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--install", install(tmp_path, 9), "--results", str(tmp_path), "--repo", str(ROOT)]
     assert main(["bisect", *CASE, *words, *more]) in (4, 11)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_commits_between_are_in_their_order(tmp_path: Path) -> None:
@@ -132,8 +133,10 @@ def test_two_environments_are_compared_in_the_same_blocks(
     words = [str(a.parents[1]), str(b), "--interleave", CASE[0], *CASE[1:]]
     words += ["--set", "versioned.noise=0.002", "--results", str(tmp_path / "results")]
     assert main(["compare", *words, "--fail-on", "worse", "--json"]) == 1
-    (told,) = json.loads(capsys.readouterr().out)["cases"]
-    assert told["reading"] == "B worse" and told["ratio"] == pytest.approx(1 / 1.05, rel=0.01)
-    assert told["low"] < told["ratio"] < told["high"] < 1.0
+    (document,) = json.loads(capsys.readouterr().out)["cases"]
+    assert document["reading"] == "B worse" and document["ratio"] == pytest.approx(
+        1 / 1.05, rel=0.01
+    )
+    assert document["low"] < document["ratio"] < document["high"] < 1.0
     assert main(["compare", "nowhere", str(b), "--interleave", CASE[0], *CASE[1:]]) == 4
     assert "nowhere is no environment" in capsys.readouterr().err

@@ -260,11 +260,11 @@ def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int) 
 
     until(working)
     process.send_signal(number)
-    said = process.communicate(timeout=30)[0]
-    assert len(pids) >= 3, f"an agent and two ranks were seen: {said}"
+    output = process.communicate(timeout=30)[0]
+    assert len(pids) >= 3, f"an agent and two ranks were seen: {output}"
     until(lambda: not any(map(lives, pids)))
     assert not any(map(lives, pids))
     if number != signal.SIGKILL:
-        assert process.returncode == 2, said
-        assert "Traceback" not in said
+        assert process.returncode == 2, output
+        assert "Traceback" not in output
         assert list(tmp_path.glob("runs/*/*/record.json")), "what was measured is kept"

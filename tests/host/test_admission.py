@@ -34,12 +34,12 @@ def test_a_process_that_keeps_the_cpu_is_noticed(monkeypatch: pytest.MonkeyPatch
         for process in busy:
             assert process.stdout is not None
             process.stdout.readline()
-        found = admission.load()
+        findings = admission.load()
     finally:
         for process in busy:
             process.kill()
             process.communicate()
-    assert found.level is Level.BAD and "top -d 1" in found.advice
+    assert findings.level is Level.BAD and "top -d 1" in findings.advice
 
 
 def test_a_busy_host_is_given_time_to_calm_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +54,12 @@ def test_ranks_of_another_run_that_compute_are_a_reason(monkeypatch: pytest.Monk
     monkeypatch.setattr(machine, "busy_s", lambda cpus: 0.0)
     monkeypatch.setattr(admission.Workers, "computing", lambda self: [4711])
     monkeypatch.setattr(admission.Workers, "runs", lambda self: [4700])
-    found = admission.load()
-    assert found.level is Level.BAD and "pid 4700" in found.text and "kill" not in found.advice
+    findings = admission.load()
+    assert (
+        findings.level is Level.BAD
+        and "pid 4700" in findings.text
+        and "kill" not in findings.advice
+    )
 
 
 def test_only_ranks_whose_run_is_gone_are_left_over() -> None:
@@ -95,8 +99,8 @@ def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_devices(changes: dict[str, object], level: Level, says: str) -> None:
-    found = admission.gpus([dataclasses.replace(GPU, **changes)])  # type: ignore[arg-type]
-    assert found[0].level is level and says in found[0].text
+    findings = admission.gpus([dataclasses.replace(GPU, **changes)])  # type: ignore[arg-type]
+    assert findings[0].level is level and says in findings[0].text
 
 
 @pytest.mark.usefixtures("many_cpus")
@@ -104,24 +108,24 @@ def test_services_that_hold_a_device_are_told_by_name() -> None:
     """To kill an MPS server's pid is no cure: there is a command for it."""
     with subprocess.Popen(["nvidia-cuda-mps-server", "60"], executable="/bin/sleep") as server:
         until(lambda: Path(f"/proc/{server.pid}/cmdline").read_bytes())  # it has become sleep
-        (found,) = admission.gpus([dataclasses.replace(GPU, pids=(server.pid,))])
+        (findings,) = admission.gpus([dataclasses.replace(GPU, pids=(server.pid,))])
         server.kill()
-    assert f"used by pid {server.pid} (nvidia-cuda-mps-server)" in found.text
-    assert "quit | nvidia-cuda-mps-control" in found.advice
+    assert f"used by pid {server.pid} (nvidia-cuda-mps-server)" in findings.text
+    assert "quit | nvidia-cuda-mps-control" in findings.advice
 
 
 def test_too_few_cpus_for_the_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under a Slurm task that got one CPU for eight GPUs."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    found = admission.gpus([GPU] * 8)
-    assert any("1 CPUs for 8 GPUs" in f.text and f.level is Level.WARN for f in found)
+    findings = admission.gpus([GPU] * 8)
+    assert any("1 CPUs for 8 GPUs" in f.text and f.level is Level.WARN for f in findings)
 
 
 @pytest.mark.usefixtures("many_cpus")
 def test_equal_devices_have_equal_clocks() -> None:
     slow = dataclasses.replace(GPU, index=1, max_clock_mhz=1500)
-    (found,) = admission.gpus([GPU, slow])
-    assert found.level is Level.BAD and "1500 to 1980" in found.text
+    (findings,) = admission.gpus([GPU, slow])
+    assert findings.level is Level.BAD and "1500 to 1980" in findings.text
 
 
 def test_little_memory_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

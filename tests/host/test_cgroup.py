@@ -9,13 +9,13 @@ import pytest
 from harness.host import cgroup
 
 
-def planted(root: Path, files: dict[str, str], own: str) -> tuple[Path, Path]:
+def planted(root: Path, files: dict[str, str], message: str) -> tuple[Path, Path]:
     """A tree of groups, and what /proc says of the groups that this process is in."""
     for name, text in files.items():
         path = root / "cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
-    (root / "own").write_text(own)
+    (root / "own").write_text(message)
     return root / "cgroup", root / "own"
 
 
@@ -23,7 +23,7 @@ V1 = "12:cpu,cpuacct:/kubepods/pod1\n3:memory:/kubepods/pod1\n"
 
 
 @pytest.mark.parametrize(
-    ("files", "own", "cpus"),
+    ("files", "message", "cpus"),
     [
         ({"a/b/cpu.max": "200000 100000"}, "0::/a/b\n", 2.0),
         ({"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, "0::/a/b\n", 1.5),
@@ -49,16 +49,16 @@ V1 = "12:cpu,cpuacct:/kubepods/pod1\n3:memory:/kubepods/pod1\n"
         ),
         ({"a/b/cpu.max": "no numbers"}, "0::/a/b\n", None),
     ],
-    ids=["own", "above", "tightest", "none", "another's", "v1", "v1 above", "damaged"],
+    ids=["message", "above", "tightest", "none", "another's", "v1", "v1 above", "damaged"],
 )
 def test_the_tightest_quota_on_the_way_up_counts(
-    tmp_path: Path, files: dict[str, str], own: str, cpus: float | None
+    tmp_path: Path, files: dict[str, str], message: str, cpus: float | None
 ) -> None:
-    assert cgroup.quota_cpus(*planted(tmp_path, files, own)) == cpus
+    assert cgroup.quota_cpus(*planted(tmp_path, files, message)) == cpus
 
 
 @pytest.mark.parametrize(
-    ("files", "own", "seconds"),
+    ("files", "message", "seconds"),
     [
         ({"a/cpu.stat": "usage_usec 9\nthrottled_usec 2500000"}, "0::/a\n", 2.5),
         (
@@ -71,9 +71,9 @@ def test_the_tightest_quota_on_the_way_up_counts(
     ],
 )
 def test_how_long_a_quota_held_back(
-    tmp_path: Path, files: dict[str, str], own: str, seconds: float | None
+    tmp_path: Path, files: dict[str, str], message: str, seconds: float | None
 ) -> None:
-    assert cgroup.throttled_s(*planted(tmp_path, files, own)) == seconds
+    assert cgroup.throttled_s(*planted(tmp_path, files, message)) == seconds
 
 
 def test_without_control_groups_nothing_is_known(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from harness.host import devices, hardware, machine
 
 
 def test_short_names() -> None:
-    one, many = hardware.parse("8xh100"), hardware.parse("64x8xH200")
-    assert (one.nodes, one.machine.gpu, one.machine.gpu_memory_gib) == (
+    parsed, many = hardware.parse("8xh100"), hardware.parse("64x8xH200")
+    assert (parsed.nodes, parsed.machine.gpu, parsed.machine.gpu_memory_gib) == (
         (8,), "NVIDIA H100 80GB HBM3", 80,
     )  # fmt: skip
     assert many.nodes == (8,) * 64 and many.slowest == many.network_bytes == 50e9
-    assert one.slowest == one.link_bytes == 450e9
-    assert one.machine.hardware_class.startswith("8x-nvidia-h100-80gb-hbm3-")
+    assert parsed.slowest == parsed.link_bytes == 450e9
+    assert parsed.machine.hardware_class.startswith("8x-nvidia-h100-80gb-hbm3-")
 
 
 @pytest.mark.parametrize("sheet", devices.sheets().values(), ids=list(devices.sheets()))
@@ -52,19 +52,19 @@ def test_what_nobody_knows_is_no_device(words: str) -> None:
     "text", ["h100", "8xh101", "0x8xh100", "8 x h100", "-1xh100", "nofile.toml"]
 )
 def test_what_is_neither_known_nor_a_file_is_one_clear_error(text: str) -> None:
-    with pytest.raises(SpecError, match=f"--on {text}") as told:
+    with pytest.raises(SpecError, match=f"--on {text}") as caught:
         hardware.parse(text)
-    assert told.value.fix == "--on 8xh100"
+    assert caught.value.fix == "--on 8xh100"
 
 
 def test_a_file_states_what_nobody_knows(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[[hardware]]\ngpu = "NVIDIA X1"\ngpus = 4\nmemory_gib = 64\nlink_gb_s = 100\n')
-    found = hardware.parse(str(path))
-    assert (found.name, found.nodes, found.link_bytes) == ("mine", (4,), 100e9)
+    parsed = hardware.parse(str(path))
+    assert (parsed.name, parsed.nodes, parsed.link_bytes) == ("mine", (4,), 100e9)
     path.write_text('[[hardware]]\ngpu = "h200"\ngpus = 8\nnodes = 4\nnetwork_gb_s = 25\n')
-    found = hardware.parse(str(path))
-    assert found.machine.gpu_memory_gib == 140 and found.slowest == 25e9
+    parsed = hardware.parse(str(path))
+    assert parsed.machine.gpu_memory_gib == 140 and parsed.slowest == 25e9
 
 
 @pytest.mark.parametrize(

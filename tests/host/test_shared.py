@@ -59,7 +59,7 @@ def replaced(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "told"),
+    ("write", "message"),
     [
         (appended, "data/a was changed"),
         (replaced, "data/a was changed"),
@@ -67,11 +67,11 @@ def replaced(path: Path) -> None:
         (lambda path: path.with_name("b").write_text(""), "data/b was written"),
     ],
 )
-def test_a_change_is_named(tmp_path: Path, write: Callable[[Path], None], told: str) -> None:
+def test_a_change_is_named(tmp_path: Path, write: Callable[[Path], None], message: str) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / "a").write_text("mine")
     before = shared.stamps(tmp_path, ["data"])
     assert not shared.changed(before, shared.stamps(tmp_path, ["data"]))
     write(data / "a")
-    assert shared.changed(before, shared.stamps(tmp_path, ["data"])) == [told]
+    assert shared.changed(before, shared.stamps(tmp_path, ["data"])) == [message]

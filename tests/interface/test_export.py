@@ -43,8 +43,8 @@ def test_openmetrics_is_what_the_record_says(sample: Path, tmp_path: Path) -> No
     file = tmp_path / "x.prom"
     assert main(["export", str(sample), "--to", str(file)]) == 0
     families = {f.name: f for f in text_string_to_metric_families(file.read_text())}
-    run, told = load(sample), families["scaleproof_efficiency_ratio"].samples
-    against = {s.labels["case"]: s.value for s in told}
+    run, loaded = load(sample), families["scaleproof_efficiency_ratio"].samples
+    against = {s.labels["case"]: s.value for s in loaded}
     judged = {v.case: v.value for v in run.verdicts if v.against == "plain"}
     assert against == pytest.approx(judged)
     assert len(families["scaleproof_verdict"].samples) == len(run.verdicts)
@@ -65,17 +65,17 @@ def test_a_text_that_is_a_formula_is_none_in_a_spreadsheet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--to", "x.xlsx"], "no form has this ending"),
         (["--to", "x.prom", "--table", "steps"], "has no effect"),
     ],
 )
 def test_what_cannot_be_exported_is_told(
-    sample: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    sample: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(sample), *words]) == 4
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_example_runs_as_it_stands(
@@ -84,7 +84,7 @@ def test_the_example_runs_as_it_stands(
     monkeypatch.setattr(sys, "argv", ["read_runs.py", str(sample)])
     names = runpy.run_path(str(ROOT / "examples/frames/read_runs.py"))
     assert names["parts"].sum(axis=1).gt(0).all()
-    told = capsys.readouterr().out
-    assert "between launches" in told and "efficiency_low" in told
+    screen = capsys.readouterr().out
+    assert "between launches" in screen and "efficiency_low" in screen
     lines = pd.read_json(io.StringIO(json.dumps(frames.points(sample).to_dict("records"))))
     assert len(lines) == 3

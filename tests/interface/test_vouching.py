@@ -194,8 +194,8 @@ def test_no_reader_makes_a_success_of_it(
     forge(typed.run, state)
     assert main(words) in (TRIED[verb][1], Exit.ERROR), capsys.readouterr()
     out, err = capsys.readouterr()
-    said = " ".join((out + err).split())
-    assert verb == "run" or WHY.search(said), said  # that is another machine's, too
+    text = " ".join((out + err).split())
+    assert verb == "run" or WHY.search(text), text  # that is another machine's, too
     assert not list((typed.tmp / "results").glob("nights/*")), "nothing of it lasts"
     assert not (typed.tmp / "references").exists()
 

@@ -68,12 +68,12 @@ def test_a_planted_fail_of_the_fabric_is_a_fail(
     words = ["fabric", "--cpus", "2", "--sweeps", "4", "--thresholds", str(rules)]
     status = main([*words, "--results", str(tmp_path)])
     (folder,) = tmp_path.glob("runs/*/*")
-    (found,) = load(folder).verdicts
+    (run,) = load(folder).verdicts
     if fresh == "slow":
-        assert (status, found.status) == (Exit.FAILED, Status.FAIL)
-        assert len(found.pairs) == 4 and len(found.again) == 4
+        assert (status, run.status) == (Exit.FAILED, Status.FAIL)
+        assert len(run.pairs) == 4 and len(run.again) == 4
     else:
-        assert (status, found.reason) == (Exit.INCONCLUSIVE, Reason.DISAGREE)
+        assert (status, run.reason) == (Exit.INCONCLUSIVE, Reason.DISAGREE)
         assert len(launched) == 8, "as many sweeps again, and no more"
 
 

@@ -112,21 +112,21 @@ def test_killed_before_any_change_to_the_disk_nothing_is_lost(
         if not chain.read(folder):  # nothing of it is whole yet
             assert not entered, f"change {at}"
             continue
-        found = load(folder)
-        assert entered <= len(found.launches) <= entered + 1, f"change {at}"
-        assert [x.launch for x in found.launches] == [
-            x.launch for x in sample_run.launches[: len(found.launches)]
+        run = load(folder)
+        assert entered <= len(run.launches) <= entered + 1, f"change {at}"
+        assert [x.launch for x in run.launches] == [
+            x.launch for x in sample_run.launches[: len(run.launches)]
         ]
-        assert len(found.verdicts) == len(verdicts(found)), f"change {at}: as verify judges it"
+        assert len(run.verdicts) == len(verdicts(run)), f"change {at}: as verify judges it"
         whole += 1
         if ended and not torn:
             break
-        if ended or found.complete:
+        if ended or run.complete:
             continue
         again = begun(results)
-        again.machine = found.machine
+        again.machine = run.machine
         again.resume(folder)
-        assert [x.launch for x in again.launches] == [x.launch for x in found.launches]
+        assert [x.launch for x in again.launches] == [x.launch for x in run.launches]
         story_rest(again, sample_run)
         done = load(folder)
         assert done.complete and done.head == chain.read(folder)[-1].hash
@@ -205,7 +205,7 @@ def test_results_are_their_owners_alone(sample_run: RunRecord, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda doc: doc.update(run="../../../../escaped"), "is no name of a run or launch"),
         (lambda doc: doc["launches"][0].update(launch="../x-1"), "is no name of a run or launch"),
@@ -215,12 +215,12 @@ def test_results_are_their_owners_alone(sample_run: RunRecord, tmp_path: Path) -
     ],
 )
 def test_names_and_times_of_a_hostile_record_are_refused(
-    sample: Path, tmp_path: Path, change: Callable[[Any], None], told: str
+    sample: Path, tmp_path: Path, change: Callable[[Any], None], message: str
 ) -> None:
     doc = json.loads((sample / "record.json").read_text())
     change(doc)
     (tmp_path / "record.json").write_text(json.dumps(doc))
-    with pytest.raises(RecordError, match=told):
+    with pytest.raises(RecordError, match=message):
         load(tmp_path)
 
 

@@ -81,8 +81,8 @@ def test_the_record_is_whole_and_a_launch_that_was_moved_is_found(
     links = chain.read(folder)
     assert audit.audit(run, folder, links) == []
     other = {host: {**facts, "version: torch": "2.0"} for host, facts in run.facts.items()}
-    (told,) = audit.audit(replace(run, facts=other), folder, links)
-    assert told == "facts is not what was sealed before the first launch"
+    (finding,) = audit.audit(replace(run, facts=other), folder, links)
+    assert finding == "facts is not what was sealed before the first launch"
     shutil.copytree(folder, tmp_path / "copy")
     first = next(i for i, x in enumerate(run.launches) if x.slot and x.purpose is Purpose.TIMED)
     for doctored in (
@@ -90,8 +90,8 @@ def test_the_record_is_whole_and_a_launch_that_was_moved_is_found(
         replace(run.launches[first], slot=""),
     ):
         launches = (*run.launches[:first], doctored, *run.launches[first + 1 :])
-        told = audit.audit(replace(run, launches=launches), tmp_path / "copy", links)
-        assert any("its seed draws" in what for what in told), told
+        finding = audit.audit(replace(run, launches=launches), tmp_path / "copy", links)
+        assert any("its seed draws" in what for what in finding), finding
 
 
 @pytest.mark.full

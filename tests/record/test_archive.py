@@ -42,18 +42,18 @@ def test_what_was_packed_is_what_comes_out(
     packed: Path, sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["unpack", str(packed), "--to", str(tmp_path / "there")]) == 0
-    found = sorted((tmp_path / "there").glob("runs/*/*"))
-    assert len(found) == 2
-    for folder in found:
+    in_order = sorted((tmp_path / "there").glob("runs/*/*"))
+    assert len(in_order) == 2
+    for folder in in_order:
         assert main(["verify", str(folder)]) == 0
-    (same,) = (f for f in found if load(f) == load(sample))
+    (same,) = (f for f in in_order if load(f) == load(sample))
     for name in ("record.json", "chain.jsonl"):
         assert (same / name).read_bytes() == (sample / name).read_bytes()
     assert main(["unpack", str(packed), "--to", str(tmp_path / "there")]) == 0, "twice is once"
-    (found[0] / "record.json").write_text("{}")
+    (in_order[0] / "record.json").write_text("{}")
     assert main(["unpack", str(packed), "--to", str(tmp_path / "there")]) != 0
     assert "another one than in the archive" in capsys.readouterr().err
-    assert (found[0] / "record.json").read_text() == "{}", "nothing that is there is overwritten"
+    assert (in_order[0] / "record.json").read_text() == "{}", "nothing that is there is overwritten"
 
 
 def test_the_same_runs_make_the_same_bytes(packed: Path, sample: Path, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def rewritten(file: Path, edit: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "told"),
+    ("edit", "message"),
     [
         (
             lambda ms: [(n, b + b" " if n.endswith("record.json") else b) for n, b in ms],
@@ -106,10 +106,10 @@ def rewritten(file: Path, edit: Any) -> None:
     ],
 )
 def test_an_archive_that_was_changed_is_refused_and_writes_nothing(
-    packed: Path, tmp_path: Path, edit: Any, told: str
+    packed: Path, tmp_path: Path, edit: Any, message: str
 ) -> None:
     rewritten(packed, edit)
-    with pytest.raises(RecordError, match=told):
+    with pytest.raises(RecordError, match=message):
         archive.unpack(packed, tmp_path / "there")
     assert not (tmp_path / "there").exists()
 

@@ -120,14 +120,14 @@ def confirmed(n: int, time_s: float) -> list[Row]:
 def test_a_rule_is_judged_over_sweeps(
     sample_run: RunRecord, rows: list[Row], status: Status | None
 ) -> None:
-    found = verdicts(run_of(sample_run, rows, rule()))
-    assert [v.status for v in found] == ([status] if status else [])
+    verdict = verdicts(run_of(sample_run, rows, rule()))
+    assert [v.status for v in verdict] == ([status] if status else [])
 
 
 def test_a_wrong_result_is_an_error_whatever_its_speed(sample_run: RunRecord) -> None:
     rows = [*times(7, 0.001), row(launch=7, time_s=0.001, right=False)]
-    (found,) = verdicts(run_of(sample_run, rows, rule()))
-    assert (found.status, found.reason) == (Status.ERROR, Reason.INCORRECT)
+    (verdict,) = verdicts(run_of(sample_run, rows, rule()))
+    assert (verdict.status, verdict.reason) == (Status.ERROR, Reason.INCORRECT)
     assert any("WRONG" in line for line in lines(run_of(sample_run, rows)))
 
 
@@ -143,8 +143,8 @@ def test_a_wrong_result_is_among_what_a_session_is_judged_by(tmp_path: Path) -> 
 def test_a_noisy_host_passes_nothing(sample_run: RunRecord) -> None:
     bad = Finding(check="load", level=Level.BAD, text="busy")
     run = replace(run_of(sample_run, times(8, 0.1), rule()), admission=(bad,))
-    (found,) = verdicts(run)
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    (verdict,) = verdicts(run)
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
 
 
 def test_waivers_and_setups_count_for_the_fabric_too(sample_run: RunRecord) -> None:
@@ -159,8 +159,8 @@ def test_waivers_and_setups_count_for_the_fabric_too(sample_run: RunRecord) -> N
 
 def test_what_a_backend_refuses_passes_nothing(sample_run: RunRecord) -> None:
     rows = [row(launch=i, time_s=None, right=False, refused="not for gloo") for i in range(8)]
-    (found,) = verdicts(run_of(sample_run, rows, rule()))
-    assert found.status is Status.SKIP and "not for gloo" in found.detail
+    (verdict,) = verdicts(run_of(sample_run, rows, rule()))
+    assert verdict.status is Status.SKIP and "not for gloo" in verdict.detail
 
 
 def test_latency_and_bandwidth_are_of_their_own_sizes(sample_run: RunRecord) -> None:

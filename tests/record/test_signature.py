@@ -119,8 +119,8 @@ def test_a_bad_key_is_one_clear_error(
     run: Path, keys: Path, key: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sign", str(run), "--key", str(keys / key)]) == Exit.USAGE
-    told = capsys.readouterr().err
-    assert says in told and "ssh-keygen -t ed25519" in told
+    error = capsys.readouterr().err
+    assert says in error and "ssh-keygen -t ed25519" in error
 
 
 def test_only_what_verifies_is_signed(

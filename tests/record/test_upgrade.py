@@ -20,8 +20,8 @@ def test_an_older_record_is_read_and_its_verdicts_left_as_they_were() -> None:
     folder = Path(__file__).parents[1] / "golden" / "record-v1"
     run = load(folder)
     assert run.schema == 1 and run.windows == {} and run.admission == ()
-    found = verify(run, folder)
-    assert found.differences == () and found.num_launches == 24 and found.num_verdicts == 0
+    verified = verify(run, folder)
+    assert verified.differences == () and verified.num_launches == 24 and verified.num_verdicts == 0
     assert {v.status for v in run.verdicts} == {Status.PASS, Status.RECORDED}
     assert {v.status for v in verdicts(run)} == {Status.PASS, Status.RECORDED}, "and judged anew"
 
@@ -30,8 +30,10 @@ def test_verdicts_of_sweeps_and_trials_of_schema_4_are_judged_alike() -> None:
     """8 sweeps, 16 sweeps that fail twice, 8 trials: as the program of its day wrote them."""
     folder = Path(__file__).parents[1] / "golden" / "record-v4"
     run = load(folder)
-    found = verify(run, folder)
-    assert found.differences == () and found.num_verdicts == 0, "judged by the rules of its day"
+    verified = verify(run, folder)
+    assert verified.differences == () and verified.num_verdicts == 0, (
+        "judged by the rules of its day"
+    )
     assert [v.status for v in verdicts(run)] == [Status.PASS, Status.FAIL, Status.PASS]
 
 

@@ -113,7 +113,7 @@ def test_what_breaks_in_the_thread_breaks_the_step(
 
 
 @pytest.mark.parametrize(
-    ("knobs", "told"),
+    ("knobs", "message"),
     [
         ({"files.prefetch": 0}, "files.prefetch = 0"),
         ({"files.workers": 1000}, "files.workers = 1000"),
@@ -121,8 +121,8 @@ def test_what_breaks_in_the_thread_breaks_the_step(
         ({"files.rate": 1}, "files.rate"),
     ],
 )
-def test_a_bad_value_is_one_clear_error(knobs: dict[str, Any], told: str) -> None:
-    with pytest.raises(SpecError, match=told):
+def test_a_bad_value_is_one_clear_error(knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         KNOWN.normalise(SITE.case("ddp/mlp-nano", data="files", knobs=knobs))
     with pytest.raises(SpecError, match="no input named 'filez': did you mean 'files'"):
         KNOWN.normalise(SITE.case("ddp/mlp-nano", data="filez"))

@@ -35,20 +35,20 @@ def test_a_quiet_record_passes_or_fails(sample_run: RunRecord) -> None:
 
 
 def test_a_fail_that_nothing_confirms_is_open(sample_run: RunRecord) -> None:
-    found = decided(sample_run, lambda d: bound(d, at_least=0.95))
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.UNCONFIRMED)
+    verdict = decided(sample_run, lambda d: bound(d, at_least=0.95))
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.UNCONFIRMED)
 
 
 @pytest.mark.parametrize("factor", [1.0556, 1.08, 1.15])
 def test_a_fresh_set_never_turns_a_fail_into_a_pass(sample_run: RunRecord, factor: float) -> None:
-    found = decided(sample_run, lambda d: bound(d, at_least=0.95), lambda d: confirm(d, factor))
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.DISAGREE)
+    verdict = decided(sample_run, lambda d: bound(d, at_least=0.95), lambda d: confirm(d, factor))
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.DISAGREE)
 
 
 def test_a_fail_on_the_other_end_of_the_bound_confirms_nothing(sample_run: RunRecord) -> None:
     band = {"at_least": 0.92, "at_most": 0.95}
-    found = decided(sample_run, lambda d: bound(d, **band), lambda d: confirm(d, 1.1))
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.DISAGREE)
+    verdict = decided(sample_run, lambda d: bound(d, **band), lambda d: confirm(d, 1.1))
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.DISAGREE)
 
 
 @pytest.mark.parametrize("limit", [0.5, 0.99])
@@ -59,9 +59,9 @@ def test_a_busy_host_gives_neither_pass_nor_fail(sample_run: RunRecord, limit: f
         for x in doc["launches"]:
             x["foreign_load"] = 0.6
 
-    found = decided(sample_run, busy)
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
-    assert "of the" in found.detail and "top -d 1" in found.detail
+    verdict = decided(sample_run, busy)
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    assert "of the" in verdict.detail and "top -d 1" in verdict.detail
 
 
 @pytest.mark.parametrize(("check", "known"), [("load", False), ("memory", True)])
@@ -76,9 +76,9 @@ def test_a_host_that_fails_admission_gives_no_pass(
         for x in doc["launches"] if not known else ():
             x["foreign_load"] = None
 
-    found = decided(sample_run, unfit)
-    assert found.reason is Reason.NOISY_HOST
-    assert "80% of 2 CPUs" in found.detail
+    verdict = decided(sample_run, unfit)
+    assert verdict.reason is Reason.NOISY_HOST
+    assert "80% of 2 CPUs" in verdict.detail
 
 
 def test_load_that_was_gone_when_it_was_measured_keeps_nothing_open(sample_run: RunRecord) -> None:
@@ -115,8 +115,8 @@ def test_like_launches_that_differ_leave_what_has_room_for_them(sample_run: RunR
 def test_devices_that_were_slowed_are_a_doubt(sample_run: RunRecord) -> None:
     hot = {"index": 0, "name": "GPU", "sm_clock_mhz": None, "power_w": None, "temp_c": None,
            "throttle": ["hw_thermal"], "lost": False}  # fmt: skip
-    found = decided(sample_run, lambda d: timed(d, "@2")[0].update(gpus=[hot]))
-    assert found.reason is Reason.NOISY_HOST and "hw_thermal" in found.detail
+    verdict = decided(sample_run, lambda d: timed(d, "@2")[0].update(gpus=[hot]))
+    assert verdict.reason is Reason.NOISY_HOST and "hw_thermal" in verdict.detail
 
 
 def _heat(doc: Any) -> None:
@@ -130,14 +130,14 @@ def test_one_launch_that_drifts_caps_its_contrast_and_no_other(sample_run: RunRe
         _heat(doc)
         bound(doc, at_least=0.85)
 
-    found = judged(sample_run, near)
-    assert (found[SUBJECT].status, found[SUBJECT].reason) == (
+    verdicts = judged(sample_run, near)
+    assert (verdicts[SUBJECT].status, verdicts[SUBJECT].reason) == (
         Status.INCONCLUSIVE,
         Reason.NOT_STEADY,
     )
-    assert "was not steady: its steps drift by +8.3%" in found[SUBJECT].detail
-    assert len(found[SUBJECT].pairs) == 8, "no pair is dropped"
-    assert found["efficiency@1/plain"].status is Status.RECORDED
+    assert "was not steady: its steps drift by +8.3%" in verdicts[SUBJECT].detail
+    assert len(verdicts[SUBJECT].pairs) == 8, "no pair is dropped"
+    assert verdicts["efficiency@1/plain"].status is Status.RECORDED
 
 
 @pytest.mark.parametrize(("least", "status"), [(0.8, Status.PASS), (0.99, Status.FAIL)])
@@ -157,8 +157,8 @@ def test_a_drift_of_every_launch_is_seen(sample_run: RunRecord) -> None:
         for i, x in enumerate(timed(doc, "@2")):
             x["steadiness"] = {"drift": -0.03 + 0.001 * i, "t": -1.0, "mser": 0, "steady": True}
 
-    found = decided(sample_run, warming)
-    assert found.reason is Reason.NOT_STEADY and "every launch drifts" in found.detail
+    verdict = decided(sample_run, warming)
+    assert verdict.reason is Reason.NOT_STEADY and "every launch drifts" in verdict.detail
 
 
 def test_bytes_are_not_doubted_for_a_noisy_clock(sample_run: RunRecord) -> None:
@@ -180,16 +180,16 @@ def test_a_rule_on_bytes_is_not_about_a_rank_alone(sample_run: RunRecord) -> Non
 
 def test_a_bound_of_another_setup_decides_nothing(sample_run: RunRecord) -> None:
     asked = ["engine=slurm"]
-    found = decided(sample_run, lambda d: bound(d, fingerprint=asked))
-    assert (found.status, found.reason) == (Status.RECORDED, Reason.NOT_COMPARABLE)
-    assert "engine: slurm | local" in found.detail
+    verdict = decided(sample_run, lambda d: bound(d, fingerprint=asked))
+    assert (verdict.status, verdict.reason) == (Status.RECORDED, Reason.NOT_COMPARABLE)
+    assert "engine: slurm | local" in verdict.detail
 
 
 def test_a_bound_that_an_older_version_wrote_still_decides(sample_run: RunRecord) -> None:
     """It named a setting that is gone, and variables that change no speed."""
     asked = [*as_items(fingerprint(sample_run)), "tune_loop_thread=True", "CUDA_VERSION=13.0"]
-    found = decided(sample_run, lambda d: bound(d, fingerprint=asked))
-    assert found.status is Status.PASS
+    verdict = decided(sample_run, lambda d: bound(d, fingerprint=asked))
+    assert verdict.status is Status.PASS
 
 
 def test_strict_rules_judge_the_worst_pair(sample_run: RunRecord) -> None:
@@ -199,9 +199,9 @@ def test_strict_rules_judge_the_worst_pair(sample_run: RunRecord) -> None:
             r["window_s"] *= 1.12
         confirm(doc)
 
-    found = decided(sample_run, one_slow)
-    assert found.status is Status.FAIL and "worst of 8 pairs" in found.detail
-    assert found.worst == pytest.approx(0.9 / 1.12, rel=0.01)
+    verdict = decided(sample_run, one_slow)
+    assert verdict.status is Status.FAIL and "worst of 8 pairs" in verdict.detail
+    assert verdict.worst == pytest.approx(0.9 / 1.12, rel=0.01)
     assert (
         decided(sample_run, lambda d: bound(d, at_least=0.85, statistic="worst")).status
         is Status.PASS
@@ -214,5 +214,5 @@ def test_a_ratio_of_two_metrics_is_judged_with_its_unit(sample_run: RunRecord) -
         rule = next(t for t in doc["thresholds"] if t["name"] == "cpu_ddp_weak")
         rule.update(metric="sent_bytes/step_s", unit="B/s", baseline=None, at_least=1.0)
 
-    found = judged(sample_run, rate)["sent_bytes/step_s@2"]
-    assert found.status is Status.PASS and found.bound == ">=1 B/s"
+    verdict = judged(sample_run, rate)["sent_bytes/step_s@2"]
+    assert verdict.status is Status.PASS and verdict.bound == ">=1 B/s"

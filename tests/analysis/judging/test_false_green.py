@@ -158,14 +158,14 @@ def test_one_good_set_among_bad_ones_is_not_a_pass(sample_run: RunRecord) -> Non
                 more.append({**x, "launch": x["launch"] + "-again", "attempt": 1, "ranks": fast})
         doc["launches"] += more
 
-    found = judged(sample_run, retried)[SUBJECT]
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.DISAGREE)
+    verdict = judged(sample_run, retried)[SUBJECT]
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.DISAGREE)
 
 
 def test_more_than_linear_is_not_a_pass(sample_run: RunRecord) -> None:
     """Primus, nanoGPT: an MFU above 100 % from a wrong peak was shown as it was."""
-    found = judged(sample_run, lambda doc: even(doc, 1.3))[SUBJECT]
-    assert (found.status, found.reason) == (Status.ERROR, Reason.IMPLAUSIBLE)
+    verdict = judged(sample_run, lambda doc: even(doc, 1.3))[SUBJECT]
+    assert (verdict.status, verdict.reason) == (Status.ERROR, Reason.IMPLAUSIBLE)
 
 
 def test_the_slowest_ranks_window_counts(sample_run: RunRecord) -> None:
@@ -176,8 +176,8 @@ def test_the_slowest_ranks_window_counts(sample_run: RunRecord) -> None:
         for x in timed(doc, "@2"):
             x["ranks"][1]["window_s"] *= 2
 
-    found = judged(sample_run, one_late)[SUBJECT]
-    assert found.value == pytest.approx(0.45, rel=0.01)
+    verdict = judged(sample_run, one_late)[SUBJECT]
+    assert verdict.value == pytest.approx(0.45, rel=0.01)
 
 
 def test_a_missing_figure_is_no_value_and_no_pass(sample_run: RunRecord) -> None:
@@ -188,8 +188,8 @@ def test_a_missing_figure_is_no_value_and_no_pass(sample_run: RunRecord) -> None
         for x in timed(doc, "@2"):
             x["ranks"][0]["sent_bytes"] = None
 
-    found = judged(sample_run, unknown)["sent_bytes@2"]
-    assert found.value is None and found.status is Status.ERROR
+    verdict = judged(sample_run, unknown)["sent_bytes@2"]
+    assert verdict.value is None and verdict.status is Status.ERROR
 
 
 def test_ranks_that_never_joined_are_not_a_world(sample_run: RunRecord) -> None:
@@ -211,9 +211,9 @@ def test_a_launch_whose_losses_nobody_compared_is_no_evidence(sample_run: RunRec
         bound(doc, at_least=0.5)
         timed(doc, "@2")[1]["compared"] = 0
 
-    found = judged(sample_run, unseen)[SUBJECT]
-    assert (found.status, found.reason) == (Status.ERROR, Reason.NOT_MEASURED)
-    assert "losses were compared" in found.detail
+    verdict = judged(sample_run, unseen)[SUBJECT]
+    assert (verdict.status, verdict.reason) == (Status.ERROR, Reason.NOT_MEASURED)
+    assert "losses were compared" in verdict.detail
 
 
 def test_a_strategy_that_excuses_itself_passes_nothing(sample_run: RunRecord) -> None:
@@ -222,9 +222,9 @@ def test_a_strategy_that_excuses_itself_passes_nothing(sample_run: RunRecord) ->
         for answer in doc["described"].values():
             answer["excuses"] = ["casts=True"]
 
-    found = judged(sample_run, excused)[SUBJECT]
-    assert (found.status, found.counts) == (Status.RECORDED, Status.RECORDED)
-    assert "excuse it from the comparison with a reference (casts=True)" in found.detail
+    verdict = judged(sample_run, excused)[SUBJECT]
+    assert (verdict.status, verdict.counts) == (Status.RECORDED, Status.RECORDED)
+    assert "excuse it from the comparison with a reference (casts=True)" in verdict.detail
 
 
 def replanned(run: RunRecord, change: Callable[[Plan], Plan]) -> RunRecord:

@@ -100,9 +100,9 @@ def test_what_is_unknown_is_no_figure(on_h100: RunRecord, sample_run: RunRecord)
     assert figure(sample_run, on_cores, launch, METRICS["mfu"]) is None, "cores have no peak"
     bare = on_h100.described[case.hash]
     unknown = replace(bare, facts=replace(bare.facts, again_flops_per_sample=None))
-    told = replace(on_h100, described={**on_h100.described, case.hash: unknown})
-    assert figure(told, case, launch, METRICS["hfu"]) is None
-    assert figure(told, case, launch, METRICS["mfu"]) is not None
+    changed = replace(on_h100, described={**on_h100.described, case.hash: unknown})
+    assert figure(changed, case, launch, METRICS["hfu"]) is None
+    assert figure(changed, case, launch, METRICS["mfu"]) is not None
     shared = replace(on_h100, settings=replace(on_h100.settings, shared_gpu=True))
     for name in ("mfu", "throughput_per_device"):
         assert figure(shared, case, launch, METRICS[name]) is None, "ranks that share a device"

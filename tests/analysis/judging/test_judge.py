@@ -26,8 +26,8 @@ def rule(metric: str = "efficiency", **kw: object) -> Threshold:
     return Threshold(**{**base, **kw})  # type: ignore[arg-type]
 
 
-def decide(values: list[float], found: Threshold | None, form: Form = Form.RATIO) -> Judged:
-    return judge(values, found, form)
+def decide(values: list[float], threshold: Threshold | None, form: Form = Form.RATIO) -> Judged:
+    return judge(values, threshold, form)
 
 
 def scattered(center: float, n: int = 8, sd: float = 0.005, seed: int = 0) -> list[float]:
@@ -49,8 +49,8 @@ def test_arithmetic_of_the_published_times() -> None:
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_bare_published_numbers_pass_nothing(n: int) -> None:
-    found = decide([EPOCHS[1] / EPOCHS[n] / n], rule(at_least=0.85))
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS)
+    answer = decide([EPOCHS[1] / EPOCHS[n] / n], rule(at_least=0.85))
+    assert (answer.status, answer.reason) == (Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_without_a_rule_it_is_recorded() -> None:
 
 @pytest.mark.parametrize("source", [BoundSource.CLAIMED, BoundSource.PROVISIONAL])
 def test_a_vendors_word_passes_nothing(source: BoundSource) -> None:
-    found = decide(scattered(0.95), rule(at_least=0.85, source=source))
-    assert (found.status, found.reason) == (Status.RECORDED, Reason.PROVISIONAL)
+    answer = decide(scattered(0.95), rule(at_least=0.85, source=source))
+    assert (answer.status, answer.reason) == (Status.RECORDED, Reason.PROVISIONAL)
 
 
 def test_both_bounds() -> None:
@@ -95,10 +95,10 @@ def test_worst_judges_the_worst_pair() -> None:
 
 
 def test_saved_turns_the_interval_round() -> None:
-    found = decide(scattered(0.4), rule("memory_saved", at_least=0.5), Form.SAVED)
-    assert found.status is Status.PASS
-    assert found.estimate.low < found.estimate.value < found.estimate.high  # type: ignore[operator]
-    assert found.estimate.value == pytest.approx(0.6, abs=0.01)
+    answer = decide(scattered(0.4), rule("memory_saved", at_least=0.5), Form.SAVED)
+    assert answer.status is Status.PASS
+    assert answer.estimate.low < answer.estimate.value < answer.estimate.high  # type: ignore[operator]
+    assert answer.estimate.value == pytest.approx(0.6, abs=0.01)
 
 
 @given(st.lists(st.floats(0.5, 1.5), min_size=8, max_size=16), st.floats(0.5, 1.5))
@@ -111,15 +111,15 @@ def test_a_higher_bound_never_turns_fail_into_pass(values: list[float], bound: f
 
 def test_detectable_change_is_reported() -> None:
     """sd 1.3 %, 8 pairs: radius 1.293 sd, allowance 1 %, t(0.9, 7) / sqrt(8) = 0.500 sd: 3.4 %."""
-    found = decide(scattered(0.9, sd=0.013), rule(at_least=0.85))
-    assert found.mde == pytest.approx(0.0339, abs=2e-4)
+    answer = decide(scattered(0.9, sd=0.013), rule(at_least=0.85))
+    assert answer.mde == pytest.approx(0.0339, abs=2e-4)
 
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_fewer_than_four_pairs_decide_nothing(n: int) -> None:
     for value in (0.5, 0.99):
-        found = decide(scattered(value, n=n, sd=1e-5), rule(at_least=0.85))
-        assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS)
+        answer = decide(scattered(value, n=n, sd=1e-5), rule(at_least=0.85))
+        assert (answer.status, answer.reason) == (Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS)
 
 
 def test_a_gap_that_unseen_slow_launches_could_eat_does_not_pass() -> None:

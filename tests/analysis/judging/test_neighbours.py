@@ -58,9 +58,9 @@ def test_a_baseline_that_neighbours_slow_by_more_than_the_gap_passes_nothing(
     sample_run: RunRecord,
 ) -> None:
     """4 % of the baseline's speed are 3 points of an efficiency of 0.75."""
-    found = judged(sample_run, packed(0.05))[SUBJECT]
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NEIGHBOURS)
-    assert "worlds beside it may have taken 4.9%" in found.detail
+    verdict = judged(sample_run, packed(0.05))[SUBJECT]
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NEIGHBOURS)
+    assert "worlds beside it may have taken 4.9%" in verdict.detail
 
 
 def test_what_is_not_known_of_neighbours_is_not_taken_for_nothing(
@@ -108,8 +108,8 @@ def test_a_baseline_with_neighbours_that_nobody_probed_passes_nothing(
         packed(0.0)(doc)
         doc["launches"] = [x for x in doc["launches"] if x["purpose"] != "probe"]
 
-    found = judged(sample_run, edit)[SUBJECT]
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NEIGHBOURS)
+    verdict = judged(sample_run, edit)[SUBJECT]
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NEIGHBOURS)
 
 
 def test_a_baseline_of_which_only_one_fits_is_kept_apart(sample_run: RunRecord) -> None:

@@ -20,12 +20,12 @@ def test_a_failed_check_is_an_error_whatever_the_speed(sample_run: RunRecord) ->
         gate = next(x for x in doc["launches"] if x["purpose"] == "gate" and x["arm"] == "@2")
         gate["ranks"][1]["checks"][3]["ok"] = False
 
-    found = judged(sample_run, wrong)
-    assert (found["efficiency@2/plain"].status, found["efficiency@2/plain"].reason) == (
+    verdicts = judged(sample_run, wrong)
+    assert (verdicts["efficiency@2/plain"].status, verdicts["efficiency@2/plain"].reason) == (
         Status.ERROR,
         Reason.INCORRECT,
     )
-    assert found["efficiency@1/plain"].status is Status.RECORDED, "the other rung is untouched"
+    assert verdicts["efficiency@1/plain"].status is Status.RECORDED, "the other rung is untouched"
 
 
 def test_a_gate_that_checked_nothing_is_an_error(sample_run: RunRecord) -> None:
@@ -42,26 +42,28 @@ def test_without_a_gate_nothing_passes(sample_run: RunRecord) -> None:
     def drop(doc: Any) -> None:
         doc["launches"] = [x for x in doc["launches"] if x["purpose"] == "timed"]
 
-    found = judged(sample_run, drop)
-    assert {(v.status, v.reason) for v in found.values()} == {(Status.ERROR, Reason.NOT_MEASURED)}
+    verdicts = judged(sample_run, drop)
+    assert {(v.status, v.reason) for v in verdicts.values()} == {
+        (Status.ERROR, Reason.NOT_MEASURED)
+    }
 
 
 def test_a_launch_that_ran_something_else_is_an_error(sample_run: RunRecord) -> None:
-    found = judged(sample_run, lambda doc: timed(doc, "@2")[3].update(wrong=["world: 1 rank"]))
-    assert found["efficiency@2/plain"].reason is Reason.WRONG_WORLD
+    verdict = judged(sample_run, lambda doc: timed(doc, "@2")[3].update(wrong=["world: 1 rank"]))
+    assert verdict["efficiency@2/plain"].reason is Reason.WRONG_WORLD
 
 
 def test_a_failed_launch_is_an_error_and_not_a_dropped_pair(sample_run: RunRecord) -> None:
-    found = judged(sample_run, lambda doc: timed(doc, "@2")[0].update(status="failed"))
-    assert found["efficiency@2/plain"].reason is Reason.LAUNCH_FAILED
+    verdict = judged(sample_run, lambda doc: timed(doc, "@2")[0].update(status="failed"))
+    assert verdict["efficiency@2/plain"].reason is Reason.LAUNCH_FAILED
 
 
 def test_nothing_measured_is_never_green(sample_run: RunRecord) -> None:
     def drop(doc: Any) -> None:
         doc["launches"] = [x for x in doc["launches"] if x["purpose"] == "gate"]
 
-    found = judged(sample_run, drop)
-    assert {v.status for v in found.values()} == {Status.ERROR}
+    verdicts = judged(sample_run, drop)
+    assert {v.status for v in verdicts.values()} == {Status.ERROR}
 
 
 def test_too_large_for_memory_is_a_skip(sample_run: RunRecord) -> None:
@@ -104,16 +106,18 @@ def test_files_that_broke_are_an_error_and_never_a_skip(sample_run: RunRecord) -
         for d in doc["described"].values():
             d.update(facts=None, expected=None, error="NameError: name 'x' is not defined")
 
-    found = judged(sample_run, broke)
-    assert {(v.status, v.reason) for v in found.values()} == {(Status.ERROR, Reason.LAUNCH_FAILED)}
+    verdicts = judged(sample_run, broke)
+    assert {(v.status, v.reason) for v in verdicts.values()} == {
+        (Status.ERROR, Reason.LAUNCH_FAILED)
+    }
 
 
 def test_a_run_that_was_stopped_is_open_where_nothing_was_measured(sample_run: RunRecord) -> None:
     def stop(doc: Any) -> None:
         doc.update(complete=False, launches=[], described={})
 
-    found = judged(sample_run, stop)
-    assert {(v.status, v.reason) for v in found.values()} == {
+    verdicts = judged(sample_run, stop)
+    assert {(v.status, v.reason) for v in verdicts.values()} == {
         (Status.INCONCLUSIVE, Reason.INTERRUPTED)
     }
 
@@ -158,9 +162,9 @@ def test_out_of_memory_does_not_fit_and_is_no_wrong_training(
             rank=1, kind="memory", message="CUDA out of memory", phase="gate", step=0, sure=True
         )
 
-    found = judged(sample_run, full)[SUBJECT]
-    assert (found.status, found.reason) == (Status.SKIP, Reason.DOES_NOT_FIT)
-    assert "CUDA out of memory" in found.detail
+    verdict = judged(sample_run, full)[SUBJECT]
+    assert (verdict.status, verdict.reason) == (Status.SKIP, Reason.DOES_NOT_FIT)
+    assert "CUDA out of memory" in verdict.detail
 
 
 @pytest.mark.parametrize(("precision", "status"), [("fp8", Status.SKIP), ("fp32", Status.ERROR)])

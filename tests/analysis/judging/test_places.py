@@ -27,7 +27,7 @@ def placed(nodes: list[int], subject: list[int], baseline: list[int]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("subject", "baseline", "said"),
+    ("subject", "baseline", "message"),
     [
         ([0, 1], [1, 0], ""),
         ([], [], "@2 ran only on node 0 of 2"),
@@ -36,11 +36,11 @@ def placed(nodes: list[int], subject: list[int], baseline: list[int]) -> Any:
     ],
 )
 def test_a_place_that_stayed_with_an_arm_is_told(
-    sample_run: RunRecord, subject: list[int], baseline: list[int], said: str
+    sample_run: RunRecord, subject: list[int], baseline: list[int], message: str
 ) -> None:
     verdict = judged(sample_run, placed([2, 2], subject, baseline))[SUBJECT]
     assert verdict.status is Status.PASS
-    assert said in verdict.detail and ("were not drawn" in verdict.detail) is bool(said)
+    assert message in verdict.detail and ("were not drawn" in verdict.detail) is bool(message)
 
 
 def test_of_one_node_there_is_no_other_place(sample_run: RunRecord) -> None:

@@ -44,12 +44,14 @@ def test_smallest_detectable_is_detected_nine_times_in_ten() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=40), st.floats(0.01, 0.2))
-def test_discoveries_are_the_largest_and_meet_their_rate(found: list[float], rate: float) -> None:
-    kept = sequential.discoveries(found, rate)
-    m = len(found)
-    assert all(found[i] * len(kept) * rate >= m * (1 - 1e-9) for i in kept)
-    rest = [found[i] for i in range(m) if i not in kept]
-    assert not kept or max(rest, default=0.0) <= min(found[i] for i in kept)
+def test_discoveries_are_the_largest_and_meet_their_rate(
+    values_listed: list[float], rate: float
+) -> None:
+    kept = sequential.discoveries(values_listed, rate)
+    m = len(values_listed)
+    assert all(values_listed[i] * len(kept) * rate >= m * (1 - 1e-9) for i in kept)
+    rest = [values_listed[i] for i in range(m) if i not in kept]
+    assert not kept or max(rest, default=0.0) <= min(values_listed[i] for i in kept)
 
 
 def test_discoveries_by_hand() -> None:

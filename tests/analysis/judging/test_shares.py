@@ -57,22 +57,22 @@ def test_a_share_is_judged_like_any_other_metric(
     run: RunRecord, share: float, status: Status
 ) -> None:
     """The last would FAIL, had a fresh set of profiled launches confirmed it."""
-    found = judged(run, lambda doc: bounded(doc, share))["exposed_comm_share@2"]
-    assert found.status is status and found.value == pytest.approx(share, abs=0.001)
-    assert found.n == 8 and set(found.launches) == {f"p{i}" for i in range(8)}
+    verdict = judged(run, lambda doc: bounded(doc, share))["exposed_comm_share@2"]
+    assert verdict.status is status and verdict.value == pytest.approx(share, abs=0.001)
+    assert verdict.n == 8 and set(verdict.launches) == {f"p{i}" for i in range(8)}
     if share == 0.30:
-        assert found.reason is Reason.UNCONFIRMED
+        assert verdict.reason is Reason.UNCONFIRMED
 
 
 def test_a_share_that_the_profiler_changed_is_not_judged(run: RunRecord) -> None:
-    found = judged(run, lambda doc: bounded(doc, 0.2, perturbation=1.2))["exposed_comm_share@2"]
-    assert found.status is Status.INCONCLUSIVE and found.reason is Reason.PERTURBED
-    assert "1.20x" in found.detail and "larger model" in found.detail
+    verdict = judged(run, lambda doc: bounded(doc, 0.2, perturbation=1.2))["exposed_comm_share@2"]
+    assert verdict.status is Status.INCONCLUSIVE and verdict.reason is Reason.PERTURBED
+    assert "1.20x" in verdict.detail and "larger model" in verdict.detail
 
 
 def test_one_profiled_launch_is_too_few_and_none_is_never_green(run: RunRecord) -> None:
-    one = judged(run, lambda doc: bounded(doc, 0.2, launches=1))["exposed_comm_share@2"]
-    assert one.status is Status.INCONCLUSIVE and one.reason is Reason.TOO_FEW_PAIRS
+    verdict = judged(run, lambda doc: bounded(doc, 0.2, launches=1))["exposed_comm_share@2"]
+    assert verdict.status is Status.INCONCLUSIVE and verdict.reason is Reason.TOO_FEW_PAIRS
     none = judged(run, lambda doc: bounded(doc, 0.2, launches=0))["exposed_comm_share@2"]
     assert none.status is Status.INCONCLUSIVE and "needs a profiled launch" in none.detail
 

@@ -37,9 +37,9 @@ def test_a_quiet_run_is_decided(sample_run: RunRecord) -> None:
 
 def test_load_that_follows_the_baseline_passes_nothing(sample_run: RunRecord) -> None:
     """It makes the baseline slow: with that given back the ratio is 0.6."""
-    found = judged(sample_run, loaded("plain", 0.2))[SUBJECT]
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
-    assert "20% of the baseline's time" in found.detail and "up to 15.0 points" in found.detail
+    verdict = judged(sample_run, loaded("plain", 0.2))[SUBJECT]
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    assert "20% of the baseline's time" in verdict.detail and "up to 15.0 points" in verdict.detail
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.9])
@@ -47,9 +47,9 @@ def test_load_that_follows_the_subject_does_not_unmake_a_pass(
     sample_run: RunRecord, share: float
 ) -> None:
     """It can only have lowered the ratio."""
-    found = judged(sample_run, loaded("@2", share))[SUBJECT]
-    assert found.status is Status.PASS
-    assert bool(found.doubt) is (share > 0.25), "who reads the figure is told"
+    verdict = judged(sample_run, loaded("@2", share))[SUBJECT]
+    assert verdict.status is Status.PASS
+    assert bool(verdict.doubt) is (share > 0.25), "who reads the figure is told"
 
 
 @pytest.mark.parametrize(("share", "decided"), [(0.05, True), (0.2, False)])
@@ -108,8 +108,8 @@ def test_what_neighbours_cost_through_caches_shows_in_the_cpu_time_of_a_step(
             for rank in x["ranks"]:
                 rank["cpu_s"] *= longer if number % 2 else 1.0
 
-    found = judged(sample_run, edit)[SUBJECT]
-    assert (found.status is Status.PASS) is decided, found.detail
+    verdict = judged(sample_run, edit)[SUBJECT]
+    assert (verdict.status is Status.PASS) is decided, verdict.detail
 
 
 @pytest.mark.parametrize(("late", "decided"), [(0.0, True), (0.002, True), (0.3, False)])
@@ -127,8 +127,8 @@ def test_load_took_no_more_of_a_schedule_than_it_is_late(
                     behind = late if arm == "plain" else 0.0
                     rank["planted_s"] = rank["window_s"] / x["steps"]["count"] / (1 + behind)
 
-    found = judged(sample_run, edit)[SUBJECT]
-    assert (found.status is Status.PASS) is decided, found.detail
+    verdict = judged(sample_run, edit)[SUBJECT]
+    assert (verdict.status is Status.PASS) is decided, verdict.detail
 
 
 def test_a_quota_that_holds_ranks_back_is_a_noisy_host(sample_run: RunRecord) -> None:
@@ -139,10 +139,10 @@ def test_a_quota_that_holds_ranks_back_is_a_noisy_host(sample_run: RunRecord) ->
                 r["throttled_s"] = 0.5 * r["window_s"]
         confirm(doc)
 
-    found = judged(sample_run, edit)[SUBJECT]
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
-    assert "others, or a CPU quota, may have taken 5" in found.detail
-    assert "a CPU quota held the ranks of @2 back for 50%" in found.doubt
+    verdict = judged(sample_run, edit)[SUBJECT]
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    assert "others, or a CPU quota, may have taken 5" in verdict.detail
+    assert "a CPU quota held the ranks of @2 back for 50%" in verdict.doubt
 
 
 def test_stalls_beyond_the_windows_pass_nothing(sample_run: RunRecord) -> None:
@@ -154,9 +154,9 @@ def test_stalls_beyond_the_windows_pass_nothing(sample_run: RunRecord) -> None:
             if x["purpose"] == "pilot" and x["arm"] == "@2":
                 x["stalls"] = {"steps": [30], "share": 0.18}
 
-    found = judged(sample_run, edit)[SUBJECT]
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
-    assert "stalls that the timed windows do not hold would take 18%" in found.detail
+    verdict = judged(sample_run, edit)[SUBJECT]
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    assert "stalls that the timed windows do not hold would take 18%" in verdict.detail
 
 
 def test_lower_clocks_of_the_baseline_pass_nothing(sample_run: RunRecord) -> None:
@@ -170,8 +170,8 @@ def test_lower_clocks_of_the_baseline_pass_nothing(sample_run: RunRecord) -> Non
                 ]  # fmt: skip
 
     # Each arm's clocks are compared with the highest of both.
-    found = judged(sample_run, edit)[SUBJECT]
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    verdict = judged(sample_run, edit)[SUBJECT]
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
 
 
 def test_what_a_loaded_host_makes_impossible_is_not_an_error(sample_run: RunRecord) -> None:
@@ -180,8 +180,8 @@ def test_what_a_loaded_host_makes_impossible_is_not_an_error(sample_run: RunReco
         for x in timed(doc, "plain"):
             x["foreign_load"] = 0.24
 
-    found = judged(sample_run, edit)[SUBJECT]
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    verdict = judged(sample_run, edit)[SUBJECT]
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
 
 
 def test_a_host_that_stood_still_is_noisy_not_wrong(sample_run: RunRecord) -> None:
@@ -189,8 +189,8 @@ def test_a_host_that_stood_still_is_noisy_not_wrong(sample_run: RunRecord) -> No
         planted(doc)
         timed(doc, "@2")[0]["wrong"] = ["slot too short: 3 deadlines of the schedule missed"]
 
-    found = judged(sample_run, edit)[SUBJECT]
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
+    verdict = judged(sample_run, edit)[SUBJECT]
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
 
 
 def test_more_ranks_than_cores_are_a_stand_in(sample_run: RunRecord) -> None:
@@ -200,7 +200,7 @@ def test_more_ranks_than_cores_are_a_stand_in(sample_run: RunRecord) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "own", "cpus", "held"),
+    ("files", "message", "cpus", "held"),
     [
         ({"a/cpu.max": "50000 100000", "cpu.max": "max 100000",
           "a/cpu.stat": "nr_throttled 3\nthrottled_usec 1500000"}, "0::/a", 0.5, 1.5),
@@ -212,12 +212,12 @@ def test_more_ranks_than_cores_are_a_stand_in(sample_run: RunRecord) -> None:
     ids=["version 2", "version 1", "no quota", "nothing"],
 )  # fmt: skip
 def test_quotas_are_read_in_both_layouts(
-    tmp_path: Path, files: dict[str, str], own: str, cpus: float | None, held: float | None
+    tmp_path: Path, files: dict[str, str], message: str, cpus: float | None, held: float | None
 ) -> None:
     for name, text in files.items():
         path = tmp_path / "root" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
-    (tmp_path / "own").write_text(own + "\n")
+    (tmp_path / "own").write_text(message + "\n")
     assert cgroup.quota_cpus(tmp_path / "root", tmp_path / "own") == cpus
     assert cgroup.throttled_s(tmp_path / "root", tmp_path / "own") == held

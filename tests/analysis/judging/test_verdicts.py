@@ -21,8 +21,8 @@ def test_impossible_efficiency_is_implausible(sample_run: RunRecord) -> None:
             for r in x["ranks"]:
                 r["window_s"] /= 3
 
-    found = judged(sample_run, twice)["efficiency@2/plain"]
-    assert (found.status, found.reason) == (Status.ERROR, Reason.IMPLAUSIBLE)
+    verdict = judged(sample_run, twice)["efficiency@2/plain"]
+    assert (verdict.status, verdict.reason) == (Status.ERROR, Reason.IMPLAUSIBLE)
 
 
 def test_two_cases_side_by_side_scale_nothing(sample_run: RunRecord) -> None:
@@ -37,8 +37,8 @@ def test_two_cases_side_by_side_scale_nothing(sample_run: RunRecord) -> None:
             entry["plan"] = renamed
         (doc["windows"][renamed],) = list(doc["windows"].values())
 
-    found = judged(sample_run, twice)["efficiency@2/plain"]
-    assert found.value == pytest.approx(2.0, rel=0.02) and found.status is Status.RECORDED
+    verdict = judged(sample_run, twice)["efficiency@2/plain"]
+    assert verdict.value == pytest.approx(2.0, rel=0.02) and verdict.status is Status.RECORDED
 
 
 @pytest.mark.parametrize("placed", ["Replicate", "Shard(dim=0)"])
@@ -54,9 +54,9 @@ def test_a_sharded_optimizer_may_beat_linear_scaling(sample_run: RunRecord, plac
             for r in x["ranks"]:
                 r["ran"]["placements"] = [placed]
 
-    found = judged(sample_run, better)["efficiency@2/plain"]
+    verdict = judged(sample_run, better)["efficiency@2/plain"]
     sharded = placed != "Replicate"
-    assert (found.reason is Reason.IMPLAUSIBLE) is not sharded
+    assert (verdict.reason is Reason.IMPLAUSIBLE) is not sharded
 
 
 def test_a_waived_failure_stays_fail_but_does_not_count(sample_run: RunRecord) -> None:

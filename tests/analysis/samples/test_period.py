@@ -11,13 +11,13 @@ words = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("message", "found"),
     [("AAAA", 1), ("ABABAB", 2), ("AABAABAAB", 3), ("DDDDDGDDDDDGDDDDDG", 6),
      ("ABABABA", 2), ("XAAAAAAAAA", 1), ("AA", None), ("ABCABC", None), ("AAAAAB", None),
      ("ABAAAA", None), ("", None)],
 )  # fmt: skip
-def test_known_words(said: str, found: int | None) -> None:
-    assert period(said) == found
+def test_known_words(message: str, found: int | None) -> None:
+    assert period(message) == found
 
 
 @given(word=words, times=st.integers(REPEATS, 6))

@@ -20,15 +20,15 @@ def make(ids: list[list[int]], loss: float = 1.0) -> Samples:
 
 
 @pytest.mark.parametrize(
-    ("step", "off", "told"), [(5, 1e-4, True), (60, 1e-4, False), (60, 1e-2, True)]
+    ("step", "off", "is_told"), [(5, 1e-4, True), (60, 1e-4, False), (60, 1e-2, True)]
 )
 def test_rounding_may_grow_but_a_cheat_does_not_pass_for_it(
-    step: int, off: float, told: bool
+    step: int, off: float, is_told: bool
 ) -> None:
     losses = np.linspace(3, 2, 80)
     mine = losses.copy()
     mine[step:] *= 1 + off
     curve = LossCurve(losses=losses, limit=2e-5)
     samples = dataclasses.replace(make([[0]] * 80), loss=mine)
-    assert bool(astray([samples], curve)) is told
+    assert bool(astray([samples], curve)) is is_told
     assert astray([samples], dataclasses.replace(curve, limit=0.0)), "to the bit, where it is exact"

@@ -28,8 +28,8 @@ class Script:
         assert two.steps is not None
         self.case: CaseSpec = run.plan_of[two.plan].arm(two.arm).case
         self.two = self.watched(replace(two, consumed=64 * two.steps.count), "21")
-        one = replace(two, ranks=two.ranks[:1], consumed=32 * two.steps.count)
-        self.one = self.watched(one, "42")
+        changed = replace(two, ranks=two.ranks[:1], consumed=32 * two.steps.count)
+        self.one = self.watched(changed, "42")
 
     def watched(self, launch: LaunchRecord, first: str) -> LaunchRecord:
         """Each rank computes 32 samples a step; the first ones' hashes sum up to the same."""

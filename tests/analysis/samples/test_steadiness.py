@@ -42,8 +42,8 @@ def test_a_drifting_window_is_flagged_and_a_steady_one_hardly_ever() -> None:
     ]
     assert sum(not s.steady for s in flat) <= 3
     heating = series(60) * np.linspace(1, 1.08, 60)
-    found = steadiness.steadiness(heating.tolist())
-    assert not found.steady and found.drift == pytest.approx(0.04, abs=0.01)
+    steady = steadiness.steadiness(heating.tolist())
+    assert not steady.steady and steady.drift == pytest.approx(0.04, abs=0.01)
 
 
 def test_one_heating_launch_stands_out_and_a_noisy_arm_has_none() -> None:

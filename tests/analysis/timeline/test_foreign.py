@@ -229,8 +229,8 @@ def test_ranks_without_a_number_have_that_of_their_files(
         path = tmp_path / f"trace_rank{rank}.json"
         paths.append(write(path, [*steps(0, 50), event("aten::mm", 0, 1000 * (rank + 1))]))
     assert main(["timeline", *map(str, paths)]) == 0
-    said = capsys.readouterr().out
-    assert "rank 10: its rank is from its file's name" in " ".join(said.split())
+    screen = capsys.readouterr().out
+    assert "rank 10: its rank is from its file's name" in " ".join(screen.split())
 
 
 def test_of_two_threads_that_make_steps_the_longer_one_counts(tmp_path: Path) -> None:
@@ -286,8 +286,8 @@ def test_times_of_day_keep_their_nanoseconds(tmp_path: Path) -> None:
     assert (trace.end - trace.start).tolist() == [100_000, 1_234]
     assert int(trace.start[1] - trace.start[0]) == 7_000 and trace.notes == ()
     events[1]["ts"] = day + 7.5
-    (told,) = read(write(tmp_path / "b.json", events)).notes
-    assert told == "its timestamps are 250 ns apart at least"
+    (tables,) = read(write(tmp_path / "b.json", events)).notes
+    assert tables == "its timestamps are 250 ns apart at least"
 
 
 def test_a_compressed_trace_is_never_held_whole(tmp_path: Path) -> None:
@@ -351,16 +351,16 @@ def test_memory_is_that_of_the_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "mapping",
     [
         {"distributedInfo": "x"},
         {"distributedInfo": {"rank": float("inf"), "world_size": "NaN"}},
         {"baseTimeNanoseconds": "yesterday"},
     ],
 )
-def test_a_header_that_says_nonsense_says_nothing(tmp_path: Path, told: dict[str, Any]) -> None:
+def test_a_header_that_says_nonsense_says_nothing(tmp_path: Path, mapping: dict[str, Any]) -> None:
     path = tmp_path / "rank0.json"
-    path.write_text(json.dumps({**told, "traceEvents": [*steps(0, 50), event("mm", 0, 10_000)]}))
+    path.write_text(json.dumps({**mapping, "traceEvents": [*steps(0, 50), event("mm", 0, 10_000)]}))
     trace = read(path)
     assert (trace.rank, trace.world_size) == (-1, -1) and len(trace.start) == 2
 
@@ -369,11 +369,11 @@ def test_a_header_that_says_nonsense_says_nothing(tmp_path: Path, told: dict[str
 @pytest.mark.parametrize("value", [2.0**63, 1e300, -5.0])
 def test_times_of_no_clock_are_counted_as_lost(tmp_path: Path, field: str, value: float) -> None:
     wrong = {**event("mm", 0, 10_000), field: value}
-    found = read(write(tmp_path / "a.json", [*steps(0, 50, 100), event("mm", 0, 5_000), wrong]))
+    tables = read(write(tmp_path / "a.json", [*steps(0, 50, 100), event("mm", 0, 5_000), wrong]))
     if (field, value) == ("ts", -5.0):
-        assert found.partial == "", "a trace's own clock may begin anywhere"
+        assert tables.partial == "", "a trace's own clock may begin anywhere"
     else:
-        assert found.partial == "1 events have times of no clock" and len(found.start) == 3
+        assert tables.partial == "1 events have times of no clock" and len(tables.start) == 3
 
 
 def test_a_step_that_is_missing_between_others_is_told(tmp_path: Path) -> None:

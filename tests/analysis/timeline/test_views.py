@@ -71,14 +71,14 @@ def test_kernels_stand_under_their_term_with_the_operator_that_launched_them(
 
 def test_idleness_is_what_the_host_was_at(traced: ShownBudget) -> None:
     """The sum is the budget's term: nothing that idles is without a cause."""
-    found: Counter[tuple[Term, str]] = Counter()
+    counts: Counter[tuple[Term, str]] = Counter()
     for one in idleness(traced, most=99):
-        found[one.term, one.cause] += one.ns // US
-    idle = sum(us for (term, _), us in found.items() if term is Term.IDLE)
+        counts[one.term, one.cause] += one.ns // US
+    idle = sum(us for (term, _), us in counts.items() if term is Term.IDLE)
     assert idle == traced.closed.budget.mean_ns(Term.IDLE) / US
-    assert found[Term.IDLE, "waits for the device"] == 100
-    assert found[Term.IDLE, "an operator works on the host"] == 50 + 12  # item; linear's head
-    assert found[Term.IDLE, PYTHON] == 20 + 400 + 10
+    assert counts[Term.IDLE, "waits for the device"] == 100
+    assert counts[Term.IDLE, "an operator works on the host"] == 50 + 12  # item; linear's head
+    assert counts[Term.IDLE, PYTHON] == 20 + 400 + 10
     (sync,) = [i for i in idleness(traced) if i.cause == "waits for the device"]
     assert sync.where == "cudaStreamSynchronize"
 

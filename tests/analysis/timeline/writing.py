@@ -21,11 +21,11 @@ def event(
     **args: Any,
 ) -> dict[str, Any]:
     """One complete event from ``start`` to ``end`` ns."""
-    found: dict[str, Any] = {
+    mapping: dict[str, Any] = {
         "ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid,
         "ts": start / 1000, "dur": (end - start) / 1000,
     }  # fmt: skip
-    return {**found, "args": args} if args else found
+    return {**mapping, "args": args} if args else mapping
 
 
 def step(k: int, start: int, end: int, tid: int | str = 1) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def test_the_examples_are_answered_on_a_sample(
     files = sorted(map(str, EXAMPLES.glob("*.toml")))
     assert len(files) == 2
     assert main(["contract", "check", *files, str(sample), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [c["status"] for c in told["contracts"]] == ["PASS", "PASS"]
+    document = json.loads(capsys.readouterr().out)
+    assert [c["status"] for c in document["contracts"]] == ["PASS", "PASS"]
     assert main(["contract", "check", *shipped(), str(sample)]) == 10
 
 
@@ -139,12 +139,12 @@ def test_one_unit_that_nobody_measured_keeps_all_from_passing(
         for i, host in enumerate(("n1*", "n2*"))
     )
     clause = CLAUSE + "at_least = 0.2\nper = 'rack'\n"
-    one = replace(sample_run, machine=replace(sample_run.machine, host="n1-7"))
+    changed = replace(sample_run, machine=replace(sample_run.machine, host="n1-7"))
     two = replace(sample_run, machine=replace(sample_run.machine, host="n2-1"), run="other")
     contract = written(tmp_path, clause + units)
-    (lacking,) = handover([(one, sample)], TODAY, contract).requirements
+    (lacking,) = handover([(changed, sample)], TODAY, contract).requirements
     assert (lacking.status, lacking.unmeasured) == (Status.INCONCLUSIVE, ("r1",))
-    (full,) = handover([(one, sample), (two, sample)], TODAY, contract).requirements
+    (full,) = handover([(changed, sample), (two, sample)], TODAY, contract).requirements
     assert (full.status, full.unmeasured) == (Status.PASS, ())
     assert [e.unit for e in full.evidence] == ["r0", "r1"]
 
@@ -331,6 +331,6 @@ def test_p2p_off_beside_on_is_judged_on_its_twin_of_two_cpus(
     terms = terms.replace("NCCL_P2P", "GLOO_P2P")
     (tmp_path / "twin.toml").write_text(terms)
     assert main(["contract", "check", str(tmp_path / "twin.toml"), str(run), "--json"]) == 10
-    (told,) = json.loads(capsys.readouterr().out)["contracts"]
-    word = {r["clause"]["rule"]["name"]: r["status"] for r in told["requirements"]}
+    (document,) = json.loads(capsys.readouterr().out)["contracts"]
+    word = {r["clause"]["rule"]["name"]: r["status"] for r in document["requirements"]}
     assert word["network_alone"] == "RECORDED", "provisional: it can pass nothing"

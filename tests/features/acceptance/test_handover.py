@@ -59,9 +59,9 @@ def agreed(*rules: Threshold) -> Contract:
 def test_one_word_for_all_requirements(
     sample_run: RunRecord, sample: Path, rules: list[Threshold], status: Status, waived: int
 ) -> None:
-    found = handover([(sample_run, sample)], TODAY, agreed(*rules))
-    assert found.status is status and found.num_waived == waived
-    assert len(found.requirements) == len(rules)
+    document = handover([(sample_run, sample)], TODAY, agreed(*rules))
+    assert document.status is status and document.num_waived == waived
+    assert len(document.requirements) == len(rules)
 
 
 def failing(run: RunRecord) -> RunRecord:
@@ -83,8 +83,8 @@ def test_a_fail_fails_all_unless_it_is_waived_in_time(
         waived = replace(run, thresholds=tuple(
             from_doc(Threshold, {**to_doc(t), "waiver": waiver}) for t in run.thresholds
         ))  # fmt: skip
-        found = handover([(waived, sample)], TODAY)
-        assert (found.status is Status.FAIL) is status and found.num_waived == (not status)
+        document = handover([(waived, sample)], TODAY)
+        assert (document.status is Status.FAIL) is status and document.num_waived == (not status)
 
 
 def test_a_record_that_was_changed_is_no_acceptance(
@@ -152,8 +152,8 @@ def test_rules_of_a_contract_that_came_late_are_told(
     assert main(words) == 0
     assert "given after the measurement" in capsys.readouterr().out
     known = [t for t in sample_run.thresholds if t.name == "cpu_ddp_weak"]
-    (own,) = handover([(sample_run, sample)], TODAY, agreed(*known)).requirements
-    assert not own.late
+    (document,) = handover([(sample_run, sample)], TODAY, agreed(*known)).requirements
+    assert not document.late
 
 
 def test_slow_nodes_are_excluded_and_unlike_ones_named(sample_run: RunRecord, sample: Path) -> None:
@@ -162,9 +162,9 @@ def test_slow_nodes_are_excluded_and_unlike_ones_named(sample_run: RunRecord, sa
                   for i in range(4))  # fmt: skip
     suspects = Suspects(pairs=(pair,), limit_bps=2e9, nodes=("n2",), links=())
     run = replace(sample_run, suspects=suspects, nodes=nodes)
-    found = handover([(run, sample)], TODAY)
-    assert [host for host, _ in found.exclude] == ["n2"]
-    assert [(d.fact, d.usual, d.others) for d in found.drift] == [
+    document = handover([(run, sample)], TODAY)
+    assert [host for host, _ in document.exclude] == ["n2"]
+    assert [(d.fact, d.usual, d.others) for d in document.drift] == [
         ("kernel", "6.8", (("n2", "6.1"),))
     ]
 
@@ -181,10 +181,10 @@ def test_the_folder_holds_what_its_document_says(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["handover", str(sample), "--to", str(tmp_path), "--json"])
-    told = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
     assert {p.name for p in tmp_path.iterdir()} == {"handover.html", "runs.tar.gz", "exclude.txt"}
     page = (tmp_path / "handover.html").read_text()
-    assert told["sha256"] in page and told["seals"][0]["head"] in page
+    assert document["sha256"] in page and document["seals"][0]["head"] in page
     assert main(["unpack", str(tmp_path / "runs.tar.gz"), "--to", str(tmp_path / "out")]) == 0
     (folder,) = (tmp_path / "out").glob("runs/*/*")
     assert main(["handover", str(folder), "--to", str(tmp_path / "again")]) == 10
@@ -278,8 +278,8 @@ def test_where_nothing_can_be_written_one_error_says_so(
     (tmp_path / "in").write_text("a file in the way")
     given = [word.format(tmp_path if "/in/" in word else sample) for word in words]
     assert main(given) == 4
-    told = capsys.readouterr().err
-    assert "cannot be written" in told and "Traceback" not in told
+    error = capsys.readouterr().err
+    assert "cannot be written" in error and "Traceback" not in error
 
 
 def test_the_contract_travels_and_the_printed_recipe_gives_the_same_word(
@@ -347,9 +347,9 @@ def cut_off(page: Path, document: str, width: int) -> list[str]:
     dom = browse(page, f"--window-size={width},2000", "--virtual-time-budget=5000", "--dump-dom")
     cells = re.search(r'data-cells="(\d+)"', dom)
     assert cells is not None and int(cells[1]) > 20
-    found = re.search(r'data-cut="([^"]*)"', dom)
-    assert found is not None
-    return list(json.loads(html.unescape(found[1])))
+    match = re.search(r'data-cut="([^"]*)"', dom)
+    assert match is not None
+    return list(json.loads(html.unescape(match[1])))
 
 
 @pytest.mark.full

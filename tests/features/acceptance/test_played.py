@@ -69,9 +69,9 @@ def test_two_parties_agree_measure_and_settle_a_dispute(tmp_path: Path) -> None:
     marks = set()
     for party in (supplier, buyer):
         status, text = play(lines[1], party, words)
-        found = re.search(r"put ([0-9a-f]{12}) into the --nonce", text)
-        assert status == 0 and found is not None
-        marks.add(found[1])
+        match = re.search(r"put ([0-9a-f]{12}) into the --nonce", text)
+        assert status == 0 and match is not None
+        marks.add(match[1])
     (words["MARK"],) = marks
     words["GIVEN"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     assert play(lines[2], supplier, words)[0] == 0

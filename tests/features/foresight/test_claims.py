@@ -31,8 +31,8 @@ def test_the_usual_claims_do_not_hold_together(capsys: pytest.CaptureFixture[str
         lines.split()
     )
     assert main(["audit", str(USUAL), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)["rows"]
-    assert [r["status"] for r in told] == [
+    document = json.loads(capsys.readouterr().out)["rows"]
+    assert [r["status"] for r in document] == [
         "consistent",
         "inconsistent",
         "consistent",
@@ -132,8 +132,8 @@ def test_tables_of_every_kind(
     if content is not None:
         path.write_text(content)
     assert main(["audit", str(path)]) == exit_status
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err and (exit_status != 4 or "try" in said.err)
+    screen = capsys.readouterr()
+    assert "Traceback" not in screen.err and (exit_status != 4 or "try" in screen.err)
 
 
 def test_what_cannot_be_checked_says_what_is_missing() -> None:

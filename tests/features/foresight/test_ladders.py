@@ -135,9 +135,9 @@ def test_names_of_ladders_say_in_what_they_differ() -> None:
 
 
 def test_a_size_is_foreseen_with_its_memory(run: RunRecord) -> None:
-    told = foresee("ddp", rungs(run), at(run, 64, memory_bytes=3 << 20), KNOWN)
-    assert not isinstance(told, Refused)
-    (one,) = told
+    outlook = foresee("ddp", rungs(run), at(run, 64, memory_bytes=3 << 20), KNOWN)
+    assert not isinstance(outlook, Refused)
+    (one,) = outlook
     assert one.predicted.shape.cores == 0, "8 nodes are 8 machines"
     assert one.memory_bytes == 3 << 20 and one.fits and one.device_hours > 0
     assert set(one.measured) == {1, 2} and [p.shape.ranks for p in one.path] == [4, 8, 16, 32]
@@ -156,11 +156,11 @@ def test_a_size_that_does_not_fit_has_no_efficiency(run: RunRecord) -> None:
 def test_a_size_that_a_strategy_refuses_is_refused(run: RunRecord) -> None:
     target = at(run, 64)
     target = replace(target, described=Described(unsupported="64 stages of 4 blocks"))
-    told = foresee("ddp", rungs(run), target, KNOWN)
-    assert isinstance(told, Refused) and "64 stages of 4 blocks" in told.why
+    outlook = foresee("ddp", rungs(run), target, KNOWN)
+    assert isinstance(outlook, Refused) and "64 stages of 4 blocks" in outlook.why
     broken = replace(target, described=Described(error="mine.py:3: KeyError"))
-    told = foresee("ddp", rungs(run), broken, KNOWN)
-    assert isinstance(told, Refused) and "mine.py:3" in told.why, "no figure by another way"
+    outlook = foresee("ddp", rungs(run), broken, KNOWN)
+    assert isinstance(outlook, Refused) and "mine.py:3" in outlook.why, "no figure by another way"
 
 
 def test_shards_that_are_padded_are_told(run: RunRecord) -> None:
@@ -228,8 +228,8 @@ def test_the_verb_describes_the_size_and_draws_a_page(
     page = tmp_path / "foreseen.html"
     words = ["predict", str(sample), "--to", "4x8", "--page", str(page), "--json"]
     assert main(words) == 0
-    (one,) = json.loads(capsys.readouterr().out)["outlooks"]
-    assert one["memory_bytes"] > 1e5 and one["predicted"]["shape"]["sent"]
+    (document,) = json.loads(capsys.readouterr().out)["outlooks"]
+    assert document["memory_bytes"] > 1e5 and document["predicted"]["shape"]["sent"]
     assert "<svg" in page.read_text() and "32 ranks" in page.read_text()
 
 
@@ -290,9 +290,9 @@ def test_a_script_is_foreseen_by_what_was_watched_of_it(run: RunRecord) -> None:
         )
 
     ladder_ = [rung(1, 0.1), rung(2, 0.12), rung(4, 0.125)]
-    told = foresee("script", ladder_, MeasuredRung(run, case.at(16), Described(), None), KNOWN)
-    assert not isinstance(told, Refused)
-    (one,) = told
+    outlook = foresee("script", ladder_, MeasuredRung(run, case.at(16), Described(), None), KNOWN)
+    assert not isinstance(outlook, Refused)
+    (one,) = outlook
     shape = one.predicted.shape
     assert (shape.micros, shape.micro_batch, shape.model.params) == (2, 8.0, 3e6)
     assert shape.sent == (Sent(kind=CollectiveKind.ALL_REDUCE, num_bytes=12e6, pieces=3),)
@@ -321,9 +321,9 @@ def test_ranks_that_share_cores_wait_for_them_but_not_while_they_idle() -> None:
 def test_a_ladder_that_was_disturbed_foresees_nothing_plausible(run: RunRecord) -> None:
     small, large = rungs(run)
     slow = replace(small, step_s=2 * (large.step_s or 0.0))
-    told = foresee("ddp", [slow, large], at(run, 64), KNOWN)
-    assert not isinstance(told, Refused)
-    assert "implausible" in dict(facts_of(told[0]))["efficiency"]
+    outlook = foresee("ddp", [slow, large], at(run, 64), KNOWN)
+    assert not isinstance(outlook, Refused)
+    assert "implausible" in dict(facts_of(outlook[0]))["efficiency"]
     fine = foresee("ddp", [small, large], at(run, 64), KNOWN)
     assert not isinstance(fine, Refused)
     assert "implausible" not in dict(facts_of(fine[0]))["efficiency"]

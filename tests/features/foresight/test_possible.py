@@ -66,8 +66,8 @@ def found(at_least: float, network: float, memory: int = 1, **more: Any) -> Poss
     site = FabricSite(
         machine=hardware.parse("8x8xh100").machine, fabric=fabric, peaks=peaks, beliefs={}
     )
-    told = described(made, memory)
-    (one,) = possibilities(made, told, [rule(at_least, **more)], site, KNOWN)
+    description = described(made, memory)
+    (one,) = possibilities(made, description, [rule(at_least, **more)], site, KNOWN)
     assert isinstance(one, Possibility)
     return one
 
@@ -75,11 +75,11 @@ def found(at_least: float, network: float, memory: int = 1, **more: Any) -> Poss
 def test_faster_links_only_help() -> None:
     """What is asked for lies between: out of reach on slow links, open or possible on fast ones."""
     seen = [found(0.9, rate) for rate in (1e8, 1e9, 1e10, 1e11)]
-    middles = [one.middle for one in seen]
+    middles = [row.middle for row in seen]
     assert middles == sorted(middles) and middles[-1] - middles[0] > 0.3
     assert seen[0].chance is Chance.NO and seen[-1].chance is not Chance.NO
     assert seen[0].limiter == "exchange bytes"
-    assert all(one.low <= one.middle <= one.high for one in seen)
+    assert all(row.low <= row.middle <= row.high for row in seen)
 
 
 def test_what_the_links_would_have_to_be_is_enough_and_no_more() -> None:
@@ -101,13 +101,15 @@ def test_rules_that_do_not_match_or_ask_for_no_speed_are_left_out() -> None:
         fabric=Fabric(per_node=8, intra_bytes_per_s=1e9, inter_bytes_per_s=1e9), peaks={},
         beliefs={},
     )  # fmt: skip
-    told = described(made)
+    description = described(made)
     known_peak = replace(site, peaks={"float32": 1e13})
-    (blind,) = possibilities(made, told, [rule(0.9)], site, KNOWN)
+    (blind,) = possibilities(made, description, [rule(0.9)], site, KNOWN)
     assert isinstance(blind, RuleLeftOut) and "how fast a device computes" in blind.why
-    assert not list(possibilities(made, told, [rule(0.9, device=Device.CPU)], known_peak, KNOWN))
+    assert not list(
+        possibilities(made, description, [rule(0.9, device=Device.CPU)], known_peak, KNOWN)
+    )
     most = [replace(rule(0.9), at_least=None, at_most=1.0)]
-    (silent,) = possibilities(made, told, most, known_peak, KNOWN)
+    (silent,) = possibilities(made, description, most, known_peak, KNOWN)
     assert isinstance(silent, RuleLeftOut) and "upper bound" in silent.why
 
 

@@ -72,21 +72,21 @@ def test_an_outlier_of_its_source_is_not_counted(found: Evaluation) -> None:
 
 def test_losses_sum_to_what_is_lost_and_shares_to_the_step(found: Evaluation) -> None:
     for prediction in found.predictions:
-        for one in prediction.predicted:
-            assert sum(one.lost.values()) == pytest.approx(1 - one.efficiency, abs=1e-9)
-            assert sum(one.shares.values()) == pytest.approx(1, abs=1e-9)
-            assert one.low < one.efficiency < one.high
+        for predicted in prediction.predicted:
+            assert sum(predicted.lost.values()) == pytest.approx(1 - predicted.efficiency, abs=1e-9)
+            assert sum(predicted.shares.values()) == pytest.approx(1, abs=1e-9)
+            assert predicted.low < predicted.efficiency < predicted.high
 
 
 def only(tmp_path: Path, **changed: Any) -> Predicted:
-    (one,) = predict(table(tmp_path, **changed), learned()).predicted
-    return one
+    (predicted,) = predict(table(tmp_path, **changed), learned()).predicted
+    return predicted
 
 
 def test_the_size_that_was_measured_has_the_efficiency_it_had(tmp_path: Path) -> None:
     rows = [*LADDER["points"][:2], {"N": 8, "mbs": 4}]
-    (one,) = predict(table(tmp_path, points=rows), learned()).predicted
-    assert one.efficiency == pytest.approx(1, abs=0.01)
+    (predicted,) = predict(table(tmp_path, points=rows), learned()).predicted
+    assert predicted.efficiency == pytest.approx(1, abs=0.01)
     known, seen = _ladder(tmp_path)
     again = foresee(known, [seen.points[0].shape])
     assert float(np.exp(again.middle[0])) == pytest.approx(2.0, rel=0.01)
@@ -169,14 +169,14 @@ def test_what_differs_by_a_digit_is_another_configuration(
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("message", "other"),
     [("FSDP8 fp8", "FSDP16 fp8"), ("TP8 DP4", "tp8 dp16"), ("DDP", "ddp"), ("FSDP_8", "fsdp_64"),
      ("PP4 DP8 1F1B", "PP4 DP16 1F1B"), ("HSDP 8", "HSDP 32")],
 )  # fmt: skip
 def test_sizes_in_a_strategy_s_words_are_no_configuration(
-    tmp_path: Path, one: str, other: str
+    tmp_path: Path, message: str, other: str
 ) -> None:
-    rows = [{**r, "strategy": one} for r in LADDER["points"]]
+    rows = [{**r, "strategy": message} for r in LADDER["points"]]
     rows.append({"N": 64, "mbs": 4, "step_s": 2.2, "strategy": other})
     assert predict(table(tmp_path, points=rows), learned()).refused == ()
 

@@ -41,11 +41,11 @@ def test_a_ladder_is_a_table_of_its_worlds(run: RunRecord) -> None:
 def test_a_larger_size_is_foreseen_with_an_interval(run: RunRecord) -> None:
     (table,) = tables([run, run], Catalogue())
     assert isinstance(table, PublishedTable)
-    (one,) = outlooks(table, 64, 0.9)
-    seen = one.predicted
+    (outlook,) = outlooks(table, 64, 0.9)
+    seen = outlook.predicted
     assert seen.shape.ranks == 64 and 0 < seen.low <= seen.efficiency <= seen.high
     assert seen.low < 1 and sum(seen.lost.values()) == pytest.approx(1 - seen.efficiency, abs=1e-6)
-    assert one.advice.shape.ranks > 2
+    assert outlook.advice.shape.ranks > 2
 
 
 def test_unlike_machines_and_single_sizes_are_refused(run: RunRecord) -> None:
@@ -79,8 +79,8 @@ def test_a_training_that_is_an_error_foresees_nothing(run: RunRecord) -> None:
 
 def test_the_verb_takes_runs(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(sample), "--to", "4x8", "--json"]) == 0
-    (one,) = json.loads(capsys.readouterr().out)["outlooks"]
-    assert one["predicted"]["shape"]["ranks"] == 32
+    (document,) = json.loads(capsys.readouterr().out)["outlooks"]
+    assert document["predicted"]["shape"]["ranks"] == 32
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ LADDER: dict[str, Any] = {
 
 
 def table(tmp_path: Path, **changed: Any) -> PublishedTable:
-    (found,) = written(tmp_path, {**deepcopy(LADDER), **changed})
-    assert isinstance(found, PublishedTable), found
-    return found
+    (read_table,) = written(tmp_path, {**deepcopy(LADDER), **changed})
+    assert isinstance(read_table, PublishedTable), read_table
+    return read_table
 
 
 def written(tmp_path: Path, *tables: Any) -> list[PublishedTable | Refused]:
@@ -48,9 +48,9 @@ def points(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def told(tmp_path: Path, **changed: Any) -> str:
-    (found,) = written(tmp_path, {**deepcopy(LADDER), **changed})
-    assert isinstance(found, Refused), found
-    return found.why
+    (read_table,) = written(tmp_path, {**deepcopy(LADDER), **changed})
+    assert isinstance(read_table, Refused), read_table
+    return read_table.why
 
 
 def test_the_published_tables_are_read() -> None:
@@ -78,14 +78,14 @@ def test_every_kind_of_figure_tells_the_same_seconds(tmp_path: Path) -> None:
         "mfu": flops / 8 / 312e12, "mfu_percent": 100 * flops / 8 / 312e12,
     }  # fmt: skip
     for name, value in figures.items():
-        found = table(tmp_path, metric="", **points([{"N": 8, "mbs": 4, name: value}]))
-        assert found.points[0].step_s == pytest.approx(2.0, rel=1e-9), name
+        read_table = table(tmp_path, metric="", **points([{"N": 8, "mbs": 4, name: value}]))
+        assert read_table.points[0].step_s == pytest.approx(2.0, rel=1e-9), name
 
 
 def test_a_rate_is_of_a_gpu_where_the_metric_says_so(tmp_path: Path) -> None:
     row = [{"N": 8, "mbs": 4, "tokens_per_s": 4096}]
-    found = table(tmp_path, metric="tokens/s/GPU", **points(row))
-    assert found.points[0].step_s == pytest.approx(2.0)
+    read_table = table(tmp_path, metric="tokens/s/GPU", **points(row))
+    assert read_table.points[0].step_s == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_a_rate_is_of_a_gpu_where_the_metric_says_so(tmp_path: Path) -> None:
 def test_links_are_read_in_any_unit_and_assumed_where_missing(
     tmp_path: Path, link: dict[str, Any]
 ) -> None:
-    found = table(tmp_path, hardware={"gpu": "A100-80GB", "gpus_per_node": 8, **link})
-    assert found.fabric.inter_bytes_per_s == pytest.approx(25e9)
-    assumed = any("no inter-node rate is stated" in note for note in found.notes)
+    read_table = table(tmp_path, hardware={"gpu": "A100-80GB", "gpus_per_node": 8, **link})
+    assert read_table.fabric.inter_bytes_per_s == pytest.approx(25e9)
+    assumed = any("no inter-node rate is stated" in note for note in read_table.notes)
     assert assumed is (link == {})
 
 
@@ -159,8 +159,8 @@ def test_what_is_wrong_with_a_table_is_said(
 
 
 def test_one_bad_table_leaves_the_others(tmp_path: Path) -> None:
-    found = written(tmp_path, "no table", LADDER)
-    assert isinstance(found[0], Refused) and isinstance(found[1], PublishedTable)
+    read_table = written(tmp_path, "no table", LADDER)
+    assert isinstance(read_table[0], Refused) and isinstance(read_table[1], PublishedTable)
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '{"tables": []}', '{"schema": "x/9", "tables": [1]}'])
@@ -176,8 +176,10 @@ def test_what_is_no_file_of_tables_is_an_error_with_a_command(tmp_path: Path, bo
 
 def test_ranks_may_be_stated_as_nodes_or_as_a_product(tmp_path: Path) -> None:
     for row, ranks in (({"nodes": 4}, 32), ({"tp": 8, "dp": 2}, 16), ({"gpus": 12}, 12)):
-        found = table(tmp_path, calibrate_on=[ranks], **points([{"mbs": 1, "step_s": 1, **row}]))
-        assert found.points[0].shape.ranks == ranks
+        read_table = table(
+            tmp_path, calibrate_on=[ranks], **points([{"mbs": 1, "step_s": 1, **row}])
+        )
+        assert read_table.points[0].shape.ranks == ranks
 
 
 def test_fields_that_are_passed_over_are_told(tmp_path: Path) -> None:

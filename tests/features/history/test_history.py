@@ -56,8 +56,8 @@ def test_the_terminal_says_what_when_and_why(
 
 def test_it_is_a_gate_and_a_document(slowed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["history", "--results", str(slowed), "--fail-on", "regressed", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    series = {(s["case"], s["figure"]): s for s in told["series"]}
+    document = json.loads(capsys.readouterr().out)
+    series = {(s["case"], s["figure"]): s for s in document["series"]}
     slow = series[CASE, "step_time"]
     assert slow["status"] == "regressed" and len(slow["nights"]) == 30
     assert slow["changes"][0]["subject"] == ["torch 2.13.0 -> 2.14.0"]
@@ -65,7 +65,7 @@ def test_it_is_a_gate_and_a_document(slowed: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["history"], "no night was ingested yet"),
         (["history", "nobody"], "no case with 'nobody' in its name"),
@@ -73,12 +73,12 @@ def test_it_is_a_gate_and_a_document(slowed: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_mistakes_say_what_to_do(
-    words: list[str], said: str, slowed: Path, tmp_path_factory: pytest.TempPathFactory,
+    words: list[str], message: str, slowed: Path, tmp_path_factory: pytest.TempPathFactory,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     results = tmp_path_factory.mktemp("empty") if words == ["history"] else slowed
     assert main([*words, "--results", str(results)]) == 4
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: bash scripts/system-packages.sh")
@@ -90,14 +90,14 @@ def test_the_page_opens_without_a_network(slowed: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr
     assert done.stdout.count("<svg") == 2 and done.stdout.count("<button>") == 5
-    told = json.loads(re.search(r'id="history">(.*?)</script>', done.stdout, re.S)[1])  # type: ignore[index]
-    assert {s["status"] for s in told} == {"regressed", "stable"}
+    document = json.loads(re.search(r'id="history">(.*?)</script>', done.stdout, re.S)[1])  # type: ignore[index]
+    assert {s["status"] for s in document} == {"regressed", "stable"}
     assert "http" not in re.sub(r"http://www.w3.org/\S*", "", page.read_text())
 
 
 def test_asvs_page_has_our_changes_and_links(slowed: Path) -> None:
-    found = trends(nights(slowed))
-    html = publish(slowed, found, asv.write(slowed, nights(slowed)))
+    listed = trends(nights(slowed))
+    html = publish(slowed, listed, asv.write(slowed, nights(slowed)))
     (row,) = json.loads((html / "regressions.json").read_text())["regressions"]
     assert row[0] == f"records.track_step_time('{CASE}')" and (html / row[1]).is_file()
     index = json.loads((html / "index.json").read_text())

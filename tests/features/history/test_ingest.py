@@ -62,17 +62,17 @@ def test_every_figure_of_the_sample_has_a_unit_and_a_value(whole: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "message"),
     [
         (dict(complete=False), "was interrupted"),
         (dict(software={"torch": "2", "suite": "abc-dirty"}), "changes that no commit has"),
     ],
 )
 def test_what_no_history_takes_is_refused(
-    edit: dict[str, object], said: str, tmp_path: Path
+    edit: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     run = dataclasses.replace(load(SAMPLES[0]), **edit)  # type: ignore[arg-type]
-    with pytest.raises(RecordError, match=said):
+    with pytest.raises(RecordError, match=message):
         night_of(run, tmp_path)
 
 
@@ -142,9 +142,9 @@ def test_what_asv_run_stored_follows_its_night(tmp_path: Path) -> None:
     keep(night(3, {CASE: 0.1}), tmp_path)
     (old,) = asv.write(tmp_path, nights(tmp_path)).values()
     path = tmp_path / f"asv/8x-h100/{old[:8]}-scaleproof.json"
-    told = json.loads(path.read_text())
-    told["results"]["core.time_list"] = [[0.07], [], "1"]
-    path.write_text(json.dumps(told))
+    document = json.loads(path.read_text())
+    document["results"]["core.time_list"] = [[0.07], [], "1"]
+    path.write_text(json.dumps(document))
     keep(night(1, {CASE: 0.1}), tmp_path)
     _, new = asv.write(tmp_path, nights(tmp_path)).values()
     assert new != old and not path.exists()

@@ -160,9 +160,9 @@ def test_a_measurement_that_is_killed_alone_is_gone_on_with(suites: Path) -> Non
     )  # fmt: skip
     assert until(lambda: list((suites / "results/runs").glob("*/*/record.json")))
     killed = subprocess.run(["pkill", "-KILL", "-P", str(running.pid)], check=False)
-    _, said = running.communicate(timeout=120)
-    assert killed.returncode == 0 and running.returncode == 11, said
-    assert "was cut off" in said and "it goes on from there" in said
+    _, output = running.communicate(timeout=120)
+    assert killed.returncode == 0 and running.returncode == 11, output
+    assert "was cut off" in output and "it goes on from there" in output
     assert call(suites).returncode == 0 and len(nights(suites / "results")) == 1
 
 
@@ -175,7 +175,7 @@ def test_uncommitted_suites_are_refused_before_anything_is_measured(suites: Path
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('suite = ["a"]', "did you mean 'suites'?"),
         ('keep = "a month"', "no length of time"),
@@ -183,10 +183,10 @@ def test_uncommitted_suites_are_refused_before_anything_is_measured(suites: Path
         ('notify_when = "sometimes"', "one of news, always"),
     ],
 )
-def test_mistakes_in_the_configuration_are_told(text: str, said: str, suites: Path) -> None:
+def test_mistakes_in_the_configuration_are_told(text: str, message: str, suites: Path) -> None:
     (suites / "nightly.toml").write_text(text)
     done = call(suites)
-    assert done.returncode == 4 and said in done.stderr, done.stderr
+    assert done.returncode == 4 and message in done.stderr, done.stderr
 
 
 @pytest.mark.full

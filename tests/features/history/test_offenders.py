@@ -39,7 +39,7 @@ def test_a_node_that_is_named_in_three_of_six_runs_is_an_offender(sample_run: Ru
     worst, *others = records(runs)
     assert (worst.node, worst.again, len(worst.named)) == ("n3", True, 3)
     assert worst.last == "run-4" and worst.chance < 0.001
-    assert not any(one.again for one in others), "n9 was named once: that is luck"
+    assert not any(record.again for record in others), "n9 was named once: that is luck"
     assert len(others) == 15
 
 

@@ -14,8 +14,8 @@ from harness.features.history.trends import Trend, TrendStatus, trends
 from tests.nights import CASE, SUBJECT, night, noisy
 
 
-def step(found: list[Trend], case: str = CASE) -> Trend:
-    return next(t for t in found if t.series.case == case and t.series.quantity == "step_time")
+def step(series: list[Trend], case: str = CASE) -> Trend:
+    return next(t for t in series if t.series.case == case and t.series.quantity == "step_time")
 
 
 def on_nodes(nights: list[Night], names: Sequence[str]) -> list[Night]:
@@ -113,10 +113,10 @@ def test_stand_ins_are_another_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "said"),
+    ("ratio", "message"),
     [(1.0, "the machine, not the software"), (1.05, "the software: suite aaaa -> bbbb")],
 )
-def test_a_control_tells_the_machine_from_the_software(ratio: float, said: str) -> None:
+def test_a_control_tells_the_machine_from_the_software(ratio: float, message: str) -> None:
     draw = random.Random(2)
     nights = []
     for i in range(30):
@@ -126,18 +126,18 @@ def test_a_control_tells_the_machine_from_the_software(ratio: float, said: str) 
         steps = {CASE: 0.1 * noise * (1.05 if late else 1.0)}
         nights.append(night(i, steps, subject=subject, control=over))
     trend = step(trends(nights))
-    assert trend.status is TrendStatus.REGRESSED and said in trend.why
+    assert trend.status is TrendStatus.REGRESSED and message in trend.why
 
 
 def test_alarms_are_controlled_over_all_series_of_a_night() -> None:
     draw = random.Random(4)
     names = [f"case{i}" for i in range(400)]
     alarms = {TrendStatus.REGRESSED, TrendStatus.IMPROVED}
-    told = []
+    listed = []
     for _ in range(3):  # A/A
         nights = [night(i, {n: math.exp(draw.gauss(0, 0.02)) for n in names}) for i in range(40)]
-        told += [t for t in trends(nights) if t.status in alarms]
-    assert len(told) <= 1, "each alone at 0.002 would tell of two or three"
+        listed += [t for t in trends(nights) if t.status in alarms]
+    assert len(listed) <= 1, "each alone at 0.002 would tell of two or three"
     for n in range(30, 40):
         nights[n] = night(n, {c: v.values["step_time"].value * (1.1 if c == "case7" else 1)
                               for c, v in nights[n].cases.items()})  # fmt: skip

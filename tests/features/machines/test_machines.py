@@ -52,23 +52,23 @@ def without(arm: str) -> Edit:
     return edit
 
 
-def of(found: HardwareComparison, side: str, world: str, strategy: str = "ddp") -> Any:
+def of(comparison: HardwareComparison, side: str, world: str, strategy: str = "ddp") -> Any:
     return next(
-        e for e in found.entries
+        e for e in comparison.entries
         if (e.side, e.case.world, e.case.strategy) == (side, world, strategy)
     )  # fmt: skip
 
 
 def test_three_machines_are_held_against_the_first(sample_run: RunRecord) -> None:
     runs = [edited(sample_run, quiet, faster(f)) for f in (1.0, 1.0, 1.3)]
-    found = compare_hardware(runs, "throughput")
-    assert [s.name for s in found.sides] == ["A", "B", "C"]
-    assert {e.reading for e in found.entries if e.side == "B"} == {Reading.SAME}
-    assert {e.reading for e in found.entries if e.side == "C"} == {Reading.FASTER}
-    assert [m.mean for m in found.means] == pytest.approx([1.0, 1.3], rel=0.001)
-    assert found.differs == () and found.missing == ()
-    assert "(C) is 1.3" in hardware.headline(found)
-    words = [line for line in hardware.lines(found, 100) if "2cpu  B" in line]
+    comparison = compare_hardware(runs, "throughput")
+    assert [s.name for s in comparison.sides] == ["A", "B", "C"]
+    assert {e.reading for e in comparison.entries if e.side == "B"} == {Reading.SAME}
+    assert {e.reading for e in comparison.entries if e.side == "C"} == {Reading.FASTER}
+    assert [m.mean for m in comparison.means] == pytest.approx([1.0, 1.3], rel=0.001)
+    assert comparison.differs == () and comparison.missing == ()
+    assert "(C) is 1.3" in hardware.headline(comparison)
+    words = [line for line in hardware.lines(comparison, 100) if "2cpu  B" in line]
     assert words and all("no difference" in line for line in words)
 
 
@@ -76,18 +76,18 @@ def test_the_mean_is_over_what_all_ran(sample_run: RunRecord) -> None:
     """C is 2x faster in the case that B lacks: that is in no mean, and said."""
     b = edited(sample_run, quiet, without("@2"))
     c = edited(sample_run, quiet, faster(2.0))
-    found = compare_hardware([edited(sample_run, quiet), b, c], "throughput")
-    assert found.num_common == 2
-    assert found.missing == ("ddp/decoder-nano/weak@2cpu: not measured on B",)
-    assert any("not in the mean" in text for text in hardware.notes(found))
+    comparison = compare_hardware([edited(sample_run, quiet), b, c], "throughput")
+    assert comparison.num_common == 2
+    assert comparison.missing == ("ddp/decoder-nano/weak@2cpu: not measured on B",)
+    assert any("not in the mean" in text for text in hardware.notes(comparison))
 
 
 def test_unequal_machines_are_held_against_the_sum_of_their_devices(
     sample_run: RunRecord,
 ) -> None:
-    found = compare_hardware([edited(sample_run, quiet), edited(sample_run, quiet, faster(2))],
+    comparison = compare_hardware([edited(sample_run, quiet), edited(sample_run, quiet, faster(2))],
                              "throughput")  # fmt: skip
-    a, b = found.totals
+    a, b = comparison.totals
     assert (a.devices, b.devices) == (2, 2)
     assert a.together == pytest.approx(0.9 * 2 * a.alone, rel=0.01)
     assert b.share == pytest.approx(0.9, rel=0.01)
@@ -118,14 +118,14 @@ def test_what_devices_reach_energy_prices_and_epochs(sample_run: RunRecord) -> N
         doc["windows"] = {new: next(iter(doc["windows"].values()))}
 
     run = edited(sample_run, quiet, told, epoch)
-    found = compare_hardware([run, run], "throughput", [7.2, None])
-    entry = of(found, "A", "2cpu")
+    comparison = compare_hardware([run, run], "throughput", [7.2, None])
+    entry = of(comparison, "A", "2cpu")
     row = 1 / entry.throughput
     assert entry.price == pytest.approx(7.2 / 3600 * row * 1e6)
-    assert of(found, "A", "1cpu").price == pytest.approx(
-        3.6 / 3600 / of(found, "A", "1cpu").throughput * 1e6
+    assert of(comparison, "A", "1cpu").price == pytest.approx(
+        3.6 / 3600 / of(comparison, "A", "1cpu").throughput * 1e6
     ), "one device of two costs half"
-    assert of(found, "B", "2cpu").price is None
+    assert of(comparison, "B", "2cpu").price is None
     assert entry.epoch_s == pytest.approx(10_000 * row)
     facts = run.described[entry.case.hash].facts
     assert facts is not None
@@ -135,11 +135,11 @@ def test_what_devices_reach_energy_prices_and_epochs(sample_run: RunRecord) -> N
     assert entry.energy_token_j == pytest.approx(entry.energy_j / facts.tokens_per_sample)
     assert entry.price_tokens == pytest.approx(entry.price / facts.tokens_per_sample)
     assert 0 < entry.headroom < 1
-    (mean,) = found.means
+    (mean,) = comparison.means
     assert mean.joule is not None and mean.joule.mean == pytest.approx(1.0)
     assert mean.joule.low is not None and mean.joule.high is not None
     assert mean.joule.low <= 1 <= mean.joule.high
-    screen = "\n".join(hardware.lines(found, 300))
+    screen = "\n".join(hardware.lines(comparison, 300))
     assert "price/M tokens" in screen and "epoch" in screen and "50 GFLOP/s" in screen
 
 
@@ -147,9 +147,9 @@ def test_stand_ins_of_one_side_are_listed(sample_run: RunRecord) -> None:
     def crowded(doc: Any) -> None:
         doc["machine"]["num_cores"] = 1
 
-    found = compare_hardware([sample_run, edited(sample_run, crowded)], "throughput")
-    assert found.not_compared == ("ddp/decoder-nano/weak@2cpu: a stand-in",)
-    assert "num_cores: 2 | 1" in found.differs
+    comparison = compare_hardware([sample_run, edited(sample_run, crowded)], "throughput")
+    assert comparison.not_compared == ("ddp/decoder-nano/weak@2cpu: a stand-in",)
+    assert "num_cores: 2 | 1" in comparison.differs
     with pytest.raises(SpecError, match="only stand-ins"):
         compare_hardware([edited(sample_run, lambda d: [
             a["case"].update(stand_in=["paced"]) for a in d["plans"][0]["arms"]
@@ -160,8 +160,8 @@ def test_stand_ins_of_one_side_are_listed(sample_run: RunRecord) -> None:
 def test_a_ratio_is_the_ratio(sample: Path, factors: list[float]) -> None:
     run = load(sample)
     runs = [edited(run, quiet, faster(f)) for f in (1.0, *factors)]
-    found = compare_hardware(runs, "throughput")
-    assert [m.mean for m in found.means] == pytest.approx(factors, rel=1e-6)
+    comparison = compare_hardware(runs, "throughput")
+    assert [m.mean for m in comparison.means] == pytest.approx(factors, rel=1e-6)
 
 
 def test_forms_agree(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,15 +172,15 @@ def test_forms_agree(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     document = json.loads(capsys.readouterr().out)
     assert [float(r["throughput"]) for r in rows] == [e["throughput"] for e in document["entries"]]
     main([*words, "--markdown"])
-    told = capsys.readouterr().out
-    assert all(f"{e['ratio']:.3f}" in told for e in document["entries"] if e["ratio"])
+    screen = capsys.readouterr().out
+    assert all(f"{e['ratio']:.3f}" in screen for e in document["entries"] if e["ratio"])
     main([*words, "--page", str(tmp_path / "page.html")])
     page = (tmp_path / "page.html").read_text()
     assert all(f'data-v="{e["throughput"]:.6g}"' in page for e in document["entries"])
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "two or more runs"),
         (["--price", "Z=3"], "what an hour costs"),
@@ -189,11 +189,11 @@ def test_forms_agree(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_what_cannot_be_compared_is_told(
-    sample: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    sample: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [str(sample)] * (1 if not words else 2)
     assert main(["compare-hardware", *runs, *words]) == 4
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_stand_ins_never_enter_a_hardware_comparison(sample_run: RunRecord) -> None:
@@ -210,11 +210,11 @@ def test_a_purchase_is_told_for_the_same_devices_and_money_with_its_doubt(
 ) -> None:
     """Twice as fast for three times the money is two thirds of the work: by hand."""
     other = edited(sample_run, quiet, faster(2.0))
-    found = compare_hardware([edited(sample_run, quiet), other], "throughput", [1.0, 3.0])
-    (mean,) = found.means
+    comparison = compare_hardware([edited(sample_run, quiet), other], "throughput", [1.0, 3.0])
+    (mean,) = comparison.means
     assert mean.mean == pytest.approx(2.0, rel=0.05) and mean.reading is Reading.FASTER
     assert mean.price_factor == pytest.approx(1 / 3) and mean.joule is None
-    text = " ".join(hardware.purchase(found))
+    text = " ".join(hardware.purchase(comparison))
     assert "better" in text and "worse" in text and "the devices do not say" in text
     undecided = compare_hardware([sample_run, sample_run], "throughput")
     assert "undecided" in hardware.headline(undecided) or "no difference" in hardware.headline(

@@ -26,8 +26,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     with made:
         yield made
         record = made.save(complete=True)
-    found = verify(record, made.run.folder)
-    assert not found.differences, found.differences
+    verified = verify(record, made.run.folder)
+    assert not verified.differences, verified.differences
     assert store.load(made.run.folder).launches == record.launches
 
 

@@ -45,18 +45,18 @@ def pairer(answer: Any) -> Pairer:
 
 
 def test_wrong_results_are_no_time() -> None:
-    one = pairer(lambda pair: [row(right=2 not in pair)])
-    found = one.reduce({})
+    pairs = pairer(lambda pair: [row(right=2 not in pair)])
+    found = pairs.reduce({})
     assert told.unseen(found) == ("n2",)
     assert all(p.time_s is None for p in found.pairs if "n2" in (p.a, p.b))
     assert all(p.time_s == 0.1 for p in found.pairs if "n2" not in (p.a, p.b))
-    assert any("a rank got a wrong result" in note for note in one._session.run.notes)
+    assert any("a rank got a wrong result" in note for note in pairs._session.run.notes)
 
 
 def test_a_launch_that_broke_is_no_time() -> None:
-    one = pairer(lambda pair: LaunchError("node 1 is lost") if 1 in pair else [row()])
-    assert told.unseen(one.reduce({})) == ("n1",)
-    assert any(note.endswith("node 1 is lost") for note in one._session.run.notes)
+    pairs = pairer(lambda pair: LaunchError("node 1 is lost") if 1 in pair else [row()])
+    assert told.unseen(pairs.reduce({})) == ("n1",)
+    assert any(note.endswith("node 1 is lost") for note in pairs._session.run.notes)
 
 
 @pytest.mark.parametrize("broken", [True, False])
@@ -74,12 +74,12 @@ def test_a_node_that_nobody_saw_is_an_error_whatever_else_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def asked(answer: Any) -> int:
-        one = pairer(answer)
+        pairs = pairer(answer)
         session = SimpleNamespace(
             save=lambda complete: None, run=SimpleNamespace(folder=tmp_path / "run")
         )
         monkeypatch.setattr(verb.measuring, "session", lambda *_: contextlib.nullcontext(session))
-        monkeypatch.setattr(verb, "Pairer", lambda *_: one)
+        monkeypatch.setattr(verb, "Pairer", lambda *_: pairs)
         return main(["pairs", "--engine", "emulated", "--nodes", "4x1"])
 
     assert asked(lambda pair: [row()]) == Exit.PASSED

@@ -42,7 +42,7 @@ def board(seen: list[TimedPair], num_nodes: int) -> Board:
 
 
 def named(seen: list[TimedPair], num_nodes: int) -> set[tuple[int, ...]]:
-    return {one.nodes for one in rounds.conclude(seen, num_nodes)}
+    return {slow.nodes for slow in rounds.conclude(seen, num_nodes)}
 
 
 @settings(max_examples=25, deadline=None)

@@ -46,8 +46,8 @@ def test_faults_cost_what_their_marks_say(tmp_path: Path) -> None:
 def test_the_verb_foretells_and_measures(tmp_path: Path, capsys: object) -> None:
     words = ["goodput", "ddp/mlp-nano", "--cpus", "2", "--mtbf", "2s", "--steps", "300"]
     assert main([*words, "--results", str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)  # type: ignore[attr-defined]
-    assert 0 < told["measured"] <= 1 and 0 < told["foretold"] <= 1
-    assert told["every"] == min(told["best_every"], 300)
+    document = json.loads(capsys.readouterr().out)  # type: ignore[attr-defined]
+    assert 0 < document["measured"] <= 1 and 0 < document["foretold"] <= 1
+    assert document["every"] == min(document["best_every"], 300)
     (folder,) = tmp_path.glob("runs/*/*")
     assert "of the wall clock trained" in (folder / "report.html").read_text()

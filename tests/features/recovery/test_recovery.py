@@ -31,9 +31,9 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[Bench]:
     known = Catalogue([MUTANTS, FOLDER])
-    found = Bench(known, known.get("engines", "local"), Where(nodes=(2,)))
-    yield found
-    found.worlds.close()
+    bench = Bench(known, known.get("engines", "local"), Where(nodes=(2,)))
+    yield bench
+    bench.worlds.close()
 
 
 def case_of(launcher: Bench, strategy: str) -> CaseSpec:
@@ -132,12 +132,12 @@ def test_a_node_that_falls_silent_is_given_up_and_replaced(tmp_path: Path) -> No
         pytest.skip(here.reason)
     site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1), engine="emulated", emulated=True)
     known = Catalogue()
-    found = Bench(known, known.get("engines", "emulated"), Where(nodes=(1, 1)))
+    bench = Bench(known, known.get("engines", "emulated"), Where(nodes=(1, 1)))
     try:
         case = known.normalise(site.case("ddp/decoder-nano"))
-        both = trials(found, tmp_path, Course(case=case, fault=Fault.NODE), 2)
+        both = trials(bench, tmp_path, Course(case=case, fault=Fault.NODE), 2)
     finally:
-        found.worlds.close()
+        bench.worlds.close()
     for rank, trial in enumerate(both):
         assert trial.equal and trial.blamed == trial.rank == rank
         assert trial.detect_s >= trial.timeout_s > 0
@@ -223,8 +223,8 @@ def test_what_no_checkpoint_holds_is_skipped_by_name_before_any_launch(
     words = ["recover", "pipeline/mlp-nano", "zero1/mlp-nano", "ddp/mlp-nano", "--cpus", "2"]
     main([*words, "--results", str(tmp_path)])
     assert tried and all(name.startswith("ddp/") for name in tried)
-    told = capsys.readouterr().out
-    assert "SKIP pipeline/mlp-nano" in told and "SKIP zero1/mlp-nano" in told
+    screen = capsys.readouterr().out
+    assert "SKIP pipeline/mlp-nano" in screen and "SKIP zero1/mlp-nano" in screen
 
 
 def test_a_hang_is_noticed_by_how_long_saving_took_not_by_how_long_it_may() -> None:

@@ -103,15 +103,15 @@ def test_as_its_user_runs_it(
     ]
     before = sorted(SCRIPTS.iterdir())
     assert main(["recover", "--script", *words, "--", "resumes.py", "well"]) == Exit.NOTHING_JUDGED
-    told = " ".join(capsys.readouterr().out.split())
-    assert "after kill: the training goes on exactly; 2 updates" in told
+    screen = " ".join(capsys.readouterr().out.split())
+    assert "after kill: the training goes on exactly; 2 updates" in screen
     assert sorted(SCRIPTS.iterdir()) == before
     (folder,) = {p.parent for p in tmp_path.rglob("record.json")}
     assert trials.lines(load(folder))
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["ddp/decoder-nano", "--script", "--cpus", "2", "--", "resumes.py"], "does not go with"),
         (["--cpus", "2"], "nothing to break"),
@@ -120,13 +120,13 @@ def test_as_its_user_runs_it(
 )
 def test_what_cannot_be_broken_is_said(
     words: list[str],
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(SCRIPTS)
     assert main(["recover", *words]) == Exit.USAGE
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def journal(*states: str, loss: float = 1.0, samples: str = "a") -> list[Update]:

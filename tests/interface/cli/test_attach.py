@@ -49,8 +49,8 @@ def test_a_job_is_seen_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
         assert rank["pid"] == job.pid and rank["cores"] > 0.1
         assert any("loop.py" in line for line in rank["activity"]["lines"])
         assert main(["attach", str(os.getpid()), "--seconds", "1"]) == 0
-        told = capsys.readouterr().out
-        assert "2 more ranks run elsewhere" in told and "nothing here is a verdict" in told
+        screen = capsys.readouterr().out
+        assert "2 more ranks run elsewhere" in screen and "nothing here is a verdict" in screen
         assert job.poll() is None
         job.kill()
 

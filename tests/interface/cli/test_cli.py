@@ -135,9 +135,9 @@ def test_errors_say_what_and_end_with_a_command(
         seen = main(arguments)
     except SystemExit as exit_:
         seen = int(exit_.code or 0)
-    said = capsys.readouterr().err
+    error = capsys.readouterr().err
     assert seen == code
-    assert says in said and "try " in said and "Traceback" not in said
+    assert says in error and "try " in error and "Traceback" not in error
 
 
 def test_a_variable_that_nothing_reads_is_an_error(
@@ -146,8 +146,10 @@ def test_a_variable_that_nothing_reads_is_an_error(
     """Else other rules are applied than were meant."""
     monkeypatch.setenv("SCALEPROOF_THRESHOLD", "/nowhere.toml")
     assert main(["rules"]) == 4
-    told = capsys.readouterr().err
-    assert "did you mean 'SCALEPROOF_THRESHOLDS'?" in told and "unset SCALEPROOF_THRESHOLD" in told
+    error = capsys.readouterr().err
+    assert (
+        "did you mean 'SCALEPROOF_THRESHOLDS'?" in error and "unset SCALEPROOF_THRESHOLD" in error
+    )
 
 
 def test_a_file_that_lacks_its_mark_is_told(

@@ -20,10 +20,10 @@ from harness.launch.engine import make
 def test_facts_are_texts_and_none_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("SCALEPROOF_TOKEN", "hidden")
-    found = facts.facts()
-    assert found["environment: NCCL_ALGO"] == "Ring" and "hidden" not in str(found)
-    assert found["limit: cpus"] and found["version: torch"] and found["hardware: cpu"]
-    assert all(isinstance(v, str) and v for v in found.values())
+    listed = facts.facts()
+    assert listed["environment: NCCL_ALGO"] == "Ring" and "hidden" not in str(listed)
+    assert listed["limit: cpus"] and listed["version: torch"] and listed["hardware: cpu"]
+    assert all(isinstance(v, str) and v for v in listed.values())
 
 
 class Board:
@@ -89,7 +89,7 @@ BAD = Finding(check="load", level=Level.BAD, text="others compute", advice="stop
 
 
 @pytest.mark.parametrize(
-    ("answers", "status", "told"),
+    ("answers", "status", "message"),
     [
         ([said("a"), said("b"), said("c")], 0, "all facts are alike; 0 problems"),
         ([said("a"), said("b"), said("c", **{"version: torch": "2.12.0"})], 1,
@@ -100,12 +100,12 @@ BAD = Finding(check="load", level=Level.BAD, text="others compute", advice="stop
 )  # fmt: skip
 def test_outliers_and_problems_are_named_with_their_nodes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    answers: list[Any], status: int, told: str,
+    answers: list[Any], status: int, message: str,
 ) -> None:  # fmt: skip
     nodes(monkeypatch, *answers)
     code = main(["doctor", "--nodes", f"{len(answers)}x1", "--engine", "emulated"])
     seen = capsys.readouterr().out
-    assert told in seen
+    assert message in seen
     assert code == {3: 10}.get(status, status), seen
 
 
@@ -117,10 +117,14 @@ def test_real_agents_say_how_their_nodes_are(
         pytest.skip(here.reason)
     words = ["doctor", "--engine", "emulated", "--nodes", "2x1", "--results", str(tmp_path)]
     assert main([*words, "--json"]) in (0, 10)
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["nodes"]) == 2 and told["drift"] == []
-    assert all(n["facts"]["version: torch"] for n in told["nodes"])
-    assert {f["check"] for f in told["nodes"][0]["findings"]} >= {"torch", "clock source", "load"}
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["nodes"]) == 2 and document["drift"] == []
+    assert all(n["facts"]["version: torch"] for n in document["nodes"])
+    assert {f["check"] for f in document["nodes"][0]["findings"]} >= {
+        "torch",
+        "clock source",
+        "load",
+    }
 
 
 def test_one_machine_is_looked_at_without_an_agent(
@@ -128,5 +132,5 @@ def test_one_machine_is_looked_at_without_an_agent(
 ) -> None:
     monkeypatch.setattr(admission, "examine", lambda on_gpus: ())
     assert main(["doctor", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["facts"]["limit: open files"] and "clock source" in str(told["checks"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["facts"]["limit: open files"] and "clock source" in str(document["checks"])

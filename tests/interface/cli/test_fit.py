@@ -32,25 +32,25 @@ def test_it_recovers_from_out_of_memory_and_says_how_to_go_on(
     (tmp_path / "greedy.py").write_text(GREEDY)
     words = ["fit", "ddp/greedy-small", "--cpus", "2", "--path", str(tmp_path), "--memory", "4"]
     assert main([*words, "--json"]) == Exit.PASSED
-    told = json.loads(capsys.readouterr().out)
-    assert told["micro_batch"] in (18, 19, 20)
-    assert any("ran out of memory" in t["why"] for t in told["tried"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["micro_batch"] in (18, 19, 20)
+    assert any("ran out of memory" in t["why"] for t in document["tried"])
 
 
 @pytest.mark.full
 def test_what_fits_nowhere_fails(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", "single/mlp-nano", "--cpus", "1", "--memory", "0.001"]
     assert main(words) == Exit.FAILED
-    said = capsys.readouterr().out
-    assert "NONE" in said and "not even" in said
+    screen = capsys.readouterr().out
+    assert "NONE" in screen and "not even" in screen
 
 
 @pytest.mark.full
 def test_most_is_a_limit_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", "pipeline/mlp-nano", "--cpus", "2", "--most", "16", "--memory", "4"]
     assert main(words) == Exit.PASSED
-    said = capsys.readouterr().out
-    assert "--most 16, not memory" in said and "--set micro_batch=16" in said
+    screen = capsys.readouterr().out
+    assert "--most 16, not memory" in screen and "--set micro_batch=16" in screen
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ def test_the_document_has_every_size_and_score(capsys: pytest.CaptureFixture[str
     assert main(["predict", "--table", PUBLISHED, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["scores"]["whole"]["num"] == 76
-    told = sum(len(t["predicted"]) for t in document["tables"])
-    assert told == 77, "one is predicted but not counted"
+    total = sum(len(t["predicted"]) for t in document["tables"])
+    assert total == 77, "one is predicted but not counted"
 
 
 @pytest.mark.parametrize(

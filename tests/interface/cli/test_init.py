@@ -31,8 +31,8 @@ def test_it_collects_and_plans_as_it_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init"]) == 0
-    told = capsys.readouterr().out
-    assert "pytest scaling --cpus 2" in told
+    screen = capsys.readouterr().out
+    assert "pytest scaling --cpus 2" in screen
     command = [sys.executable, "-m", "pytest", "scaling", "--cpus", "2", "--collect-only", "-q"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "test_ddp" in done.stdout, done.stdout + done.stderr

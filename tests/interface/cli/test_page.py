@@ -56,9 +56,9 @@ def axe(page: Path, document: str, *arguments: str) -> list[str]:
         document.replace("</body>", f"<script>{code}</script><script>{run}</script></body>")
     )
     dom = browse(page, "--virtual-time-budget=20000", "--dump-dom", *arguments)
-    found = re.search(r'data-axe="([^"]*)"', dom)
-    assert found, "axe did not run"
-    return [rule for rule, impact in json.loads(html.unescape(found[1])) if impact != "minor"]
+    match = re.search(r'data-axe="([^"]*)"', dom)
+    assert match, "axe did not run"
+    return [rule for rule, impact in json.loads(html.unescape(match[1])) if impact != "minor"]
 
 
 def test_axe_finds_nothing_serious_but_what_is_planted(

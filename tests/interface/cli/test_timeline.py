@@ -23,8 +23,8 @@ def test_a_run_shows_every_rank_of_its_rungs(capsys: pytest.CaptureFixture[str])
     assert "ddp/decoder-nano/weak@2cpu: 2 ranks, 8 steps of" in out
     assert "clocks within" in out and "load balance" in out
     assert max(map(len, out.splitlines())) <= 100
-    said = " ".join(out.split())  # figures that a report refuses must not look like findings
-    assert "refused profiled steps take 1." in said and "attributes nothing" in said
+    text = " ".join(out.split())  # figures that a report refuses must not look like findings
+    assert "refused profiled steps take 1." in text and "attributes nothing" in text
 
 
 def test_traces_of_others_merge_and_list_their_ranges(

@@ -113,9 +113,9 @@ def test_the_exit_status_is_the_verdicts(
     result = run(suite, "-k", "test_weak and 2cpu and not wrapped")
     assert result.ret == code
     assert word in result.stdout.str()
-    found = record(suite)
-    assert [p["name"] for p in found["plans"]] == ["ddp/mlp-nano/weak"]  # type: ignore[attr-defined]
-    assert {x["arm"] for x in found["launches"]} == {"plain", "@2"}  # type: ignore[attr-defined]
+    recorded = record(suite)
+    assert [p["name"] for p in recorded["plans"]] == ["ddp/mlp-nano/weak"]  # type: ignore[attr-defined]
+    assert {x["arm"] for x in recorded["launches"]} == {"plain", "@2"}  # type: ignore[attr-defined]
 
 
 @pytest.mark.full
@@ -164,9 +164,9 @@ def test_a_budget_cuts_whole_plans_and_says_so(suite: pytest.Pytester) -> None:
     result = run(suite, "--time-budget", "1s")
     assert result.ret == 10
     result.stdout.fnmatch_lines(["*cut*by the time budget: ddp/mlp-nano/weak, fsdp/mlp-nano/weak*"])
-    found = record(suite)
-    assert not [x for x in found["launches"] if x["purpose"] == "timed"]  # type: ignore[attr-defined]
-    assert {v["reason"] for v in found["verdicts"]} == {"out_of_time"}  # type: ignore[attr-defined]
+    recorded = record(suite)
+    assert not [x for x in recorded["launches"] if x["purpose"] == "timed"]  # type: ignore[attr-defined]
+    assert {v["reason"] for v in recorded["verdicts"]} == {"out_of_time"}  # type: ignore[attr-defined]
 
 
 @pytest.mark.full
@@ -174,9 +174,9 @@ def test_x_stops_between_plans(suite: pytest.Pytester) -> None:
     rules(suite, "at_least = 1e12")
     result = run(suite, "-x")
     assert result.ret == 1
-    found = record(suite)
-    assert len({x["plan"] for x in found["launches"]}) == 1  # type: ignore[attr-defined]
-    assert not found["complete"], "the other plan is still to be measured"
+    recorded = record(suite)
+    assert len({x["plan"] for x in recorded["launches"]}) == 1  # type: ignore[attr-defined]
+    assert not recorded["complete"], "the other plan is still to be measured"
     result.stdout.fnmatch_lines(["*scaleproof run --resume*"])
 
 
@@ -270,15 +270,15 @@ def test_launches_appear_in_pytest_benchmark(
     rules(suite, "at_least = 1.0")
     result = run(suite, "-k", "test_weak", "--benchmark-json=b.json")
     assert result.ret == 0
-    found = json.loads((suite.path / "b.json").read_text())["benchmarks"]
+    document = json.loads((suite.path / "b.json").read_text())["benchmarks"]
     timed = [x for x in record(suite)["launches"] if x["purpose"] == "timed"]  # type: ignore[attr-defined]
     launches = [x for x in timed if x["arm"] == "@2"]
-    mine = next(b for b in found if b["extra_info"]["case"].endswith("@2cpu"))
+    mine = next(b for b in document if b["extra_info"]["case"].endswith("@2cpu"))
     assert mine["stats"]["rounds"] == len(launches)
     assert sorted(mine["stats"]["data"]) == pytest.approx(
         sorted(x["steps"]["median_s"] for x in launches)
     )
-    assert {b["group"] for b in found} == {"ddp/mlp-nano/weak"}
+    assert {b["group"] for b in document} == {"ddp/mlp-nano/weak"}
 
 
 TARDY = """
@@ -388,10 +388,10 @@ def test_rungs_are_profiled_and_a_rule_on_a_share_gets_launches_of_its_own(
     (folder,) = pytester.path.glob("results/runs/*/*")
     every = pytester.run(sys.executable, "-m", "harness", "report", folder, "--every")
     every.stdout.fnmatch_lines(["*where the efficiency went*", "*timed 3 of 3 cases, profiled 3*"])
-    found = record(pytester)
-    own = [x for x in found["launches"] if x["purpose"] == "profile"]  # type: ignore[attr-defined]
+    recorded = record(pytester)
+    own = [x for x in recorded["launches"] if x["purpose"] == "profile"]  # type: ignore[attr-defined]
     assert sorted(x["arm"] for x in own) == ["@1", *["@2"] * 4, "plain"]
-    (share,) = [v for v in found["verdicts"] if v["rule"] == "two"]  # type: ignore[attr-defined]
+    (share,) = [v for v in recorded["verdicts"] if v["rule"] == "two"]  # type: ignore[attr-defined]
     assert share["metric"] == "comm_share" and share["n"] == 4 and 0 < share["value"] < 0.9
     assert share["status"] in ("PASS", "INCONCLUSIVE"), "INCONCLUSIVE where the profiler disturbs"
 
@@ -523,7 +523,7 @@ def test_a_bound_in_a_suite_judges(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("@scaling(3)", "@scaling(3)"),
         ("@scaling", "@scaling without a case"),
@@ -541,10 +541,10 @@ def test_a_bound_in_a_suite_judges(pytester: pytest.Pytester) -> None:
     ],
 )
 def test_a_mistake_in_the_decorator_is_one_clear_error(
-    pytester: pytest.Pytester, line: str, told: str
+    pytester: pytest.Pytester, line: str, message: str
 ) -> None:
     pytester.makepyfile(f"from harness import scaling\n{line}\ndef test_x(verdict): ...\n")
     result = run(pytester, "--cpus", "2")
     text = result.stdout.str() + result.stderr.str()
-    assert result.ret == Exit.USAGE and told in text and "Traceback" not in text, text
+    assert result.ret == Exit.USAGE and message in text and "Traceback" not in text, text
     assert "\n  try " in text

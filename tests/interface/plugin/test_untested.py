@@ -40,9 +40,9 @@ def site(device: Device, *nodes: int) -> Site:
     ],
 )
 def test_the_reason_is_what_is_missing(where: Site, name: str, reason: str) -> None:
-    told = {rule.name: why for rule, why in claims.untested(rules(), (), where, recovers=False)}
-    assert told[name].startswith(reason)
-    assert set(told) == published(), "every claim is named where none is judged"
+    reasons = {rule.name: why for rule, why in claims.untested(rules(), (), where, recovers=False)}
+    assert reasons[name].startswith(reason)
+    assert set(reasons) == published(), "every claim is named where none is judged"
 
 
 def test_claims_with_one_reason_stand_together() -> None:

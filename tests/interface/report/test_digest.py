@@ -103,8 +103,8 @@ def test_short_forms_hold_every_verdict(sample_run: RunRecord) -> None:
 def test_an_error_is_a_document_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Else ``jq`` fails where a program should read what went wrong."""
     assert main(["verify", str(tmp_path), "--json"]) == 4
-    told = json.loads(capsys.readouterr().out)
-    assert told["error"] == "no record.json here" and told["try"] == "ls results/runs/*/*"
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["error"] == "no record.json here" and answer["try"] == "ls results/runs/*/*"
 
 
 def test_nothing_red_stands_for_none() -> None:
@@ -140,7 +140,7 @@ def test_one_mistake_is_told_once(sample_run: RunRecord) -> None:
     ]  # fmt: skip
     run = replace(sample_run, verdicts=tuple(broken))
     run = replace(run, verdicts=tuple(replace(v, rule="asked") for v in broken))
-    told = " ".join(why_open(run))
-    assert told.count("AttributeError") == 1 and "(and 2 more)" in told
+    text = " ".join(why_open(run))
+    assert text.count("AttributeError") == 1 and "(and 2 more)" in text
     every = " ".join(" ".join(tables.verdict_lines(run, 100)).split())
     assert every.count("AttributeError") == 3

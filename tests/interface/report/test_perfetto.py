@@ -162,12 +162,12 @@ def test_perfetto_gets_the_bytes(
 @needs_chromium
 @pytest.mark.full
 def test_where_perfetto_does_not_answer_the_file_is_saved(page: str, tmp_path: Path) -> None:
-    told: list[str] = []
+    listed: list[str] = []
     came = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            told.append(self.path)
+            listed.append(self.path)
             came.set()
             self.send_response(204)
             self.end_headers()
@@ -183,7 +183,7 @@ def test_where_perfetto_does_not_answer_the_file_is_saved(page: str, tmp_path: P
     file.write_text(page.replace("</body>", tells + CLICK))
     rules = "--host-resolver-rules=MAP ui.perfetto.dev ~NOTFOUND"
     with browsing(file, tmp_path, rules):
-        assert came.wait(90) and told[0] == "/saved"
+        assert came.wait(90) and listed[0] == "/saved"
     server.shutdown()
     server.server_close()
 

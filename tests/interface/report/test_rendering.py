@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[3]
 
 
 def embedded(page: str) -> Any:
-    found = re.search(r'<script type="application/json" id="record">(.*?)</script>', page, re.S)
-    assert found
-    return json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="record">(.*?)</script>', page, re.S)
+    assert match
+    return json.loads(match[1])
 
 
 def numbers(value: Any) -> set[str]:

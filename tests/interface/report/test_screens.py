@@ -50,8 +50,8 @@ def test_all_of_it_is_there_on_request(main_job: RunRecord) -> None:
     folder = Path("results/runs") / main_job.machine.hardware_class / main_job.run
     lines = tables.summary(main_job, folder, "pytest suites/", 100)
     accepted("main-job-every-100", lines)
-    told = " ".join(" ".join(lines).split())
-    assert all(v.case in told for v in main_job.verdicts)
+    text = " ".join(" ".join(lines).split())
+    assert all(v.case in text for v in main_job.verdicts)
 
 
 def undecided(run: RunRecord, count: int, **fields: Any) -> RunRecord:
@@ -71,9 +71,9 @@ def test_one_cause_of_many_is_told_once(main_job: RunRecord) -> None:
         detail="would pass, but noisy host: others may have taken 38% of the baseline's time",
     )  # fmt: skip
     lines = shown(run, 80)
-    told = " ".join(" ".join(lines).split())
-    assert told.count("others used 0.8 of 2 cores beside 9 of 11 requirements") == 1
-    assert told.count("noisy host") == 0 and len(lines) <= 45
+    text = " ".join(" ".join(lines).split())
+    assert text.count("others used 0.8 of 2 cores beside 9 of 11 requirements") == 1
+    assert text.count("noisy host") == 0 and len(lines) <= 45
     assert sum(line.endswith("INCONCLUSIVE") for line in lines) == 9
 
 
@@ -119,9 +119,9 @@ def test_what_no_rule_judges_is_not_passed_over_where_it_is_wrong(main_job: RunR
                      detail="step1_gradient on rank 1: 2, allowed 0")  # fmt: skip
     verdicts = tuple(broken if v is unruled else v for v in main_job.verdicts)
     lines = shown(replace(main_job, verdicts=verdicts), 80)
-    told = " ".join(" ".join(lines).split())
-    assert "= ERROR: 11 of 11 requirements hold, 1 beside them wrong" in told
-    assert any(line.endswith("ERROR") for line in lines) and "step1_gradient on rank 1" in told
+    text = " ".join(" ".join(lines).split())
+    assert "= ERROR: 11 of 11 requirements hold, 1 beside them wrong" in text
+    assert any(line.endswith("ERROR") for line in lines) and "step1_gradient on rank 1" in text
 
 
 def test_a_control_that_was_missed_is_never_headed_pass(main_job: RunRecord) -> None:
@@ -169,8 +169,12 @@ def test_every_form_counts_alike(main_job: RunRecord) -> None:
     assert count in " ".join(" ".join(tables.summary(run, Path("x"), "again")).split())
     chips = re.search(r'<div class="chips">(.*?)</div>', render(run), re.S)
     assert chips is not None
-    told = re.findall(r'">(\d+) ([\w ]+)</span>', chips[1])
-    assert ("9", "hold") in told and ("2", "undecided") in told and ("1", "control caught") in told
+    matches = re.findall(r'">(\d+) ([\w ]+)</span>', chips[1])
+    assert (
+        ("9", "hold") in matches
+        and ("2", "undecided") in matches
+        and ("1", "control caught") in matches
+    )
 
 
 def test_the_readme_shows_lines_of_that_screen(main_job: RunRecord) -> None:
@@ -198,6 +202,6 @@ def test_what_was_lost_is_never_passed_over_in_silence(main_job: RunRecord) -> N
     assert rung.efficiency < screen.KEEPS
     case = rung.arm.case.hash
     launches = [quick(x) if x.budget and x.case == case else x for x in main_job.launches]
-    told = "\n".join(shown(replace(main_job, launches=tuple(launches)), 140))
-    (line,) = (x for x in told.splitlines() if "not explained: profiled steps took" in x)
+    text = "\n".join(shown(replace(main_job, launches=tuple(launches)), 140))
+    (line,) = (x for x in text.splitlines() if "not explained: profiled steps took" in x)
     assert rung.arm.case.family in line

@@ -117,9 +117,9 @@ def cluster(cpus: tuple[int, ...] = (2, 2, 4)) -> Iterator[dict[str, str]]:
 
 def _idle(env: dict[str, str]) -> int:
     try:
-        said = subprocess.run(
+        done = subprocess.run(
             ["sinfo", "-h", "-N", "-o", "%T"], env=env, capture_output=True, text=True, timeout=2
         ).stdout
     except subprocess.TimeoutExpired:
         return 0
-    return said.split().count("idle")
+    return done.split().count("idle")

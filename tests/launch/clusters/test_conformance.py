@@ -219,26 +219,26 @@ FULL = pytest.mark.full
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "rank"),
+    ("kind", "message", "rank"),
     [
         ("kill", "signal", 2),
         pytest.param("stop", "hang", 0, marks=FULL),  # tests/faults has hangs on several nodes
         pytest.param("kill", "signal", 0, marks=FULL),
         pytest.param("stop", "hang", 2, marks=FULL),
         *(
-            pytest.param(kind, said, rank, marks=FULL)
-            for kind, said in (("raise", "exception"), ("exit", "exit"), ("skip", "collective"))
+            pytest.param(kind, message, rank, marks=FULL)
+            for kind, message in (("raise", "exception"), ("exit", "exit"), ("skip", "collective"))
             for rank in (0, 2)
         ),
     ],
 )
 def test_the_rank_that_broke_is_named_and_its_world_is_gone(
-    bench: Bench, kind: str, said: str, rank: int
+    bench: Bench, kind: str, message: str, rank: int
 ) -> None:
     knobs = {"faulty_ddp.kind": kind, "faulty_ddp.rank": rank}
     ended, cause, out = bench.launch("faulty_ddp/mlp-nano", **knobs)
     assert cause is not None
-    assert (cause.rank, cause.kind, cause.sure) == (rank, said, True), cause
+    assert (cause.rank, cause.kind, cause.sure) == (rank, message, True), cause
     assert cause.node == (0 if rank == 0 else len(bench.nodes) - 1)
     assert not any(lives(e.pid) for e in ended.ranks if e.pid)
     pids = {f.name: int(f.read_text()) for f in out.glob("rank*.pid")}

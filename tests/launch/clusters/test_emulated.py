@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not HERE.available, reason=f"emulated: {HERE.rea
 
 @pytest.mark.full  # agents and a few launches each
 @pytest.mark.parametrize(
-    ("knob", "said"),
+    ("knob", "message"),
     [
         ("slow_links=1:40", "NODE  node 1 is"),
         ("slow_links=0-2:40", "LINK  the link node 0 - node 2 is"),
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(not HERE.available, reason=f"emulated: {HERE.rea
     ],
 )
 def test_a_planted_slow_node_and_a_slow_link_are_named(
-    tmp_path: Path, knob: str, said: str
+    tmp_path: Path, knob: str, message: str
 ) -> None:
     """Four nodes on two cores; the link that is slow is one that the first round tries."""
     command = [
@@ -39,10 +39,10 @@ def test_a_planted_slow_node_and_a_slow_link_are_named(
         *("--results", str(tmp_path), "--exclude", str(tmp_path / "exclude")),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert said in done.stdout, done.stdout + done.stderr
+    assert message in done.stdout, done.stdout + done.stderr
     assert done.returncode == (1 if "slow_links" in knob else 0)
     named = (tmp_path / "exclude").read_text().split("\n")
-    assert ("node 1" in named) == ("NODE" in said)
+    assert ("node 1" in named) == ("NODE" in message)
 
 
 @pytest.mark.full  # four agents import torch, as in the conformance of root's

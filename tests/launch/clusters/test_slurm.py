@@ -65,9 +65,9 @@ def test_detached_watched_and_collected(env: dict[str, str], tmp_path: Path) -> 
         assert early.returncode in (0, 5, 11) and "Traceback" not in early.stderr
     assert "@2x1 " in scaleproof(env, "collect", job, *where)
     (record,) = tmp_path.glob("runs/*/*/record.json")
-    found = json.loads(record.read_text())
-    assert any(re.fullmatch(r"engine: \d+ s in the queue", note) for note in found["notes"])
-    assert "SCALEPROOF_SUBMITTED" not in found["environment"]
+    document = json.loads(record.read_text())
+    assert any(re.fullmatch(r"engine: \d+ s in the queue", note) for note in document["notes"])
+    assert "SCALEPROOF_SUBMITTED" not in document["environment"]
 
 
 @pytest.mark.full

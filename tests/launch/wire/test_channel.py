@@ -122,24 +122,24 @@ def test_a_node_with_another_token_is_refused_and_says_so(
 ) -> None:
     wrong = tmp_path / "wrong"
     make_token(wrong)
-    said: list[str] = []
+    listed: list[str] = []
 
     def try_it() -> None:
         try:
             dial(f"127.0.0.1:{listener.port}", read_token(wrong), 1)
         except LaunchError as error:
-            said.append(str(error))
+            listed.append(str(error))
 
     thread = threading.Thread(target=try_it)
     thread.start()
     while thread.is_alive():
         assert listener.accept(0.05) == []
-    assert "another token" in said[0] and "try" in said[0]
+    assert "another token" in listed[0] and "try" in listed[0]
     assert listener.num_refused == 1
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         b"GET / HTTP/1.1\r\n\r\n" * 20,
         os.urandom(4096),
@@ -149,10 +149,10 @@ def test_a_node_with_another_token_is_refused_and_says_so(
     ids=["http", "noise", "ones", "lengths"],
 )
 def test_garbage_is_dropped_and_an_honest_node_still_gets_in(
-    listener: Listener, token: Path, said: bytes
+    listener: Listener, token: Path, message: bytes
 ) -> None:
     with socket.create_connection(("127.0.0.1", listener.port)) as hostile:
-        hostile.sendall(said)
+        hostile.sendall(message)
         node, program = join(listener, token)
         while listener.num_refused == 0:
             assert listener.accept(0.05) == []

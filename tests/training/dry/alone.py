@@ -121,18 +121,18 @@ def _hooked() -> None:
     def init(self: Any, *args: Any, **more: Any) -> None:
         made(self, *args, **more)
         register = self.register_comm_hook
-        own: list[Any] = []
+        listed: list[Any] = []
 
         def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-            if own:
-                return own[0](own[1], bucket)
+            if listed:
+                return listed[0](listed[1], bucket)
             dist.all_reduce(bucket.buffer(), group=self.process_group)
             future: torch.futures.Future[Tensor] = torch.futures.Future()
             future.set_result(bucket.buffer())
             return future
 
         register(None, hook)
-        self.register_comm_hook = lambda state, theirs: own.extend((theirs, state))
+        self.register_comm_hook = lambda state, theirs: listed.extend((theirs, state))
 
     torch.nn.parallel.DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
 
@@ -200,8 +200,8 @@ def train(case: CaseSpec, rank: int, files: Mapping[str, str]) -> Dry:
     return Dry(dict(recorder.calls), dict(recorder.issued), _of(told, rank, times))
 
 
-def _of(told: Expected, rank: int, times: float) -> dict[str, float]:
-    return {name: each[rank] * times for name, each in told.payload_bytes.items() if each[rank]}
+def _of(expected: Expected, rank: int, times: float) -> dict[str, float]:
+    return {name: each[rank] * times for name, each in expected.payload_bytes.items() if each[rank]}
 
 
 def _child(work: Callable[..., Any], given: tuple[Any, ...], pipe: Any) -> None:

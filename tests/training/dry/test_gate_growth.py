@@ -35,9 +35,9 @@ def passes(case: CaseSpec, files: Mapping[str, str]) -> int:
 
 @pytest.mark.parametrize("strategy", ["ddp", "local_sgd", "compressed:topk"])
 def test_the_reference_of_a_rank_does_not_grow_with_the_world(strategy: str) -> None:
-    found = []
+    listed = []
     for ranks in (8, 64):
         site = Site(device=Device.CPU, backend="gloo", nodes=(8,) * (ranks // 8))
         case = KNOWN.twin(KNOWN.normalise(site.case(f"{strategy}/mlp-nano")))
-        found.append(apart(passes, case, KNOWN.files(case)))
-    assert found[0] == found[1] > 0
+        listed.append(apart(passes, case, KNOWN.files(case)))
+    assert listed[0] == listed[1] > 0

@@ -13,6 +13,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "harness"
 #: A local of such a name does not say what it holds.
 NO_NAMES = ("found", "told", "said", "own", "one", "each", "these")
+#: A first sentence that begins so has no subject: "What a rank did." is a riddle without the code.
+NO_SUBJECT = ("What ", "The same")
 MOST_UNLIKE = 5
 #: Classes that files are asked for have one name in all of them; of other names so many stand twice.
 ASKED_FOR = {"Codec", "Simulation"}
@@ -45,6 +47,18 @@ def test_locals_say_what_they_hold() -> None:
     assert not without_a_meaning, "find a name that says what each of them holds"
 
 
+def test_docstrings_begin_with_a_subject_or_a_verb() -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    without_a_subject = [
+        f"{path.relative_to(PACKAGE)}: {text.splitlines()[0]}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, documented) and (text := ast.get_docstring(node))
+        if text.startswith(NO_SUBJECT)
+    ]
+    assert not without_a_subject, "say what it is, or what it does"
+
+
 def test_a_class_has_a_name_of_its_own() -> None:
     count = Counter(
         node.name
@@ -68,10 +82,10 @@ def unlike(node: ast.Assign) -> bool:
 
 
 def test_one_value_an_assignment() -> None:
-    found = [
+    unlike_values = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in sorted(PACKAGE.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Assign) and unlike(node)
     ]
-    assert len(found) <= MOST_UNLIKE, found
+    assert len(unlike_values) <= MOST_UNLIKE, unlike_values

@@ -103,7 +103,7 @@ class Bench:
                 witness = witnesses[case.hash]
                 stated = None if witness is None else by_hash[witness.hash]
                 answer = claims.of_files(case, by_hash[case.hash], stated, self.catalogue)
-                known[case.hash] = answer
+                known[case.hash] = claims.of_its_training(case, answer, self.catalogue)
         return [known.get(c.hash, Described()) for c in cases]
 
     def _files(self, case: CaseSpec) -> dict[str, str]:

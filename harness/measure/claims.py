@@ -7,7 +7,7 @@ own. So what they are excused from follows from what they expect, and is not ask
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from harness.cases import CaseSpec, Catalogue, Data, Entry, twins
+from harness.cases import CaseSpec, Catalogue, Data, Entry, digest, twins
 from harness.cases.heads import read_head
 from harness.cases.limits import ROUNDED, loss_limit, rounding
 from harness.cases.recipes import plain
@@ -65,6 +65,21 @@ def of_files(
         own_ideal=own_ideal or expected.balance != 1,  # by a model whose FLOPs its own file counts
         excuses=tuple(excuses),
     )
+
+
+def of_its_training(case: CaseSpec, answer: Described, catalogue: Catalogue) -> Described:
+    """The description with a reference that only cases of the same model, samples and seed share,
+    whichever key its files stated.
+    """
+    if answer.reference is None:
+        return answer
+    sizes = catalogue.get("models", case.model).head.get("SIZES", {})
+    micro_batch = case.micro_batch or sizes.get(case.size, {}).get("batch", 0)
+    samples = case.global_batch or micro_batch * case.world_size * case.accumulate
+    trained = [case.model, case.size, case.seq_len, samples, case.seed]
+    trained += [case.precision, case.optimizer]
+    key = digest([answer.reference.key, *trained])
+    return replace(answer, reference=replace(answer.reference, key=key))
 
 
 def _unlike(answer: Described, beside: Described) -> Iterator[str]:

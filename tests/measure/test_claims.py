@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from harness.cases import Catalogue, Device, Site
+import pytest
+
+from harness.cases import CaseSpec, Catalogue, Device, Site
 from harness.measure import claims
-from harness.record import Described
+from harness.record import Described, Reference
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 HEAD = 'SUPPORTS = dict(worlds="any", oracle="{}", initial="broadcast", replicas=True)'
@@ -34,3 +37,20 @@ def test_a_witness_has_the_files_of_the_model_alone(tmp_path: Path) -> None:
     assert witness is not None and (witness.strategy, witness.data) == ("single", "resident")
     assert witness.knobs == {"paced.step_ms": 5.0}
     assert claims.witness(known.normalise(SITE.case("ddp/mlp-nano")), known) is None
+
+
+@pytest.mark.parametrize("other", [dict(micro_batch=4), dict(seed=1), dict(model="moe")])
+def test_a_key_that_a_file_forges_is_not_another_trainings(other: dict[str, object]) -> None:
+    """A case with half of the samples would be compared with a reference that had as few."""
+    known = Catalogue()
+    reference = Reference(key="forged", shards=2, limit=0.0, memory_bytes=1)
+
+    def key(case: CaseSpec) -> str:
+        answer = claims.of_its_training(case, Described(reference=reference), known)
+        assert answer.reference is not None
+        return answer.reference.key
+
+    case = known.normalise(SITE.case("ddp/mlp-nano"))
+    assert key(case) != key(replace(case, **other))  # type: ignore[arg-type]
+    assert key(case) == key(known.normalise(SITE.case("fsdp/mlp-nano")))
+    assert key(case) == key(replace(case, micro_batch=8)), "its own batch, said aloud"

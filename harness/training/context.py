@@ -300,8 +300,7 @@ def parts(model: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def own_batch(loaded: Loaded, ctx: RankContext, ids: Tensor, of: int = 0) -> Batch:
-    """The number of these samples that a rank is handed, of a short batch if ``of`` is how many it
-    has.
+    """The batch of these samples that a rank is handed; a short one if ``of`` is how many it has.
 
     Where the sequence is cut, the part that is its own: the strategy's file says which in
     ``positions``.
@@ -320,7 +319,11 @@ def placed(loaded: Loaded, ctx: RankContext, batch: Batch) -> Batch:
     length = batch.inputs.shape[1]
     place = ctx.mesh.place(ctx.rank, Dim.CP)
     knobs = loaded.knobs(ctx.case)
-    positions = loaded.strategy.positions(knobs, length, places)[place].to(ctx.device)
+    of_places = loaded.strategy.positions(knobs, length, places)
+    if not torch.equal(torch.cat(of_places).sort().values, torch.arange(length)):
+        file = loaded.strategy.__file__
+        raise ValueError(f"{file}: positions({length}, {places}) are not each position once")
+    positions = of_places[place].to(ctx.device)
     return replace(batch, inputs=batch.inputs[:, positions], targets=batch.targets[:, positions])
 
 

@@ -21,7 +21,7 @@ Logs = dict[str, dict[int, dict[int, Collective]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Each rank's step at the first collective that not all did; "" = it has not come to it."""
+    """The first collective that not all did, by rank; "" = it has not come to it."""
 
     number: int
     did: Mapping[int, str]

@@ -44,9 +44,7 @@ def _of_script(evidence: Evidence) -> Iterator[str]:
 
 
 def _of_files(evidence: Evidence, described: Described) -> Iterator[str]:
-    """The figures of which a user's file may have stated something, of itself or of a model that is
-    not its own.
-    """
+    """Says what a user's file may have stated of itself, or of a model that is not its own."""
     run = evidence.run
     case = evidence.subject
     trained = references.launch_of(run.references, run.described, case.hash)

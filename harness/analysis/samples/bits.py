@@ -69,7 +69,7 @@ def _computed(step: int, who: Sequence[int], rows: Sequence[bytes]) -> Iterator[
 
 
 def _exchanged(step: int, bits: np.ndarray, received: np.ndarray) -> Iterator[Odd]:
-    """Tells whether every rank received the gradients of each first micro-batch to the bit."""
+    """Finds ranks that sent, or received, other gradients of a first micro-batch than others."""
     num = len(bits)
     for source in range(num):
         sent = bits[source, step, 0, -1]

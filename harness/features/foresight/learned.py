@@ -49,7 +49,7 @@ UNTAUGHT = Learned(beliefs=PRIORS, stretch=dict.fromkeys(Regime, 1.0), families=
 
 
 def learned(leaving_out: str = "") -> Learned:
-    """The lessons of all families but one."""
+    """The misses of all families but one, as priors and as how far intervals are stretched."""
     kept = {name: misses for name, misses in _file().items() if name != leaving_out}
     return Learned(
         beliefs=PRIORS,

@@ -307,9 +307,7 @@ def _metering(
 
 
 class _Lost(logging.Handler):
-    """Counts the telemetry that was not taken by the SDK's own log, which would else be on the
-    screen.
-    """
+    """Keeps what the SDK logs of telemetry that was not taken: by itself it would be on screen."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

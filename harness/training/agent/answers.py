@@ -43,7 +43,7 @@ def in_child(function: Callable[[], Json]) -> Json:
 
 
 def in_children(functions: Sequence[Callable[[], Json]]) -> list[Json]:
-    """Calls a function on each, a core to each, in their order."""
+    """Calls each in a forked child, a core to each; the answers stand in their order."""
     left = dict(enumerate(functions))
     answers: dict[int, Json] = {}
     children: dict[int, _Child] = {}

@@ -64,7 +64,7 @@ def since(position: int, backend: str) -> Mapping[str, Issued]:
 
 
 def between(backend: str, begin_ns: int, end_ns: int) -> Mapping[str, Issued]:
-    """Tells the collectives of a time by the wall clock, among the entries that are kept."""
+    """Totals the collectives of a time by the wall clock, among the entries that are kept."""
     return _totals(
         [entry for entry in entries(backend) if begin_ns <= entry["time_created_ns"] < end_ns]
     )

@@ -49,7 +49,7 @@ def _listed(names: Sequence[str], stages: int, split: str) -> list[list[str]]:
 
 
 class DepthBlock(NamedTuple):
-    """Tensors of a block: those that it computes from, one at least, and those that it gives."""
+    """The FLOPs of a block on its inputs, one at least, and its output."""
 
     flops: float
     output: Tensor
@@ -77,9 +77,7 @@ def flops_of(model: nn.Sequential, x: Tensor) -> dict[str, float]:
 
 
 def likeness(block: nn.Module, x: Tensor) -> tuple[object, ...]:
-    """The description that two blocks of a model share if they compute alike: where its file says
-    that they do.
-    """
+    """Type, weights and inputs that blocks share if they compute alike, where a file says so."""
     weights = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
     return type(block), weights, tuple(x.shape), x.dtype
 

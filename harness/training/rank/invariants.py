@@ -93,7 +93,7 @@ class CodecTrial:
         return (torch.randn(size, generator=source) * spread).to(self.ctx.device)
 
     def sent(self, gradient: Tensor) -> Tensor:
-        """Sends all ranks what is made of it; a collective."""
+        """Gives a gradient to the hook, and returns what all ranks get of it; a collective."""
         handed_on: Tensor = self.hook(self.bucket.fill(gradient)).wait()
         return handed_on.clone()
 

@@ -62,7 +62,7 @@ class RolePair(LocalTrainer):
     passes = 1
 
     def step(self, batch: Batch) -> Tensor | None:
-        """Steps without a loss on the actors' side."""
+        """Makes a step; actors have no loss of it."""
         if self.pair is None:
             return super().step(batch)
         if self.acts:

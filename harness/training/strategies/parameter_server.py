@@ -50,9 +50,7 @@ def _lock_step(knobs: Knobs) -> bool:
 
 
 class Server:
-    """The parameters that all ranks moved, by step; a rank is answered once the slowest one is near
-    enough.
-    """
+    """Keeps what all ranks moved, by step; answers a rank once the slowest one is near enough."""
 
     def __init__(self, start: Tensor, ranks: int, staleness: float) -> None:
         self.agreed = start.clone()

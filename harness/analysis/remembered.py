@@ -27,7 +27,7 @@ BESIDE = frozenset({"report.html", "proposal.svg", "proposal.md", ".lock"})
 #: Packages that figures are computed with: their versions stand for their files.
 COMPUTING = ("numpy", "scipy", "msgspec")
 #: Keys that are kept; of more the oldest are forgotten.
-MOST = 20_000
+MOST_KEYS = 20_000
 #: Seconds after the start of a program in which it has imported what verifies.
 _STARTING_S = 10.0
 _BEGAN_S = time.time()
@@ -91,8 +91,8 @@ def keep(path: Path, key: str | None) -> None:
         kept.mkdir(parents=True, exist_ok=True, mode=0o700)
         (kept / key).touch(mode=0o600)
         entries = list(kept.iterdir())
-        if len(entries) > MOST:
-            for old in sorted(entries, key=lambda entry: entry.stat().st_mtime)[: MOST // 2]:
+        if len(entries) > MOST_KEYS:
+            for old in sorted(entries, key=lambda entry: entry.stat().st_mtime)[: MOST_KEYS // 2]:
                 old.unlink(missing_ok=True)
 
 

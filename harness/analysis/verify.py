@@ -182,7 +182,7 @@ def _all(run: RunRecord, folder: Path, launches: Sequence[LaunchRecord]) -> list
 
 
 #: Checks whose limit is the least they may be, in records that do not say so.
-LEAST = ("progress", "codec.bytes_suffice", "codec.descends")
+AT_LEAST = ("progress", "codec.bytes_suffice", "codec.descends")
 #: What forked processes find: record, folder, launches and curves.
 _GIVEN: list[Any] = []
 
@@ -208,7 +208,7 @@ def let_through(launch: str, ranks: Sequence[RankRecord]) -> Iterator[str]:
                 continue
             least = -math.inf
             most = check.limit
-            if check.at_least or check.name in LEAST:
+            if check.at_least or check.name in AT_LEAST:
                 least = check.limit
                 most = math.inf
             elif check.name.startswith("bytes."):

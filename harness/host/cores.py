@@ -13,7 +13,7 @@ from harness.host import nvml
 
 SYS = Path("/sys")
 #: Fewer CPUs are no place for a rank's own threads, its backend's and autograd's: it is not pinned.
-LEAST = 2
+LEAST_CPUS = 2
 
 
 def near_gpus() -> tuple[frozenset[int], ...]:
@@ -49,7 +49,7 @@ def slices(near_each: Sequence[frozenset[int]], allowed: Collection[int]) -> lis
         share = len(cores) // homes.count(home)
         first = homes[:number].count(home) * share
         chosen = sorted(cpu for core in cores[first : first + share] for cpu in core)
-        parts.append(tuple(chosen) if len(chosen) >= LEAST else tuple(sorted(home)))
+        parts.append(tuple(chosen) if len(chosen) >= LEAST_CPUS else tuple(sorted(home)))
     return parts
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from harness.host.copies import LEFT_OUT
 
 #: Files that are compared after every launch; of more, those that are found first.
-MOST = 100_000
+MOST_FILES = 100_000
 _NEW_NAMESPACE = 0x0002_0000  # CLONE_NEWNS
 _NEW_USERS = 0x1000_0000  # CLONE_NEWUSER
 _READ_ONLY = 0x1
@@ -47,7 +47,7 @@ def stamps(folder: Path, data: Sequence[str]) -> Stamps:
             facts = path.stat()
             stamp = Stamp(facts.st_ino, facts.st_mtime_ns, facts.st_size)
             by_path[os.path.relpath(path, folder)] = stamp
-        if len(by_path) == MOST:
+        if len(by_path) == MOST_FILES:
             break
     return by_path
 
@@ -59,7 +59,7 @@ def changed(before: Stamps, after: Stamps) -> list[str]:
         for path, stamp in before.items()
         if after.get(path) != stamp
     ]
-    full = len(before) == MOST or len(after) == MOST
+    full = len(before) == MOST_FILES or len(after) == MOST_FILES
     return sentences + [f"{path} was written" for path in after if path not in before and not full]
 
 

@@ -203,7 +203,9 @@ def one_change(count: int, seed: int) -> str:
         changes = [i for i in range(1, NIGHTS) if names[i] != names[i - 1]]
         states = [i for i in range(1, NIGHTS) if state[i - 1]]
         for j, nights in enumerate((changes, states)):
-            once[j] += len(nights) == 1 and scan.FEWEST <= nights[0] <= NIGHTS - scan.FEWEST
+            once[j] += (
+                len(nights) == 1 and scan.FEWEST_NIGHTS <= nights[0] <= NIGHTS - scan.FEWEST_NIGHTS
+            )
     node, states_of_one = once / count
     return f"one change of their own: {node:.2f} of kept nodes, {states_of_one:.2f} of two states"
 
@@ -218,7 +220,7 @@ def knowing_walks(count: int, seed: int) -> str:
     root = np.linalg.cholesky(walk)
     white = np.linalg.inv(root)
     level = white.sum(axis=1)
-    after = np.arange(scan.FEWEST, NIGHTS - scan.FEWEST + 1)
+    after = np.arange(scan.FEWEST_NIGHTS, NIGHTS - scan.FEWEST_NIGHTS + 1)
 
     def over_walk(x: Array) -> float:
         turned = white @ x

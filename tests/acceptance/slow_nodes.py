@@ -33,7 +33,7 @@ from harness.measure.session import Session
 
 #: The time of so many launches, over what is usual.
 Noise = Callable[[np.random.Generator, int], np.ndarray]
-ROUNDS = rounds.MOST
+ROUNDS = rounds.MOST_ROUNDS
 
 
 def cells() -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from harness.base.errors import BusyError, Exit, LaunchError, OutOfTimeError, Sc
 from harness.cases import Protocol
 from harness.interface.report.sides.comparison import interleaved
 from harness.measure.setups import interleaving
-from harness.measure.setups.interleaving import FEWEST, MOST, Interleaver, difference
+from harness.measure.setups.interleaving import FEWEST_BLOCKS, MOST_BLOCKS, Interleaver, difference
 from harness.record import Purpose, RankRecord, RunRecord
 
 
@@ -23,9 +23,9 @@ def decided(longer: float, sd: float, draw: np.random.Generator) -> tuple[Readin
     while True:
         pairs += list(draw.normal(longer, sd, 2))
         reading = difference("case", pairs).reading
-        if len(pairs) >= 2 * FEWEST and reading is not Reading.UNDECIDED:
+        if len(pairs) >= 2 * FEWEST_BLOCKS and reading is not Reading.UNDECIDED:
             return reading, len(pairs)
-        if len(pairs) >= 2 * MOST:
+        if len(pairs) >= 2 * MOST_BLOCKS:
             return reading, len(pairs)
 
 

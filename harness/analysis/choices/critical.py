@@ -19,7 +19,7 @@ from harness.cases import Plan
 from harness.record import Purpose, RunRecord
 
 #: Batches that a line and its error need.
-FEWEST = 3
+FEWEST_BATCHES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def samples_to_loss(run: RunRecord, plan: Plan) -> dict[int, list[float]]:
 
 def critical_batch(samples: Mapping[int, Sequence[float]]) -> CriticalBatch | None:
     """The fit and its interval; None of fewer than three batches."""
-    if len(samples) < FEWEST:
+    if len(samples) < FEWEST_BATCHES:
         return None
     points = [(float(batch), float(np.mean(needed))) for batch, needed in samples.items()]
     batch, least = _line(points)

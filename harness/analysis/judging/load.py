@@ -15,15 +15,15 @@ from harness.host import admission
 from harness.record import LaunchRecord, Purpose, RunRecord
 
 #: Less than this is what clock ticks tell: 10 ms in a third of a second.
-LEAST = 0.02
+LEAST_LOAD = 0.02
 #: No rank is taken to have lost more: then nothing is known of it.
-MOST = 0.99
+MOST_LOST = 0.99
 
 
 def around(launches: Sequence[LaunchRecord]) -> bool:
     """Whether others were at work on the cores of these launches, on average."""
     loads = [launch.foreign_load for launch in launches if launch.foreign_load is not None]
-    return bool(loads) and fmean(loads) > LEAST
+    return bool(loads) and fmean(loads) > LEAST_LOAD
 
 
 def lost(
@@ -45,13 +45,13 @@ def _lost(launch: LaunchRecord, run: RunRecord, *, beside: bool, quota: bool) ->
         return None
     load = launch.foreign_load or 0.0
     waited = (launch.throttled or 0.0) if quota else 0.0
-    if load > LEAST:
+    if load > LEAST_LOAD:
         waited += _waited(launch, load)
-    if load > LEAST or beside:
+    if load > LEAST_LOAD or beside:
         waited += _pressed(launch, run)
     if launch.late is not None:  # a scheduled stand-in shows it itself
         waited = min(waited, launch.late)
-    return min(MOST, waited)
+    return min(MOST_LOST, waited)
 
 
 def _waited(launch: LaunchRecord, load: float) -> float:

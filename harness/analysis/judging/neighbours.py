@@ -22,14 +22,14 @@ CLEAR = 2.6
 #: How often a baseline is probed alone, at most: the first time, and where nothing else is open.
 PROBES = 4
 #: Slower than this, and surely so, nothing of the plan runs side by side.
-LEAST = 0.005
+LEAST_SLOWDOWN = 0.005
 #: What neighbours may take of a baseline that was never probed.
 UNKNOWN = 0.5
 #: What launches differ by where it is not known yet: the median of the world's clusters.
 USUAL_SD = 0.005
 #: A device is slow that is this much slower than the median of so many, and so many deviations.
 SLOW = 0.01
-FEWEST = 4
+FEWEST_PAIRS = 4
 ODD = 4.0
 
 
@@ -43,7 +43,7 @@ def disturb(run: RunRecord, plan: Plan) -> bool:
         if len(probes) > 1 and not any(probe.slot for probe in probes):
             return True
         slowdown = _slowdown(run, case)
-        if slowdown is not None and slowdown[0] > max(LEAST, CLEAR * slowdown[1]):
+        if slowdown is not None and slowdown[0] > max(LEAST_SLOWDOWN, CLEAR * slowdown[1]):
             return True
     return False
 
@@ -94,7 +94,7 @@ def slow_devices(run: RunRecord) -> list[SlowDevice]:
         ):
             slots.setdefault(launch.slot, []).append(launch)
     devices = []
-    for launches in (same for same in slots.values() if len(same) >= FEWEST):
+    for launches in (same for same in slots.values() if len(same) >= FEWEST_PAIRS):
         speeds = [math.log(launch.throughput or 1.0) for launch in launches]
         usual = median(speeds)
         deviation = median(abs(s - usual) for s in speeds) / 0.6745

@@ -63,7 +63,7 @@ def _uneven(subject: _Arm, below: _Arm | None, *, more_is_better: bool) -> Itera
     for what, lost, compared in _SOURCES:
         of_subject = lost(subject, highest)
         theirs = lost(below, highest) if below else 0.0
-        if of_subject is None or theirs is None or abs(of_subject - theirs) <= load.LEAST:
+        if of_subject is None or theirs is None or abs(of_subject - theirs) <= load.LEAST_LOAD:
             continue
         faster = (1 - theirs) / (1 - of_subject)  # the subject, if neither had lost anything
         factor = faster if compared else 1 / faster
@@ -105,7 +105,7 @@ def _loaded(evidence: Evidence, subject: _Arm, below: _Arm | None) -> Iterator[T
     beside = any(load.around(arm.timed) for arm in (subject, below) if arm)
     for arm, whose, slowed in ((subject, "the subject", 1), (below, "the baseline", -1)):
         share = load.lost(arm.timed, evidence.run, beside=beside, quota=quota) if arm else None
-        if share is not None and share > load.LEAST:
+        if share is not None and share > load.LEAST_LOAD:
             faster = (1 - share) ** -slowed
             reason = (
                 f"others, or a CPU quota, may have taken {share:.0%} of {whose}'s time (top -d 1)"

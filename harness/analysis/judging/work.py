@@ -16,7 +16,7 @@ ADAMW_BYTES = 28
 MEMORY_BYTES = {Device.CPU: 5e9, Device.CUDA: 1e12}
 #: How many times the subject's CPU time of a sample a baseline's may be. Honest ones of the
 #: shipped suites took 0.2 to 1.2 times as much, on quiet cores and beside 25 other programs.
-MOST = 1.5
+MOST_TIMES = 1.5
 #: Launches of an arm, of which the one that was disturbed least counts.
 LEAST_LAUNCHES = 2
 #: Of a baseline's time for a sample: so much longer than the subject it may wait. Ranks that
@@ -56,7 +56,9 @@ def excess(evidence: Evidence, *, if_cut: bool = False) -> str:
         if launch.steps and launch.consumed
     )
     update_s = ADAMW_BYTES * facts.num_params / MEMORY_BYTES[case.device] / samples
-    if theirs - min(update_s, theirs / 2) <= MOST * subject_s:  # ranks may share out the optimizer
+    if (
+        theirs - min(update_s, theirs / 2) <= MOST_TIMES * subject_s
+    ):  # ranks may share out the optimizer
         return ""
     return (
         f"the baseline takes {theirs / subject_s:.2f} times the subject's CPU time for a sample: it"

@@ -27,8 +27,8 @@ COURSE = 4.0
 BLOCK = 8
 #: Relative differences that are never held against a launch: sums of fp32 in another order; and
 #: those that always are.
-LEAST = 2e-5
-MOST = 2e-2
+LEAST_LIMIT = 2e-5
+MOST_LIMIT = 2e-2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +51,9 @@ class LossCurve:
         """
         if self.limit and self.replicates is not None:
             widest = np.maximum.accumulate(np.abs(self._spread(steps)).max(0))
-            return np.asarray(np.clip(SINGLE * widest, LEAST, MOST))
+            return np.asarray(np.clip(SINGLE * widest, LEAST_LIMIT, MOST_LIMIT))
         grown = self.limit * 2.0 ** (np.maximum(0, np.arange(steps) - 32) / 8)
-        return np.asarray(np.minimum(grown, max(self.limit, MOST)))
+        return np.asarray(np.minimum(grown, max(self.limit, MOST_LIMIT)))
 
     def block_limits(self, steps: int) -> np.ndarray:
         """The limit of the root mean square of each whole block of steps; infinite without
@@ -63,7 +63,7 @@ class LossCurve:
         if not self.limit or self.replicates is None or not blocks:
             return np.full(blocks, np.inf)
         widest = np.maximum.accumulate(block_rms(self._spread(steps)).max(0))
-        return np.asarray(np.clip(COURSE * widest, LEAST, MOST))
+        return np.asarray(np.clip(COURSE * widest, LEAST_LIMIT, MOST_LIMIT))
 
     def _spread(self, steps: int) -> np.ndarray:
         """Relative differences of the replicates (replicates, steps)."""

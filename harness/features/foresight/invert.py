@@ -12,7 +12,7 @@ from harness.features.foresight.infer import Posterior
 from harness.features.foresight.shapes import KeptStates, Shape
 
 #: A knob is turned up to so many times of what it is.
-MOST = 64.0
+MOST_TIMES = 64.0
 
 
 class Knob(StrEnum):
@@ -63,20 +63,20 @@ def hold(known: Posterior, base: Shape, target: Shape, efficiency: float) -> lis
 
 
 def _held(knob: Knob, reached: Callable[[float], float], efficiency: float) -> Held:
-    return Held(knob=knob, times=least(reached, efficiency), best=reached(MOST))
+    return Held(knob=knob, times=least(reached, efficiency), best=reached(MOST_TIMES))
 
 
 def least(reached: Callable[[float], float], wanted: float) -> float | None:
-    """The smallest factor from 1 to MOST that reaches what is wanted, None where none does.
+    """The smallest factor from 1 to MOST_TIMES that reaches what is wanted, None where none does.
 
     By bisection of the logarithm: a knob that is turned up never lowers what is reached.
     """
-    if reached(MOST) < wanted:
+    if reached(MOST_TIMES) < wanted:
         return None
     if reached(1.0) >= wanted:
         return 1.0
     low = 0.0
-    high = float(np.log(MOST))
+    high = float(np.log(MOST_TIMES))
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if reached(np.exp(middle)) >= wanted else (middle, high)

@@ -33,7 +33,7 @@ class Regime(StrEnum):
 
 
 #: No family makes intervals narrower than this: the next one may obey less.
-LEAST = 1.0
+LEAST_STRETCH = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +72,10 @@ def _stretch(regime: Regime, kept: Mapping[str, Mapping[str, list[float]]]) -> f
     """
     misses = [np.array(of[regime.name]) for of in kept.values() if regime.name in of]
     if not misses:
-        return LEAST
+        return LEAST_STRETCH
     every = np.concatenate(misses)
     weight = np.concatenate([np.full(len(miss), len(miss) ** -0.5) for miss in misses])
     order = np.argsort(every)
     reached = np.cumsum(weight[order]) - weight[order] / 2
     quantile = float(np.interp(LEVEL * weight.sum(), reached, every[order]))
-    return max(LEAST, quantile / HALF_SDS)
+    return max(LEAST_STRETCH, quantile / HALF_SDS)

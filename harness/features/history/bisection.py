@@ -21,7 +21,7 @@ import numpy as np
 #: Pairs that the bad version has before anything is probed, and at most: its mean has to be this
 #: many standard errors from the good one's.
 FIRST = 4
-MOST = 24
+MOST_PAIRS = 24
 APART = 4.0
 
 
@@ -63,7 +63,7 @@ class Bisection:
             return None
         if abs(np.mean(ends)) > APART * np.std(ends, ddof=1) / np.sqrt(len(ends)):
             return True
-        return False if len(ends) >= MOST else None
+        return False if len(ends) >= MOST_PAIRS else None
 
     @property
     def next(self) -> int | None:

@@ -10,7 +10,7 @@ import json
 
 import numpy as np
 
-from harness.features.history.scan import BRIEF, ENOUGH, FEWEST, LONGEST, NULL, normal_scores
+from harness.features.history.scan import BRIEF, ENOUGH, FEWEST_NIGHTS, LONGEST, NULL, normal_scores
 
 NIGHTS = (
     6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 25, 30, 36, 45, 60, 80, 110, 150, 220,
@@ -28,7 +28,7 @@ def highest(n: int, count: int, random: np.random.Generator) -> np.ndarray:
     """The best scores of ``count`` series of ``n`` nights in random order."""
     scores = np.tile(normal_scores(n), (count, 1))
     random.permuted(scores, axis=1, out=scores)
-    k = np.arange(FEWEST, n - FEWEST + 1)
+    k = np.arange(FEWEST_NIGHTS, n - FEWEST_NIGHTS + 1)
     deviation = np.sqrt((normal_scores(n) ** 2).sum() / (n - 1) * k * (n - k) / n)
     best: np.ndarray = np.max(np.abs(np.cumsum(scores, axis=1)[:, k - 1]) / deviation, axis=1)
     return best
@@ -41,8 +41,11 @@ def highest_brief(n: int, count: int, random: np.random.Generator) -> np.ndarray
     sums = np.cumsum(scores, axis=1)
     square = (normal_scores(n) ** 2).sum() / (n - 1)
     best = np.zeros(count)
-    for m in range(FEWEST, min(LONGEST, n // BRIEF) + 1):
-        inside = np.abs(sums[:, FEWEST - 1 + m : n - FEWEST] - sums[:, FEWEST - 1 : n - FEWEST - m])
+    for m in range(FEWEST_NIGHTS, min(LONGEST, n // BRIEF) + 1):
+        inside = np.abs(
+            sums[:, FEWEST_NIGHTS - 1 + m : n - FEWEST_NIGHTS]
+            - sums[:, FEWEST_NIGHTS - 1 : n - FEWEST_NIGHTS - m]
+        )
         best = np.maximum(best, inside.max(axis=1) / np.sqrt(square * m * (n - m) / n))
     return best
 

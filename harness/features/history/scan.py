@@ -25,7 +25,7 @@ from scipy.stats import theilslopes
 from harness.features.history import wandering
 
 #: Nights on each side of a change; below ``ENOUGH`` in all, nothing can be told.
-FEWEST = 3
+FEWEST_NIGHTS = 3
 ENOUGH = 12
 #: False alarms of one series whose nights are independent: one in a thousand in each direction.
 ALPHA = 0.002
@@ -130,7 +130,7 @@ def _steps(x: np.ndarray, cuts: list[int], floor: float, alpha: float) -> list[C
         weak = [i for i, step in enumerate(steps) if step.p > alpha or abs(step.size.by) < floor]
         # Neighbours may both be drawn to one night; a level has a few nights.
         for i, (a, b) in enumerate(itertools.pairwise(steps)):
-            if b.at - a.at < FEWEST:
+            if b.at - a.at < FEWEST_NIGHTS:
                 weak.append(i if a.p > b.p else i + 1)
         if not weak:
             return steps
@@ -149,7 +149,7 @@ def without_nodes(x: np.ndarray, nodes: Sequence[str]) -> np.ndarray:
     of_node = np.array([[name == other for other in names] for name in nodes], float)
     effects = np.zeros(len(names))
     fewest = math.inf
-    for at in range(FEWEST, len(x) - FEWEST + 1):
+    for at in range(FEWEST_NIGHTS, len(x) - FEWEST_NIGHTS + 1):
         step = (np.arange(len(x)) >= at).astype(float)
         fit = np.linalg.lstsq(np.column_stack([of_node, step]), x, rcond=None)[0]
         left = float(np.abs(x - of_node @ fit[:-1] - fit[-1] * step).sum())
@@ -161,7 +161,7 @@ def without_nodes(x: np.ndarray, nodes: Sequence[str]) -> np.ndarray:
 
 def _names(nodes: Sequence[str], num_nights: int) -> Sequence[str]:
     """The nodes, where there is something to learn from: several, each for some nights."""
-    several = 1 < len(set(nodes)) <= num_nights // FEWEST
+    several = 1 < len(set(nodes)) <= num_nights // FEWEST_NIGHTS
     return nodes if several and len(nodes) == num_nights else ()
 
 
@@ -265,7 +265,7 @@ def _cuts(x: np.ndarray, start: int, end: int, alpha: float) -> list[int]:
     whole = (start, end, alpha)
     parts = ((start, end - third), (start + third, end))
     for a, b, limit in (whole, *((*part, alpha / 16) for part in parts)):
-        if b - a < 2 * FEWEST:
+        if b - a < 2 * FEWEST_NIGHTS:
             continue
         at, score = best(x[a:b])
         if p_value(score, b - a) <= limit:
@@ -289,8 +289,8 @@ def brief(x: np.ndarray) -> tuple[int, int, float]:
     highest = (0, 0, 0.0)
     if not square:
         return highest
-    for m in range(FEWEST, min(LONGEST, n // BRIEF) + 1):
-        first = np.arange(FEWEST, n - FEWEST - m + 1)
+    for m in range(FEWEST_NIGHTS, min(LONGEST, n // BRIEF) + 1):
+        first = np.arange(FEWEST_NIGHTS, n - FEWEST_NIGHTS - m + 1)
         inside = np.abs(sums[first + m] - sums[first])
         i = int(np.argmax(inside))
         score = float(inside[i]) / math.sqrt(square / (n - 1) * m * (n - m) / n)
@@ -307,9 +307,9 @@ def best(x: np.ndarray) -> tuple[int, float]:
     n = len(x)
     values = np.unique(x)
     if len(values) == 1:
-        return FEWEST, 0.0
+        return FEWEST_NIGHTS, 0.0
     scores = tied_scores(x)
-    k = np.arange(FEWEST, n - FEWEST + 1)
+    k = np.arange(FEWEST_NIGHTS, n - FEWEST_NIGHTS + 1)
     deviation = np.sqrt((scores @ scores) / (n - 1) * k * (n - k) / n)
     z = np.abs(np.cumsum(scores)[k - 1]) / deviation
     i = int(np.argmax(z))
@@ -339,7 +339,7 @@ def located(x: np.ndarray, at: int) -> int:
         off = np.abs(x - levels[:, None]) / deviation
         cost = np.where(off < 1.5, off**2 / 2, 1.5 * off - 1.125)
         both = np.cumsum(cost[0]) + cost[1].sum() - np.cumsum(cost[1])
-        at = FEWEST + int(np.argmin(both[FEWEST - 1 : len(x) - FEWEST]))
+        at = FEWEST_NIGHTS + int(np.argmin(both[FEWEST_NIGHTS - 1 : len(x) - FEWEST_NIGHTS]))
     return at
 
 
@@ -409,7 +409,7 @@ def leap(values: Sequence[float], jump: float, sds: float = 6.0) -> bool:
     standard deviations. One night is no change of level: it asks for another run.
     """
     *before, last = values[-ENOUGH - 1 :]
-    if len(before) < FEWEST:
+    if len(before) < FEWEST_NIGHTS:
         return False
     middle = median(before)
     deviation = 1.4826 * median(abs(v - middle) for v in before)

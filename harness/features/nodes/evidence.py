@@ -30,7 +30,7 @@ SHAPE = 32.0
 ODD = 0.05
 WIDE = 0.02
 #: No clock and no fabric is steadier.
-LEAST = 0.0005
+LEAST_SCATTER = 0.0005
 #: Launches that differ by less than this share of the scatter are counted as alike.
 ALIKE = 0.1
 
@@ -45,7 +45,7 @@ class Scatter:
         logs = logs - self.centre
         spread = 1.4826 * float(np.median(np.abs(logs)))
         usual = (len(logs) * spread**2 + WORTH * USUAL**2) / (len(logs) + WORTH)
-        self._scale = max(math.sqrt(usual), LEAST)
+        self._scale = max(math.sqrt(usual), LEAST_SCATTER)
         bins = np.rint(logs / (ALIKE * self._scale))
         places, self._counts = np.unique(bins, return_counts=True)
         self._places = places * ALIKE * self._scale

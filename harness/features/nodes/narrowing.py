@@ -19,7 +19,7 @@ BREAKS = 3
 AT_MOST = 20
 #: Of what breaks in a lower share of launches no set is told apart from flakes. None breaks surely.
 SELDOM = 0.2
-MOST = 0.75
+MOST_OFTEN = 0.75
 #: Chance that a set which breaks is held to be well, or one that is well to break.
 WRONG = 0.005
 #: Share of launches that break although nothing is wrong with their nodes.
@@ -83,7 +83,7 @@ class Narrowing:
             broke += self.launch(tuple(self.nodes))
             launches += 1
         # Launches ended with the last break: without it their share is unbiased.
-        self.share = min((broke - 1) / max(1, launches - 1), MOST)
+        self.share = min((broke - 1) / max(1, launches - 1), MOST_OFTEN)
         often = broke >= BREAKS and self.share >= SELDOM
         self.tried.append(TriedSet(tuple(self.nodes), broke, launches, often))
         return self.tried[-1].breaks

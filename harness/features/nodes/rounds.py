@@ -38,7 +38,7 @@ COMMON = 6
 #: e-value of a link that is measured again.
 DOUBTED = 20.0
 #: By which share a node is slower that is worth naming.
-LEAST = 0.01
+LEAST_SLOWER = 0.01
 #: Deviations beyond which a node that is there each time is no measure of noise.
 ALWAYS = 2.0
 #: Pairs of well nodes beside the suspects.
@@ -48,7 +48,7 @@ TRIED = (0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.
 TRIALS = 400
 SEEN = 0.99
 #: Rounds at most: what scatters by as much as a node is slower needs so many launches of it.
-MOST = 32
+MOST_ROUNDS = 32
 #: A node that is slower by so many times what is worth naming may not hide.
 WANTED = 2.0
 
@@ -323,20 +323,22 @@ class Board:
         return np.asarray(self._logs[~theirs[self._ends].any(axis=1)])
 
 
-@lru_cache(maxsize=2 * MOST)
+@lru_cache(maxsize=2 * MOST_ROUNDS)
 def board(seen: tuple[TimedPair, ...], num_nodes: int, least: float, wanted: float) -> Board:
     """The conclusions from these rounds: asked for anew with every round that is added."""
     return Board(seen, num_nodes, least, wanted)
 
 
-def conclude(seen: Sequence[TimedPair], num_nodes: int, least: float = LEAST) -> list[NamedSlow]:
+def conclude(
+    seen: Sequence[TimedPair], num_nodes: int, least: float = LEAST_SLOWER
+) -> list[NamedSlow]:
     """The nodes and links that are slower by ``least`` or more, the surest first."""
     known = board(tuple(seen), num_nodes, least, WANTED * least)
     return known.slow_nodes + known.slow_links
 
 
 def pairs(
-    seen: Sequence[TimedPair], num_nodes: int, seed: int, least: float = LEAST
+    seen: Sequence[TimedPair], num_nodes: int, seed: int, least: float = LEAST_SLOWER
 ) -> list[tuple[int, int]]:
     """The next round's pairs; none when nothing is left to find: every node that is slower by
     ``WANTED`` times ``least`` is named.

@@ -9,7 +9,7 @@ from harness.record.fabric import Paired, Slow, Suspects
 
 AUDIT = "suspects"
 #: A training's step differs by this share before a node is named, a link's rate by that.
-STEP = rounds.LEAST
+STEP = rounds.LEAST_SLOWER
 LINK = 0.1
 #: Nodes that a sentence names.
 NODES_SHOWN = 8
@@ -81,7 +81,9 @@ def hidden(suspected: Suspects) -> str:
     of = suspected.hosts or tuple(
         sorted({host for pair in suspected.pairs for host in (pair.a, pair.b)})
     )
-    smallest = _board(suspected.pairs, of, suspected.case).smallest(suspected.most or rounds.MOST)
+    smallest = _board(suspected.pairs, of, suspected.case).smallest(
+        suspected.most or rounds.MOST_ROUNDS
+    )
     if smallest is None:
         return "launches scatter so widely that a node of half the speed might have been missed"
     return f"a node that is {100 * smallest:g}% slower would have been named 99 times in 100"
@@ -93,7 +95,7 @@ def open_still(suspected: Suspects) -> str:
     if more := len(suspected.undecided) - NODES_SHOWN:
         first += f" and {more} more" if more > 0 else ""
     slower = f"{wanted(suspected.case):.0%}"
-    most = suspected.most or rounds.MOST
+    most = suspected.most or rounds.MOST_ROUNDS
     return f"{first} may be {slower} slower: --rounds {2 * most} may tell, {most} did not"
 
 

@@ -12,7 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from harness.base.errors import BusyError, LaunchError, OutOfTimeError
-from harness.measure.setups.interleaving import FEWEST, MOST, Difference, Interleaver, difference
+from harness.measure.setups.interleaving import (
+    FEWEST_BLOCKS,
+    MOST_BLOCKS,
+    Difference,
+    Interleaver,
+    difference,
+)
 from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
 
@@ -54,7 +60,7 @@ def measured(
     note: Callable[[str], None],
     until_s: float = math.inf,
 ) -> CaseChange:
-    """Blocks until it is decided, ``MOST`` at most, and none is begun after ``until_s`` of
+    """Blocks until it is decided, ``MOST_BLOCKS`` at most, and none is begun after ``until_s`` of
     ``time.monotonic``; ``note`` gets a line for each.
     """
     changed: list[float] = []
@@ -66,7 +72,7 @@ def measured(
         except BusyError as busy:
             busy_blocks += 1
             late = isinstance(busy, OutOfTimeError) or time.monotonic() >= until_s
-            if busy_blocks < FEWEST and not late:
+            if busy_blocks < FEWEST_BLOCKS and not late:
                 continue
             if not changed:
                 return _without(case, file, allowed, Status.INCONCLUSIVE, busy.what)
@@ -78,8 +84,8 @@ def measured(
         again += of_base
         change = judged(case, file, allowed, changed, again)
         note(f"{case}: head/base {change.ratio:.4f} over {change.num_pairs} pairs: {change.status}")
-        enough = len(changed) >= 2 * FEWEST
-        if (enough and change.status is not Status.INCONCLUSIVE) or len(changed) >= 2 * MOST:
+        enough = len(changed) >= 2 * FEWEST_BLOCKS
+        if (enough and change.status is not Status.INCONCLUSIVE) or len(changed) >= 2 * MOST_BLOCKS:
             return change
         if time.monotonic() >= until_s:
             return replace(

@@ -20,8 +20,8 @@ from harness.record import LaunchRecord, RunRecord, Status
 SAME = 0.01
 ALPHA = 0.05
 #: Blocks of two pairs, at least and at most.
-FEWEST = 3
-MOST = 16
+FEWEST_BLOCKS = 3
+MOST_BLOCKS = 16
 
 
 class Interleaver:
@@ -202,7 +202,7 @@ def beside_itself(measured: Difference, alike: Sequence[float]) -> Difference:
 def compared(
     interleaver: Interleaver, case: str, a: str, b: str, tell: Callable[[str], None]
 ) -> Difference:
-    """Blocks until the difference is decided, ``MOST`` at most. ``told`` gets a line for each."""
+    """Measures blocks until the difference is decided; ``tell`` gets a line for each."""
     longer: list[float] = []
     while True:
         try:
@@ -214,6 +214,6 @@ def compared(
             return beside_itself(undecided, interleaver.alike(a))
         latest = difference(case, longer)
         tell(f"{case}: B/A {latest.ratio:.4f} over {latest.num_pairs} pairs: {latest.reading}")
-        done = len(longer) >= 2 * FEWEST and latest.reading is not Reading.UNDECIDED
-        if done or len(longer) >= 2 * MOST:
+        done = len(longer) >= 2 * FEWEST_BLOCKS and latest.reading is not Reading.UNDECIDED
+        if done or len(longer) >= 2 * MOST_BLOCKS:
             return beside_itself(latest, interleaver.alike(a))

@@ -22,7 +22,7 @@ TWIN = dict(warm_up=2)
 #: Its momentum is in place of the optimizer's.
 METHOD = dict(optimizer="sgd")
 #: Samples at least, so that the threshold means something.
-FEWEST = 256
+FEWEST_SAMPLED = 256
 #: The share that is kept in the first stage of the warm-up; its powers in the next ones.
 FIRST = 0.25
 STAGES = 4
@@ -67,7 +67,7 @@ class Corrected(Sparse):
     def sampled(self, x: Tensor, k: int) -> Tensor:
         """Entries above what a sample says; the largest of them if these are too many."""
         magnitude, n = x.abs(), x.numel()
-        count = min(n, max(FEWEST, int(self.share * n)))
+        count = min(n, max(FEWEST_SAMPLED, int(self.share * n)))
         place = torch.randint(n, (count,), generator=self.generator, device=x.device)
         some = magnitude if count == n else magnitude[place]
         least = torch.topk(some, max(1, round(k * count / n)), sorted=True).values[-1]

@@ -16,7 +16,7 @@ from harness.training.parallel.outer import vector
 from harness.training.rank.simulated import Simulated
 
 #: The least part of their change that has to come over.
-LEAST = 0.01
+LEAST_HEARD = 0.01
 #: Shards that every rank takes in turn; of more each rank takes its own.
 IN_TURN = 2
 #: Ranks that a sentence names.
@@ -50,7 +50,7 @@ def checks(
             trained = max((m for is_changed, m in moves if is_changed), default=0.0)
             heard = max((m for is_changed, m in moves if not is_changed), default=0.0)
             best = max(best, heard / trained if trained else 0.0)
-            if best >= LEAST:
+            if best >= LEAST_HEARD:
                 break
         if best < least:
             least = best
@@ -60,9 +60,9 @@ def checks(
             worst = f"of what ranks {names}{more} train comes to the others, or back"
     yield Check(
         name="ranks_hear_each_other",
-        ok=least >= LEAST,
+        ok=least >= LEAST_HEARD,
         value=least,
-        limit=LEAST,
+        limit=LEAST_HEARD,
         detail=worst,
         at_least=True,
     )

@@ -33,7 +33,7 @@ PARTS = 16
 LEAST_WIDTH = 16_384
 #: A rank has too little with less than this part of an even share; all of them, with less than
 #: this part of their gradients.
-LEAST = 0.25
+LEAST_SHARE = 0.25
 LEAST_EVEN = 0.01
 
 
@@ -133,18 +133,18 @@ class Shares:
             return Check(name=name, ok=False, detail="no gradient went through the codec")
         if self._silent > max(BLOCK - 1, 2 * self._longest):
             detail = f"nothing was handed on in the last {self._silent} steps"
-            return Check(name=name, ok=False, value=0.0, limit=LEAST, detail=detail)
+            return Check(name=name, ok=False, value=0.0, limit=LEAST_SHARE, detail=detail)
         looks = [(fit, _steps(number)) for number, fit in enumerate(self.blocks)]
         gradients, handed_on = self._gathered(self._all)
         steps = f"in all {self._all.steps} steps"
         looks.append((self._fitted(gradients, handed_on), steps))
         self._look_at_parts(gradients, handed_on, steps)
         looks += self._of_parts
-        worst = Check(name=name, ok=True, value=1.0, limit=LEAST)
+        worst = Check(name=name, ok=True, value=1.0, limit=LEAST_SHARE)
         for fit, when in looks:
             even = max(sum(fit.shares) / len(fit.shares), 0.0)
             for rank, (share, error) in enumerate(zip(fit.shares, fit.errors, strict=True)):
-                ok = share + error > LEAST * even and even + error > LEAST_EVEN
+                ok = share + error > LEAST_SHARE * even and even + error > LEAST_EVEN
                 of_even = share / even if even else 0.0
                 if worst.value is not None and (ok, of_even) < (worst.ok, worst.value):
                     detail = f"of an even share of rank {rank}'s gradients was handed on {when}"

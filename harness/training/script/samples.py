@@ -17,7 +17,7 @@ from harness.training.observe.intake import row_hashes
 
 #: Elements of a row that are hashed, of so many tensors at most.
 ELEMENTS = 1024
-MOST = 8
+MOST_TENSORS = 8
 _FIRST = 4096
 
 
@@ -138,7 +138,7 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: Arrived) -> Sequ
         given = args[0] if args else next(iter(kwargs.values()))
         firsts = (next(tensors(x), None) for x in given)
         return [_stacked([tensor for tensor in firsts if tensor is not None])]
-    candidates = itertools.islice(tensors(args, kwargs), MOST)
+    candidates = itertools.islice(tensors(args, kwargs), MOST_TENSORS)
     first = next(candidates)  # what ``first_input`` has found, too
     if how.late:
         return [first.transpose(0, 1)]

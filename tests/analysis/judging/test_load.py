@@ -86,7 +86,7 @@ def test_it_is_a_share_and_grows_with_the_load(
         for foreign in sorted((less, more))
     )
     assert low is not None and high is not None
-    assert 0 <= low <= high <= load.MOST
+    assert 0 <= low <= high <= load.MOST_LOST
 
 
 def test_cpu_time_beyond_that_of_the_best_launch_is_pressure(sample_run: RunRecord) -> None:

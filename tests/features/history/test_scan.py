@@ -151,4 +151,4 @@ def test_levels_follow_each_other() -> None:
     for _ in range(20):
         x = np.cumsum(random.normal(0, 0.006, 60)) + random.normal(0, 0.002, 60)
         nights = [0, *(c.at for c in scan.changes(x, 0.001, alpha=0.05)), 60]
-        assert all(b - a >= scan.FEWEST for a, b in itertools.pairwise(nights))
+        assert all(b - a >= scan.FEWEST_NIGHTS for a, b in itertools.pairwise(nights))

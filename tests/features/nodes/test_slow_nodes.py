@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from harness.features.nodes import rounds, told
 from harness.features.nodes.evidence import log_evidence
 from harness.features.nodes.report.pairs import lines
-from harness.features.nodes.rounds import LEAST, MOST, WANTED, Board, TimedPair
+from harness.features.nodes.rounds import LEAST_SLOWER, MOST_ROUNDS, WANTED, Board, TimedPair
 from harness.record.fabric import Paired, Suspects
 
 #: Of the world's clusters: three quarters of them are steadier.
@@ -22,7 +22,7 @@ SD = 0.0035
 
 
 def play(
-    num_nodes: int, slow: Mapping[tuple[int, ...], float], seed: int, most: int = MOST,
+    num_nodes: int, slow: Mapping[tuple[int, ...], float], seed: int, most: int = MOST_ROUNDS,
     sd: float = SD,
 ) -> list[TimedPair]:  # fmt: skip
     """Rounds of a world in which these nodes and links are slow."""
@@ -38,7 +38,7 @@ def play(
 
 
 def board(seen: list[TimedPair], num_nodes: int) -> Board:
-    return rounds.board(tuple(seen), num_nodes, LEAST, WANTED * LEAST)
+    return rounds.board(tuple(seen), num_nodes, LEAST_SLOWER, WANTED * LEAST_SLOWER)
 
 
 def named(seen: list[TimedPair], num_nodes: int) -> set[tuple[int, ...]]:
@@ -121,22 +121,22 @@ def _suspects() -> Suspects:
     hosts = tuple(f"n{i}" for i in range(16))
     seen = play(16, {(4,): 0.1}, seed=told.SEED)
     pairs = [Paired(a=hosts[s.a], b=hosts[s.b], round=s.round, time_s=s.time_s) for s in seen]
-    return told.suspects(pairs, hosts, "ddp/decoder-nano", MOST)
+    return told.suspects(pairs, hosts, "ddp/decoder-nano", MOST_ROUNDS)
 
 
 def test_suspects_replay() -> None:
     suspects = _suspects()
     assert suspects.nodes == ("n4",) and "n4 is 9.9% slower" in told.words(suspects.slow[0])
-    assert list(told.replayed(suspects, MOST)) == []
+    assert list(told.replayed(suspects, MOST_ROUNDS)) == []
 
 
 def test_a_doctored_search_is_found() -> None:
     """A name that is left out, a pair that was made fast, a round that had other pairs."""
     suspects = _suspects()
-    assert list(told.replayed(replace(suspects, nodes=()), MOST))
+    assert list(told.replayed(replace(suspects, nodes=()), MOST_ROUNDS))
     fast = [replace(p, time_s=1.0) if "n4" in (p.a, p.b) else p for p in suspects.pairs]
-    assert list(told.replayed(replace(suspects, pairs=tuple(fast)), MOST))
-    assert list(told.replayed(replace(suspects, pairs=suspects.pairs[:-1]), MOST))
+    assert list(told.replayed(replace(suspects, pairs=tuple(fast)), MOST_ROUNDS))
+    assert list(told.replayed(replace(suspects, pairs=suspects.pairs[:-1]), MOST_ROUNDS))
 
 
 def test_a_node_that_was_never_measured_is_not_taken_for_a_fast_one() -> None:
@@ -144,13 +144,15 @@ def test_a_node_that_was_never_measured_is_not_taken_for_a_fast_one() -> None:
     suspects = _suspects()
     assert told.unseen(suspects) == ()
     broken = [replace(p, time_s=None) if "n7" in (p.a, p.b) else p for p in suspects.pairs]
-    assert told.unseen(told.suspects(broken, suspects.hosts, suspects.case, MOST)) == ("n7",)
+    assert told.unseen(told.suspects(broken, suspects.hosts, suspects.case, MOST_ROUNDS)) == ("n7",)
     assert told.unseen(replace(suspects, pairs=())) == suspects.hosts
 
 
 def test_nothing_slow_says_what_might_have_hidden() -> None:
     """Planted at that size in other worlds of the same noise, hardly a node is missed."""
-    quiet, wide = (board(play(64, {}, seed=1, sd=sd), 64).smallest(MOST) for sd in (0.001, 0.01))
+    quiet, wide = (
+        board(play(64, {}, seed=1, sd=sd), 64).smallest(MOST_ROUNDS) for sd in (0.001, 0.01)
+    )
     assert quiet is not None and quiet <= 0.0125
     assert wide is not None and 0.0125 < wide <= 0.03
     worlds = range(8)
@@ -171,7 +173,9 @@ def test_the_noise_says_how_often_a_node_is_measured() -> None:
     assert max(pair.round for pair in quiet) == 1
     per_round = np.bincount([pair.round for pair in noisy])
     assert per_round[4] == 64 and per_round[-1] < 32
-    assert board(noisy, 128).open_nodes == [] and board(noisy, 128).shows(WANTED * LEAST, MOST)
+    assert board(noisy, 128).open_nodes == [] and board(noisy, 128).shows(
+        WANTED * LEAST_SLOWER, MOST_ROUNDS
+    )
 
 
 def test_a_node_that_may_be_slow_when_rounds_end_is_said() -> None:

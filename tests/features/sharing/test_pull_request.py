@@ -19,7 +19,7 @@ from harness.features.sharing.change import CaseChange, judged, measured
 from harness.features.sharing.checkouts import Version
 from harness.features.sharing.report import comment
 from harness.interface.cli.main import main, module_of, parser
-from harness.measure.setups.interleaving import FEWEST, MOST
+from harness.measure.setups.interleaving import FEWEST_BLOCKS, MOST_BLOCKS
 from harness.record import Status
 from harness.record.store import load
 
@@ -36,8 +36,8 @@ def settled(longer: float, apart: float, draw: np.random.Generator) -> CaseChang
         changed += list(draw.normal(longer, 0.01, 2))
         again += list(draw.normal(apart, 0.01, 2))
         change = judged(CASE, "", 0.05, changed, again)
-        enough = len(changed) >= 2 * FEWEST and change.status is not Status.INCONCLUSIVE
-        if enough or len(changed) >= 2 * MOST:
+        enough = len(changed) >= 2 * FEWEST_BLOCKS and change.status is not Status.INCONCLUSIVE
+        if enough or len(changed) >= 2 * MOST_BLOCKS:
             return change
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from harness.training.rank import shares
-from harness.training.rank.shares import BLOCK, LEAST, LEAST_WIDTH, Shares, Sums
+from harness.training.rank.shares import BLOCK, LEAST_SHARE, LEAST_WIDTH, Shares, Sums
 
 NUM_ELEMENTS = 4_000
 
@@ -102,7 +102,7 @@ def test_what_is_owed_is_no_rank_that_is_left_out(
         ([-1.0, -1.0, -1.0], False),
         ([3.0, 0.0, 0.0], False),
         ([1.5, 1.5, 0.0], False),
-        ([1.5, 1.2, LEAST / 2], False),
+        ([1.5, 1.2, LEAST_SHARE / 2], False),
     ],
 )
 def test_what_is_left_out_is_told(weights: list[float], ok: bool) -> None:

@@ -39,7 +39,7 @@ NUMBERS: dict[str, tuple[str, ...]] = {
     "zero": ("zero", "zero_stage"),
 }  # fmt: skip
 #: No training has more of these, so that a slip of the pen is not played.
-MOST = {"stages": 1024, "chunks": 128, "layers": 10_000}
+MOST_OF = {"stages": 1024, "chunks": 128, "layers": 10_000}
 #: What must be alike for one point to tell of another.
 CONFIGURATION = (
     "strategy", "optimizer", "precision", "dtype", "gpu", "software", "framework", "version",
@@ -147,7 +147,7 @@ def _whole(row: Mapping[str, Any], fields: Fields, what: str, where: str, defaul
         return default
     if value != int(value):
         raise ValueError(f"{where}: {NUMBERS[what][0]} is {value}, expected a whole number")
-    if value > (most := MOST.get(what, 10**7)):
+    if value > (most := MOST_OF.get(what, 10**7)):
         raise ValueError(f"{where}: {NUMBERS[what][0]} is {value:g}, expected at most {most}")
     return max(1, int(value))
 

@@ -11,7 +11,7 @@ from harness.cases.targets import case_of
 from harness.features.nodes import told
 from harness.features.nodes.pairing import Pairer
 from harness.features.nodes.report import pairs
-from harness.features.nodes.rounds import MOST
+from harness.features.nodes.rounds import MOST_ROUNDS
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
@@ -35,9 +35,10 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument(
         "--rounds",
         type=measuring.positive,
-        default=MOST,
+        default=MOST_ROUNDS,
         metavar="N",
-        help=f"rounds at most (default: {MOST}; of nodes that may be slow, once all were measured)",
+        help=f"rounds at most (default: {MOST_ROUNDS}; of nodes that may be slow, once all were"
+        " measured)",
     )
     sub.add_argument(
         "--exclude", type=Path, metavar="FILE", help="write the slow nodes to this file"

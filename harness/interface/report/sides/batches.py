@@ -45,7 +45,9 @@ def note(samples: Sequence[Needed]) -> str:
     """The critical batch with its interval, or why there is none."""
     fitted = critical.critical_batch({batch: needed for batch, needed, _ in samples})
     if fitted is None:
-        return f"critical batch: not said, {critical.FEWEST} batches have to come to the loss"
+        return (
+            f"critical batch: not said, {critical.FEWEST_BATCHES} batches have to come to the loss"
+        )
     if math.isinf(fitted.batch):
         return f"critical batch: above {max(batch for batch, _, _ in samples)}, samples do not grow"
     high = "any" if math.isinf(fitted.high) else f"{fitted.high:.0f}"

@@ -18,7 +18,7 @@ from harness.record import RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
 #: Fewer cases are a comparison of two, and have their own words.
-FEWEST = 3
+FEWEST_ARMS = 3
 #: What a metric is called in a narrow column.
 HEADERS = {
     "throughput_ratio": "rate", "bubble_share": "bubble", "step_s": "step", "sent_bytes": "sent",
@@ -48,7 +48,7 @@ def plans(run: RunRecord) -> list[Plan]:
     return [
         plan
         for plan in run.plans
-        if (len(plan.arms) >= FEWEST or (len(plan.arms) > 1 and _unjudged(run, plan)))
+        if (len(plan.arms) >= FEWEST_ARMS or (len(plan.arms) > 1 and _unjudged(run, plan)))
         and plan.contrasts
         and {contrast.against for contrast in plan.contrasts} <= {"nothing", "other"}
     ]

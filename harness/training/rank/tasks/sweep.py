@@ -22,8 +22,8 @@ from harness.training.rank.setup import Rank
 
 #: Seconds that the timed iterations of one operation at one size may take, and how many they are.
 BUDGET_S = 0.1
-FEWEST = 3
-MOST = 30
+FEWEST_ITERATIONS = 3
+MOST_ITERATIONS = 30
 #: Runs of a device that follow each other between two marks of its clock: one alone would count
 #: the time that it takes to ask for it.
 IN_A_ROW = 5
@@ -167,7 +167,11 @@ def sweep(
             dist.all_reduce(right, dist.ReduceOp.MIN)
             made.ready()
             first_s = _timed(made.run, 1, accelerator)[0]
-            times = _timed(made.run, min(MOST, max(FEWEST, int(BUDGET_S / first_s))), accelerator)
+            times = _timed(
+                made.run,
+                min(MOST_ITERATIONS, max(FEWEST_ITERATIONS, int(BUDGET_S / first_s))),
+                accelerator,
+            )
             median_s = statistics.median(times)
             worst_s = max(times)
             rows.append(replace(row, time_s=median_s, worst_s=worst_s, right=bool(right.item())))

@@ -11,6 +11,7 @@ LIBRARIES = {"torch", "pytest", "_pytest", "asv", "pytest_benchmark", "accelerat
 
 #: Private name, as it is written -> why nothing public will do.
 USED = {
+    "._getframe": "which file executes a text, as an audit hook is told of it",
     "_pytest.mark.expression.Expression": "markers of suites are selected as pytest selects them",
     "._tw": "pytest's terminal: the live line must not be torn by its dots",
     "._file": "the same terminal's file",

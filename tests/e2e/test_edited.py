@@ -79,6 +79,25 @@ def test_a_file_that_is_edited_while_a_run_goes_on_is_an_error(folder: Path) -> 
 
 
 @pytest.mark.full
+def test_a_text_that_is_edited_while_a_run_goes_on_is_an_error(folder: Path) -> None:
+    """It is no module: it is seen as it is executed."""
+    executes = (
+        'exec((Path(__file__).parent / "helper.txt").read_text(), helper.__dict__)\n\n\ndef b'
+    )
+    text = STRATEGY.replace("import helper", "from pathlib import Path\n\nimport helper")
+    (folder / "own/mine.py").write_text(text.replace("def b", executes))
+    (folder / "own/helper.txt").write_text("KNOBS = {}\n")
+    with started(folder) as process:
+        chain = until(process, lambda: launched(folder, "timed"))
+        (folder / "own/helper.txt").write_text("KNOBS = {}  # faster\n")
+        out, _ = process.communicate()
+    run = json.loads((chain.parent / "record.json").read_text())
+    details = {v["detail"] for v in run["verdicts"] if v["status"] == "ERROR"}
+    assert any("own/mine.py, text 1 was changed between" in detail for detail in details), out
+    assert process.returncode == 11
+
+
+@pytest.mark.full
 def test_a_run_is_not_gone_on_with_when_its_files_were_edited(folder: Path) -> None:
     with started(folder) as process:
         run = until(process, lambda: launched(folder, "timed")).parent

@@ -31,7 +31,7 @@ from harness.training.describe import case_batching
 from harness.training.feeds import Source, whole_epochs
 from harness.training.observe import beside, threads
 from harness.training.observe.memory import Memory
-from harness.training.rank import joining
+from harness.training.rank import executed, joining
 from harness.training.rank.barrier import Barrier
 from harness.training.rank.sources import sources
 from harness.training.rank.window import Measured
@@ -217,6 +217,7 @@ def set_up(
     case = spec.case
     folder = Path(spec.out)
     known = frozenset(sys.modules)
+    executed.watch(spec.files.values())
     set_backend(case.environment or {})
     os.sched_setaffinity(0, place.cpus)  # before any thread exists
     threads.precise_sleep()

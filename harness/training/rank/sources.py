@@ -4,11 +4,8 @@ A run may take days, and files are edited meanwhile: two launches are launches o
 if they loaded the same.
 """
 
-import functools
 import os
-import site
 import sys
-import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,8 @@ from typing import Any
 import torch
 
 from harness.base import digests
-from harness.base.programs import PACKAGE
+from harness.training.rank import executed
+from harness.training.rank.installed import is_installed
 
 
 def sources(named: Iterable[str] = ()) -> dict[str, str]:
@@ -24,10 +22,21 @@ def sources(named: Iterable[str] = ()) -> dict[str, str]:
     versions that a result rests on.
 
     Files that the case has ``named`` are among them wherever they lie, and whatever they say of
-    themselves.
+    themselves; so is what these executed without importing it.
     """
     files = [Path(name).resolve() for name in named if name.endswith(".py")]
-    return {**_versions(), **_user_files(), **_digests(files)}
+    return {**_versions(), **_user_files(), **_digests(files), **_executed()}
+
+
+def _executed() -> dict[str, str]:
+    """Files that user's files executed, and texts, numbered."""
+    paths = {_named(path): digest for path, digest in executed.files().items()}
+    numbered = {
+        f"{_named(path)}, text {i}": digest
+        for path, of_file in executed.texts().items()
+        for i, digest in enumerate(of_file, 1)
+    }
+    return paths | numbered
 
 
 def _versions() -> dict[str, str]:
@@ -86,16 +95,18 @@ def _user_files() -> dict[str, str]:
     return _digests(
         path
         for path in sorted(loaded)
-        if path.suffix == ".py" and not _is_installed(str(path.parent))
+        if path.suffix == ".py" and not is_installed(str(path.parent))
     )
 
 
 def _digests(paths: Iterable[Path]) -> dict[str, str]:
+    return {_named(path): digests.of_file(path) for path in paths}
+
+
+def _named(path: Path) -> str:
+    """As it is called from the working folder, if it lies there."""
     here = Path.cwd()
-    return {
-        str(path.relative_to(here) if path.is_relative_to(here) else path): digests.of_file(path)
-        for path in paths
-    }
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _others(file: str) -> bool:
@@ -103,19 +114,4 @@ def _others(file: str) -> bool:
 
     A link may lead elsewhere.
     """
-    return _is_installed(os.path.dirname(file)) and not os.path.islink(file)  # noqa: PTH114,PTH120
-
-
-@functools.cache
-def _is_installed(folder: str) -> bool:
-    resolved = Path(folder).resolve()
-    return any(resolved.is_relative_to(other) for other in _installed())
-
-
-@functools.cache
-def _installed() -> tuple[Path, ...]:
-    """Folders whose files are nobody's own."""
-    python = sysconfig.get_paths()
-    paths = [python[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths += [*site.getsitepackages(), site.getusersitepackages()]
-    return (PACKAGE, *(Path(path).resolve() for path in paths))
+    return is_installed(os.path.dirname(file)) and not os.path.islink(file)  # noqa: PTH114,PTH120

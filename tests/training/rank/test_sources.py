@@ -8,30 +8,33 @@ from types import ModuleType
 
 import pytest
 
-from harness.training.rank import sources
+from harness.base.programs import PACKAGE
+from harness.training.rank import installed, sources
 
 
 def test_a_link_among_what_is_installed_leads_to_a_file_of_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed, mine = tmp_path / "installed", tmp_path / "mine"
-    for folder in (installed, mine):
+    folder_of_others, mine = tmp_path / "installed", tmp_path / "mine"
+    for folder in (folder_of_others, mine):
         folder.mkdir()
         (folder / "plain.py").write_text("")
-    (installed / "linked.py").symlink_to(mine / "linked.py")
+    (folder_of_others / "linked.py").symlink_to(mine / "linked.py")
     (mine / "linked.py").write_text("x = 1")
-    monkeypatch.setattr(sources, "_installed", lambda: (installed,))
-    sources._is_installed.cache_clear()
-    for i, path in enumerate([installed / "plain.py", installed / "linked.py", mine / "plain.py"]):
+    monkeypatch.setattr(installed, "_installed", lambda: (folder_of_others,))
+    installed.is_installed.cache_clear()
+    for i, path in enumerate(
+        [folder_of_others / "plain.py", folder_of_others / "linked.py", mine / "plain.py"]
+    ):
         module = ModuleType(f"of_a_user_{i}")
         module.__file__ = str(path)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     try:
         known = sources.sources()
     finally:
-        sources._is_installed.cache_clear()
+        installed.is_installed.cache_clear()
     assert str(mine / "linked.py") in known and str(mine / "plain.py") in known
-    assert not any(str(installed) in name for name in known)
+    assert not any(str(folder_of_others) in name for name in known)
 
 
 def test_what_an_agent_passed_over_hides_nothing_that_came_later(
@@ -64,7 +67,7 @@ def test_what_an_agent_passed_over_hides_nothing_that_came_later(
 
 def test_a_file_of_the_case_is_among_them_wherever_it_lies(tmp_path: Path) -> None:
     """Among what is installed, and under another name for itself."""
-    folder = next(path for path in sources._installed() if path != sources.PACKAGE)
+    folder = next(path for path in installed._installed() if path != PACKAGE)
     file = next(folder.rglob("*.py"))
     named = [str(file), "harness.training.models.mlp"]
     assert set(sources.sources(named)) - set(sources.sources()) == {str(file)}

@@ -121,6 +121,7 @@ def test_json_is_one_document(
         (["run", "ddp/mlp-nano", "--gpus", "64"], 4, "usable GPU"),
         (["run"], 4, "nothing to run"),
         (["list", "--path", "nowhere"], 4, "not a folder"),
+        (["plan", str(ROOT / "suites/test_ladders.py"), "--cpus", "2"], 4, "-m 'nightly or acc"),
     ],
 )
 def test_errors_say_what_and_end_with_a_command(

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 from harness.analysis import forecast, packing
 from harness.analysis.judging import obstacles, pairs, verdicts
 from harness.base.documents import to_doc
+from harness.base.errors import SpecError
 from harness.cases import Arm, Device, Plan, Threshold
 from harness.cases.targets import plans_of
 from harness.host.hardware import Hardware
@@ -59,16 +60,23 @@ def act(asked: Asked) -> Answer:
     hardware = planning.on(asked.options.on)
     catalogue, local_site = measuring.site(asked)
     site = local_site if hardware is None else planning.site_of(hardware)
-    ablations = list(dict.fromkeys(asked.options.ablate))
-    plans = plans_of(
+    named = partial(
+        plans_of,
         asked.options.target,
         site,
         catalogue,
         measuring.settings(asked),
-        ablations,
-        planning.tier(asked.options.marks),
-        bool(options.setups(measuring.values(asked))),
+        list(dict.fromkeys(asked.options.ablate)),
+        control=bool(options.setups(measuring.values(asked))),
     )
+    plans = named(planning.tier(asked.options.marks))
+    if not plans and (left_out := named()):
+        raise SpecError(
+            f"no suite of {asked.options.target} has the marks that are asked for",
+            where=f"-m {asked.options.marks!r}",
+            expected=f"marks of one of its {len(left_out)} plans",
+            fix=f"scaleproof plan {asked.options.target} -m 'nightly or acceptance'",
+        )
     with contextlib.closing(measuring.session(asked, catalogue, local_site)) as session:
         session.describe([arm.case for plan in plans for arm in plan.arms], Remembered(catalogue))
         run = session.run

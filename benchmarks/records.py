@@ -28,8 +28,8 @@ def night() -> Night | None:
 def cases(quantity: str) -> list[str]:
     """The cases of that night that have this figure."""
     kept = night()
-    found = [c for c, k in kept.cases.items() if quantity in k.values] if kept else []
-    return sorted(found) or ["no run was ingested"]
+    cases_named = [c for c, k in kept.cases.items() if quantity in k.values] if kept else []
+    return sorted(cases_named) or ["no run was ingested"]
 
 
 def setup(case: str) -> None:

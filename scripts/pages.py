@@ -96,9 +96,9 @@ def _row(action: argparse.Action) -> str:
         value = (
             f" {action.metavar or '|'.join(map(str, action.choices or ())) or action.dest.upper()}"
         )
-    told = (action.help or "").replace("%%", "%").replace("|", "\\|")
-    told = re.sub(r"%\(default\)s", str(action.default), told)
-    return f"| `{name}{value}`".replace("|", "\\|").replace("\\|", "|", 1) + f" | {told} |"
+    text = (action.help or "").replace("%%", "%").replace("|", "\\|")
+    text = re.sub(r"%\(default\)s", str(action.default), text)
+    return f"| `{name}{value}`".replace("|", "\\|").replace("\\|", "|", 1) + f" | {text} |"
 
 
 def _sentence(text: str) -> str:
@@ -214,11 +214,11 @@ def _box(x: float, y: float, width: float, height: float, name: str, about: str,
     first = lines - 4 if about else lines + 5
     small = STYLE.replace('"13"', '"10"')
     style = STYLE.replace('"13"', '"12"') if len(name) > 20 else STYLE
-    told = f'<text x="{middle:.1f}" y="{lines + 13:.1f}" {small}>{escape(about)}</text>'
+    label = f'<text x="{middle:.1f}" y="{lines + 13:.1f}" {small}>{escape(about)}</text>'
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="6" fill="{fill}"'
         f' stroke="#8aa0b8"/><text x="{middle:.1f}" y="{first:.1f}" {style}'
-        f' font-weight="600">{escape(name)}</text>{told if about else ""}'
+        f' font-weight="600">{escape(name)}</text>{label if about else ""}'
     )
 
 

@@ -118,10 +118,10 @@ def catalogue() -> Catalogue:
 @pytest.fixture(scope="session")
 def agent() -> Iterator[Fleet]:
     """One agent for all launches."""
-    found = open_worlds(Catalogue().get("engines", "local"), Where())
-    assert isinstance(found, Fleet)
-    yield found
-    found.close()
+    fleet = open_worlds(Catalogue().get("engines", "local"), Where())
+    assert isinstance(fleet, Fleet)
+    yield fleet
+    fleet.close()
 
 
 @dataclasses.dataclass

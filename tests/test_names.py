@@ -70,11 +70,11 @@ def test_no_file_but_its_own_knows_a_name() -> None:
         for word, line in words(path)
         if word in NAMES and NAMES[word] != path and (inside, word) not in ALLOWED
     ]
-    told = "".join(
+    text = "".join(
         f"\n{inside}:{line}: {word!r}: state a fact in the head of {NAMES[word].name} instead"
         for inside, line, word in known
     )
-    assert not known, told
+    assert not known, text
 
 
 def test_every_exception_is_still_one() -> None:

@@ -115,6 +115,6 @@ def _ours(owner: str, root: str) -> bool:
 
 
 def test_each_private_name_is_listed_and_still_used() -> None:
-    found = {name for path in PACKAGE.rglob("*.py") for name in private(path)}
-    assert found - USED.keys() == set(), "new: say why nothing public will do"
-    assert USED.keys() - found == set(), "gone"
+    names = {name for path in PACKAGE.rglob("*.py") for name in private(path)}
+    assert names - USED.keys() == set(), "new: say why nothing public will do"
+    assert USED.keys() - names == set(), "gone"

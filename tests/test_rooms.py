@@ -31,13 +31,13 @@ MODULES = sorted(HARNESS.rglob("*.py"))
 
 
 def imports(path: Path) -> set[str]:
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {a.name for a in node.names}
+            names |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{a.name}" for a in node.names}
-    return found
+            names |= {f"{node.module}.{a.name}" for a in node.names}
+    return names
 
 
 def broken(path: Path) -> Iterator[str]:

@@ -14,9 +14,9 @@ T = TypeVar("T")
 def until(seen: Callable[[], T], limit_s: float = 60.0) -> T:
     """Look every 10 ms until something is seen, or the time is over; what was seen last."""
     deadline = time.monotonic() + limit_s
-    while not (found := seen()) and time.monotonic() < deadline:
+    while not (value := seen()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return found
+    return value
 
 
 def entered(folder: Path, purpose: str) -> list[Path]:

@@ -40,7 +40,7 @@ def main() -> None:
         engine.describe([])  # waits until its agent is there
     steps_s: list[list[float]] = [[] for _ in engines]
     for i in range(parsed.rounds):
-        for found, engine in zip(steps_s, engines, strict=True):
+        for measured_s, engine in zip(steps_s, engines, strict=True):
             with tempfile.TemporaryDirectory() as folder:
                 spec = LaunchSpec(
                     launch=f"r{i}", case=case, task=Timed(steps=28, cut=6, draw=1),
@@ -50,7 +50,7 @@ def main() -> None:
                 assert all(e.finished for e in ended.ranks), ended
                 texts = [(Path(folder) / f"rank{r}.json").read_text() for r in range(2)]
                 ranks = [from_doc(RankRecord, json.loads(t)) for t in texts]
-            found.append(math.log(max(r.window_s for r in ranks)))
+            measured_s.append(math.log(max(r.window_s for r in ranks)))
     for engine in engines:
         engine.close()
     values = np.array(steps_s)

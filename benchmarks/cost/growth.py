@@ -91,14 +91,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parsed = parser.parse_args()
     cut = parsed.steps // 2  # allocators settle
-    found = {
+    by_engine = {
         "bare": grown_bare(parsed.steps, cut), "harness": grown_here(parsed.steps, cut),
     }  # fmt: skip
     if parsed.json:
-        print(json.dumps(found))
+        print(json.dumps(by_engine))
         return
     print(f"fsdp/decoder-{SIZE} on {RANKS} CPU ranks, steps {cut} to {parsed.steps}")
-    for name, rate in found.items():
+    for name, rate in by_engine.items():
         print(f"{name:<8} {rate / 1e3:8.1f} kB a step")
 
 

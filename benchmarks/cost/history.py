@@ -35,11 +35,11 @@ def row(count: int, results: Path) -> str:
     modules.load(str(HERE.parent / "core.py")).year(results, count, CASES)
     first = seconds(lambda: asv.write(results, nights(results)))
     more = seconds(lambda: ingest([SAMPLE], results))
-    commits, found = asv.write(results, nights(results)), trends(nights(results))
-    page = seconds(lambda: publish(results, found, commits))
+    commits, listed = asv.write(results, nights(results)), trends(nights(results))
+    page = seconds(lambda: publish(results, listed, commits))
     words = [sys.executable, "-m", "harness", "history", "--results", str(results)]
-    told = seconds(lambda: subprocess.run(words, check=True, stdout=subprocess.DEVNULL))
-    return f"{count:7}{2 * CASES:8}{first:13.2f}{more:10.2f}{page:9.2f}{told:9.2f}"
+    took_s = seconds(lambda: subprocess.run(words, check=True, stdout=subprocess.DEVNULL))
+    return f"{count:7}{2 * CASES:8}{first:13.2f}{more:10.2f}{page:9.2f}{took_s:9.2f}"
 
 
 def main() -> None:

@@ -50,10 +50,10 @@ def main() -> None:
             assert all(e.finished for e in ended.ranks), ended
         theirs = time.perf_counter() - began
         engine.close()
-    each = theirs / len(plan.arms)
+    each_s = theirs / len(plan.arms)
     print(f"ladder: {launches} launches, checked, 8 pairs each, judged: {ours:.1f} s")
     print(f"torchrun: {len(plan.arms)} launches, once each, nothing checked: {theirs:.1f} s")
-    many = each * launches
+    many = each_s * launches
     print(f"as many launches by torchrun would take {many:.0f} s: {many / ours:.0f}x")
 
 

@@ -72,7 +72,11 @@ def grown(launches: int, folder: Path) -> RunRecord:
         other = dataclasses.replace(plan, arms=arms)
         plans.append(other)
         windows[other.hash] = run.windows[plan.hash]
-        described |= {cases[old].hash: told for old, told in run.described.items() if old in cases}
+        described |= {
+            cases[old].hash: description
+            for old, description in run.described.items()
+            if old in cases
+        }
         blocks += [dataclasses.replace(b, plan=other.hash) for b in run.blocks]
         later = datetime.timedelta(seconds=seed * (run.elapsed_s + 1))
         for launch in run.launches:

@@ -101,7 +101,7 @@ def seconds(rivals: Sequence[Row], elements: int) -> list[float | None]:
             entrants.append(row.make(shape, False))
         except Exception:  # told by the checks
             entrants.append(None)
-    found: list[list[float]] = [[] for _ in rivals]
+    took_s: list[list[float]] = [[] for _ in rivals]
     for call in range(WARM + CALLS):
         gradient = torch.randn(elements)
         for i, entrant in enumerate(entrants):
@@ -116,8 +116,8 @@ def seconds(rivals: Sequence[Row], elements: int) -> list[float | None]:
                 entrants[i] = None
                 continue
             if call >= WARM:
-                found[i].append(took)
-    return [min(f) if f and e is not None else None for f, e in zip(found, entrants, strict=True)]
+                took_s[i].append(took)
+    return [min(f) if f and e is not None else None for f, e in zip(took_s, entrants, strict=True)]
 
 
 def drawn(step: int, size: int, *, alike: bool = False) -> Tensor:
@@ -270,10 +270,10 @@ def faults(row: Row) -> tuple[float | None, list[str]]:
         ("not finite at 40,000", lambda: finite(row, 4e4)),
         ("sets torch's seed", lambda: not seeds(row)),
     ]
-    for told, check in checks:
+    for message, check in checks:
         with without_gpu():
             if not check():
-                out.append(told)
+                out.append(message)
     return sent, out
 
 
@@ -316,18 +316,18 @@ def checked(asked: argparse.Namespace) -> list[tuple[float | None, list[str]]]:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
+    with socket.socket() as socket_:
+        socket_.bind(("127.0.0.1", 0))
+        port: int = socket_.getsockname()[1]
         return port
 
 
 def line(row: Row, times: Sequence[str], sent: float | None, wrong: Sequence[str]) -> str:
     """A line of the table, or two, at most 80 columns."""
-    told = "no: " + ", ".join(wrong) if wrong else "yes"
+    answer = "no: " + ", ".join(wrong) if wrong else "yes"
     head = f"{row.method:10}{row.by:14}" + "".join(f"{t:>10}" for t in times)
     head += f"{'-' if sent is None else f'{sent:.4f}':>9}  "
-    parts = textwrap.wrap(told, 80 - len(head))
+    parts = textwrap.wrap(answer, 80 - len(head))
     return "\n".join([head + parts[0], *(" " * len(head) + part for part in parts[1:])])
 
 
@@ -341,7 +341,7 @@ def main() -> None:
     parser.add_argument("--elements", type=int, nargs="+", default=[1 << 20, 1 << 23])
     asked = parser.parse_args()
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
-    found = checked(asked)
+    verified = checked(asked)
     begin(0, 1, free_port())
     every = rows(asked.grace, asked.powersgd, asked.only)
     millions = "".join(f"{f'{n / 2**20:g} Mi':>10}" for n in asked.elements)
@@ -352,17 +352,17 @@ def main() -> None:
             times = [seconds([every[i] for i in places], n) for n in asked.elements]
         for j, i in enumerate(places):
             cells = [cell(took[j], took[0]) for took in times]
-            print(line(every[i], cells, *found[i]), flush=True)
+            print(line(every[i], cells, *verified[i]), flush=True)
     print("\nEncode and decode, one rank: ours in ms, others as a multiple, above 1 slower.")
     print("Bytes: sent by one of two ranks for each element of a gradient.")
     dist.destroy_process_group()
 
 
-def cell(took: float | None, own: float | None) -> str:
+def cell(took: float | None, own_s: float | None) -> str:
     """Ours in ms; others beside it."""
-    if took is None or own is None:
+    if took is None or own_s is None:
         return "-"
-    return f"{1e3 * took:.2f} ms" if took == own else f"{took / own:.2f}x"
+    return f"{1e3 * took:.2f} ms" if took == own_s else f"{took / own_s:.2f}x"
 
 
 if __name__ == "__main__":

@@ -264,6 +264,6 @@ def rows(grace: str | None, powersgd: str | None, only: Sequence[str]) -> list[R
     for method in (*IN_GRACE, "bf16", "int8"):
         theirs = [(by, make) for m, by, make in others if m == method]
         if theirs and (not only or method in only):
-            own = ours(method)
-            out += [own, *(Row(method, by, make, own.claim) for by, make in theirs)]
+            measured = ours(method)
+            out += [measured, *(Row(method, by, make, measured.claim) for by, make in theirs)]
     return out

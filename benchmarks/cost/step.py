@@ -126,8 +126,8 @@ def main() -> None:
             began = time.thread_time()
             bare.step(logged[0].batch)
             bare_s = time.thread_time() - began - bare.computed_s
-            for one in logged:
-                added[one.without].append(one.run(i) - bare_s)
+            for launch in logged:
+                added[launch.without].append(launch.run(i) - bare_s)
     every = added[""]
     interval = t_interval(every, 0.1)
     assert interval.high is not None

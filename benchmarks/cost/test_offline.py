@@ -47,8 +47,8 @@ def test_page(benchmark: Any) -> None:
 
 def test_page_of_sixteen_cases(benchmark: Any) -> None:
     """The record of a main job: 2 s at most."""
-    told = gzip.decompress((ROOT / "tests/golden/main-job.json.gz").read_bytes())
-    run = from_doc(RunRecord, upgrade(json.loads(told), SCHEMA))
+    text = gzip.decompress((ROOT / "tests/golden/main-job.json.gz").read_bytes())
+    run = from_doc(RunRecord, upgrade(json.loads(text), SCHEMA))
     assert len({a.case.hash for p in run.plans for a in p.arms}) >= 16
     assert "<svg" in benchmark(render, run)
 
@@ -120,5 +120,5 @@ def test_collecting_five_hundred_cases(benchmark: Any, tmp_path: Path) -> None:
         )
         return done.stdout
 
-    told = benchmark.pedantic(run, rounds=3, warmup_rounds=1)
-    assert told.count("::test_ladder") >= 500, told[-500:]
+    items = benchmark.pedantic(run, rounds=3, warmup_rounds=1)
+    assert items.count("::test_ladder") >= 500, items[-500:]

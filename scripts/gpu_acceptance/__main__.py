@@ -84,9 +84,9 @@ def main() -> int:
         else:
             rows.append(row)
     print(f"\n {'step':12}{'result':8}{'s':>5}  failed or not checked")
-    for name, result, seconds, told in rows:
-        print(f" {name:12}{result:8}{seconds:5.0f}  {told[0] if told else ''}")
-        for line in told[1:]:
+    for name, result, seconds, sentence in rows:
+        print(f" {name:12}{result:8}{seconds:5.0f}  {sentence[0] if sentence else ''}")
+        for line in sentence[1:]:
             print(f" {'':25}  {line}")
     if left:
         print(f"\n no time was left for {', '.join(left)}")
@@ -140,14 +140,14 @@ def _run(
             late = True
     seconds = time.monotonic() - began
     checks = _of(out, name).get("checks", [])
-    told = [f"BAD  {c['what']}: {c['seen']}" for c in checks if c["ok"] is False]
-    told += [f"not checked: {c['what']}" for c in checks if c["ok"] is None]
+    problems = [f"BAD  {c['what']}: {c['seen']}" for c in checks if c["ok"] is False]
+    problems += [f"not checked: {c['what']}" for c in checks if c["ok"] is None]
     if late:
-        told.insert(0, f"BAD  it took longer than {limit_s:.0f} s")
+        problems.insert(0, f"BAD  it took longer than {limit_s:.0f} s")
     elif code:
-        told.insert(0, f"BAD  it broke: {log.read_text().strip().splitlines()[-1]}")
+        problems.insert(0, f"BAD  it broke: {log.read_text().strip().splitlines()[-1]}")
     bad = code or not checks or any(c["ok"] is False for c in checks)
-    return "FAIL" if bad else "PASS", seconds, told
+    return "FAIL" if bad else "PASS", seconds, problems
 
 
 if __name__ == "__main__":

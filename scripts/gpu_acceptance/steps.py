@@ -138,13 +138,15 @@ def facts(step: Step) -> None:
     unknown = [f for g in devices for f, v in to_doc(g).items() if v is None]
     step.check("NVML answers every question", not unknown, unknown)
     step.on_device("a poll takes at most 0.1 s", median(times) < 0.1, f"{median(times):.3f} s")
-    told = alone.forks(5)
-    step.keep("children", told)
+    output = alone.forks(5)
+    step.keep("children", output)
     step.check(
-        "importing the agent starts neither thread nor driver", told["clean"], told["threads"]
+        "importing the agent starts neither thread nor driver", output["clean"], output["threads"]
     )
-    step.check("five forked children computed", all(c["code"] == 0 for c in told["children"]), told)
-    slowest = max(c["s"] for c in told["children"])
+    step.check(
+        "five forked children computed", all(c["code"] == 0 for c in output["children"]), output
+    )
+    slowest = max(c["s"] for c in output["children"])
     step.on_device("a child takes at most 3 s", slowest < 3, f"{slowest:.2f} s")
 
 
@@ -168,11 +170,11 @@ def first(step: Step) -> None:
 
 def nccl(step: Step) -> None:
     """What the harness's own reader makes of what a world of one issues."""
-    told = alone.recorded(p2p=not step.dry)
-    step.keep("recorded", told)
-    step.check("the backend is NCCL", told["backend"] == "nccl", told["backend"])
-    for name, wanted in told["wanted"].items():
-        seen = told["issued"].get(name)
+    log = alone.recorded(p2p=not step.dry)
+    step.keep("recorded", log)
+    step.check("the backend is NCCL", log["backend"] == "nccl", log["backend"])
+    for name, wanted in log["wanted"].items():
+        seen = log["issued"].get(name)
         step.check(f"{name} is counted with its bytes", seen == wanted, f"{seen}, issued {wanted}")
 
 
@@ -318,9 +320,9 @@ def suite(step: Step) -> None:
     step.check("its exit status is honest", done.returncode in (5, 10), f"exit {done.returncode}")
     for record in step.folder.glob("runs/*/*/record.json"):
         for verb in ("verify", "report"):
-            told = step.scaleproof(verb, str(record.parent))
-            (step.folder / f"{verb}.txt").write_text(told.stdout + told.stderr)
-            step.check(f"{verb} reads it", told.returncode == 0, told.stderr[-200:])
+            output = step.scaleproof(verb, str(record.parent))
+            (step.folder / f"{verb}.txt").write_text(output.stdout + output.stderr)
+            step.check(f"{verb} reads it", output.returncode == 0, output.stderr[-200:])
 
 
 STEPS = (facts, first, nccl, gates, truth, repeatable, memory, profile, suite)

@@ -83,14 +83,14 @@ def table(count: int) -> list[str]:
         series = nights(kind, step, many, random)
         for name, detect in detectors().items():
             began = time.perf_counter()
-            told = [detect(x) for x in series]
+            detected = [detect(x) for x in series]
             took = 1e3 * (time.perf_counter() - began) / many
-            found = [t for t in told if any(up or not step for _, up in t)]
-            near = [t for t in found if any(up and abs(i - AT) <= NEAR for i, up in t)]
-            any_, false = f"{len(found) / many:.3f}", ""
+            named = [t for t in detected if any(up or not step for _, up in t)]
+            near = [t for t in named if any(up and abs(i - AT) <= NEAR for i, up in t)]
+            any_, false = f"{len(named) / many:.3f}", ""
             if not step:
                 any_, false = "", any_
-            close = f"{len(near) / max(len(found), 1):.2f}" if step else ""
+            close = f"{len(near) / max(len(named), 1):.2f}" if step else ""
             lines.append(
                 f"{name:12} {kind:12} {step:5.0%} {any_:>7} {close:>6} {false:>7} {took:6.2f}"
             )
@@ -115,9 +115,9 @@ def nightly(count: int) -> list[str]:
                 early += first is not None and first <= AT
                 if first is not None and first > AT:
                     delays.append(first - AT)
-            found = f"{len(delays) / max(count - early, 1):.2f}"
+            delay = f"{len(delays) / max(count - early, 1):.2f}"
             lines.append(
-                f"{name:12} {kind:12} {step:5.0%} {early / count:7.2f} {found:>6}"
+                f"{name:12} {kind:12} {step:5.0%} {early / count:7.2f} {delay:>6}"
                 f" {median(delays) if delays else math.nan:6.0f}"
             )
     return lines
@@ -127,10 +127,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", type=int, default=500)
     parser.add_argument("--nightly", type=int, default=0)
-    said = parser.parse_args(argv)
-    print("\n".join(table(said.series)))
-    if said.nightly:
-        print("\n".join(["", *nightly(said.nightly)]))
+    parsed = parser.parse_args(argv)
+    print("\n".join(table(parsed.series)))
+    if parsed.nightly:
+        print("\n".join(["", *nightly(parsed.nightly)]))
 
 
 if __name__ == "__main__":

@@ -111,10 +111,10 @@ def read(folder: Path) -> Job:
     """A run that ``job`` made."""
     beside, seconds, status = (folder / "job.txt").read_text().split()
     run, loaded = load(folder), (folder / "stdout.txt").read_text()
-    told = [
+    verdicts_read = [
         (_seconds(m[1]), _seconds(m[2])) for m in re.finditer(r"(\d+:\d+)  ETA (\d+:\d+)", loaded)
     ]
-    half = [at + left for at, left in told if at >= run.elapsed_s / 2]
+    half = [at + left for at, left in verdicts_read if at >= run.elapsed_s / 2]
     foretold = half[0] / run.elapsed_s if half else None
     return Job(beside=beside, run=run, seconds=float(seconds), exit=int(status), foretold=foretold)
 

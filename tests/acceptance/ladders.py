@@ -89,9 +89,11 @@ def lines(evaluation: Evaluation) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for prediction in evaluation.predictions:
         cells = [
-            f" {one.measured:.3f} | {one.efficiency:.3f} [{one.low:.3f}, {one.high:.3f}]"
-            + ("" if one.covered else " outside")
-            for one in sorted(prediction.predicted, key=lambda one: one.shape.ranks)
+            f" {predicted.measured:.3f} | {predicted.efficiency:.3f} [{predicted.low:.3f}, {predicted.high:.3f}]"
+            + ("" if predicted.covered else " outside")
+            for predicted in sorted(
+                prediction.predicted, key=lambda predicted: predicted.shape.ranks
+            )
         ]
         yield f"| {prediction.table.id} |{' |'.join(cells)} |"
     whole = evaluation.whole
@@ -114,9 +116,9 @@ def main() -> int:
             folder = asked.folder / f"{rate:g}" / name
             if not list(folder.glob("runs/*/*")):
                 measure(folder, worlds, rate)
-    found = compared(asked.folder, asked.rates)
-    print("\n".join(lines(found)))
-    return int(found.whole is None or found.whole.coverage < HELD)
+    evaluations = compared(asked.folder, asked.rates)
+    print("\n".join(lines(evaluations)))
+    return int(evaluations.whole is None or evaluations.whole.coverage < HELD)
 
 
 if __name__ == "__main__":

@@ -176,17 +176,17 @@ def row(
     false = np.zeros(2)
     counts = np.zeros(2)
     near = 0
-    told = (TrendStatus.REGRESSED, TrendStatus.IMPROVED)
+    alarms = (TrendStatus.REGRESSED, TrendStatus.IMPROVED)
     for _ in range(count):
         trend = judged(*noise(random))
-        false += [trend.status in told, trend.status is TrendStatus.UNCONFIRMED]
+        false += [trend.status in alarms, trend.status is TrendStatus.UNCONFIRMED]
         x, names = noise(random)
         at = int(random.integers(20, 48))
         x[at:] += STEP
         trend = judged(x, names)
         if trend.last is None or trend.last.size < 0:
             continue
-        seen = [trend.status in told, trend.status is TrendStatus.UNCONFIRMED]
+        seen = [trend.status in alarms, trend.status is TrendStatus.UNCONFIRMED]
         counts += seen
         near += any(seen) and any(abs(turn.index - at) <= NEAR for turn in trend.turns)
     cells = [f"{share:.2f}" for share in (*(false / count), *(counts / count))]
@@ -235,12 +235,12 @@ def knowing_walks(count: int, seed: int) -> str:
 
     noise = DEPENDENT["random walk 0.2 % a night"]
     limit = np.quantile([over_walk(noise(random)) for _ in range(4 * count)], 0.98)
-    found = 0
+    detected = 0
     for _ in range(count):
         x = random.normal(0, 0.01, NIGHTS)
         x[int(random.integers(20, 48)) :] += STEP
-        found += over_walk(x) >= limit
-    return f"who knows the walk and tells 2 % of them finds {found / count:.2f} in Gauss 1 %"
+        detected += over_walk(x) >= limit
+    return f"who knows the walk and tells 2 % of them finds {detected / count:.2f} in Gauss 1 %"
 
 
 def drifts(by: float, sd: float, count: int) -> str:

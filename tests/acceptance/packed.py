@@ -133,19 +133,22 @@ def main() -> int:
     taken = []
     wrong = 0
     for packed in (True, False):
-        found = [
+        measured_rows = [
             measure(asked.nodes, seed, asked.step_ms, packed=packed)
             for seed in range(asked.ladders)
         ]
-        taken.append(fmean(f.node_s for f in found))
+        taken.append(fmean(f.node_s for f in measured_rows))
         rungs = asked.ladders * len(planted(asked.nodes))
-        undecided, errors = sum(f.undecided for f in found), sum(f.wrong for f in found)
+        undecided, errors = (
+            sum(f.undecided for f in measured_rows),
+            sum(f.wrong for f in measured_rows),
+        )
         wrong += errors
         print(
             f"| {'side by side' if packed else 'one by one'} | {taken[-1]:.0f} |"
-            f" {fmean(f.launches for f in found):.1f} | {fmean(f.starts for f in found):.1f} |"
+            f" {fmean(f.launches for f in measured_rows):.1f} | {fmean(f.starts for f in measured_rows):.1f} |"
             f" {rungs - undecided - errors} of {rungs} | {undecided} | {errors} |"
-            f" {100 * max(f.off for f in found):.2f} |",
+            f" {100 * max(f.off for f in measured_rows):.2f} |",
             flush=True,
         )
     print(f"\nside by side takes {taken[0] / taken[1]:.0%} of one by one")

@@ -162,21 +162,21 @@ def main() -> int:
     print("| planted | ranks | ladders | worst bias, points | covered | decided right | wrong |")
     print("|---|---|---|---|---|---|---|")
     for efficiency, world in CELLS:
-        found = [f for f in every if (f.truth, f.world) == (efficiency, world)]
-        seeds = set(range(parsed.ladders)) - {f.seed for f in found}
+        ladders = [f for f in every if (f.truth, f.world) == (efficiency, world)]
+        seeds = set(range(parsed.ladders)) - {f.seed for f in ladders}
         cells = [(efficiency, world, STRATEGIES[i % 2], i) for i in sorted(seeds)]
         with tempfile.TemporaryDirectory() as folder:
             for ladder_ in measure(cells, parsed.blocks, Path(folder)):
-                found.append(ladder_)
+                ladders.append(ladder_)
                 every.append(ladder_)
                 if parsed.keep is not None:
                     with parsed.keep.open("a") as handle:
                         handle.write(json.dumps(to_doc(ladder_)) + "\n")
-        right, wrong = decisions(found)
-        worst = max((abs(f.bias) for f in found), default=0.0) * 100
+        right, wrong = decisions(ladders)
+        worst = max((abs(f.bias) for f in ladders), default=0.0) * 100
         print(
-            f"| {efficiency} | {world} | {len(found)} | {worst:.3f} |"
-            f" {sum(f.covered for f in found)} | {right} of {2 * len(found)} | {wrong} |",
+            f"| {efficiency} | {world} | {len(ladders)} | {worst:.3f} |"
+            f" {sum(f.covered for f in ladders)} | {right} of {2 * len(ladders)} | {wrong} |",
             flush=True,
         )
     right, wrong = decisions(every)

@@ -151,12 +151,12 @@ def measured(session: Session, ladder: Ladder, plant: Plant, cache: Path, data: 
     table = [line.strip() for line in script_table(mine, 10_000)[1:]]
     noticed = [line for line in table if any(remark in line for remark in REMARKS)]
     error = [verdict.detail] * (verdict.status is Status.ERROR)
-    said = [*error, *ill, *(table if ladder.says else noticed)]
+    sentences = [*error, *ill, *(table if ladder.says else noticed)]
     return Found(
         digest=ladder.digest,
         mistake=plant.mistake,
         twin=not ladder.says,
-        said="; ".join(said),
+        said="; ".join(sentences),
     )
 
 
@@ -194,30 +194,30 @@ def main() -> int:
             if asked.only and not any(only in where for only in asked.only):
                 continue
             for ladder in ladders(plant, scripts, asked.repeats):
-                found = done.get(ladder.digest)
-                if found is None or not found.right(plant.says):
-                    found = measured(session, ladder, plant, asked.cache.resolve(), data)
-                    done[ladder.digest] = found
+                outcome = done.get(ladder.digest)
+                if outcome is None or not outcome.right(plant.says):
+                    outcome = measured(session, ladder, plant, asked.cache.resolve(), data)
+                    done[ladder.digest] = outcome
                     if asked.results is not None:
                         with asked.results.open("a") as file:
-                            file.write(json.dumps(asdict(found)) + "\n")
-                right = found.right(plant.says)
-                named += right and not found.twin
-                twins += right and found.twin
+                            file.write(json.dumps(asdict(outcome)) + "\n")
+                right = outcome.right(plant.says)
+                named += right and not outcome.twin
+                twins += right and outcome.twin
                 unlike += not right
-                told(plant, ladder, found, right)
+                told(plant, ladder, outcome, right)
         session.close()
     print(f"{named} mistakes named, {twins} right twins of which nothing is said, {unlike} unlike")
     return min(1, unlike)
 
 
-def told(plant: Plant, ladder: Ladder, found: Found, right: bool) -> None:
+def told(plant: Plant, ladder: Ladder, outcome: Found, right: bool) -> None:
     """Print one ladder."""
-    kind = f"right twin {ladder.turn + 1}" if found.twin else plant.mistake
+    kind = f"right twin {ladder.turn + 1}" if outcome.twin else plant.mistake
     print(f"{'' if right else 'WRONG '}{plant.of.strip()}: {kind}", flush=True)
-    if found.said and not (right and found.twin):
-        at = max(0, found.said.find(plant.says))
-        print(f"      {found.said[at : at + (200 if right else 1500)]}", flush=True)
+    if outcome.said and not (right and outcome.twin):
+        at = max(0, outcome.said.find(plant.says))
+        print(f"      {outcome.said[at : at + (200 if right else 1500)]}", flush=True)
 
 
 if __name__ == "__main__":

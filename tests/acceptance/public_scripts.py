@@ -207,12 +207,12 @@ def measured(session: Session, script: Script, ranks: int, ticks: Path) -> Outco
     (launch,) = session.launch([order], moment(session, order, {}, []))
     log = session.run.folder / "launches" / launch.launch / "rank0.log"
     cause = launch.cause
-    said = "; ".join(launch.wrong) or (cause.message if cause is not None else "")
+    sentence = "; ".join(launch.wrong) or (cause.message if cause is not None else "")
     start = Outcome(
         name=script.name,
         digest=script.digest,
         ranks=ranks,
-        said=said,
+        said=sentence,
         wanted=order.window.steps - order.window.cut,
     )
     return start if launch.steps is None else completed(start, script, launch, log, ticks)

@@ -219,12 +219,12 @@ def packed(slowdown: float, true: float, sd: float, runs: int, seed: int = 1) ->
     """
     rng = np.random.default_rng(seed)
     many = np.arange(1, neighbours.PROBES + 1)
-    one = sd / math.sqrt(2)
+    of_one = sd / math.sqrt(2)
 
     def draw() -> tuple[np.ndarray, np.ndarray]:
-        alone = rng.normal(0, one, (runs, neighbours.PROBES)).cumsum(1) / many
-        beside = rng.normal(0, one / math.sqrt(PROBED), (runs, 1))
-        seen, error = slowdown + alone + beside, one * np.sqrt(1 / many + 1 / PROBED)
+        alone = rng.normal(0, of_one, (runs, neighbours.PROBES)).cumsum(1) / many
+        beside = rng.normal(0, of_one / math.sqrt(PROBED), (runs, 1))
+        seen, error = slowdown + alone + beside, of_one * np.sqrt(1 / many + 1 / PROBED)
         apart = seen[:, 0] > max(neighbours.LEAST_SLOWDOWN, neighbours.CLEAR * error[0])
         taken = -np.expm1(-np.maximum(0.0, seen + neighbours.UPPER * error))
         logs = math.log(true / BOUND) + rng.normal(0, sd, (runs, LOOKS[-1]))
@@ -388,12 +388,12 @@ def _world(runs: int) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for in_time in (False, True):
         for true in (0.80, 0.83, 0.85, 0.87, 0.90):
-            found = [of_cell(x, true, runs, i, in_time) for i, (_, x) in enumerate(cells)]
+            simulated = [of_cell(x, true, runs, i, in_time) for i, (_, x) in enumerate(cells)]
             passed, failed = (
-                np.array([getattr(r, what) for r in found]) for what in ("passed", "confirmed")
+                np.array([getattr(r, what) for r in simulated]) for what in ("passed", "confirmed")
             )
             wrong_pass, wrong_fail = (passed > 0.05).sum(), (failed > 0.05).sum()
-            pairs = [r.pairs for r in found]
+            pairs = [r.pairs for r in simulated]
             yield (
                 f"| {'in time' if in_time else 'by chance'} | {true:.2f}"
                 f" | {wrong_pass if true <= BOUND else ''} | {wrong_fail if true >= BOUND else ''}"

@@ -83,7 +83,7 @@ def play(
         for (a, b), more in zip(chosen, noise(rng, len(chosen)), strict=True):
             slower = (slow.get(k, 0.0) for k in ((a,), (b,), (min(a, b), max(a, b))))
             seen.append(TimedPair(a, b, number, float(more) * (1 + max(slower))))
-        now = frozenset(one.nodes for one in rounds.conclude(seen, num_nodes))
+        now = frozenset(slow_node.nodes for slow_node in rounds.conclude(seen, num_nodes))
         last, named = (last, named) if now == named else (number + 1, now)
     return Told(frozenset(slow), named, last, 2 * len(seen))
 
@@ -92,11 +92,13 @@ def lines(worlds: int) -> Iterator[str]:
     """The table, as Markdown, a row as soon as it is known."""
     yield "| nodes | slow | noise | missed | wrong name | rounds, mean (most) | node-launches |"
     yield "|---|---|---|---|---|---|---|"
-    each, every = cells(), pooled()
+    of_cells, every = cells(), pooled()
     for nodes, of in ((16, worlds), (64, worlds), (1024, 2 * worlds // 5)):
         for slower in (0.0, 0.02, 0.05):
             yield _row(nodes, slower, "of all", lambda seed: every, of)
-            yield _row(nodes, slower, "of one", lambda seed: _of(each[seed % len(each)]), of)
+            yield _row(
+                nodes, slower, "of one", lambda seed: _of(of_cells[seed % len(of_cells)]), of
+            )
 
 
 def of_clusters(worlds: int) -> Iterator[str]:
@@ -163,11 +165,11 @@ def real(worlds: int) -> Iterator[str]:
             }  # fmt: skip
             case = known.normalise(case_of("ddp/paced-small", site, asked).at(2, (1, 1)))
             suspects = Pairer(session, site, ROUNDS).train(case)
-            found = suspects.nodes == (f"node {bad}",) and not suspects.links
-            right += found
-            slow = ", ".join(words(one) for one in suspects.slow) or "nothing is named"
+            named = suspects.nodes == (f"node {bad}",) and not suspects.links
+            right += named
+            slow = ", ".join(words(slow_node) for slow_node in suspects.slow) or "nothing is named"
             rounds_ = 1 + max(p.round for p in suspects.pairs)
-            yield f"node {bad} at {share:g}: {slow}, {rounds_} rounds{'' if found else '  WRONG'}"
+            yield f"node {bad} at {share:g}: {slow}, {rounds_} rounds{'' if named else '  WRONG'}"
     yield f"{right} of {worlds} named, and nothing else"
 
 

@@ -297,10 +297,10 @@ def main(kills: int, seed: int, verbs: Sequence[str]) -> int:
         print(f"{number + 1:4} {verb:<14} {what}", file=sys.stderr, flush=True)
     print("| verb | trials | struck | runs read | resumed | problems |")
     print("|---|---|---|---|---|---|")
-    for verb, found in seen.items():
-        numbers = f"{found.trials} | {struck[verb]} | {found.runs} | {found.resumed}"
-        print(f"| {verb} | {numbers} | {len(found.problems)} |")
-    problems = [f"{verb}: {text}" for verb, found in seen.items() for text in found.problems]
+    for verb, observed in seen.items():
+        numbers = f"{observed.trials} | {struck[verb]} | {observed.runs} | {observed.resumed}"
+        print(f"| {verb} | {numbers} | {len(observed.problems)} |")
+    problems = [f"{verb}: {text}" for verb, observed in seen.items() for text in observed.problems]
     print("\n".join(problems))
     return int(bool(problems))
 

@@ -57,10 +57,10 @@ def test_what_does_not_fit_the_budget_is_named_and_gone_on_with(tmp_path: Path) 
 def test_a_step_that_breaks_fails_and_is_told(tmp_path: Path) -> None:
     """As on a machine where something is missing: no checks are not a success."""
     script = runpy.run_path(str(SCRIPT / "__main__.py"))
-    result, _, told = script["_run"](
+    result, _, sentences = script["_run"](
         "nothing", tmp_path, 30, {"PYTHONPATH": str(SCRIPT.parents[1])}, True
     )
-    assert result == "FAIL" and "it broke" in told[0]
+    assert result == "FAIL" and "it broke" in sentences[0]
 
 
 def test_all_steps_fit_into_one_slot_of_ten_minutes() -> None:

@@ -17,10 +17,12 @@ LADDERS = [(0.85, 2, "pipeline"), (0.70, 4, "ddp")]
 @pytest.fixture(scope="module")
 def ladders(tmp_path_factory: pytest.TempPathFactory) -> list[planted.Ladder]:
     cells = [(*ladder, seed) for seed, ladder in enumerate(LADDERS)]
-    found = list(planted.measure(cells, 2, tmp_path_factory.mktemp("planted"), steps=3))
-    if len(found) < len(cells) / 2:
-        pytest.skip(f"the host stood still in {len(cells) - len(found)} of {len(cells)} ladders")
-    return found
+    measured_ladders = list(planted.measure(cells, 2, tmp_path_factory.mktemp("planted"), steps=3))
+    if len(measured_ladders) < len(cells) / 2:
+        pytest.skip(
+            f"the host stood still in {len(cells) - len(measured_ladders)} of {len(cells)} ladders"
+        )
+    return measured_ladders
 
 
 @pytest.mark.full
@@ -67,8 +69,10 @@ def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
             if not pairs:
                 continue  # the host stood still
             measured += 1
-            found = planted.Ladder(name="A/A", world=2, seed=seed, truth=1.0, pairs=pairs, bias=0.0)
-            decided += found.decided(1.0) is not Status.INCONCLUSIVE
+            ladder = planted.Ladder(
+                name="A/A", world=2, seed=seed, truth=1.0, pairs=pairs, bias=0.0
+            )
+            decided += ladder.decided(1.0) is not Status.INCONCLUSIVE
     finally:
         session.close()
     assert measured >= 18 and decided <= 4

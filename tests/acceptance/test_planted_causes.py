@@ -16,9 +16,9 @@ pytestmark = pytest.mark.alone
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[causes.Stand]:
-    found = causes.Stand(tmp_path_factory.mktemp("causes"))
-    yield found
-    found.close()
+    stand = causes.Stand(tmp_path_factory.mktemp("causes"))
+    yield stand
+    stand.close()
 
 
 #: Causes that CI plants; tox -e full plants all.

@@ -30,9 +30,9 @@ def test_what_is_simulated_is_the_shipped_judge() -> None:
         for off in (-0.03, 0.0, 0.015, 0.03):
             logs = off + noise(rng, (40, 16), 0.008)
             status, pairs = rates.decide(logs)
-            for x, found, n in zip(logs, status, pairs, strict=True):
+            for x, answer, n in zip(logs, status, pairs, strict=True):
                 seen = [_shipped(x[:k]) for k in rates.LOOKS if k <= n]
-                assert seen[:-1] == [0] * (len(seen) - 1) and seen[-1] == found
+                assert seen[:-1] == [0] * (len(seen) - 1) and seen[-1] == answer
 
 
 def _shipped(logs: np.ndarray) -> int:

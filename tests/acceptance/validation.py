@@ -214,8 +214,8 @@ def on_detection(quick: bool) -> Iterator[str]:
         planted = [passed for test, passed in ran if not RIGHT.search(test)]
         right = [passed for test, passed in ran if RIGHT.search(test)]
         accused = f"one that is right: {between(right.count(False), len(right))}" if right else ""
-        found = between(planted.count(True), len(planted))
-        yield f"| {name} | {found} | {accused} | `pytest {file}` |"
+        interval = between(planted.count(True), len(planted))
+        yield f"| {name} | {interval} | {accused} | `pytest {file}` |"
     yield from slow(20 if quick else 100)
     yield from regressions(40 if quick else 200)
 
@@ -248,16 +248,16 @@ def slow(worlds: int) -> Iterator[str]:
     """One to three slow nodes of 64, by pairs whose noise is that of published launches."""
     every = slow_nodes.pooled()
     for slower in (0.02, 0.05):
-        found = planted = wrong = 0
+        named = planted = wrong = 0
         for seed in range(worlds):
             rng = np.random.default_rng(seed)
             bad = rng.choice(64, int(rng.integers(1, 4)), replace=False)
             world = slow_nodes.play(64, {(int(b),): slower for b in bad}, every, seed)
             planted += len(world.planted)
-            found += len(world.planted & world.named)
+            named += len(world.planted & world.named)
             wrong += bool(world.named - world.planted)
         yield (
-            f"| nodes {slower:.0%} slow, of 64 | {between(found, planted)} |"
+            f"| nodes {slower:.0%} slow, of 64 | {between(named, planted)} |"
             f" a node that is well: {between(wrong, worlds)} of worlds |"
             " `python tests/acceptance/slow_nodes.py` |"
         )

@@ -49,8 +49,8 @@ def test_what_load_left_open_by_the_rules_of_its_day_is_no_forgery(
 
     change(copy, open_)
     recorded = dataclasses.replace(load(copy), schema=schema)
-    found = [d for d in verify(recorded, copy).differences if old.contrast in d]
-    assert len(found) == wrong, found
+    differences = [d for d in verify(recorded, copy).differences if old.contrast in d]
+    assert len(differences) == wrong, differences
 
 
 def test_edited_samples_are_found(copy: Path) -> None:

@@ -19,8 +19,8 @@ def test_weak_batches_grow_with_the_world(
     world: int, micro: int, accumulate: int, whole: bool
 ) -> None:
     case = replace(SITE.case("ddp/mlp-nano").at(world), accumulate=accumulate)
-    found = batching(case, micro, Mesh({Dim.PP if whole else Dim.DP: world}))
-    assert found.global_batch == micro * world * accumulate
+    cut = batching(case, micro, Mesh({Dim.PP if whole else Dim.DP: world}))
+    assert cut.global_batch == micro * world * accumulate
 
 
 @given(st.integers(1, 16), st.integers(1, 256))
@@ -48,12 +48,12 @@ def test_shards_lie_side_by_side_and_all_samples_count_alike(
     micros: list[int], accumulate: int
 ) -> None:
     mesh = Mesh({Dim.DP: len(micros)})
-    found = Batching(micros=tuple(micros), accumulate=accumulate, mesh=mesh, last=1)
-    places = [range(found.global_batch)[found.place(i)] for i in range(found.shards)]
-    assert [i for place in places for i in place] == list(range(found.global_batch))
+    cut = Batching(micros=tuple(micros), accumulate=accumulate, mesh=mesh, last=1)
+    places = [range(cut.global_batch)[cut.place(i)] for i in range(cut.shards)]
+    assert [i for place in places for i in place] == list(range(cut.global_batch))
     for place in places:
-        each = found.weight(len(place), found.global_batch) / found.shards / len(place)
-        assert each == pytest.approx(1 / found.global_batch)
+        weight = cut.weight(len(place), cut.global_batch) / cut.shards / len(place)
+        assert weight == pytest.approx(1 / cut.global_batch)
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4))

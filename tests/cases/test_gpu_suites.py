@@ -39,7 +39,7 @@ def recipes() -> Iterator[Any]:
 
 
 def families(recipes: Any, site: Site) -> dict[str, list[Plan]]:
-    found = {
+    families_read = {
         "ddp": recipes.weak("ddp"),
         "strong": recipes.strong("ddp", global_batch=8),
         "fsdp": recipes.weak("fsdp"),
@@ -48,7 +48,9 @@ def families(recipes: Any, site: Site) -> dict[str, list[Plan]]:
         "175m": recipes.claim_175m_b64,
         "1b3": recipes.claim_1b3_4x8,
     }
-    return {name: [normalise(p, KNOWN) for p in recipe(site)] for name, recipe in found.items()}
+    return {
+        name: [normalise(p, KNOWN) for p in recipe(site)] for name, recipe in families_read.items()
+    }
 
 
 def judging(plans: list[Plan]) -> dict[str, list[Threshold]]:
@@ -75,9 +77,9 @@ def test_every_family_has_a_rule_on_8_gpus_that_is_honest_about_its_source(
     recipes: Any, family: str
 ) -> None:
     site = Site(device=Device.CUDA, backend="nccl", nodes=(8,))
-    found = [r for rules in judging(families(recipes, site)[family]).values() for r in rules]
-    assert {world for r in found for world in r.world or ()} >= {2, 4, 8}
-    assert {r.source for r in found} == {BoundSource.PROVISIONAL}
+    matched = [r for rules in judging(families(recipes, site)[family]).values() for r in rules]
+    assert {world for r in matched for world in r.world or ()} >= {2, 4, 8}
+    assert {r.source for r in matched} == {BoundSource.PROVISIONAL}
 
 
 def test_one_gpu_can_pass_nothing(recipes: Any) -> None:

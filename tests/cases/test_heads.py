@@ -57,8 +57,8 @@ def test_what_is_no_python_is_one_error_with_its_line(
 def test_every_mistake_of_a_head_is_told_at_once() -> None:
     with pytest.raises(SpecError) as error:
         facts(EngineFacts, {"multinode": True, "pack": False}, "engine.py")
-    told = str(error.value)
-    assert "did you mean 'multi_node'?" in told and "did you mean 'packs'?" in told
+    message = str(error.value)
+    assert "did you mean 'multi_node'?" in message and "did you mean 'packs'?" in message
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,15 @@ def build(ctx: Any, knobs: Mapping[str, Any]) -> Any:
 
     def hook(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         flat = bucket.buffer()
-        own = flat.clone()
-        every = all_gather(torch.tensor([os.getpid(), own.data_ptr()]), ctx.world_size)
+        copied = flat.clone()
+        every = all_gather(torch.tensor([os.getpid(), copied.data_ptr()]), ctx.world_size)
         total = torch.zeros_like(flat)
         for pid, address in every.view(-1, 2).tolist():
-            theirs = torch.empty_like(own)
-            size = own.numel() * 4
+            theirs = torch.empty_like(copied)
+            size = copied.numel() * 4
             here, there = Place(theirs.data_ptr(), size), Place(address, size)
             if pid == os.getpid():
-                theirs = own
+                theirs = copied
             elif libc.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) < 0:
                 raise OSError(ctypes.get_errno(), "this kernel lets nobody read another's memory")
             total += theirs

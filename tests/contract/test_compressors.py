@@ -144,8 +144,8 @@ def test_a_sketch_finds_the_largest() -> None:
     large = torch.tensor([7, 99, 1234, 3999])
     gradient[large] = torch.tensor([5.0, -4.0, 3.0, -6.0])
     bucket = CodecBucket([torch.nn.Parameter(torch.zeros(4000))])
-    found = hook("countsketch", rho=0.01)(bucket.fill(gradient)).wait()
-    assert (found[large] == gradient[large]).all()
+    handed_on = hook("countsketch", rho=0.01)(bucket.fill(gradient)).wait()
+    assert (handed_on[large] == gradient[large]).all()
     assert countsketch.KNOBS["rows"] % 2, "a median of an even number of rows leans to one side"
 
 

@@ -71,9 +71,9 @@ def test_samples_are_a_pure_function_of_their_ids() -> None:
     for name in ("decoder-nano", "mlp-nano", "resnet-nano", "paced-small"):
         files, case = loaded(name)
         both = make_batch(files, case, torch.tensor([3, 9]), torch.device("cpu"))
-        one = make_batch(files, case, torch.tensor([9]), torch.device("cpu"))
-        assert torch.equal(both.inputs[1], one.inputs[0])
-        assert torch.equal(both.targets[1], one.targets[0])
+        alone = make_batch(files, case, torch.tensor([9]), torch.device("cpu"))
+        assert torch.equal(both.inputs[1], alone.inputs[0])
+        assert torch.equal(both.targets[1], alone.targets[0])
         assert not torch.equal(both.inputs[0], both.inputs[1])
 
 

@@ -28,10 +28,10 @@ def tracked(name: str, fields: dict[str, Any]) -> tuple[int, int]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_model(loaded, case, 0)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-        one = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
+        batch = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
         inputs, targets = (
             torch.zeros(samples, *like.shape[1:], dtype=like.dtype)
-            for like in (one.inputs, one.targets)
+            for like in (batch.inputs, batch.targets)
         )
         tracker = MemTracker()
         tracker.track_external(model, optimizer, inputs, targets)

@@ -62,5 +62,5 @@ def test_a_model_in_blocks_trains_as_it_does_whole(
     site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
     case = catalogue.normalise(site.case(name, **fields))
     wanted = losses(case, streamed=False)
-    found = losses(case, streamed=True)
-    assert found.tolist() == wanted.tolist() and len(set(wanted.tolist())) == STEPS
+    curve = losses(case, streamed=True)
+    assert curve.tolist() == wanted.tolist() and len(set(wanted.tolist())) == STEPS

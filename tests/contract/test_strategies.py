@@ -359,12 +359,12 @@ def test_sent_bytes_of_products(launch: Any, name: str, mesh: str) -> None:
     counted(launch(name, 4, Purpose.TIMED, steps=6, cut=2, mesh=mesh, micro_batch=batch))
 
 
-def counted(found: Any) -> None:
+def counted(measured: Any) -> None:
     """0.998 to 1.005 of the closed form on every rank's sockets, in 4 kept steps."""
-    assert found.cause is None
-    expected = found.described.expected
+    assert measured.cause is None
+    expected = measured.described.expected
     assert expected.largest_message >= 500_000
-    for rank, want in zip(found.ranks, expected.sent_bytes, strict=True):
+    for rank, want in zip(measured.ranks, expected.sent_bytes, strict=True):
         assert 0.998 <= rank.sent_bytes / (4 * want) <= 1.005
 
 

@@ -55,8 +55,8 @@ def test_what_did_nothing_is_found(launch: Any, plant: str) -> None:
     )
     assert world.cause is None
     assert any(c.name.endswith(check) for c in world.failed), world.failed
-    told = next(c.detail for c in world.failed if c.name.endswith(check))
-    assert "asked for" in told or not check.startswith("took_effect")
+    detail = next(c.detail for c in world.failed if c.name.endswith(check))
+    assert "asked for" in detail or not check.startswith("took_effect")
 
 
 @pytest.mark.full
@@ -103,8 +103,8 @@ def test_settings_hold_under_other_strategies(
 
 def test_a_setting_without_anything_to_act_on_is_an_error(launch: Any) -> None:
     world = launch("ddp/mlp-nano", 2, attention=Attention.MATH)
-    (told,) = {c.detail for c in world.failed}
-    assert told == "no attention ran; asked for math"
+    (detail,) = {c.detail for c in world.failed}
+    assert detail == "no attention ran; asked for math"
 
 
 @pytest.mark.full

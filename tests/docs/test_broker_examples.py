@@ -42,7 +42,7 @@ def test_a_broker_starts_the_same_script_on_every_node(name: str, tmp_path: Path
     assert all(re.fullmatch(VARIABLES[name], word) for word in re.findall(r"\$(\w+)", run))
     script = tmp_path / "node.sh"
     script.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    told = run.replace("/opt/scaleproof/examples/cluster/brokers/node.sh", str(script))
+    text = run.replace("/opt/scaleproof/examples/cluster/brokers/node.sh", str(script))
     given = {
         "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "1",
         "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "8",
@@ -50,7 +50,7 @@ def test_a_broker_starts_the_same_script_on_every_node(name: str, tmp_path: Path
         "DSTACK_GPUS_PER_NODE": "8", "PATH": os.environ["PATH"],
     }  # fmt: skip
     done = subprocess.run(
-        ["sh", "-euc", told], env=given, capture_output=True, text=True, check=True
+        ["sh", "-euc", text], env=given, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["10.0.0.1", "1", "2", "8", "run", "ddp/decoder-350m/weak"]
 

@@ -27,8 +27,8 @@ def run(script: str, folder: Path, status: int) -> tuple[int, str]:
 def test_a_prolog_drains_what_is_unfit_and_waits_for_nobody(
     tmp_path: Path, status: int, passed_on: int
 ) -> None:
-    found, asked = run("prolog.sh", tmp_path, status)
-    assert found == passed_on
+    answered, asked = run("prolog.sh", tmp_path, status)
+    assert answered == passed_on
     assert asked.startswith("gate --gpus auto --within 60s")
 
 

@@ -29,8 +29,8 @@ def names() -> set[str]:
 def test_every_noun_is_a_name_of_the_code() -> None:
     assert NOUNS is not None
     rows = [line.split(" | ")[0].removeprefix("| ") for line in NOUNS[1].splitlines()[1:]]
-    told = {noun.strip() for row in rows for noun in row.split(",")}
-    assert len(told) > 80 and told - names() == CONCEPTS
+    nouns = {noun.strip() for row in rows for noun in row.split(",")}
+    assert len(nouns) > 80 and nouns - names() == CONCEPTS
 
 
 def test_every_place_is_there() -> None:

@@ -122,8 +122,8 @@ def test_the_functions_of_one_verdict_are_where_it_says() -> None:
     assert len(steps) >= 12
     for name, file in steps:
         tree = ast.parse((ROOT / file).read_text())
-        found = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-        assert set(name.split(".")) <= found, f"{file} has no {name}"
+        names = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+        assert set(name.split(".")) <= names, f"{file} has no {name}"
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)

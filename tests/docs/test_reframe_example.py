@@ -55,7 +55,10 @@ def test_reframe_says_what_the_verdict_says(bound: str, status: int, tmp_path: P
         return
     (session,) = json.loads((tmp_path / "report.json").read_text())["runs"]
     (case,) = session["testcases"]
-    told = {name.split(":")[-1]: values[0] for name, values in case["perfvalues"].items()}
+    values_told = {name.split(":")[-1]: values[0] for name, values in case["perfvalues"].items()}
     for v in run.verdicts:
         if v.value is not None:
-            assert v.value in [pytest.approx(value) for value in told.values()], (v.case, v.metric)
+            assert v.value in [pytest.approx(value) for value in values_told.values()], (
+                v.case,
+                v.metric,
+            )

@@ -31,8 +31,8 @@ def values(document: Any, path: list[str]) -> list[Any]:
 
 
 def test_every_status_is_explained() -> None:
-    told = {int(n) for n in re.findall(r"^\| (\d+) \|", SKILL, re.M)}
-    assert told == set(map(int, Exit))
+    statuses = {int(n) for n in re.findall(r"^\| (\d+) \|", SKILL, re.M)}
+    assert statuses == set(map(int, Exit))
 
 
 def test_its_links_lead_somewhere() -> None:

@@ -22,8 +22,8 @@ FAST = Protocol(steps=6, cut=2, min_blocks=2, max_blocks=2)
 
 def plan_of(catalogue: Catalogue, name: str, *ablations: Ablation, data: str = "resident") -> Plan:
     case = replace(SITE.case(name), data=data)
-    found = ladder(case, (2,), baselines=("plain",), protocol=FAST, ablations=ablations)
-    return normalise(found, catalogue)
+    plan = ladder(case, (2,), baselines=("plain",), protocol=FAST, ablations=ablations)
+    return normalise(plan, catalogue)
 
 
 @pytest.mark.full
@@ -43,11 +43,11 @@ def test_what_an_ablation_saves_is_recorded_and_its_arm_is_never_checked(
         ddp, fsdp, pipeline = ({v.contrast: v for v in measurer.verdicts(p)} for p in plans)
     finally:
         session.close()
-    for found in (ddp, fsdp):
-        cost = found["communication_cost@2"]
+    for expected in (ddp, fsdp):
+        cost = expected["communication_cost@2"]
         assert cost.status is Status.RECORDED and cost.n == 4 and cost.value is not None
         assert cost.value < 1, "a share of the step"
-        assert found["efficiency@2/plain"].value is not None
+        assert expected["efficiency@2/plain"].value is not None
     assert ddp["data_cost@2"].status is Status.RECORDED
     skipped = pipeline["communication_cost@2"]
     assert (skipped.status, skipped.reason) == (Status.SKIP, Reason.UNSUPPORTED)

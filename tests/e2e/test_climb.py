@@ -34,11 +34,11 @@ def test_a_wrong_rung_ends_the_climb_and_lower_ones_are_measured(
     fast = Protocol(steps=6, cut=2, min_blocks=1, max_blocks=1)
     plan = normalise(ladder(case, (1, 2, 4), baselines=("plain",), protocol=fast), catalogue)
     measurer.measure([plan])
-    found = {v.contrast: v for v in measurer.verdicts(plan)}
+    by_contrast = {v.contrast: v for v in measurer.verdicts(plan)}
     # Measured, since one rank has nothing to reduce; how well is the host's affair.
-    assert found["efficiency@1/plain"].value is not None
-    assert found["efficiency@2/plain"].reason is Reason.INCORRECT
-    above = found["efficiency@4/plain"]
+    assert by_contrast["efficiency@1/plain"].value is not None
+    assert by_contrast["efficiency@2/plain"].reason is Reason.INCORRECT
+    above = by_contrast["efficiency@4/plain"]
     assert (above.status, above.reason) == (Status.SKIP, Reason.CLIMB_STOPPED)
     assert "the climb ended at mutant/paced-small/weak@2cpu" in above.detail
     arms = {(x.purpose, x.arm) for x in measurer.run.launches}

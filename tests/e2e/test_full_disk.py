@@ -59,12 +59,12 @@ def test_a_run_survives_a_full_disk_and_goes_on_when_there_is_room(
 @pytest.mark.full
 def test_a_disk_without_room_for_a_run_is_refused_before_any_launch(tmp_path: Path) -> None:
     """What it advised could not be done: there was no run to go on with."""
-    disk, said = tmp_path / "disk", tmp_path / "said"
+    disk, said_file = tmp_path / "disk", tmp_path / "said"
     disk.mkdir()
     command = shlex.join([sys.executable, "-m", "harness", "run"])
     script = f"""
         mount -t tmpfs -o size=60k results {disk} || exit 77
-        {command} ddp/mlp-nano/weak --cpus 2 --results {disk} > {said} 2>&1
+        {command} ddp/mlp-nano/weak --cpus 2 --results {disk} > {said_file} 2>&1
     """
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
@@ -72,6 +72,6 @@ def test_a_disk_without_room_for_a_run_is_refused_before_any_launch(tmp_path: Pa
     )  # fmt: skip
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    told = said.read_text()
-    assert done.returncode == 11 and "no space is left on this disk" in told
-    assert "nothing was launched" in told and "--resume" not in told and "Traceback" not in told
+    text = said_file.read_text()
+    assert done.returncode == 11 and "no space is left on this disk" in text
+    assert "nothing was launched" in text and "--resume" not in text and "Traceback" not in text

@@ -301,9 +301,9 @@ def test_a_script_runs_in_its_own_folder_where_that_is_asked_for(
     screen = capsys.readouterr().out
     assert "2cpu" in screen and "Error" not in screen, screen
     assert sorted(p.name for p in inside.iterdir()) == ["train.py"]
-    for path, said in (("train.py", "would be removed"), ("../data.txt", "not a path below")):
+    for path, message in (("train.py", "would be removed"), ("../data.txt", "not a path below")):
         assert main([*words, "--clean", path, *end]) == Exit.USAGE
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_checkpoints_of_the_user_s_stay_as_they_are(
@@ -447,12 +447,12 @@ def test_steps_and_samples_are_exact_in_every_style(measured: Measured, style: s
     launch = measured.once("styles.py", style)
     assert not launch.wrong and launch.cause is None, launch.wrong or launch.cause
     folder = measured.session.run.folder
-    own = [_told(folder, launch.launch, rank) for rank in (0, 1)]
+    steps_told = [_told(folder, launch.launch, rank) for rank in (0, 1)]
     if style == "region":
-        own = [o[20:] for o in own]
+        steps_told = [o[20:] for o in steps_told]
     samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
     counted = by_step(samples)[FAST.cut :]
-    both = [sum(pair) for pair in zip(*own, strict=False)]
+    both = [sum(pair) for pair in zip(*steps_told, strict=False)]
     places = range(len(both) - len(counted) + 1)
     assert any(both[i : i + len(counted)] == counted for i in places), (both, counted)
     assert sum(counted) == launch.consumed

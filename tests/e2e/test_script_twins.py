@@ -51,7 +51,7 @@ WINDOW = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
 def test_what_looks_like_a_mistake_raises_nothing(measured: Measured, twin: str) -> None:
     verdict = measured(*TWINS[twin], protocol=WINDOW)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
-    assert not [said for said in REMARKS if said in table(measured)]
+    assert not [remark for remark in REMARKS if remark in table(measured)]
 
 
 @pytest.mark.full

@@ -234,17 +234,17 @@ def lower_bound(good: int, total: int) -> float:
 def row(cells: Sequence[tuple[Cell, Found]]) -> tuple[str, bool]:
     """A line of the table about one kind and strategy, and whether all is well."""
     first, total = cells[0][0], len(cells)
-    good = sum(found.right(cell) for cell, found in cells)
-    longest = max(found.took_s for _, found in cells)
-    left = sum(found.left for _, found in cells)
+    good = sum(counts.right(cell) for cell, counts in cells)
+    longest = max(counts.took_s for _, counts in cells)
+    left = sum(counts.left for _, counts in cells)
     wrong = [
-        f"{cell.rank}: rank {found.rank} {found.kind} {found.message[:60]}"
-        for cell, found in cells
-        if not found.right(cell)
+        f"{cell.rank}: rank {counts.rank} {counts.kind} {counts.message[:60]}"
+        for cell, counts in cells
+        if not counts.right(cell)
     ]
     line = (
         f"| {first.kind} | {first.strategy} | {good} of {total} | {lower_bound(good, total):.2f} |"
-        f" {sum(found.sure for _, found in cells)} | {longest:.1f} s | {first.allowed_s:.0f} s |"
+        f" {sum(counts.sure for _, counts in cells)} | {longest:.1f} s | {first.allowed_s:.0f} s |"
         f" {left} | {'; '.join(wrong[:2])} |"
     )
     return line, good == total and longest <= first.allowed_s and not left

@@ -167,11 +167,11 @@ def test_an_agent_that_ends_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_rank_that_broke_is_named(struck: dict[Cell, Found], cell: Cell) -> None:
     if cell not in struck:
         pytest.skip(EMULATED.reason)
-    found = struck[cell]
-    assert found.right(cell), found
-    assert found.sure or cell.kind == "absent"  # without rank 0 nobody can say more
-    assert found.took_s < cell.allowed_s
-    assert found.left == 0
+    hit = struck[cell]
+    assert hit.right(cell), hit
+    assert hit.sure or cell.kind == "absent"  # without rank 0 nobody can say more
+    assert hit.took_s < cell.allowed_s
+    assert hit.left == 0
 
 
 def test_what_is_not_sure_is_launched_again_and_only_then_told(tmp_path: Path) -> None:
@@ -185,11 +185,11 @@ def test_what_is_not_sure_is_launched_again_and_only_then_told(tmp_path: Path) -
         plan = Plan(name="p", arms=(arm,), contrasts=(), protocol=Protocol(steps=12, cut=2))
         order = Order(plan=plan, arm=arm, purpose=Purpose.PILOT, window=plan.window)
         (described,) = launcher.describe([case])
-        found = launcher.launch(order, tmp_path, described, lambda step: None)
+        launch = launcher.launch(order, tmp_path, described, lambda step: None)
     finally:
         launcher.worlds.close()
-    assert found.cause is not None and not found.cause.sure
-    assert found.cause.kind == "collective"
+    assert launch.cause is not None and not launch.cause.sure
+    assert launch.cause.kind == "collective"
     assert len(list(tmp_path.glob("launches/*"))) == 2, "it was launched twice"
 
 
@@ -215,8 +215,8 @@ def test_what_ranks_had_started_goes_too(tmp_path: Path, who: str) -> None:
         assert program.stdin and program.stdout
         started = tmp_path / "launches/fault"
         assert until(lambda: len(list(started.glob("*.pid"))) == 9)
-        found = list(started.glob("*.pid"))
-        pids = [int(f.read_text()) for f in found]
+        pid_files = list(started.glob("*.pid"))
+        pids = [int(f.read_text()) for f in pid_files]
         assert all(map(lives, pids))
         (agent,) = [
             p for p in children(program.pid) if b"harness.training.agent.agent" in cmdline(p)
@@ -225,7 +225,7 @@ def test_what_ranks_had_started_goes_too(tmp_path: Path, who: str) -> None:
         if who == "agent":
             assert program.stdout.readline() == "node\n"
         until(lambda: not any(map(lives, pids)))
-        assert not [f.name for f, pid in zip(found, pids, strict=True) if lives(pid)]
+        assert not [f.name for f, pid in zip(pid_files, pids, strict=True) if lives(pid)]
         program.stdin.close()
 
 

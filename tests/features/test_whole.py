@@ -60,10 +60,10 @@ def test_the_core_does_without_it(feature: str, tmp_path: Path) -> None:
     run(folder, "-c", IMPORTS)
     assert "everything agrees" in run(folder, "-m", "harness", "verify", SAMPLE)
     run(folder, "-m", "harness", "report", SAMPLE)
-    told = run(folder, "-m", "harness", "--help")
+    done = run(folder, "-m", "harness", "--help")
     heads = (read_head(path)[1].get("HELP", {}) for path in (FEATURES / feature).rglob("*.py"))
     gone = {verb for head in heads for verb in head}
-    assert gone and not gone & set(told.split())
+    assert gone and not gone & set(done.split())
 
 
 @pytest.mark.full

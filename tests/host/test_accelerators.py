@@ -36,11 +36,11 @@ ENGINES = Catalogue().entries["engines"]
 )
 def test_a_misfit_is_one_sentence(seen: object, here: dict[str, object], says: str | None) -> None:
     asked = EIGHT if isinstance(seen, Accelerators) else dataclasses.replace(EIGHT, **seen)  # type: ignore[arg-type]
-    found = misfit(asked, dataclasses.replace(HERE, **here), "2.13.0", 8)  # type: ignore[arg-type]
+    sentence = misfit(asked, dataclasses.replace(HERE, **here), "2.13.0", 8)  # type: ignore[arg-type]
     if says is None:
-        assert found is None
+        assert sentence is None
     else:
-        assert found is not None and says in found.what and found.fix and found.expected
+        assert sentence is not None and says in sentence.what and sentence.fix and sentence.expected
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_gpus_that_nvml_does_not_show_are_never_passed_over(
     """ROCm, XPU, and a container without NVML: else they would be CPU ranks without a word."""
     if driver:
         (tmp_path / "nvidiactl").touch()
-    told = accelerators.hidden(build, "2.13.0", tmp_path / "nvidiactl")
-    assert (told is None) if says is None else (told is not None and says in told.what)
-    monkeypatch.setattr(accelerators, "hidden", lambda *_: told)
-    if told is None and gpus is None:
+    sentence = accelerators.hidden(build, "2.13.0", tmp_path / "nvidiactl")
+    assert (sentence is None) if says is None else (sentence is not None and says in sentence.what)
+    monkeypatch.setattr(accelerators, "hidden", lambda *_: sentence)
+    if sentence is None and gpus is None:
         assert resolve(known_engines=ENGINES).device is Device.CPU
         return
     with pytest.raises(SpecError) as error:
@@ -94,8 +94,8 @@ def test_the_build_of_torch_is_read_from_its_version_file(
     text: str, build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "version.py").write_text(text)
-    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     accelerators.torch_build.cache_clear()
     assert accelerators.torch_build() == build
     accelerators.torch_build.cache_clear()
@@ -112,7 +112,7 @@ def gpus_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpus_without_cuda")
 def test_a_torch_for_cpus_leaves_gpus_alone_and_says_so() -> None:
     assert resolve(known_engines=ENGINES).device is Device.CPU
-    found = next(f for f in doctor.examine() if f.check == "gpus")
-    assert found.level is Level.WARN and "left alone: torch" in found.text
+    finding = next(f for f in doctor.examine() if f.check == "gpus")
+    assert finding.level is Level.WARN and "left alone: torch" in finding.text
     with pytest.raises(SpecError, match="--gpus 8: torch .* is built without CUDA"):
         resolve(gpus="8", known_engines=ENGINES)

@@ -73,13 +73,13 @@ def test_only_ranks_whose_run_is_gone_are_left_over() -> None:
         process.stdout.readline()
         return process
 
-    with agent(1 << 22) as orphan, agent(1) as living, agent(os.getpid()) as own:
+    with agent(1 << 22) as orphan, agent(1) as living, agent(os.getpid()) as ours:
         workers = admission.Workers()
-        for process in (orphan, living, own):
+        for process in (orphan, living, ours):
             process.kill()
     assert orphan.pid in workers.left() and living.pid not in workers.left()
     assert 1 in workers.runs() and os.getpid() not in workers.runs()
-    assert own.pid not in workers.left()
+    assert ours.pid not in workers.left()
 
 
 @pytest.fixture

@@ -40,10 +40,10 @@ def test_a_process_sees_it_read_only_and_nobody_else_does(tmp_path: Path) -> Non
     (data / "a").write_text("mine")
     words = [sys.executable, "-c", PROGRAM, str(data), str(tmp_path / "out"), str(os.getuid())]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    said = done.stdout.splitlines()
-    if said[0] == "False":
+    output = done.stdout.splitlines()
+    if output[0] == "False":
         pytest.skip("this kernel lets no user have a namespace of their own")
-    assert said == ["True", *["Read-only file system"] * 4, "True"]
+    assert output == ["True", *["Read-only file system"] * 4, "True"]
     assert (tmp_path / "out").read_text() == "mine"
     (data / "a").write_text("by its owner")
 

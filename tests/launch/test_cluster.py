@@ -23,11 +23,11 @@ ENGINES = Catalogue().entries["engines"]
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "nodes"),
     [("4", (4, ())), ("2x8", (2, (8, 8))), ("4+8+16", (3, (4, 8, 16))), ("2x4+8", (3, (4, 4, 8)))],
 )
-def test_nodes_are_a_number_or_the_ranks_on_each(text: str, found: tuple[int, Any]) -> None:
-    assert parse_nodes(text) == found
+def test_nodes_are_a_number_or_the_ranks_on_each(text: str, nodes: tuple[int, Any]) -> None:
+    assert parse_nodes(text) == nodes
 
 
 @pytest.mark.parametrize("text", ["", "x", "2x", "a", "0", "4+0", "-1", "2x0", "1.5"])
@@ -58,8 +58,12 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_a_cluster_file_replaces_defaults(tmp_path: Path) -> None:
     path = write(tmp_path, "[slurm]\npartition = 'gpu'\nmodules = ['cuda']\n[ray]\naddress = 'x'\n")
-    found = cluster.settings(path, "slurm", ENGINES)
-    assert (found["partition"], found["modules"], found["account"]) == ("gpu", ["cuda"], "")
+    settings = cluster.settings(path, "slurm", ENGINES)
+    assert (settings["partition"], settings["modules"], settings["account"]) == (
+        "gpu",
+        ["cuda"],
+        "",
+    )
 
 
 def test_how_long_a_collective_may_take_can_be_set_for_every_engine(tmp_path: Path) -> None:
@@ -140,17 +144,17 @@ def test_inside_an_allocation_it_is_srun(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "host"),
     [("gpu01", ("gpu01", ())), (" gpu01  0,1,4-7 ", ("gpu01", (0, 1, 4, 5, 6, 7)))],
 )
-def test_a_host_is_an_address_and_its_devices(line: str, found: Any) -> None:
-    assert hosts.parse(line) == found
+def test_a_host_is_an_address_and_its_devices(line: str, host: Any) -> None:
+    assert hosts.parse(line) == host
 
 
 def test_over_ssh_the_token_is_on_no_command_line() -> None:
-    one, two = hosts.build().plan(deployment("hosts", (8, 2), nodes=["a", "b 0,1"]))
-    assert one.argv[:4] == ("ssh", "-oBatchMode=yes", "--", "a")
-    assert "/dev/stdin" in one.argv[4] and "/run/token" not in " ".join(one.argv)
+    first, two = hosts.build().plan(deployment("hosts", (8, 2), nodes=["a", "b 0,1"]))
+    assert first.argv[:4] == ("ssh", "-oBatchMode=yes", "--", "a")
+    assert "/dev/stdin" in first.argv[4] and "/run/token" not in " ".join(first.argv)
     assert "CUDA_VISIBLE_DEVICES=0,1" in two.argv[4] and "--order=1" in two.argv[4]
 
 
@@ -181,9 +185,9 @@ def test_a_node_without_a_worker_is_one_clear_error() -> None:
 
 
 def test_by_hand_it_is_one_line_for_each_node() -> None:
-    (one,) = hosts.build().plan(deployment("hosts", (8,), nodes=["a"], ssh=False))
-    assert one.by_hand
-    assert one.argv == (
+    (command,) = hosts.build().plan(deployment("hosts", (8,), nodes=["a"], ssh=False))
+    assert command.by_hand
+    assert command.argv == (
         "scaleproof",
         "join",
         "head:4000",
@@ -251,13 +255,13 @@ def test_links_have_rates_of_their_own_and_between_nodes() -> None:
         return shaping.links_of(case, "emulated", emulated.KNOBS, 3)
 
     knobs = {"emulated.rate_mbit": 200.0, "emulated.slow_links": "1:50,0-2:20"}
-    found = links(knobs)
-    assert found.rates == (200.0, 50.0, 200.0)
-    assert found.between == {(0, 2): 20.0, (2, 0): 20.0}
-    assert not found.delayed
+    rates = links(knobs)
+    assert rates.rates == (200.0, 50.0, 200.0)
+    assert rates.between == {(0, 2): 20.0, (2, 0): 20.0}
+    assert not rates.delayed
     knobs = {"emulated.delay_ms": 1.0, "emulated.far_links": "2:5"}
-    found = links(knobs)
-    assert found.delay_ms == ((0, 1, 5), (1, 0, 5), (5, 5, 0))
+    rates = links(knobs)
+    assert rates.delay_ms == ((0, 1, 5), (1, 0, 5), (5, 5, 0))
     for wrong in (
         {"emulated.slow_links": "3:50"}, {"emulated.far_links": "0-7:5"},
         {"emulated.slow_links": "1:."}, {"emulated.slow_links": "1:0"},

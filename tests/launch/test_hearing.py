@@ -49,5 +49,5 @@ def test_a_stall_of_ours_is_nobody_s_silence(monkeypatch: pytest.MonkeyPatch) ->
 def test_numbers_of_nodes_fit_a_line_at_any_size() -> None:
     assert ranges([3, 0, 1, 2, 7]) == "0-3, 7"
     assert ranges(range(0, 4096, 2)).endswith("and 2040 more")
-    told = str(absent([], 4096, "job 7"))
-    assert "0 of 4096" in told and "nodes 0-4095" in told and len(told) < 400
+    sentence = str(absent([], 4096, "job 7"))
+    assert "0 of 4096" in sentence and "nodes 0-4095" in sentence and len(sentence) < 400

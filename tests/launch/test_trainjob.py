@@ -123,9 +123,9 @@ def test_a_status_arrives_with_the_token_as_it_is_by_then(
         reporters().tell(30.0, 90.0, LAUNCH)
         path, authorization, document = controller.taken.get(timeout=WITHIN_S)
         assert (path, authorization) == (PATH, f"Bearer {token}")
-        told = document["trainerStatus"]
-        assert (told["progressPercentage"], told["estimatedRemainingSeconds"]) == (25, 90)
-        assert {"name": "purpose", "value": "timed"} in told["metrics"]
+        status = document["trainerStatus"]
+        assert (status["progressPercentage"], status["estimatedRemainingSeconds"]) == (25, 90)
+        assert {"name": "purpose", "value": "timed"} in status["metrics"]
 
 
 def test_an_answer_by_somebody_else_gets_no_token(
@@ -182,11 +182,13 @@ def test_a_second_one_waits_its_time(
 def test_what_an_int32_cannot_hold_and_nobody_knows(
     elapsed_s: float, left_s: float | None, percent: int | None, seconds: int | None
 ) -> None:
-    told = trainjob.status(elapsed_s, left_s, {"case": "x" * 99, "none": ""}, 0.0)["trainerStatus"]
-    assert told.get("progressPercentage") == percent
-    assert told.get("estimatedRemainingSeconds") == seconds
-    assert told["metrics"] == [{"name": "case", "value": "x" * 64}]
-    assert told["lastUpdatedTime"] == "1970-01-01T00:00:00Z"
+    status = trainjob.status(elapsed_s, left_s, {"case": "x" * 99, "none": ""}, 0.0)[
+        "trainerStatus"
+    ]
+    assert status.get("progressPercentage") == percent
+    assert status.get("estimatedRemainingSeconds") == seconds
+    assert status["metrics"] == [{"name": "case", "value": "x" * 64}]
+    assert status["lastUpdatedTime"] == "1970-01-01T00:00:00Z"
 
 
 @pytest.mark.full  # an agent imports torch

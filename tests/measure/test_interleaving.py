@@ -31,18 +31,18 @@ def decided(longer: float, sd: float, draw: np.random.Generator) -> tuple[Readin
 
 def test_equal_environments_are_told_apart_once_in_twenty_at_most() -> None:
     draw = np.random.default_rng(1)
-    found = [decided(0.0, 0.01, draw)[0] for _ in range(400)]
-    wrong = sum(r in (Reading.FASTER, Reading.SLOWER) for r in found)
-    assert wrong <= 0.05 * len(found)
-    assert found.count(Reading.SAME) >= 0.8 * len(found)
+    readings = [decided(0.0, 0.01, draw)[0] for _ in range(400)]
+    wrong = sum(r in (Reading.FASTER, Reading.SLOWER) for r in readings)
+    assert wrong <= 0.05 * len(readings)
+    assert readings.count(Reading.SAME) >= 0.8 * len(readings)
 
 
 @pytest.mark.parametrize(("longer", "reading"), [(0.02, Reading.SLOWER), (-0.02, Reading.FASTER)])
 def test_two_percent_are_found(longer: float, reading: Reading) -> None:
     draw = np.random.default_rng(2)
-    found = [decided(longer, 0.01, draw) for _ in range(200)]
-    assert sum(r is reading for r, _ in found) >= 198
-    assert np.mean([n for _, n in found]) <= 12
+    readings = [decided(longer, 0.01, draw) for _ in range(200)]
+    assert sum(r is reading for r, _ in readings) >= 198
+    assert np.mean([n for _, n in readings]) <= 12
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,14 @@ def incorrect(rank: RankRecord) -> RankRecord:
 
 def test_an_a_b_shows_its_a_a() -> None:
     """Launches of A that differ among themselves: what B seems to bring is theirs."""
-    told = difference("case", [-0.05, -0.05, -0.05, -0.05, -0.05, -0.06])
-    assert told.reading is Reading.FASTER and told.alike is None
-    quiet = interleaving.beside_itself(told, [0.002, -0.001, -0.001, 0.001])
-    loaded = interleaving.beside_itself(told, [0.051, 0.05, 0.049, 0.05, 0.05, 0.052])
+    read = difference("case", [-0.05, -0.05, -0.05, -0.05, -0.05, -0.06])
+    assert read.reading is Reading.FASTER and read.alike is None
+    quiet = interleaving.beside_itself(read, [0.002, -0.001, -0.001, 0.001])
+    loaded = interleaving.beside_itself(read, [0.051, 0.05, 0.049, 0.05, 0.05, 0.052])
     names = [("A", "a/bin/python"), ("B", "b/bin/python")]
     screens = [
-        " ".join(" ".join(interleaved([one], names, {}, 80)).split()) for one in (quiet, loaded)
+        " ".join(" ".join(interleaved([pairs_of_it], names, {}, 80)).split())
+        for pairs_of_it in (quiet, loaded)
     ]
     assert "A/A case: 1.000" in screens[0] and "differs from itself" not in screens[0]
     assert "A/A case: 1.05" in screens[1] and "do not believe B/A" in screens[1]

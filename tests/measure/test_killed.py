@@ -34,7 +34,7 @@ def begun(results: Path) -> Run:
     return Run(Catalogue(), Settings(), results, (), queued_s=lambda: 0.0)
 
 
-def story(run: Run, of: RunRecord, told: Callable[[int], None]) -> None:
+def story(run: Run, of: RunRecord, tell: Callable[[int], None]) -> None:
     """A run in the making: what another one measured is entered again."""
     run.announce(of.plans)
     run.described.update(of.described)
@@ -42,7 +42,7 @@ def story(run: Run, of: RunRecord, told: Callable[[int], None]) -> None:
     run.freeze(of.windows)
     for i, launch in enumerate(of.launches[:4]):
         run.enter([launch])
-        told(i + 1)
+        tell(i + 1)
         run.keep()
     run.save(complete=False)
     run.save(complete=True)

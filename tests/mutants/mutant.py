@@ -60,8 +60,8 @@ class Manual(LocalTrainer):
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """All of them, or all but the last."""
-        found = list(super().parameters())
-        return iter(found[:-1] if self.bug == "one_left_out" else found)
+        listed = list(super().parameters())
+        return iter(listed[:-1] if self.bug == "one_left_out" else listed)
 
     def reduce(self) -> None:
         """Average every gradient over ranks, or not quite."""

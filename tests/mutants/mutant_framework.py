@@ -49,8 +49,8 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     if bug == "fabric_default_sizes":
         from lightning.fabric import strategies
 
-        own = strategies.ModelParallelStrategy
-        strategies.ModelParallelStrategy = lambda shard, **sizes: own(shard)  # type: ignore[misc]
+        mine = strategies.ModelParallelStrategy
+        strategies.ModelParallelStrategy = lambda shard, **sizes: mine(shard)  # type: ignore[misc]
         return lightning_fabric.build(model, ctx, dict(sharded=True))
     plain = deepspeed.config
     if bug == "zero3_persists":

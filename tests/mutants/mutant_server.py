@@ -37,8 +37,8 @@ class Wrong(parameter_server.Worker):
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> OuterTrainer:
     trainer = outer.trainer(model, ctx, parameter_server.ServedTrainer)
     bug = str(knobs["bug"])
-    told = {**knobs, "bounded": False} if bug == "not_waited" else knobs
-    trainer.rule = Wrong(model, ctx, told)
+    settings = {**knobs, "bounded": False} if bug == "not_waited" else knobs
+    trainer.rule = Wrong(model, ctx, settings)
     trainer.rule.bug = bug
     assert bug != "not_waited" or parameter_server._SERVERS[-1].staleness == math.inf
     return trainer

@@ -84,8 +84,8 @@ def repaired(doc: Doc, _: Path) -> None:
 
 
 def swapped(doc: Doc, _: Path) -> None:
-    found = doc["launches"]
-    found[-1], found[-2] = found[-2], found[-1]
+    launches = doc["launches"]
+    launches[-1], launches[-2] = launches[-2], launches[-1]
 
 
 def best_copied(doc: Doc, folder: Path) -> None:
@@ -342,8 +342,8 @@ def test_honest_records_are_honest_wherever_they_were_interrupted(copy: Path) ->
             write_doc(copy, doc)
             torn = lines[n][: len(lines[n]) // 2] if m % 2 else ""
             (copy / chain.FILE).write_text("".join(f"{line}\n" for line in lines[:n]) + torn)
-            found = [t for t in told(copy) if "verdicts recorded" not in t]
-            assert found == [], (n, m)
+            differences = [t for t in told(copy) if "verdicts recorded" not in t]
+            assert differences == [], (n, m)
             honest += 1
     assert honest > 90
 

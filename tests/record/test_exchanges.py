@@ -25,8 +25,8 @@ def test_windows_add_up(one: int, other: int, period: int, until: int, growth: f
     """Steps counted in two windows are those of both together."""
     end = one + other
     parts = [range(one), range(one, end)]
-    told = [exchanges(part, period, until, growth) for part in parts]
-    assert sum(told) == exchanges(range(end), period, until, growth) <= end
+    exchanged = [exchanges(part, period, until, growth) for part in parts]
+    assert sum(exchanged) == exchanges(range(end), period, until, growth) <= end
 
 
 @given(st.integers(0, 30), st.integers(1, 40), st.integers(1, 5), st.integers(0, 20))

@@ -63,9 +63,9 @@ def row(launch: int = 0, **fields: Any) -> Row:
 
 
 def test_bandwidth_is_payload_over_time_times_the_factor() -> None:
-    found = row(nodes=(2, 2), time_s=0.5)
-    assert found.algorithm_bps == (4 << 20) / 0.5
-    assert found.bus_bps == found.algorithm_bps * 1.5
+    swept_row = row(nodes=(2, 2), time_s=0.5)
+    assert swept_row.algorithm_bps == (4 << 20) / 0.5
+    assert swept_row.bus_bps == swept_row.algorithm_bps * 1.5
 
 
 def test_worlds_inside_a_node_across_nodes_and_of_all() -> None:
@@ -165,22 +165,22 @@ def test_what_a_backend_refuses_passes_nothing(sample_run: RunRecord) -> None:
 
 def test_latency_and_bandwidth_are_of_their_own_sizes(sample_run: RunRecord) -> None:
     rows = [row(payload_bytes=8, time_s=1e-5), row(payload_bytes=1 << 20, time_s=0.01), row()]
-    (found,) = swept(rows)
-    assert found.latency_s == (1e-5,)
-    assert found.bus_bps() == ((4 << 20) / 0.1,)
+    (verdict,) = swept(rows)
+    assert verdict.latency_s == (1e-5,)
+    assert verdict.bus_bps() == ((4 << 20) / 0.1,)
 
 
 def test_rules_on_other_worlds_and_operations_do_not_match(sample_run: RunRecord) -> None:
     run = run_of(sample_run, times(8, 0.1))
-    (one,) = series(run)
-    assert one.matched_by(rule(), run)
-    assert one.matched_by(rule(case="fabric/*", nodes=(2,), world=(2,)), run)
-    assert one.matched_by(rule(case="fabric/all_reduce@2x1"), run)
+    (row_series,) = series(run)
+    assert row_series.matched_by(rule(), run)
+    assert row_series.matched_by(rule(case="fabric/*", nodes=(2,), world=(2,)), run)
+    assert row_series.matched_by(rule(case="fabric/all_reduce@2x1"), run)
     for other in (
         rule(case="fabric/broadcast"), rule(nodes=(4,)), rule(world=(8,)), rule(hardware="x"),
         rule(metric="recovery_s"),
     ):  # fmt: skip
-        assert not one.matched_by(other, run)
+        assert not row_series.matched_by(other, run)
 
 
 def test_a_rule_on_the_fabric_is_out_of_reach_where_nothing_was_swept(

@@ -62,7 +62,7 @@ def test_samples_of_many_ranks_are_one_file(copy: Path, monkeypatch: pytest.Monk
     packed[0].write_bytes(bytes(body))
     assert verify(run, copy).differences
     packed[0].unlink()
-    assert any("missing" in told for told in verify(run, copy).differences)
+    assert any("missing" in difference for difference in verify(run, copy).differences)
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -98,13 +98,18 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     mistakes = asked.mistake
-    own = mistakes in ("own data", "made up")
-    torch.manual_seed(rank if own else 0)
+    own_data = mistakes in ("own data", "made up")
+    torch.manual_seed(rank if own_data else 0)
     data = MadeUp() if mistakes == "made up" else Data(rank)
     batch = asked.batch // world if asked.divide else asked.batch
     sampler = None
     draw = torch.Generator().manual_seed(rank if mistakes == "shuffled apart" else 0)
-    alone = own or mistakes in ("augmented", "shuffled apart", "augmented, shuffled", "same data")
+    alone = own_data or mistakes in (
+        "augmented",
+        "shuffled apart",
+        "augmented, shuffled",
+        "same data",
+    )
     # "augmented, sampled", "all evaluate" and "branches" are right
     if not alone:
         sampler = DistributedSampler(data, num_replicas=world, rank=rank)
@@ -117,7 +122,7 @@ def main() -> None:
         next(iter(loader))
     torch.manual_seed(0)
     model: nn.Module = Net()
-    if own:
+    if own_data:
         torch.manual_seed(rank)
     if asked.fsdp:
         fully_shard(model)

@@ -541,8 +541,8 @@ def _as_accelerator() -> None:
 
 def num_devices() -> int:
     """As many as NVML's stand-in shows."""
-    if (told := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return len([x for x in told.split(",") if x])
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return len([x for x in visible.split(",") if x])
     return int(os.environ.get("STRICT_GPUS", "2"))
 
 

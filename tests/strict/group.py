@@ -142,9 +142,9 @@ class Nccl(dist.ProcessGroup):
         self._gloo._allgather_base(self._raw(out), self._raw(given), options).wait()
 
     def allgather_into_tensor_coalesced(self, outs: Any, given: Any, opts: Any = None) -> Any:
-        for out, one in zip(outs, given, strict=True):
-            _record("_all_gather_base", self, [one], [out])
-            self._gather(out, one)
+        for out, whole in zip(outs, given, strict=True):
+            _record("_all_gather_base", self, [whole], [out])
+            self._gather(out, whole)
         return self._done(outs)
 
     def _scatter(self, out: Any, given: Any, options: Any) -> None:
@@ -165,9 +165,9 @@ class Nccl(dist.ProcessGroup):
         return self._done([out])
 
     def reduce_scatter_tensor_coalesced(self, outs: Any, given: Any, opts: Any = None) -> Any:
-        for out, one in zip(outs, given, strict=True):
-            _record("_reduce_scatter_base", self, [one], [out])
-            self._scatter(out, one, opts)
+        for out, whole in zip(outs, given, strict=True):
+            _record("_reduce_scatter_base", self, [whole], [out])
+            self._scatter(out, whole, opts)
         return self._done(outs)
 
     def reduce_scatter(self, outs: Any, given: Any, opts: Any = None) -> Any:

@@ -78,10 +78,10 @@ def branches() -> Iterator[str]:
         for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
             inner = {m for n in ast.walk(function) if isinstance(n, ast.FunctionDef)
                      and n is not function for m in ast.walk(n)}  # fmt: skip
-            own = [n for n in ast.walk(function) if n not in inner]
-            tests = [n.test for n in own if isinstance(n, ast.If | ast.IfExp | ast.While)]
-            tests += [n for n in own if isinstance(n, ast.BoolOp | ast.Compare)]
-            tests += [n.slice for n in own if isinstance(n, ast.Subscript)]
+            of_function = [n for n in ast.walk(function) if n not in inner]
+            tests = [n.test for n in of_function if isinstance(n, ast.If | ast.IfExp | ast.While)]
+            tests += [n for n in of_function if isinstance(n, ast.BoolOp | ast.Compare)]
+            tests += [n.slice for n in of_function if isinstance(n, ast.Subscript)]
             if any(_asks(test) for test in tests):
                 yield f"{path.relative_to(TRAINING)} {function.name}"
 

@@ -43,11 +43,11 @@ def batches(folder: Path, data: str, steps: int, **more: Any) -> list[Any]:
     return [feed(step) for step in range(steps)]
 
 
-def same(one: list[Any], two: list[Any]) -> bool:
+def same(first: list[Any], two: list[Any]) -> bool:
     return all(
         torch.equal(a.ids, b.ids) and torch.equal(a.inputs, b.inputs)
         and torch.equal(a.targets, b.targets)
-        for a, b in zip(one, two, strict=True)
+        for a, b in zip(first, two, strict=True)
     )  # fmt: skip
 
 
@@ -81,8 +81,8 @@ def test_what_workers_do_is_told_and_their_memory_is_known(tmp_path: Path) -> No
     for step in range(4):
         feed(step)
     assert len(helpers_of(feed)) == 2 and os.getpid() not in helpers_of(feed)
-    told = took(feed)
-    assert told is not None and told["decode_s"] >= 1e-3 * len(feed(0).ids)
+    times = took(feed)
+    assert times is not None and times["decode_s"] >= 1e-3 * len(feed(0).ids)
     assert not beside.shared_memory(helpers_of(feed)) - before
     assert same([feed(1)], [made(tmp_path, "loaded", 4)(1)])  # read again, by the rank itself
 
@@ -130,8 +130,8 @@ def test_a_bad_value_is_one_clear_error(knobs: dict[str, Any], message: str) -> 
 
 def test_samples_of_unlike_length_are_refused_by_name() -> None:
     case = KNOWN.normalise(SITE.case("ddp/ragged-nano", data="files"))
-    told = describe(load(KNOWN.files(case)), case)
-    assert told.unsupported == "data=files holds samples of one length"
+    description = describe(load(KNOWN.files(case)), case)
+    assert description.unsupported == "data=files holds samples of one length"
 
 
 CAUGHT_BY = {"same_shard": "input.content", "no_set_epoch": "input.content"}

@@ -78,11 +78,11 @@ def test_weights_of_zero_still_learn(kind: Any) -> None:
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=9), st.floats(1e-3, 1e3))
 def test_clipping_is_torchs(values: list[float], most: float) -> None:
-    own, other = (nn.Parameter(torch.zeros(len(values))) for _ in range(2))
-    own.grad, other.grad = torch.tensor(values), torch.tensor(values)
-    norms.clip([own], most)
+    ours, other = (nn.Parameter(torch.zeros(len(values))) for _ in range(2))
+    ours.grad, other.grad = torch.tensor(values), torch.tensor(values)
+    norms.clip([ours], most)
     nn.utils.clip_grad_norm_([other], most)
-    torch.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(ours.grad, other.grad, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("rule", "times"), [("fixed", 1.0), ("linear", 16.0), ("sqrt", 4.0)])

@@ -84,6 +84,6 @@ def test_what_an_outline_costs_is_seen_through_drift(factor: float) -> None:
         marks_s=np.concatenate([[0.0], np.cumsum(step_s)]), loss=nothing, sample_ids=nothing,
         rss_bytes=nothing, step_s=step_s,
     )  # fmt: skip
-    found = perturbation([samples], window)
-    assert found.ratio == pytest.approx(factor, abs=0.01) and found.low is not None
-    assert (found.low > 1.05) == (factor > 1.05) and math.isfinite(found.low)
+    cost = perturbation([samples], window)
+    assert cost.ratio == pytest.approx(factor, abs=0.01) and cost.low is not None
+    assert (cost.low > 1.05) == (factor > 1.05) and math.isfinite(cost.low)

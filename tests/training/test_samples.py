@@ -37,11 +37,11 @@ def test_an_epoch_has_each_sample_once_and_all_count_alike(
 @pytest.mark.parametrize("kind", ["uniform", "long_tail"])
 def test_ragged_batches_are_as_long_as_their_longest_sample(kind: str) -> None:
     size, ids = {**SIZE, "length_dist": kind}, torch.arange(1, 400)
-    own = ragged.lengths(ids, size)
+    lengths = ragged.lengths(ids, size)
     inputs, targets = ragged.batch(ids, size)
-    assert inputs.shape == targets.shape == (len(ids), int(own.max()))
-    assert ((targets != ragged.PADDING).sum(1) == own).all()
-    assert float(own.float().mean()) == pytest.approx(ragged.tokens(size), rel=0.1)
+    assert inputs.shape == targets.shape == (len(ids), int(lengths.max()))
+    assert ((targets != ragged.PADDING).sum(1) == lengths).all()
+    assert float(lengths.float().mean()) == pytest.approx(ragged.tokens(size), rel=0.1)
     assert int(ragged.lengths(torch.zeros(1, dtype=torch.int64), size)) == size["seq"]
 
 

@@ -21,5 +21,5 @@ def test_the_closest_of_some_readings_counts(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_host_that_never_rests_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = (0.5 * n for n in itertools.count())
-    stamp, own = Stamps().with_clock(lambda: next(readings))
-    assert stamp > 0 and own == 0.25, "the first of equally bad ones"
+    stamp, clock = Stamps().with_clock(lambda: next(readings))
+    assert stamp > 0 and clock == 0.25, "the first of equally bad ones"

@@ -17,9 +17,9 @@ def squares(noise: float, small: int, seed: int) -> list[list[tuple[float, float
     source = np.random.default_rng(seed)
     gradient = np.full(ELEMENTS, ELEMENTS**-0.5)
     spread = math.sqrt(noise / ELEMENTS / small)
-    own = gradient + source.normal(0, spread, (PARTS, STEPS, RANKS, ELEMENTS))
-    of_rank = (own**2).sum(-1).mean(1)
-    of_mean = (own.mean(2) ** 2).sum(-1).mean(1)
+    gradients = gradient + source.normal(0, spread, (PARTS, STEPS, RANKS, ELEMENTS))
+    of_rank = (gradients**2).sum(-1).mean(1)
+    of_mean = (gradients.mean(2) ** 2).sum(-1).mean(1)
     return [[(of_rank[p, r], of_mean[p]) for p in range(PARTS)] for r in range(RANKS)]
 
 

@@ -37,14 +37,14 @@ source = "here"
 def test_what_a_run_measured_is_written_and_read_back(
     sample_run: RunRecord, tmp_path: Path
 ) -> None:
-    found, doubted = references.measured(sample_run, 0.1)
+    references_read, doubted = references.measured(sample_run, 0.1)
     assert doubted == []
-    assert {(r.case, r.metric, r.baseline) for r in found} >= {
+    assert {(r.case, r.metric, r.baseline) for r in references_read} >= {
         ("ddp/decoder-nano/weak@2cpu", "efficiency", "plain"),
         ("ddp/decoder-nano/weak@2cpu", "throughput", None),
     }
-    references.write(tmp_path / "r.toml", found)
-    assert list(references.load(tmp_path / "r.toml")) == found
+    references.write(tmp_path / "r.toml", references_read)
+    assert list(references.load(tmp_path / "r.toml")) == references_read
 
 
 @pytest.mark.parametrize("spoilt", ["noisy host", "wrong training"])
@@ -58,8 +58,8 @@ def test_what_no_verdict_could_rest_on_is_no_reference(
     else:
         for launch in timed(doc, "@2"):
             launch["wrong"] = ["loss: step 6 gives 1"]
-    found, doubted = references.measured(from_doc(RunRecord, doc), 0.1)
-    of_two = [r for r in found if r.case.endswith("@2cpu")]
+    references_read, doubted = references.measured(from_doc(RunRecord, doc), 0.1)
+    of_two = [r for r in references_read if r.case.endswith("@2cpu")]
     assert all(r.metric not in ("efficiency", "throughput") for r in of_two), of_two
     assert any("99 %" in why or "loss: step 6" in why for _, why in doubted)
 

@@ -159,8 +159,8 @@ def test_the_allowance_shrinks_with_pairs_that_show_nothing() -> None:
 def test_a_trend_that_would_cross_the_bound_does_not_pass() -> None:
     """Falling by half a point a pair, 0.88 is 0.85 after the 10 or so pairs that may follow."""
     falling = [0.8915 - 0.005 * i + 0.0002 * (-1) ** i for i in range(6)]
-    found = judge(falling, rule(at_least=0.85), Form.RATIO, horizon=16)
-    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.TREND)
+    answer = judge(falling, rule(at_least=0.85), Form.RATIO, horizon=16)
+    assert (answer.status, answer.reason) == (Status.INCONCLUSIVE, Reason.TREND)
     assert judge(falling, rule(at_least=0.85), Form.RATIO, horizon=6).status is Status.PASS
     rising = judge(falling[::-1], rule(at_least=0.85), Form.RATIO, horizon=16)
     assert rising.status is Status.PASS

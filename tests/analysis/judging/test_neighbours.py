@@ -97,8 +97,8 @@ def test_a_slow_device_is_named(sample_run: RunRecord) -> None:
         probe(doc, 0.05, 9, "beside")
 
     assert neighbours.slow_devices(run_of(sample_run, packed(0.0))) == []
-    (told,) = (d.sentence for d in neighbours.slow_devices(run_of(sample_run, edit)))
-    assert told.startswith("node 9 (") and "slower than the median of 9" in told
+    (sentence,) = (d.sentence for d in neighbours.slow_devices(run_of(sample_run, edit)))
+    assert sentence.startswith("node 9 (") and "slower than the median of 9" in sentence
 
 
 def test_a_baseline_with_neighbours_that_nobody_probed_passes_nothing(

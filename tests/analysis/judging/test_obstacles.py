@@ -138,7 +138,7 @@ def test_the_gate_names_the_first_check_that_failed_whichever_rank_it_was_on(
         )
 
     first, second, *rest = gate.ranks
-    told = gate_failure(
+    sentence = gate_failure(
         dataclasses.replace(
             gate,
             ranks=(
@@ -148,7 +148,7 @@ def test_the_gate_names_the_first_check_that_failed_whichever_rank_it_was_on(
             ),
         )
     )
-    assert told == "start_parameters on rank 1:"
+    assert sentence == "start_parameters on rank 1:"
 
 
 @pytest.mark.parametrize("purpose", ["gate", "timed"])
@@ -170,16 +170,16 @@ def test_out_of_memory_does_not_fit_and_is_no_wrong_training(
 @pytest.mark.parametrize(("precision", "status"), [("fp8", Status.SKIP), ("fp32", Status.ERROR)])
 def test_a_gpu_without_products_in_8_bits_is_a_skip(precision: str, status: Status) -> None:
     """As torch says it on an A100 or a 3090; of a case that asked for no such product, an ERROR."""
-    said = (
+    message = (
         "RuntimeError: torch._scaled_mm is only supported on CUDA devices with compute capability"
     )
     case = Site(device=Device.CUDA, backend="nccl", nodes=(1,)).case(
         "single/mlp-nano", precision=precision
     )
     cause = Cause(
-        rank=0, kind="exception", message=f"{said} >= 9.0 or 8.9, or ROCm MI300+", phase="gate",
+        rank=0, kind="exception", message=f"{message} >= 9.0 or 8.9, or ROCm MI300+", phase="gate",
         step=0, sure=True,
     )  # fmt: skip
     launch = SimpleNamespace(cause=cause, launch="g0", status=LaunchStatus.FAILED)
-    found = not_here(case, launch)  # type: ignore[arg-type]
-    assert (found.status if found else Status.ERROR) is status
+    conclusion = not_here(case, launch)  # type: ignore[arg-type]
+    assert (conclusion.status if conclusion else Status.ERROR) is status

@@ -23,16 +23,16 @@ def test_the_interval_holds_its_mean_and_shrinks_with_the_level(values: list[flo
 @given(VALUES, st.floats(0.02, 0.3))
 def test_evidence_is_the_dual_of_the_interval(values: list[float], alpha: float) -> None:
     """The lower end is the bound against which the evidence is exactly 1 / alpha."""
-    found = sequential.t_sequence(values, alpha)
-    if found.low is None or not found.sd or found.sd < 1e-6:
+    interval = sequential.t_sequence(values, alpha)
+    if interval.low is None or not interval.sd or interval.sd < 1e-6:
         return
-    assert sequential.t_evidence(values, found.low) == pytest.approx(1 / alpha, rel=1e-6)
+    assert sequential.t_evidence(values, interval.low) == pytest.approx(1 / alpha, rel=1e-6)
 
 
 def test_evidence_has_mean_one_at_most_under_the_null() -> None:
     rng = np.random.default_rng(5)
-    found = [sequential.t_evidence(v.tolist(), 0.0) for v in rng.normal(0, 1, (20_000, 8))]
-    assert np.mean(found) < 1.05
+    e_values = [sequential.t_evidence(v.tolist(), 0.0) for v in rng.normal(0, 1, (20_000, 8))]
+    assert np.mean(e_values) < 1.05
 
 
 def test_smallest_detectable_is_detected_nine_times_in_ten() -> None:

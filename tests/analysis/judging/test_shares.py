@@ -27,8 +27,8 @@ def bounded(doc: Any, share: float, launches: int = 8, perturbation: float = 1.0
     """A rule, and profiled launches of the world of two whose exposed transfer is this share."""
     even(doc)
     doc["thresholds"].append(RULE)
-    own = [x for x in doc["launches"] if x["purpose"] == "profile"]
-    (model,) = [x for x in own if x["arm"] == "@2"]
+    profiled = [x for x in doc["launches"] if x["purpose"] == "profile"]
+    (model,) = [x for x in profiled if x["arm"] == "@2"]
     doc["launches"] = [x for x in doc["launches"] if x["purpose"] != "profile"]
     for turn in range(launches):
         ranks = []

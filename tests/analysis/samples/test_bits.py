@@ -83,9 +83,9 @@ def test_with_two_ranks_only_one_that_disagrees_with_itself_is_named() -> None:
 def test_sender_and_receiver_are_told_apart(data: st.DataObject, ranks: int) -> None:
     source, rank = data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, ranks - 1))
     left = honest(ranks, 2)
-    one = left[rank].received
-    assert one is not None
-    one[1, source] ^= 1
+    received = left[rank].received
+    assert received is not None
+    received[1, source] ^= 1
     assert [(o.ranks, o.what) for o in compare(left).odd] == [((rank,), "received")]
     for other in left:
         assert other.received is not None

@@ -11,20 +11,20 @@ words = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize(
-    ("message", "found"),
+    ("message", "rank"),
     [("AAAA", 1), ("ABABAB", 2), ("AABAABAAB", 3), ("DDDDDGDDDDDGDDDDDG", 6),
      ("ABABABA", 2), ("XAAAAAAAAA", 1), ("AA", None), ("ABCABC", None), ("AAAAAB", None),
      ("ABAAAA", None), ("", None)],
 )  # fmt: skip
-def test_known_words(message: str, found: int | None) -> None:
-    assert period(message) == found
+def test_known_words(message: str, rank: int | None) -> None:
+    assert period(message) == rank
 
 
 @given(word=words, times=st.integers(REPEATS, 6))
 def test_what_is_repeated_has_a_period_that_divides_it(word: list[int], times: int) -> None:
-    found = period(word * times)
-    assert found is not None and len(word) % found == 0
-    assert word * times == (word * times)[:found] * (len(word) * times // found)
+    length = period(word * times)
+    assert length is not None and len(word) % length == 0
+    assert word * times == (word * times)[:length] * (len(word) * times // length)
 
 
 @given(word=words, times=st.integers(REPEATS, 6))

@@ -23,10 +23,10 @@ EXPECTED: Any = SimpleNamespace(global_batch=32)
 
 def test_it_is_reached_where_the_mean_of_some_steps_is_there() -> None:
     losses = [5.0] * 10 + [1.0] * 30
-    found = reached([samples(losses), samples(losses)], 1.0, EXPECTED)
-    assert found is not None
-    assert found.steps == 10 + SMOOTH
-    assert found.samples == 32 * found.steps and found.seconds == found.steps * 0.5
+    step = reached([samples(losses), samples(losses)], 1.0, EXPECTED)
+    assert step is not None
+    assert step.steps == 10 + SMOOTH
+    assert step.samples == 32 * step.steps and step.seconds == step.steps * 0.5
 
 
 def test_one_lucky_step_is_not_enough() -> None:
@@ -44,7 +44,7 @@ def test_windows_are_whole_periods(period: int) -> None:
     case = Site(device=Device.CPU, backend="gloo", nodes=(2,)).case("local_sgd/mlp-nano")
     arm = Arm(name="@2", case=case, role=Role.SUBJECT)
     plan = Plan(name="", arms=(arm,), contrasts=(), protocol=Protocol(steps=32, cut=6))
-    told: Any = {case.hash: SimpleNamespace(expected=SimpleNamespace(period=period))}
-    window = pilots.windows(plan, [], told)["@2"]
+    description: Any = {case.hash: SimpleNamespace(expected=SimpleNamespace(period=period))}
+    window = pilots.windows(plan, [], description)["@2"]
     assert (window.steps - window.cut) % period == 0
     assert 26 <= window.steps - window.cut < 26 + period

@@ -72,8 +72,8 @@ def test_drift_that_no_launch_shows_alone_is_seen_over_all() -> None:
 def test_steps_worth_timing_are_kaliberas() -> None:
     """40 s a launch, 0.1 s a step, 3 % step noise (lag-1 .3), 0.7 % launches: about 117 steps."""
     steps = 0.1 * np.exp(np.log(series(4000, sd=0.03, rho=0.3) / 0.02))
-    found = steadiness.best_steps(steps.tolist(), 40.0, 0.007, 20)
-    assert found == pytest.approx(117, rel=0.05)
+    steps_chosen = steadiness.best_steps(steps.tolist(), 40.0, 0.007, 20)
+    assert steps_chosen == pytest.approx(117, rel=0.05)
 
 
 def test_steps_stay_within_bounds() -> None:

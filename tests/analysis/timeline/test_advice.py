@@ -100,8 +100,8 @@ def test_a_stand_in_computes_as_long_as_it_was_told_to() -> None:
 
 def test_engine_and_nodes_are_kept() -> None:
     case = dataclasses.replace(CASES["weak"], nodes=(2, 2), world_size=4)
-    found = command(case, Settings(engine="emulated", nodes=(2, 2), cluster="my cluster.toml"))
-    assert found == (
+    words = command(case, Settings(engine="emulated", nodes=(2, 2), cluster="my cluster.toml"))
+    assert words == (
         "scaleproof run ddp/mlp-nano/weak --cpus 4 --engine emulated --nodes 2+2"
         " --cluster 'my cluster.toml'"
     )

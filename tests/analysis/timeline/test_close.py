@@ -87,12 +87,12 @@ def oracle(ranks: list[Lanes], lane: Lanes, t: int) -> Term:
                 if [p for p in other.ops if p.p2p][k].start > t:
                     return Term.BUBBLE
         return Term.TRANSFER
-    for term, own in (
+    for term, own_ns in (
         (Term.DATA, lane.data),
         (Term.LAUNCH, lane.launch),
         (Term.OTHER, lane.queued),
     ):
-        if inside(own, t):
+        if inside(own_ns, t):
             return term
     return Term.IDLE
 
@@ -101,22 +101,22 @@ def oracle(ranks: list[Lanes], lane: Lanes, t: int) -> Term:
 def test_every_nanosecond_is_in_its_term(ranks: list[Lanes]) -> None:
     steps = min(len(r.edges) for r in ranks) - 1
     budget = close(ranks, {}, 0).budget
-    for lane, found in zip(ranks, budget.ranks, strict=True):
+    for lane, lane_budget in zip(ranks, budget.ranks, strict=True):
         for k in range(steps):
             low, high = int(lane.edges[k]), int(lane.edges[k + 1])
             want = [oracle(ranks, lane, t) for t in range(low, high)]
-            got = {t: v[k] for t, v in found.terms.items() if v[k]}
+            got = {t: v[k] for t, v in lane_budget.terms.items() if v[k]}
             assert got == {str(t): want.count(t) for t in Term if t in want}
-            assert found.step_ns[k] == high - low == sum(got.values())
+            assert lane_budget.step_ns[k] == high - low == sum(got.values())
 
 
 @given(worlds(), worlds(), st.integers(1, 8), st.fractions(min_value="1/8", max_value=2))
 def test_lost_speedup_is_the_sum_of_its_terms(
     base: list[Lanes], rung: list[Lanes], ranks: int, work: Fraction
 ) -> None:
-    found = losses(close(base, {}, 0).budget, close(rung, {}, 0).budget, ranks=ranks, work=work)
-    assert sum(found.lost.values()) == ranks - found.speedup
-    assert sum(found.excess_ns.values()) == found.step_ns - found.ideal_ns
+    lost = losses(close(base, {}, 0).budget, close(rung, {}, 0).budget, ranks=ranks, work=work)
+    assert sum(lost.lost.values()) == ranks - lost.speedup
+    assert sum(lost.excess_ns.values()) == lost.step_ns - lost.ideal_ns
 
 
 def chain(rank: int, busy_ns: int) -> Lanes:

@@ -165,7 +165,7 @@ def test_a_single_step_reaches_to_the_end_of_its_device_work(tmp_path: Path) -> 
         tmp_path, *steps(0, 150), *kernel("gemm", 5, 10, 40, 1), *kernel("gemm", 100, 110, 250, 2)
     )
     assert (lane.edges - BASE_NS).tolist() == [0, 250_000]
-    assert any("a single step" in told for told in lane.unsure)
+    assert any("a single step" in remark for remark in lane.unsure)
     assert terms(lane)[Term.COMPUTE] == 170
 
 
@@ -292,9 +292,9 @@ def test_times_of_day_keep_their_nanoseconds(tmp_path: Path) -> None:
 
 def test_a_compressed_trace_is_never_held_whole(tmp_path: Path) -> None:
     """128 KiB of zeros are 130 MB: a block may not grow with what it was compressed from."""
-    one = json.dumps(event("aten::mm", 0, 500, detail="0" * 20_000)).encode()
+    line = json.dumps(event("aten::mm", 0, 500, detail="0" * 20_000)).encode()
     path = tmp_path / "a.json.gz"
-    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b",\n".join([one] * 3000) + b"]}"))
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b",\n".join([line] * 3000) + b"]}"))
     assert path.stat().st_size < 1 << 20
     tracemalloc.start()
     total = sum(map(len, Blocks(path)))
@@ -313,7 +313,7 @@ def test_sends_that_name_no_peer_are_not_divided(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert {op.group for lane in ranks for op in lane.ops} == {ALONE}
     assert not match(ranks).meetings
-    assert any("name no peer" in told for told in ranks[0].unsure)
+    assert any("name no peer" in remark for remark in ranks[0].unsure)
 
 
 def test_operators_are_counted_in_the_steps_alone(tmp_path: Path) -> None:
@@ -333,8 +333,8 @@ def test_a_range_on_the_device_is_not_counted_twice(tmp_path: Path) -> None:
         event("forward", 5_000, 20_000, "gpu_user_annotation", 7, 0),
         event("graph", 5_000, 20_000, "gpu_user_annotation", 7, 0),
     ]  # fmt: skip
-    found = {r.name: r.count for r in ranges([read(write(tmp_path / "a.json", events))])}
-    assert found == {"ProfilerStep": 1, "forward": 1, "graph": 1}
+    counts = {r.name: r.count for r in ranges([read(write(tmp_path / "a.json", events))])}
+    assert counts == {"ProfilerStep": 1, "forward": 1, "graph": 1}
 
 
 def test_memory_is_that_of_the_device(tmp_path: Path) -> None:

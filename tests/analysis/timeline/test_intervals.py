@@ -49,8 +49,8 @@ def test_they_are_sets(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> No
 @given(raw, st.lists(st.integers(0, 40), min_size=2, max_size=6))
 def test_windows_count_what_lies_in_them(a: list[tuple[int, int]], cuts: list[int]) -> None:
     edges = np.array(sorted(cuts), dtype=np.int64)
-    found = per_window(made(a), edges).tolist()
+    counts = per_window(made(a), edges).tolist()
     want = [
         len({t for t in instants(a) if low <= t < high}) for low, high in itertools.pairwise(edges)
     ]
-    assert found == want
+    assert counts == want

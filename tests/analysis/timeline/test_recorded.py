@@ -60,8 +60,8 @@ def test_each_family_shows_what_it_is(family: str) -> None:
 def test_micro_batches_are_spans_of_every_stage() -> None:
     """1F1B itself says nothing of them."""
     for family in ("gpipe", "1f1b"):
-        found = {r.name: r.count for r in ranges(traces_of(family))}
-        assert found["forward"] == found["backward"] == 2 * 3 * 4  # ranks, steps, micro-batches
+        counts = {r.name: r.count for r in ranges(traces_of(family))}
+        assert counts["forward"] == counts["backward"] == 2 * 3 * 4  # ranks, steps, micro-batches
 
 
 def test_fsdp_waits_in_annotations_and_issues_much() -> None:
@@ -80,22 +80,22 @@ def test_a_single_ranks_trace_is_told_apart_but_not_divided(family: str) -> None
 
 def test_the_merged_trace_has_every_rank_and_the_budget_as_tracks(tmp_path: Path) -> None:
     traces = traces_of("gpipe")
-    found = [lanes(t) for t in traces]
-    closed = close(found, {1: -5_000_000}, 0)  # rank 1's clock is taken to be 5 ms ahead
+    tracks = [lanes(t) for t in traces]
+    closed = close(tracks, {1: -5_000_000}, 0)  # rank 1's clock is taken to be 5 ms ahead
     path = tmp_path / "merged.json.gz"
     reading = {"time_ns": int(traces[0].start[0]), "index": 0, "name": "H200", "power_w": 512.5}
-    window = ShownBudget(traces=traces, lanes=found, closed=closed, readings=[reading])
+    window = ShownBudget(traces=traces, lanes=tracks, closed=closed, readings=[reading])
     merge.write(path, {"case": lambda: window})
     doc = json.loads(gzip.decompress(path.read_bytes()))
     base = doc["baseTimeNanoseconds"]
-    for trace, lane in zip(traces, found, strict=True):
-        own = [e for e in doc["traceEvents"] if e["ph"] == "X" and e["pid"] == lane.rank]
-        terms = [e for e in own if e["cat"] == "budget"]
-        assert len(own) - len(terms) == len(trace.start)
+    for trace, lane in zip(traces, tracks, strict=True):
+        of_rank = [e for e in doc["traceEvents"] if e["ph"] == "X" and e["pid"] == lane.rank]
+        terms = [e for e in of_rank if e["cat"] == "budget"]
+        assert len(of_rank) - len(terms) == len(trace.start)
         total = sum(round(e["dur"] * 1000) for e in terms)
         (rank,) = [r for r in closed.budget.ranks if r.rank == lane.rank]
         assert total == sum(rank.step_ns)
-        first = min(round(e["ts"] * 1000) + base for e in own if e["cat"] != "budget")
+        first = min(round(e["ts"] * 1000) + base for e in of_rank if e["cat"] != "budget")
         assert first == int(trace.start[0]) - (5_000_000 if lane.rank else 0)
     (counter,) = [e for e in doc["traceEvents"] if e["ph"] == "C"]
     assert counter["args"] == {"power_w": 512.5} and counter["name"] == "GPU 0 power_w"

@@ -28,8 +28,8 @@ def named(name: str, term: Term, **fields: Any) -> list[str]:
 def test_every_remedy_is_another_case_that_can_be_named(name: str, term: Term) -> None:
     case = KNOWN.normalise(CASES[name])
     stages = 2 if name == "pipeline" else 1
-    own = {"bubble": "pipeline.microbatches=16"} if stages > 1 else {}
-    for remedy in remedies(term, case, expected(stages=stages, remedies=own), KNOWN):
+    settings_of_it = {"bubble": "pipeline.microbatches=16"} if stages > 1 else {}
+    for remedy in remedies(term, case, expected(stages=stages, remedies=settings_of_it), KNOWN):
         changed = KNOWN.normalise(remedy.of(case))
         assert changed.hash != case.hash, remedy
         assert changed.world_size == case.world_size

@@ -61,8 +61,8 @@ def traced(tmp_path: Path) -> ShownBudget:
 def test_kernels_stand_under_their_term_with_the_operator_that_launched_them(
     traced: ShownBudget,
 ) -> None:
-    found = {k.name: (k.term, k.by, k.ns, k.count) for k in kernels(traced)}
-    assert found == {
+    by_name = {k.name: (k.term, k.by, k.ns, k.count) for k in kernels(traced)}
+    assert by_name == {
         "void gemm<float>(int)": (Term.COMPUTE, "aten::addmm", 200 * US, 1.0),
         "relu": (Term.COMPUTE, "aten::linear", 100 * US, 1.0),
         "adam": (Term.COMPUTE, "", 95 * US, 1.0),
@@ -72,8 +72,8 @@ def test_kernels_stand_under_their_term_with_the_operator_that_launched_them(
 def test_idleness_is_what_the_host_was_at(traced: ShownBudget) -> None:
     """The sum is the budget's term: nothing that idles is without a cause."""
     counts: Counter[tuple[Term, str]] = Counter()
-    for one in idleness(traced, most=99):
-        counts[one.term, one.cause] += one.ns // US
+    for activity in idleness(traced, most=99):
+        counts[activity.term, activity.cause] += activity.ns // US
     idle = sum(us for (term, _), us in counts.items() if term is Term.IDLE)
     assert idle == traced.closed.budget.mean_ns(Term.IDLE) / US
     assert counts[Term.IDLE, "waits for the device"] == 100
@@ -104,11 +104,18 @@ def ranks_of(folder: Path, delay: int) -> ShownBudget:
 
 
 def test_a_communication_has_its_late_rank_and_its_rate(tmp_path: Path) -> None:
-    (found,) = communications(ranks_of(tmp_path, delay=200))
-    assert (found.kind, found.ranks, found.bytes, found.count) == ("all_reduce", (0, 1), 4000, 1.0)
-    assert (found.late, found.late_share) == (1, 1.0)
-    assert found.shortest_ns == 50 * US and found.waited_ns == 100 * US  # rank 0 alone: 200 us
-    assert found.bus_bps == pytest.approx(4000 / 50e-6)  # 2 (n - 1) / n is 1 for two ranks
+    (exchange,) = communications(ranks_of(tmp_path, delay=200))
+    assert (exchange.kind, exchange.ranks, exchange.bytes, exchange.count) == (
+        "all_reduce",
+        (0, 1),
+        4000,
+        1.0,
+    )
+    assert (exchange.late, exchange.late_share) == (1, 1.0)
+    assert (
+        exchange.shortest_ns == 50 * US and exchange.waited_ns == 100 * US
+    )  # rank 0 alone: 200 us
+    assert exchange.bus_bps == pytest.approx(4000 / 50e-6)  # 2 (n - 1) / n is 1 for two ranks
 
 
 def test_bytes_that_a_trace_does_not_state_have_no_rate(tmp_path: Path) -> None:
@@ -123,8 +130,8 @@ def test_bytes_that_a_trace_does_not_state_have_no_rate(tmp_path: Path) -> None:
         )
         for r in (0, 1)
     ]  # fmt: skip
-    (found,) = communications(window(*paths))
-    assert found.bytes == -1 and found.bus_bps is None
+    (exchange,) = communications(window(*paths))
+    assert exchange.bytes == -1 and exchange.bus_bps is None
 
 
 def test_changes_of_terms_add_up_to_that_of_the_step(

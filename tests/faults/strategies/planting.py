@@ -212,7 +212,7 @@ def plant(base: ModuleType) -> tuple[Any, Any]:
         kind, rank, struck = knobs["kind"], knobs["rank"], knobs["struck"]
         if LOG.suffix == ".log":
             helpers = OWN if kind != "agent" else ()  # one that is forked has no family
-            pids = [subprocess.Popen(["sleep", "3600"], **own).pid for own in helpers]
+            pids = [subprocess.Popen(["sleep", "3600"], **options).pid for options in helpers]
             for i, pid in enumerate([os.getpid(), *pids]):
                 LOG.with_suffix(f".{i}.pid").write_text(str(pid))
         return Planted(inner, trained, ctx, kind, rank, struck)

@@ -172,8 +172,8 @@ def test_slow_nodes_are_excluded_and_unlike_ones_named(sample_run: RunRecord, sa
 def test_what_most_nodes_have_is_usual_and_what_is_missing_counts() -> None:
     facts = [{"a": "1", "hardware: host": str(i)} for i in range(4)] + [{"hardware: host": "x"}]
     nodes = [Examined(host=f"n{i}", facts=f, findings=()) for i, f in enumerate(facts)]
-    (one,) = drift(nodes)
-    assert (one.fact, one.usual, one.others) == ("a", "1", (("n4", "none"),))
+    (difference,) = drift(nodes)
+    assert (difference.fact, difference.usual, difference.others) == ("a", "1", (("n4", "none"),))
     assert list(drift(nodes[:4])) == []
 
 

@@ -73,8 +73,8 @@ def test_a_speedup_that_is_off_is_found_in_its_row(off: float, at: int, up: bool
     ]
     wrong = float(rows[at][ClaimedColumn.SPEEDUP]) * (1 + off if up else 1 - off)
     rows[at][ClaimedColumn.SPEEDUP] = f"{wrong:.2f}"
-    found = [f.status for f in audit(table(rows))]  # type: ignore[arg-type]
-    assert [i for i, s in enumerate(found) if s is ClaimStatus.INCONSISTENT] == [at]
+    statuses = [f.status for f in audit(table(rows))]  # type: ignore[arg-type]
+    assert [i for i, s in enumerate(statuses) if s is ClaimStatus.INCONSISTENT] == [at]
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,11 @@ def test_worlds_in_one_node_belong_to_every_shaped_network(
         for rate in (100.0, 300.0)
     ]
     monkeypatch.setattr(runs, "rungs", lambda run: [*shaped, small])
-    found = runs.ladders([run], KNOWN)
-    assert [name.rpartition("+")[2] for name in found] == [
+    by_name = runs.ladders([run], KNOWN)
+    assert [name.rpartition("+")[2] for name in by_name] == [
         "emulated.rate_mbit=100", "emulated.rate_mbit=300",
     ]  # fmt: skip
-    assert [[r.case.world_size for r in of] for of in found.values()] == [[1, 2], [1, 2]]
+    assert [[r.case.world_size for r in of] for of in by_name.values()] == [[1, 2], [1, 2]]
 
 
 def test_a_sweep_tells_kinds_of_collectives_apart() -> None:
@@ -137,11 +137,18 @@ def test_names_of_ladders_say_in_what_they_differ() -> None:
 def test_a_size_is_foreseen_with_its_memory(run: RunRecord) -> None:
     outlook = foresee("ddp", rungs(run), at(run, 64, memory_bytes=3 << 20), KNOWN)
     assert not isinstance(outlook, Refused)
-    (one,) = outlook
-    assert one.predicted.shape.cores == 0, "8 nodes are 8 machines"
-    assert one.memory_bytes == 3 << 20 and one.fits and one.device_hours > 0
-    assert set(one.measured) == {1, 2} and [p.shape.ranks for p in one.path] == [4, 8, 16, 32]
-    assert one.predicted.shape.sent, "what its strategy states, not what its kind usually sends"
+    (foreseen,) = outlook
+    assert foreseen.predicted.shape.cores == 0, "8 nodes are 8 machines"
+    assert foreseen.memory_bytes == 3 << 20 and foreseen.fits and foreseen.device_hours > 0
+    assert set(foreseen.measured) == {1, 2} and [p.shape.ranks for p in foreseen.path] == [
+        4,
+        8,
+        16,
+        32,
+    ]
+    assert foreseen.predicted.shape.sent, (
+        "what its strategy states, not what its kind usually sends"
+    )
 
 
 def test_a_size_that_does_not_fit_has_no_efficiency(run: RunRecord) -> None:
@@ -149,8 +156,8 @@ def test_a_size_that_does_not_fit_has_no_efficiency(run: RunRecord) -> None:
     room = room_bytes(target.case, run.machine)
     assert room is not None
     planned_run = asking(run, at(run, 64, memory_bytes=int(2 * room)))
-    (said,) = recorded(planned_run)
-    assert "does not fit" in said and "efficiency" not in said
+    (sentence,) = recorded(planned_run)
+    assert "does not fit" in sentence and "efficiency" not in sentence
 
 
 def test_a_size_that_a_strategy_refuses_is_refused(run: RunRecord) -> None:
@@ -187,10 +194,10 @@ def asking(run: RunRecord, target: MeasuredRung) -> RunRecord:
 
 def test_what_a_recipe_asks_for_is_recorded_and_never_judged(run: RunRecord) -> None:
     asked = asking(run, at(run, 64))
-    ((target, told),) = planned(asked)
-    assert target.case.world_size == 64 and isinstance(told[0], Outlook)
-    (said,) = recorded(asked)
-    assert said.startswith("RECORDED") and "is foreseen: efficiency" in said
+    ((target, outlook),) = planned(asked)
+    assert target.case.world_size == 64 and isinstance(outlook[0], Outlook)
+    (sentence,) = recorded(asked)
+    assert sentence.startswith("RECORDED") and "is foreseen: efficiency" in sentence
     assert asked.verdicts == run.verdicts
     page = render(asked)
     assert "Foreseen, not measured" in page and "64 ranks" in page
@@ -211,9 +218,9 @@ def test_sizes_are_kept_back_and_compared(run: RunRecord) -> None:
     """Three worlds: the third is predicted from two, and told beside what was measured."""
     small, large = rungs(run)
     third = replace(at(run, 8), step_s=large.step_s)
-    found = runs.table("ddp", [small, large, third], KNOWN, on=(1, 2))
-    assert isinstance(found, PublishedTable)
-    assert [(p.shape.ranks, p.calibrates) for p in found.points] == [
+    read_table = runs.table("ddp", [small, large, third], KNOWN, on=(1, 2))
+    assert isinstance(read_table, PublishedTable)
+    assert [(p.shape.ranks, p.calibrates) for p in read_table.points] == [
         (1, True),
         (2, True),
         (8, False),
@@ -292,11 +299,11 @@ def test_a_script_is_foreseen_by_what_was_watched_of_it(run: RunRecord) -> None:
     ladder_ = [rung(1, 0.1), rung(2, 0.12), rung(4, 0.125)]
     outlook = foresee("script", ladder_, MeasuredRung(run, case.at(16), Described(), None), KNOWN)
     assert not isinstance(outlook, Refused)
-    (one,) = outlook
-    shape = one.predicted.shape
+    (foreseen,) = outlook
+    shape = foreseen.predicted.shape
     assert (shape.micros, shape.micro_batch, shape.model.params) == (2, 8.0, 3e6)
     assert shape.sent == (Sent(kind=CollectiveKind.ALL_REDUCE, num_bytes=12e6, pieces=3),)
-    assert one.memory_bytes is None and 0.5 < one.predicted.efficiency < 0.9
+    assert foreseen.memory_bytes is None and 0.5 < foreseen.predicted.efficiency < 0.9
     blind = [replace(r, watched=None) for r in ladder_]
     refused = foresee("script", blind, MeasuredRung(run, case.at(16), Described(), None), KNOWN)
     assert isinstance(refused, Refused) and "was not watched" in refused.why

@@ -67,9 +67,9 @@ def found(at_least: float, network: float, memory: int = 1, **more: Any) -> Poss
         machine=hardware.parse("8x8xh100").machine, fabric=fabric, peaks=peaks, beliefs={}
     )
     description = described(made, memory)
-    (one,) = possibilities(made, description, [rule(at_least, **more)], site, KNOWN)
-    assert isinstance(one, Possibility)
-    return one
+    (possibility,) = possibilities(made, description, [rule(at_least, **more)], site, KNOWN)
+    assert isinstance(possibility, Possibility)
+    return possibility
 
 
 def test_faster_links_only_help() -> None:
@@ -159,7 +159,7 @@ def test_what_is_not_said_is_listed_with_its_reason() -> None:
     other = replace(contrast, metric="memory_saved")
     assert unsaid(other, memory) == "memory_saved is measured, not foreseen"
     left = list(without_plan([rule(0.5), memory, cores], [made], "cuda", "suites"))
-    assert [(one.rule, one.why) for one in left] == [
+    assert [(rule_left.rule, rule_left.why) for rule_left in left] == [
         ("memory", "nothing of suites measures it on this hardware"),
         ("cores", "about CPU ranks"),
     ]

@@ -141,7 +141,7 @@ def test_other_software_and_models_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "one", "other"),
+    ("field", "value", "other"),
     [
         ("gpu", "H100", "H200"), ("gpu", "A100", "A800"), ("gpu", "B200", "B300"),
         ("gpu", "MI300X", "MI355X"), ("precision", "fp8", "fp4"), ("precision", "fp8", "fp16"),
@@ -158,9 +158,9 @@ def test_other_software_and_models_are_refused(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_differs_by_a_digit_is_another_configuration(
-    tmp_path: Path, field: str, one: object, other: object
+    tmp_path: Path, field: str, value: object, other: object
 ) -> None:
-    rows = [{**r, field: one} for r in LADDER["points"]]
+    rows = [{**r, field: value} for r in LADDER["points"]]
     rows.append({"N": 64, "mbs": 4, "step_s": 2.2, field: other})
     made = predict(table(tmp_path, points=rows), learned())
     assert [o.shape.ranks for o in made.predicted] == [32]
@@ -182,7 +182,7 @@ def test_sizes_in_a_strategy_s_words_are_no_configuration(
 
 
 @pytest.mark.parametrize(
-    ("field", "one", "other"),
+    ("field", "value", "other"),
     [
         ("gpu", "H100-SXM5-80GB", "h100 sxm5 80gb"), ("precision", "BF16", "bf16 "), ("ep", 8, 8.0),
         ("compile", True, "true"), ("strategy", "Distributed_optimizer", "distributed optimizer"),
@@ -190,9 +190,9 @@ def test_sizes_in_a_strategy_s_words_are_no_configuration(
     ],
 )  # fmt: skip
 def test_what_is_written_another_way_is_no_other_configuration(
-    tmp_path: Path, field: str, one: object, other: object
+    tmp_path: Path, field: str, value: object, other: object
 ) -> None:
-    rows = [{**r, field: one} for r in LADDER["points"]]
+    rows = [{**r, field: value} for r in LADDER["points"]]
     rows.append({"N": 64, "mbs": 4, "step_s": 2.2, field: other})
     assert predict(table(tmp_path, points=rows), learned()).refused == ()
 

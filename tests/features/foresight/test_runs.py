@@ -63,8 +63,8 @@ def test_unlike_machines_and_single_sizes_are_refused(run: RunRecord) -> None:
     assert isinstance(tables(named, Catalogue())[0], PublishedTable), (
         "a host's name changes no speed"
     )
-    one = tuple(x for x in run.launches if len(x.ranks) == 1)
-    (refused,) = tables([replace(run, launches=one)], Catalogue())
+    single = tuple(x for x in run.launches if len(x.ranks) == 1)
+    (refused,) = tables([replace(run, launches=single)], Catalogue())
     assert isinstance(refused, Refused) and "1 ranks only" in refused.why
 
 

@@ -101,8 +101,8 @@ def test_buckets_go_out_one_after_the_other() -> None:
         [np.asarray(r) for r in ready], [np.asarray(x) for x in cost], np.asarray(3.0)
     )
     assert float(played) == 5.0  # 1.5, then 2 + 2, then 4 + 1
-    one = simulate.buckets_s([np.asarray(3.0)], [np.asarray(2.0)], np.asarray(3.0))
-    assert float(one) == 5.0
+    alone_s = simulate.buckets_s([np.asarray(3.0)], [np.asarray(2.0)], np.asarray(3.0))
+    assert float(alone_s) == 5.0
 
 
 @given(f=times, b=times, gather=times, scatter=times, layers=st.integers(3, 12))

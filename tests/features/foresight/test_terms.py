@@ -102,8 +102,8 @@ def test_laws_find_their_own_coefficients_again() -> None:
         (Law.AMDAHL, amdahl, [0.03]), (Law.USL, usl, [0.02, 0.001]), (Law.POWER, power, [0.9]),
     ):  # fmt: skip
         measured = 100 * form(n, *coefficients)
-        (found,) = extrapolate(law, [1, 2, 4, 8], list(measured), [64])
-        assert found == pytest.approx(100 * form(np.array([64.0]), *coefficients)[0], rel=1e-3)
+        (law_found,) = extrapolate(law, [1, 2, 4, 8], list(measured), [64])
+        assert law_found == pytest.approx(100 * form(np.array([64.0]), *coefficients)[0], rel=1e-3)
     assert extrapolate(Law.CONSTANT, [4, 8], [40.0, 72.0], [16])[0] == 144.0
     assert extrapolate(Law.USL, [8], [72.0], [16])[0] == 144.0, "one size holds no shape"
 

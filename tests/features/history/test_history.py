@@ -28,10 +28,10 @@ CHROMIUM = shutil.which("chromium")
 def slowed(tmp_path: Path) -> Path:
     """Thirty nights, 5 % slower from the 21st on, when torch changed."""
     levels = [0.1] * 20 + [0.105] * 10
-    for i, one in enumerate(noisy(levels)):
+    for i, figure in enumerate(noisy(levels)):
         torch = "2.14.0" if i >= 20 else "2.13.0"
         steps = {
-            CASE: one.cases[CASE].values["step_time"].value,
+            CASE: figure.cases[CASE].values["step_time"].value,
             "fsdp/decoder-tiny/weak@4gpu": 0.2,
         }
         keep(night(i, steps, subject={**SUBJECT, "torch": torch}), tmp_path)

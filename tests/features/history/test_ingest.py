@@ -29,8 +29,8 @@ SAMPLES = [ROOT / "tests/golden/samples" / name for name in ("ddp-nano", "ddp-na
 
 def contents(results: Path) -> dict[str, str]:
     """Every file of nights and asv's results."""
-    found = [*(results / "nights").glob("*"), *(results / "asv").rglob("*.json")]
-    return {str(p.relative_to(results)): p.read_text() for p in sorted(found)}
+    paths = [*(results / "nights").glob("*"), *(results / "asv").rglob("*.json")]
+    return {str(p.relative_to(results)): p.read_text() for p in sorted(paths)}
 
 
 def commits(results: Path) -> list[str]:

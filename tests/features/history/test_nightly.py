@@ -212,8 +212,8 @@ def test_news_are_told_once(tmp_path: Path) -> None:
         return new
 
     assert found(20) == []
-    (one,) = found(28)
-    assert one.status is TrendStatus.REGRESSED and "torch 2 -> 3" in one.line
+    (change,) = found(28)
+    assert change.status is TrendStatus.REGRESSED and "torch 2 -> 3" in change.line
     assert found(28) == [] and found(29) == [], "an old change is no news"
 
 

@@ -51,7 +51,9 @@ def test_what_ended_launches_counts_as_well(sample_run: RunRecord) -> None:
 
 def test_where_every_node_is_named_none_is_an_offender(sample_run: RunRecord) -> None:
     everyone = tuple(f"n{i}" for i in range(16))
-    assert not any(one.again for one in records([a_run(sample_run, i, everyone) for i in range(4)]))
+    assert not any(
+        record.again for record in records([a_run(sample_run, i, everyone) for i in range(4)])
+    )
 
 
 def test_its_screen(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,21 +20,21 @@ def test_what_it_finds_in_independent_nights(kind: str, found_at_least: float) -
     nights = random.normal(0, 0.02, (500, 60))
     nights[:, 40:] += math.log(1.03) * (kind == "step")
     changes = [scan.changes(x, 0.01) for x in nights]
-    found = [c for c in changes if c]
+    named = [c for c in changes if c]
     if kind == "none":
-        assert len(found) <= 0.01 * len(nights)
+        assert len(named) <= 0.01 * len(nights)
         return
-    assert len(found) >= found_at_least * len(nights)
-    near = [c for c in found if any(abs(x.at - 40) <= 2 and x.size.by > 0 for x in c)]
-    assert len(near) >= 0.78 * len(found)
+    assert len(named) >= found_at_least * len(nights)
+    near = [c for c in named if any(abs(x.at - 40) <= 2 and x.size.by > 0 for x in c)]
+    assert len(near) >= 0.78 * len(named)
     held = [c[0].size.low <= math.log(1.03) <= c[0].size.high for c in near if len(c) == 1]
     assert 0.75 <= np.mean(held) <= 0.99  # chosen for their size, so a little less than 0.95
 
 
 def test_where_nothing_changes_both_directions_are_as_likely() -> None:
     nights = np.random.default_rng(8).normal(0, 0.02, (700, 40))
-    told = [c.size.by > 0 for x in nights for c in scan.changes(x, 0.01, alpha=0.1)]
-    assert len(told) > 30 and 0.35 <= np.mean(told) <= 0.65
+    upwards = [c.size.by > 0 for x in nights for c in scan.changes(x, 0.01, alpha=0.1)]
+    assert len(upwards) > 30 and 0.35 <= np.mean(upwards) <= 0.65
 
 
 def test_wild_nights_do_not_hide_a_step_nor_make_one() -> None:
@@ -102,15 +102,15 @@ def test_one_night_far_off_asks_for_another(last: float, leapt: bool) -> None:
 def test_nights_that_depend_on_each_other_tell_of_less() -> None:
     """AR(1) 0.6 of 1 %: false in a quarter of the series where nights are taken for independent."""
     random = np.random.default_rng(11)
-    false = found = 0
+    false = detected = 0
     for _ in range(60):
         x = random.normal(0, 0.01, 60)
         for i in range(1, 60):
             x[i] = 0.6 * x[i - 1] + 0.8 * x[i]
         false += any(c.certain for c in scan.changes(x, 0.01))
         x[35:] += math.log(1.03)
-        found += any(c.certain and c.size.by > 0 for c in scan.changes(x, 0.01))
-    assert false <= 3 and found >= 32, (false, found)
+        detected += any(c.certain and c.size.by > 0 for c in scan.changes(x, 0.01))
+    assert false <= 3 and detected >= 32, (false, detected)
 
 
 def test_a_drift_has_no_night() -> None:

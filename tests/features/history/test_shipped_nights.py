@@ -124,10 +124,10 @@ def test_two_runners_that_save_at_once_both_keep_their_night(home: Path) -> None
 
 
 def test_the_command_that_is_told_reads_the_document(home: Path) -> None:
-    told = '{"night": "n", "headline": "h", "news": [{"status": "regressed", "case": "c",'
-    told += ' "figure": "step time", "change": "+5%", "why": "torch"}]}'
+    document = '{"night": "n", "headline": "h", "news": [{"status": "regressed", "case": "c",'
+    document += ' "figure": "step time", "change": "+5%", "why": "torch"}]}'
     clone = home / "scaleproof"
-    sh(f"mkdir results; echo {shlex.quote(told)} | examples/nightly/notify.sh", clone)
+    sh(f"mkdir results; echo {shlex.quote(document)} | examples/nightly/notify.sh", clone)
     assert (clone / "results/told.log").read_text().splitlines()[1] == (
         "  regressed c step time +5% torch"
     )

@@ -49,4 +49,4 @@ def test_the_rank_of_a_flipped_bit_is_named(session: Session, case: CaseSpec, pl
     flip = Flip(place=place, rank=1, bit=22 if inside else 0, step=4, times=3)
     launch = check_bits(session, case, steps=10, flip=flip)
     assert launch.cause is None and not launch.usable
-    assert all(told.startswith("rank 1 (") for told in launch.wrong), launch.wrong
+    assert all(sentence.startswith("rank 1 (") for sentence in launch.wrong), launch.wrong

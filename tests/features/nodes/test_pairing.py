@@ -32,7 +32,7 @@ def pairer(answer: Any) -> Pairer:
     notes: list[str] = []
     run = SimpleNamespace(
         nodes=[SimpleNamespace(host=f"n{i}") for i in range(4)], notes=notes, folder=None,
-        elapsed_s=0.0, seal=lambda: None, set_suspects=lambda found: None,
+        elapsed_s=0.0, seal=lambda: None, set_suspects=lambda suspects: None,
     )  # fmt: skip
     bench = SimpleNamespace(
         sweep_together=lambda cases, folder, hosts, only: [answer(pair) for pair in hosts]
@@ -46,10 +46,10 @@ def pairer(answer: Any) -> Pairer:
 
 def test_wrong_results_are_no_time() -> None:
     pairs = pairer(lambda pair: [row(right=2 not in pair)])
-    found = pairs.reduce({})
-    assert told.unseen(found) == ("n2",)
-    assert all(p.time_s is None for p in found.pairs if "n2" in (p.a, p.b))
-    assert all(p.time_s == 0.1 for p in found.pairs if "n2" not in (p.a, p.b))
+    slow = pairs.reduce({})
+    assert told.unseen(slow) == ("n2",)
+    assert all(p.time_s is None for p in slow.pairs if "n2" in (p.a, p.b))
+    assert all(p.time_s == 0.1 for p in slow.pairs if "n2" not in (p.a, p.b))
     assert any("a rank got a wrong result" in note for note in pairs._session.run.notes)
 
 

@@ -128,12 +128,12 @@ def entry(number: int, status: Status, machine: str = "m", stand_in: bool = Fals
 def test_a_night_has_its_worst_and_a_machine_its_newest() -> None:
     newest_first = [entry(2, Status.PASS), entry(1, Status.FAIL), entry(0, Status.PASS)]
     same_day = entry(1, Status.PASS)
-    told = pages.nights([newest_first[0], same_day, *newest_first[1:]])
-    ((_, by_day),) = told["rows"]  # type: ignore[misc, attr-defined]
-    assert told["days"] == ["2026-01-03", "2026-01-02", "2026-01-01"]
+    nights = pages.nights([newest_first[0], same_day, *newest_first[1:]])
+    ((_, by_day),) = nights["rows"]  # type: ignore[misc, attr-defined]
+    assert nights["days"] == ["2026-01-03", "2026-01-02", "2026-01-01"]
     assert by_day["2026-01-02"].figure.status is Status.FAIL
-    told = pages.side_by_side([*newest_first, entry(5, Status.PASS, "other", stand_in=True)])
-    ((case, of_case),) = told["rows"]  # type: ignore[misc, attr-defined]
+    nights = pages.side_by_side([*newest_first, entry(5, Status.PASS, "other", stand_in=True)])
+    ((case, of_case),) = nights["rows"]  # type: ignore[misc, attr-defined]
     assert case == "ddp/net/weak@2gpu" and set(of_case) == {"m"}, "stand-ins are no hardware"
     assert of_case["m"].entry.run == "r2"
 

@@ -379,6 +379,6 @@ def test_help_ends_with_two_examples_that_parse(
     assert head == "examples:"
     for line in (first, second):
         name, *words = shlex.split(line)
-        own = words.index("--") if "--" in words else len(words)
+        end = words.index("--") if "--" in words else len(words)
         assert name == "scaleproof" and words[0] == verb
-        parser(module_of([verb])).parse_args(words[:own])
+        parser(module_of([verb])).parse_args(words[:end])

@@ -64,8 +64,11 @@ def test_a_way_that_is_switched_off_is_told_only_where_it_is_there() -> None:
 
 def said(host: str, *findings: Finding, **changes: str) -> tuple[Any, Any]:
     node = SimpleNamespace(machine=SimpleNamespace(host=host))
-    told = {"hardware: host": host, "version: torch": "2.13.0", **changes}
-    return node, {"facts": told, "findings": [vars(f) | {"level": str(f.level)} for f in findings]}
+    listed = {"hardware: host": host, "version: torch": "2.13.0", **changes}
+    return node, {
+        "facts": listed,
+        "findings": [vars(f) | {"level": str(f.level)} for f in findings],
+    }
 
 
 def nodes(monkeypatch: pytest.MonkeyPatch, *answers: tuple[Any, Any]) -> None:

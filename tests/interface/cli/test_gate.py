@@ -32,9 +32,9 @@ def test_what_is_wrong_with_a_training_is_unfit(
 ) -> None:
     more = ["--path", str(MUTANTS), "--case", "mutant/mlp-nano", "--set", "mutant.bug=sum_for_mean"]
     assert gate(tmp_path, *more) == Exit.FAILED
-    found = told(capsys)
-    step = [row for row in found["checks"] if row["check"] == "step"]
-    assert found["fit"] == "UNFIT" and step[0]["level"] == "BAD"
+    gate_answer = told(capsys)
+    step = [row for row in gate_answer["checks"] if row["check"] == "step"]
+    assert gate_answer["fit"] == "UNFIT" and step[0]["level"] == "BAD"
     assert "step1_gradient" in step[0]["told"]
 
 
@@ -44,8 +44,8 @@ def test_a_right_training_and_its_collectives_are_told(
 ) -> None:
     """On a machine that others use its load is found; the training and the network are right."""
     status = gate(tmp_path, "--case", "ddp/mlp-nano")
-    found = told(capsys)
-    by_check = {row["check"]: row for row in found["checks"]}
+    gate_answer = told(capsys)
+    by_check = {row["check"]: row for row in gate_answer["checks"]}
     assert by_check["step"]["level"] == "ok"
     if by_check["nodes"]["level"] == "ok":
         assert status == Exit.PASSED and "collectives right" in by_check["fabric"]["told"]
@@ -76,8 +76,8 @@ def test_a_gate_that_takes_too_long_is_ended_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert gate(tmp_path, "--within", "0.5s") == Exit.INCONCLUSIVE
-    found = told(capsys)
-    assert found["fit"] == "UNKNOWN" and "0.5 s" in found["late"]
+    gate_answer = told(capsys)
+    assert gate_answer["fit"] == "UNKNOWN" and "0.5 s" in gate_answer["late"]
 
 
 def moment(**more: Any) -> Moment:
@@ -115,14 +115,14 @@ def test_a_heartbeat_that_cannot_be_is_refused_and_one_that_fails_later_ends_not
 ) -> None:
     with pytest.raises(SpecError, match="--heartbeat"):
         Heartbeat(Progress(), tmp_path / "none" / "run.prom")
-    told: list[str] = []
+    messages: list[str] = []
 
     class Teller(Progress):
         def note(self, text: str) -> None:
-            told.append(text)
+            messages.append(text)
 
     (tmp_path / "run.prom").mkdir()  # no file can be put in its place
     heart = Heartbeat(Teller(), tmp_path / "run.prom")
     heart.show(moment())
     heart.show(moment(step=4))
-    assert len(told) == 1 and "run.prom cannot be written" in told[0]
+    assert len(messages) == 1 and "run.prom cannot be written" in messages[0]

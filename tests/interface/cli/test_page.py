@@ -50,8 +50,8 @@ def axe(page: Path, document: str, *arguments: str) -> list[str]:
     spec = importlib.util.find_spec("axe_core_python")
     assert spec is not None and spec.origin is not None
     code = Path(spec.origin).with_name("axe.min.js").read_text()
-    told = "JSON.stringify(r.violations.map(v=>[v.id,v.impact]))"
-    run = f"axe.run().then(r=>{{document.body.dataset.axe={told}}})"
+    script = "JSON.stringify(r.violations.map(v=>[v.id,v.impact]))"
+    run = f"axe.run().then(r=>{{document.body.dataset.axe={script}}})"
     page.write_text(
         document.replace("</body>", f"<script>{code}</script><script>{run}</script></body>")
     )

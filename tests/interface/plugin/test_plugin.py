@@ -89,12 +89,12 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
     launches = [x for x in record(suite)["launches"] if x["purpose"] == "timed"]  # type: ignore[attr-defined]
     assert len(launches) == 4 * 3 + 4 * 2, "each plan once, whatever the number of items"
     cases = ET.parse(suite.path / "j.xml").getroot().iter("testcase")
-    found = [{p.attrib["name"]: p.attrib["value"] for p in c.iter("property")} for c in cases]
-    (judged,) = [f for f in found if f.get("scaling_rule") == "two"]
+    properties = [{p.attrib["name"]: p.attrib["value"] for p in c.iter("property")} for c in cases]
+    (judged,) = [f for f in properties if f.get("scaling_rule") == "two"]
     assert judged["scaling_status"] == "PASS" and judged["scaling_bound"] == ">=1 B"
     assert float(judged["scaling_low"]) <= float(judged["scaling_value"])
     assert judged["scaling_n"] == "4" and judged["scaling_report"].startswith("scaleproof report ")
-    assert len([f for f in found if "scaling_status" in f]) == len(found)
+    assert len([f for f in properties if "scaling_status" in f]) == len(properties)
 
 
 @pytest.mark.parametrize(
@@ -324,8 +324,8 @@ def test_nothing_to_save_for_pytest_benchmark_is_no_failure(
     suite.makeini("[pytest]\nfilterwarnings = error")
     result = run(suite, "-k", "nothing_like_that", "--benchmark-json=b.json")
     assert result.ret == Exit.NOTHING_JUDGED
-    said = result.stdout.str() + result.stderr.str()
-    assert "Traceback" not in said and "INTERNALERROR" not in said, said
+    output = result.stdout.str() + result.stderr.str()
+    assert "Traceback" not in output and "INTERNALERROR" not in output, output
 
 
 @pytest.mark.full
@@ -389,8 +389,8 @@ def test_rungs_are_profiled_and_a_rule_on_a_share_gets_launches_of_its_own(
     every = pytester.run(sys.executable, "-m", "harness", "report", folder, "--every")
     every.stdout.fnmatch_lines(["*where the efficiency went*", "*timed 3 of 3 cases, profiled 3*"])
     recorded = record(pytester)
-    own = [x for x in recorded["launches"] if x["purpose"] == "profile"]  # type: ignore[attr-defined]
-    assert sorted(x["arm"] for x in own) == ["@1", *["@2"] * 4, "plain"]
+    profiled = [x for x in recorded["launches"] if x["purpose"] == "profile"]  # type: ignore[attr-defined]
+    assert sorted(x["arm"] for x in profiled) == ["@1", *["@2"] * 4, "plain"]
     (share,) = [v for v in recorded["verdicts"] if v["rule"] == "two"]  # type: ignore[attr-defined]
     assert share["metric"] == "comm_share" and share["n"] == 4 and 0 < share["value"] < 0.9
     assert share["status"] in ("PASS", "INCONCLUSIVE"), "INCONCLUSIVE where the profiler disturbs"

@@ -124,11 +124,11 @@ def test_a_proposal_is_a_plot_a_table_and_a_method(
 ) -> None:
     run = Path(shutil.copytree(sample, tmp_path / "run"))
     assert main(["report", str(run), "--proposal"]) == 0
-    told = (run / "proposal.md").read_text()
-    assert "| 2cpu |" in told and "Reproduce: `scaleproof run ddp/decoder-nano/weak" in told
-    assert "compared with those of a training on one device" in told
+    text = (run / "proposal.md").read_text()
+    assert "| 2cpu |" in text and "Reproduce: `scaleproof run ddp/decoder-nano/weak" in text
+    assert "compared with those of a training on one device" in text
     assert (run / "proposal.svg").read_text().startswith("<svg xmlns")
-    assert told.splitlines()[0] in capsys.readouterr().out
+    assert text.splitlines()[0] in capsys.readouterr().out
 
 
 def test_one_mistake_is_told_once(sample_run: RunRecord) -> None:

@@ -47,9 +47,9 @@ def test_every_number_of_the_page_is_in_its_document(main_job: RunRecord) -> Non
 
 
 def test_the_numbers_of_the_document_are_those_of_the_record(main_job: RunRecord) -> None:
-    told = embedded(render(main_job))
-    assert [v["value"] for v in told["verdicts"]] == [v.value for v in main_job.verdicts]
-    speeds = {c["case"]: c["throughput"] for c in told["cases"]}
+    document = embedded(render(main_job))
+    assert [v["value"] for v in document["verdicts"]] == [v.value for v in main_job.verdicts]
+    speeds = {c["case"]: c["throughput"] for c in document["cases"]}
     for plan in main_job.plans:
         for arm in plan.arms:
             rates = [x.throughput for x in main_job.launches

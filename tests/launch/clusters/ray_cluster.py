@@ -33,9 +33,9 @@ def cluster(cpus: tuple[int, ...] = (3, 3, 3)) -> Iterator[str]:
 
 def helpers() -> set[int]:
     """Processes that Ray has started beside its raylets."""
-    found = set()
+    names = set()
     for path in Path("/proc").iterdir():
         with suppress(OSError):
             if path.name.isdigit() and b"ray::" in (path / "cmdline").read_bytes():
-                found.add(int(path.name))
-    return found
+                names.add(int(path.name))
+    return names

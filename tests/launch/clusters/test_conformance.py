@@ -139,10 +139,10 @@ def bench(
     entry = known.get("engines", name.split("-")[0])
     nodes = (1, 2) if entry.engine.multi_node else (3,)
     nodes = (1, 1, 1) if name == "kubernetes-trainjob" else nodes  # its nodes are equal
-    with component(name, folder) as found:
+    with component(name, folder) as stand:
         settings = dict(entry.head.get("SETTINGS", {}))
         here_alone = {"one_machine": True, "listen": "127.0.0.1"}
-        settings |= {k: v for k, v in here_alone.items() if k in settings} | found
+        settings |= {k: v for k, v in here_alone.items() if k in settings} | stand
         where = Where(nodes=nodes, folder=folder / "engine", settings=settings)
         if not (here := make(entry).probe()).available:
             pytest.skip(here.reason)
@@ -204,10 +204,13 @@ def test_worlds_at_once_have_places_of_their_own_and_break_alone(bench: Bench) -
         for spec, seat in zip(specs, seats, strict=True)
     ]
     ended = bench.worlds.launch_together(placed, lambda step: None)
-    found = [causes.attribute(e.ranks, e.unreachable) for e in ended]
-    assert found[:2] == [None, None]
-    assert found[2] is not None and (found[2].kind, found[2].rank) == ("signal", 0)
-    assert found[2].node == seats[2].hosts[0]
+    causes_named = [causes.attribute(e.ranks, e.unreachable) for e in ended]
+    assert causes_named[:2] == [None, None]
+    assert causes_named[2] is not None and (causes_named[2].kind, causes_named[2].rank) == (
+        "signal",
+        0,
+    )
+    assert causes_named[2].node == seats[2].hosts[0]
     paths = [Path(spec.out) / "rank0.json" for spec in specs[:2]]
     ranks = [from_doc(RankRecord, json.loads(path.read_text())) for path in paths]
     assert [r.node for r in ranks] == [seat.hosts[0] for seat in seats[:2]]

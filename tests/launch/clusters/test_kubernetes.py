@@ -282,8 +282,8 @@ def test_pods_are_made_watched_and_deleted(
     server.phase = "Running"
     assert pods.poll()[0] is State.RUNNING
     server.phase = "Failed"
-    state, said = pods.poll()
-    assert state is State.ENDED and "pod-0" in said
+    state, message = pods.poll()
+    assert state is State.ENDED and "pod-0" in message
     pods.stop()
     gone = [path.split("/")[-2] for verb, path, _ in server.seen if verb == "DELETE"]
     assert gone == [f"{word.lower()}s" for word in reversed(["Secret", *made])]
@@ -407,9 +407,9 @@ def test_another_runs_objects_of_that_name_are_left_alone(
     }  # fmt: skip
     server.secrets["scaleproof"] = theirs
     make_token(tmp_path / "token")
-    for how, told in ((None, "409"), ("drop", "does not answer")):
+    for how, message in ((None, "409"), ("drop", "does not answer")):
         server.breaks["POST"] = [how]
-        with pytest.raises(LaunchError, match=told):
+        with pytest.raises(LaunchError, match=message):
             engine.Pods(deployment(tmp_path, host=host))
         assert server.secrets == {"scaleproof": theirs}
     assert not any(verb == "DELETE" for verb, _, _ in server.seen)

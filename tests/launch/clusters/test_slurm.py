@@ -24,8 +24,8 @@ RUN = ("run", "ddp/mlp-nano/weak", "--engine", "slurm", "--nodes", "2", "--cpus"
 def env() -> Iterator[dict[str, str]]:
     if why := slurm.missing():
         pytest.skip(why)
-    with slurm.cluster((2, 2)) as found:
-        yield {**os.environ, **found, "COLUMNS": "100"}
+    with slurm.cluster((2, 2)) as environment:
+        yield {**os.environ, **environment, "COLUMNS": "100"}
 
 
 def scaleproof(env: dict[str, str], *words: str, before: tuple[str, ...] = ()) -> str:
@@ -42,8 +42,8 @@ def scaleproof(env: dict[str, str], *words: str, before: tuple[str, ...] = ()) -
 def test_inside_an_allocation(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CLUSTER)
     more = ("--cluster", str(tmp_path / "c.toml"), "--results", str(tmp_path))
-    said = scaleproof(env, *RUN, *more, before=("salloc", "-Q", "-N2", "--ntasks-per-node=1"))
-    assert "@2x1 " in said and "stand-ins (emulated)" in said, said
+    done = scaleproof(env, *RUN, *more, before=("salloc", "-Q", "-N2", "--ntasks-per-node=1"))
+    assert "@2x1 " in done and "stand-ins (emulated)" in done, done
     (record,) = tmp_path.glob("runs/*/*/record.json")
     document = json.loads(record.read_text())
     assert document["settings"]["engine"] == "slurm" and len(document["nodes"]) == 2
@@ -53,8 +53,8 @@ def test_inside_an_allocation(env: dict[str, str], tmp_path: Path) -> None:
 def test_detached_watched_and_collected(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CLUSTER)
     where = ("--results", str(tmp_path))
-    said = scaleproof(env, *RUN, "--cluster", str(tmp_path / "c.toml"), *where, "--detach")
-    job = said.split()[1]
+    done = scaleproof(env, *RUN, "--cluster", str(tmp_path / "c.toml"), *where, "--detach")
+    job = done.split()[1]
     deadline = time.monotonic() + 120
     while "over" not in (seen := scaleproof(env, "status", job, *where)):
         assert time.monotonic() < deadline, seen
@@ -74,8 +74,8 @@ def test_detached_watched_and_collected(env: dict[str, str], tmp_path: Path) -> 
 def test_a_detached_run_can_be_cancelled(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CLUSTER)
     where = ("--results", str(tmp_path))
-    said = scaleproof(env, *RUN, "--cluster", str(tmp_path / "c.toml"), *where, "--detach")
-    job = said.split()[1]
+    done = scaleproof(env, *RUN, "--cluster", str(tmp_path / "c.toml"), *where, "--detach")
+    job = done.split()[1]
     assert "is cancelled" in scaleproof(env, "cancel", job, *where)
     assert "over" in scaleproof(env, "status", job, *where)
     queue = subprocess.run(["squeue", "-h"], env=env, capture_output=True, text=True, check=False)

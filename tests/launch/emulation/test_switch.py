@@ -55,8 +55,8 @@ def test_links_are_shared_by_what_leaves_and_by_what_arrives(ends: list[tuple[in
     switch = make(ends)
     for to in (1, 2):
         switch.take(0, packet(to, SIZE), now=0.0)  # the second waits for the first
-    found = arrivals(switch, ends)
-    assert found[1] + found[2] == pytest.approx([0.001, 0.002])
+    arrived = arrivals(switch, ends)
+    assert arrived[1] + arrived[2] == pytest.approx([0.001, 0.002])
     switch = make(ends)
     for source in (0, 1):
         switch.take(source, packet(2, SIZE), now=0.0)

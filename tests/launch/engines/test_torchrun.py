@@ -53,9 +53,9 @@ def test_nodes_on_one_machine_do_not_share_devices(
 def test_several_nodes_on_one_machine_are_a_labelled_stand_in() -> None:
     engines = Catalogue().entries["engines"]
     two = resolve(cpus=2, nodes="2", engine="torchrun", known_engines=engines)
-    one = resolve(cpus=2, engine="torchrun", known_engines=engines)
+    single = resolve(cpus=2, engine="torchrun", known_engines=engines)
     assert two.case("ddp/mlp-nano").stand_in == {StandIn.EMULATED}
-    assert one.case("ddp/mlp-nano").stand_in == frozenset()
+    assert single.case("ddp/mlp-nano").stand_in == frozenset()
 
 
 REPORT = """

@@ -89,12 +89,12 @@ def test_messages_and_files_cross_both_ways(listener: Listener, token: Path) -> 
 )
 @settings(max_examples=50, deadline=None)
 def test_frames_survive_any_cut(messages: list[tuple[dict[str, int], bytes]], cut: int) -> None:
-    one, other = socket.socketpair()
+    near, other = socket.socketpair()
     pipe, far = socket.socketpair()
-    sender, receiver = Channel(one, b"k", dialed=True), Channel(far, b"k", dialed=False)
+    sender, receiver = Channel(near, b"k", dialed=True), Channel(far, b"k", dialed=False)
     for message, blob in messages:
         sender.send(message, blob)
-    one.close()
+    near.close()
     raw, got = b"", []
     while data := other.recv(1 << 16):
         raw += data
@@ -108,8 +108,8 @@ def test_frames_survive_any_cut(messages: list[tuple[dict[str, int], bytes]], cu
 
 def test_an_idle_connection_is_no_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.launch.wire.channel.STALL_S", 0.05)
-    one, other = socket.socketpair()
-    ours, theirs = Channel(one, dialed=True), Channel(other, dialed=False)
+    near, other = socket.socketpair()
+    ours, theirs = Channel(near, dialed=True), Channel(other, dialed=False)
     OPEN.extend((ours, theirs))
     thread = threading.Timer(0.3, lambda: theirs.send({"late": True}))
     thread.start()
@@ -199,19 +199,19 @@ def test_a_program_that_does_not_hold_the_token_is_not_obeyed(token: Path) -> No
 
 
 def pair(key: bytes = b"k") -> tuple[socket.socket, Channel]:
-    one, other = socket.socketpair()
-    OPEN.extend((one, other))
-    return one, Channel(other, key, dialed=False)
+    near, other = socket.socketpair()
+    OPEN.extend((near, other))
+    return near, Channel(other, key, dialed=False)
 
 
 def frame(key: bytes, number: int = 0, direction: bool = True) -> bytes:
     """A frame as an honest sender makes it, by having one make it."""
-    one, other = socket.socketpair()
-    sender = Channel(one, key, dialed=direction)
+    near, other = socket.socketpair()
+    sender = Channel(near, key, dialed=direction)
     for _ in range(number + 1):
         sender.send({"kill": True})
     raw = other.recv(1 << 16)
-    one.close()
+    near.close()
     other.close()
     return raw[-len(raw) // (number + 1) :]
 
@@ -347,8 +347,8 @@ def test_more_than_a_thousand_descriptors_are_no_end_of_it() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
     held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1030)]
     try:
-        one, other = socket.socketpair()
-        ours, theirs = Channel(one, dialed=True), Channel(other, dialed=False)
+        near, other = socket.socketpair()
+        ours, theirs = Channel(near, dialed=True), Channel(other, dialed=False)
         OPEN.extend((ours, theirs))
         assert ours.fileno() > 1023
         theirs.send({"here": True})
@@ -380,10 +380,10 @@ def test_nodes_join_over_either_family(token: Path, host: str) -> None:
 
 
 def test_a_message_that_is_nested_too_deeply_is_no_honest_one() -> None:
-    one, other = socket.socketpair()
+    near, other = socket.socketpair()
     receiver = Channel(other, dialed=False)
-    OPEN.extend((one, receiver))
-    sender = Channel(one, dialed=True)
+    OPEN.extend((near, receiver))
+    sender = Channel(near, dialed=True)
     deep = b"[" * 100_000 + b"]" * 100_000
     body = struct.pack(">I", len(deep)) + deep
     from harness.launch.wire.channel import _count, _mac

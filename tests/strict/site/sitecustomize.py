@@ -81,10 +81,10 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name not in AFTER:
             return None
         then = AFTER.pop(name)
-        found = find_spec(name)
-        if found is not None and found.loader is not None:
-            found.loader = _Then(found.loader, then)
-        return found
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Then(spec.loader, then)
+        return spec
 
 
 def _told(name: str, package: str | None = None) -> object:

@@ -76,7 +76,7 @@ class Recorder(TorchDispatchMode):
 def _bytes(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
-    return sum(_bytes(one) for one in value)
+    return sum(_bytes(part) for part in value)
 
 
 class _Answered:
@@ -180,28 +180,32 @@ def train(case: CaseSpec, rank: int, files: Mapping[str, str]) -> Dry:
     loaded = load(files)
     case = loaded.at_once(case)
     facts, model = model_facts(loaded, case)
-    told = expect(loaded, case, model, facts)
+    expected = expect(loaded, case, model, facts)
     if loaded.supports.mesh(case).size(Dim.PP) > 1:
         _staged(loaded, case)
     with world(rank, case.world_size):
         ctx = context(loaded, case, rank)
         sampler = Sampler(ctx.batching, steps_per_epoch=8, seed=case.seed)
         trainer = loaded.build(case, ctx, case.seed)
-        behind = max([2, *(stop for _, stop, _ in told.whole_steps)])
-        first = -(-behind // told.period) * told.period
+        behind = max([2, *(stop for _, stop, _ in expected.whole_steps)])
+        first = -(-behind // expected.period) * expected.period
         recorder = Recorder()
-        for step in range(first + told.period):
+        for step in range(first + expected.period):
             batch = own_batch(loaded, ctx, sampler.ids(step, ctx.shard))
             with recorder if step >= first else contextlib.nullcontext():
                 trainer.step(batch)
-    times = told.period * exchanges(
-        range(first, first + told.period), told.period, told.until, told.growth
+    times = expected.period * exchanges(
+        range(first, first + expected.period), expected.period, expected.until, expected.growth
     )
-    return Dry(dict(recorder.calls), dict(recorder.issued), _of(told, rank, times))
+    return Dry(dict(recorder.calls), dict(recorder.issued), _of(expected, rank, times))
 
 
 def _of(expected: Expected, rank: int, times: float) -> dict[str, float]:
-    return {name: each[rank] * times for name, each in expected.payload_bytes.items() if each[rank]}
+    return {
+        name: of_ranks[rank] * times
+        for name, of_ranks in expected.payload_bytes.items()
+        if of_ranks[rank]
+    }
 
 
 def _child(work: Callable[..., Any], given: tuple[Any, ...], pipe: Any) -> None:
@@ -219,8 +223,8 @@ def _child(work: Callable[..., Any], given: tuple[Any, ...], pipe: Any) -> None:
 
 def dry(case: CaseSpec, rank: int) -> Dry | str:
     """What a rank issues; why not, where the strategy does not run at that size."""
-    found: Dry | str = apart(train, case, rank, Catalogue().files(case))
-    return found
+    outcome: Dry | str = apart(train, case, rank, Catalogue().files(case))
+    return outcome
 
 
 def apart(work: Callable[..., Any], *given: Any) -> Any:

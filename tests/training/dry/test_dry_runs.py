@@ -56,18 +56,18 @@ def told(strategy: str, world: int) -> dict[str, Any]:
     case = case_of(strategy, world)
     out: dict[str, Any] = {}
     for rank in (0, world // 2, world - 1):
-        found = dry(case, rank)
-        if isinstance(found, str):
-            return {"refused": found.strip().splitlines()[-1]}
-        out[str(rank)] = {k: [found.calls[k], found.issued[k]] for k in sorted(found.issued)}
-        check(found, f"{case.id} rank {rank}")
+        outcome = dry(case, rank)
+        if isinstance(outcome, str):
+            return {"refused": outcome.strip().splitlines()[-1]}
+        out[str(rank)] = {k: [outcome.calls[k], outcome.issued[k]] for k in sorted(outcome.issued)}
+        check(outcome, f"{case.id} rank {rank}")
     return out
 
 
-def check(found: Dry, where: str) -> None:
+def check(dry_run: Dry, where: str) -> None:
     """As the gate does: half a percent and a few bytes."""
-    for name in sorted({*found.promised, *found.issued}):
-        want, seen = found.promised.get(name, 0.0), found.issued.get(name, 0)
+    for name in sorted({*dry_run.promised, *dry_run.issued}):
+        want, seen = dry_run.promised.get(name, 0.0), dry_run.issued.get(name, 0)
         assert abs(seen - want) <= 0.005 * want + 64, f"{where}: {name} {seen} of {want:.0f} bytes"
 
 

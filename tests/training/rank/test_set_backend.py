@@ -31,8 +31,8 @@ def test_the_case_wins_but_not_over_a_nodes_own_interface(monkeypatch: pytest.Mo
 def test_files_that_say_how_to_route_are_part_of_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_TOPO_FILE", "/etc/topo.xml")
     monkeypatch.setenv("NCCL_DEBUG_FILE", "/tmp/nccl.log")
-    found = environment.of_backends("nccl")
-    assert "NCCL_TOPO_FILE" in found and "NCCL_DEBUG_FILE" not in found
+    variables = environment.of_backends("nccl")
+    assert "NCCL_TOPO_FILE" in variables and "NCCL_DEBUG_FILE" not in variables
 
 
 def test_what_a_node_sets_beyond_the_case_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,5 +45,5 @@ def test_what_a_node_sets_beyond_the_case_is_told(monkeypatch: pytest.MonkeyPatc
     worlds = SimpleNamespace(nodes=(node,), queued_s=0.0)
     monkeypatch.setattr(deploy, "open_worlds", lambda *_: worlds)
     known = Catalogue()
-    found = Fleets(known.get("engines", "hosts"), Where(), {}).notes
-    assert len(found) == 1 and "also sets NCCL_NET_PLUGIN=ofi" in found[0]
+    notes = Fleets(known.get("engines", "hosts"), Where(), {}).notes
+    assert len(notes) == 1 and "also sets NCCL_NET_PLUGIN=ofi" in notes[0]

@@ -119,19 +119,19 @@ def test_a_window_without_steps_or_warm_up_is_refused(window: dict[str, int]) ->
 
 @pytest.mark.full
 def test_every_rank_is_in_the_record(tmp_path: Path) -> None:
-    told = told_by(tmp_path, ranks=2)
-    run = load(Path(told["runs"][0]))
+    record = told_by(tmp_path, ranks=2)
+    run = load(Path(record["runs"][0]))
     (launch,) = run.launches
     assert launch.usable and [r.rank for r in launch.ranks] == [0, 1], launch.wrong
     assert launch.consumed == 12 * 2 * 8
     assert [(r.node, r.local_rank) for r in launch.ranks] == [(0, 0), (0, 1)]
-    assert verify(run, Path(told["runs"][0])).differences == ()
+    assert verify(run, Path(record["runs"][0])).differences == ()
 
 
 @pytest.mark.full
 def test_a_rank_that_was_not_watched_is_named(tmp_path: Path) -> None:
-    told = told_by(tmp_path, "--fails", "1", ranks=2)
-    cause = load(Path(told["runs"][0])).launches[0].cause
+    record = told_by(tmp_path, "--fails", "1", ranks=2)
+    cause = load(Path(record["runs"][0])).launches[0].cause
     assert cause is not None and cause.rank == 1 and "left nothing within" in cause.message
 
 

@@ -24,6 +24,7 @@ from harness.cases import Threshold
 from harness.record import (
     DIRECTED_SINCE,
     JUDGED_SINCE,
+    SCHEMA,
     SETTLED_SINCE,
     LaunchRecord,
     LaunchStatus,
@@ -31,6 +32,7 @@ from harness.record import (
     RankRecord,
     Reason,
     RunRecord,
+    Status,
     Verdict,
     chain,
     headers,
@@ -110,6 +112,8 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
     again = verdicts.verdicts(run) if judged_today else ()
     if judged_today:
         differences += _verdicts(run, again)
+    if run.schema < SCHEMA:
+        differences += _passed_by_older_rules(run)
     return Verification(
         num_launches=len(checked),
         num_samples=sum(replayed.num_samples for replayed in checked),
@@ -119,6 +123,22 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
         num_links=len(links),
         head=run.head,
     )
+
+
+def _passed_by_older_rules(run: RunRecord) -> Iterator[str]:
+    """A schema says by which rules a verdict was made, and anybody can write an older one: a PASS
+    that today's rules do not give is nobody's.
+    """
+    today = {
+        (verdict.plan, verdict.contrast, verdict.rule): verdict
+        for verdict in verdicts.verdicts(dataclasses.replace(run, schema=SCHEMA))
+    }
+    for verdict in run.verdicts:
+        now = today.get((verdict.plan, verdict.contrast, verdict.rule))
+        if verdict.status is Status.PASS and (now is None or now.status is not Status.PASS):
+            says = "nothing" if now is None else f"{now.status}: {now.detail}"
+            by = f"a PASS by the rules of schema {run.schema} alone"
+            yield f"{verdict.contrast}: {by}, today's say {says}"
 
 
 def _counted(run: RunRecord) -> list[LaunchRecord]:
@@ -390,6 +410,6 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
 
 
 def rejudge(run: RunRecord, thresholds: Sequence[Threshold]) -> RunRecord:
-    """The record with verdicts of other rules on the same measurements."""
-    other = dataclasses.replace(run, thresholds=tuple(thresholds))
+    """The record with verdicts of other rules on the same measurements, by today's judge."""
+    other = dataclasses.replace(run, thresholds=tuple(thresholds), schema=SCHEMA)
     return dataclasses.replace(other, verdicts=verdicts.verdicts(other))

@@ -20,8 +20,11 @@ from pathlib import Path
 from harness.training.strategies import ddp
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
-KNOBS = dict(ddp.KNOBS)
-expect = ddp.expect
+KNOBS = dict()
+
+
+def expect(case, model, batching, facts, knobs):
+    return ddp.expect(case, model, batching, facts, ddp.KNOBS)
 
 
 def build(model, ctx, knobs):
@@ -29,7 +32,7 @@ def build(model, ctx, knobs):
     if ctx.rank == 1 and ("always" in "HOW" or not struck.exists()):
         struck.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return ddp.build(model, ctx, knobs)
+    return ddp.build(model, ctx, ddp.KNOBS)
 '''
 
 

@@ -26,17 +26,6 @@ def test_an_older_record_is_read_and_its_verdicts_left_as_they_were() -> None:
     assert {v.status for v in verdicts(run)} == {Status.PASS, Status.RECORDED}, "and judged anew"
 
 
-def test_verdicts_of_sweeps_and_trials_of_schema_4_are_judged_alike() -> None:
-    """8 sweeps, 16 sweeps that fail twice, 8 trials: as the program of its day wrote them."""
-    folder = Path(__file__).parents[1] / "golden" / "record-v4"
-    run = load(folder)
-    verified = verify(run, folder)
-    assert verified.differences == () and verified.num_verdicts == 0, (
-        "judged by the rules of its day"
-    )
-    assert [v.status for v in verdicts(run)] == [Status.PASS, Status.FAIL, Status.PASS]
-
-
 def test_a_record_of_schema_6_keeps_its_windows(sample: Path) -> None:
     """Pilots were read otherwise then: what they settled is taken as recorded."""
     run = load(sample)

@@ -12,7 +12,7 @@ from harness.analysis import remembered
 from harness.analysis.reading import load
 from harness.analysis.verify import Verification, rejudge, verify
 from harness.base.documents import to_doc
-from harness.base.errors import Exit, RecordError
+from harness.base.errors import Exit, RecordError, SpecError
 from harness.cases.rules import load_thresholds
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
@@ -91,6 +91,7 @@ def act(asked: Asked) -> Answer:
     """Lists the differences; then the verdicts under other rules, if there is none."""
     if asked.verb == "sign":
         return _sign(asked.options.run, asked.options.key)
+    _refuse_no_nonce(asked)
     path, rules = asked.options.run, asked.options.thresholds
     key = remembered.key_of(path)
     run = load(path)
@@ -100,7 +101,7 @@ def act(asked: Asked) -> Answer:
         remembered.keep(path, key)
     signer, unvouched = _vouched(asked, run, folder)
     verified = replace(verified, differences=(*verified.differences, *unvouched), signer=signer)
-    exit_ = Exit.FAILED if verified.differences else Exit.PASSED
+    exit_ = Exit.PASSED if verified.num_links and not verified.differences else Exit.FAILED
     lines = _lines(run, verified)
     lines += [] if verified.differences else _chances(run, folder, asked.options.given)
     answer = Answer(document=to_doc(verified), lines=lines, exit=exit_)
@@ -117,6 +118,17 @@ def act(asked: Asked) -> Answer:
         lines=[*answer.lines, "", f" judged again by {rules}:", *judged],
         exit=exit_status([verdict.counts for verdict in anew.verdicts]),
     )
+
+
+def _refuse_no_nonce(asked: Asked) -> None:
+    """SpecError where a nonce is asked for that says nothing, or a time without its nonce."""
+    nonce, given = asked.options.nonce, asked.options.given
+    if nonce == "" or (given and nonce is None):
+        raise SpecError(
+            "--nonce is empty" if nonce == "" else f"--given {given} is the time of a nonce",
+            expected="the text that was given before the run",
+            fix=f"scaleproof verify {asked.options.run} --nonce TEXT",
+        )
 
 
 def _sign(folder: Path, key: Path) -> Answer:
@@ -188,9 +200,8 @@ def _lines(run: RunRecord, verified: Verification) -> list[str]:
     if verified.signer:
         lines.append(f" signed by {verified.signer}")
     lines += [f" DIFFERS  {difference}" for difference in verified.differences]
-    return [
-        *lines,
-        f" {len(verified.differences)} differences"
-        if verified.differences
-        else " everything agrees",
-    ]
+    if verified.differences:
+        return [*lines, f" {len(verified.differences)} differences"]
+    if not verified.num_links:
+        return [*lines, " NOT VERIFIED: what is there agrees, but it has no chain"]
+    return [*lines, " everything agrees"]

@@ -106,14 +106,15 @@ def scaling(
         _named(item, mode, against or "plain", metrics, fields) if isinstance(item, str) else item
         for item in what
     )
-    if (mistake := _mistake(what, fields)) is not None:
+    if (mistake := _mistake(what, fields) or _nothing(least)) is not None:
         recipes = (_refusing(mistake),)
     if len(what) == 1 and _is_test(what[0]):  # ``@scaling`` without a call
         setattr(what[0], MARK, recipes)
         return cast(Callable[[Function], Function], what[0])
 
     def mark(function: Function) -> Function:
-        setattr(function, MARK, recipes)
+        own_recipes = (_refusing(_twice(function)),) if hasattr(function, MARK) else recipes
+        setattr(function, MARK, own_recipes)
         setattr(function, BOUNDS, Bounds(least=least, baseline=against))
         return function
 
@@ -180,6 +181,24 @@ def _mistake(what: Sequence[object], fields: Mapping[str, Any]) -> SpecError | N
     else:
         return None
     return SpecError(problem, expected=f"{expected}: {EXAMPLE}", fix="scaleproof init suites")
+
+
+def _nothing(least: Mapping[str, Bound]) -> SpecError | None:
+    """Names a bound that holds at no world."""
+    for name, bound in least.items():
+        if isinstance(bound, Mapping) and not bound:
+            problem = f"@scaling({name}={{}}) requires nothing"
+            return SpecError(problem, expected="a number, or {8: 6.8}", fix=f"edit {name}={{}}")
+    return None
+
+
+def _twice(function: Callable[..., Any]) -> SpecError:
+    """The mistake of a function with two ``@scaling``: of one of them nobody would hear."""
+    return SpecError(
+        f"{function.__name__} has @scaling twice",
+        expected="one function for each",
+        fix="scaleproof init suites",
+    )
 
 
 def _refusing(mistake: SpecError) -> Recipe:

@@ -69,8 +69,10 @@ _GAUGES: Sequence[tuple[str, str, str]] = (
 )
 
 
-def openmetrics(runs: Sequence[RunRecord]) -> str:
+def openmetrics(runs: Sequence[RunRecord], doubts: Sequence[str] = ()) -> str:
     """Gauges of every case, for a node exporter's textfile collector or a push gateway.
+
+    A run of which there is a doubt (empty for none) has ``NOT VERIFIED`` for every status.
 
     Format: https://prometheus.io/docs/specs/om/open_metrics_spec/
     """
@@ -81,7 +83,7 @@ def openmetrics(runs: Sequence[RunRecord]) -> str:
             listed = ",".join(f'{key}="{_escaped(verdict)}"' for key, verdict in labels.items())
             samples[name].append(f"scaleproof_{name}{{{listed}}} {value!r}")
 
-    for run in runs:
+    for run, doubt in zip(runs, doubts or [""] * len(runs), strict=True):
         where = {"machine": run.machine.hardware_class, "run": run.run}
         for plan in run.plans:
             for arm in plan.arms:
@@ -101,7 +103,7 @@ def openmetrics(runs: Sequence[RunRecord]) -> str:
                 "metric": verdict.metric,
                 "against": verdict.against,
                 "rule": verdict.rule or "",
-                "status": str(verdict.status),
+                "status": "NOT VERIFIED" if doubt else str(verdict.status),
             }
             add("verdict_info", {**where, "case": verdict.case, **labels}, 1.0)
     lines = []

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,3 +170,13 @@ def from_environment(option: Option) -> Any:
         return kwargs.get("type", str)(value)
     except ValueError:
         raise SpecError(f"{name}={value}: not a number", fix=f"unset {name}") from None
+
+
+def again(words: Sequence[str]) -> str:
+    """A command as it can be typed again, with the variables that stand for options of it."""
+    set_here = [
+        f"{name}={shlex.quote(os.environ[name])}"
+        for name in map(variable, OPTIONS)
+        if name in os.environ
+    ]
+    return " ".join([*set_here, shlex.join(words)])

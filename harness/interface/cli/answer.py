@@ -10,12 +10,16 @@ from harness.base.errors import Exit, ScaleproofError
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """``document`` is printed with ``--json``, ``lines`` without; then the error, if any."""
+    """``document`` is printed with ``--json``, ``lines`` without; then the error, if any.
+
+    ``warnings`` stand among the lines; where programs read a document or a table they go to stderr.
+    """
 
     document: Json
     lines: Sequence[str]
     exit: Exit = Exit.PASSED
     error: ScaleproofError | None = None
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,6 +164,8 @@ def run(words: Sequence[str]) -> Answer:
         sys.stdout.write(json.dumps(to_doc(answer.document), indent=1) + "\n")
     else:
         text.write(answer.lines, sys.stdout)
+    if parsed.json or getattr(parsed, "csv", False):
+        text.write(answer.warnings, sys.stderr)
     if answer.error is not None:
         raise answer.error
     return answer

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from harness.cases import Ablation, Catalogue, Plan, Settings, Site
 from harness.host import copies
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.offered import OPTIONS
+from harness.interface.offered import OPTIONS, again
 from harness.interface.report import screen, text
 from harness.interface.report.heartbeat import watched
 from harness.interface.report.live import Live
@@ -183,7 +182,7 @@ def judged(session: Session, record: RunRecord, asked: Asked) -> Answer:
 
     page = pages.write(record, session.run.folder)
     shown = page and text.shown(page)
-    rerun = shlex.join(session.run.settings.argv)  # as the run was begun, if it was resumed
+    rerun = again(session.run.settings.argv)  # as the run was begun, if it was resumed
     return Answer(
         document=to_doc(record),
         lines=screen.lines(

@@ -1,8 +1,9 @@
 """No success for a record that nobody vouches for: verbs that draw conclusions from one ask."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from harness.analysis.verify import unsealed
 from harness.base.errors import Exit
@@ -24,12 +25,30 @@ def vouched(
 
 def doubted(answer: Answer, doubts: Sequence[tuple[Path, str]], *, table: bool = False) -> Answer:
     """Says of runs whose ``doubts`` are known why nobody vouches for each, if so."""
-    lines = list(answer.lines)
+    warnings = []
     for path, reason in doubts:
         if reason:
             folder = path if path.is_dir() else path.parent
-            warning = f" NOT VERIFIED: {reason}: scaleproof verify {text.shown(folder)}"
-            lines += text.wrap(warning, text.columns(), 1)
-    if len(lines) == len(answer.lines):
+            warnings.append(f"NOT VERIFIED: {reason}: scaleproof verify {text.shown(folder)}")
+    if not warnings:
         return answer
-    return replace(answer, lines=answer.lines if table else lines, exit=Exit.FAILED)
+    lines = [line for warning in warnings for line in text.wrap(f" {warning}", text.columns(), 1)]
+    return replace(
+        answer,
+        document=_amended(answer.document, warnings),
+        lines=answer.lines if table else [*answer.lines, *lines],
+        exit=Exit.FAILED,
+        warnings=lines,
+    )
+
+
+def _amended(document: Any, warnings: Sequence[str]) -> Any:
+    """The document with that in it: among a record's notes, or as a summary's headline and exit."""
+    if isinstance(document, RunRecord):
+        return replace(document, notes=(*document.notes, *warnings))
+    if isinstance(document, Mapping) and "headline" in document and "exit" in document:
+        remarks = [*document.get("remarks", ()), *warnings]
+        headline = f"NOT VERIFIED, recorded as {document['headline']}"
+        exit_ = int(Exit.FAILED)
+        return {**document, "headline": headline, "exit": exit_, "remarks": remarks}
+    return document

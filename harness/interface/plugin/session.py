@@ -1,6 +1,5 @@
 """The state of one pytest session: its options, its plans, and the one Measurer."""
 
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from harness.base.errors import SpecError
 from harness.base.files import UnwrittenError
 from harness.cases import Catalogue, Contrast, Course, Plan, Site, Threshold, features
 from harness.interface import options
-from harness.interface.offered import OPTIONS, from_environment
+from harness.interface.offered import OPTIONS, again, from_environment
 from harness.interface.report.heartbeat import watched
 from harness.interface.report.live import Live
 from harness.measure.confirming import USUAL
@@ -152,7 +151,7 @@ class Scaling:
     @property
     def rerun(self) -> str:
         """The command that does this run again."""
-        return shlex.join(["pytest", *map(str, self.config.invocation_params.args)])
+        return again(["pytest", *map(str, self.config.invocation_params.args)])
 
 
 def _recoverer(session: Session) -> Any:

@@ -17,10 +17,11 @@ from harness.analysis.judging import notices
 from harness.analysis.judging.points import piloted
 from harness.analysis.judging.tally import of_stand_in, requirements, wrong
 from harness.analysis.ladder import LadderRow, in_table, ladder_rows
+from harness.analysis.reached import reached
 from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.advice import advice
 from harness.base.numbers import duration, si
-from harness.cases import Form, metrics
+from harness.cases import Form, Reach, metrics
 from harness.interface.report import fabric, script, sections, timeline
 from harness.interface.report.headline import decide, headline, why_open
 from harness.interface.report.sides import every, topology
@@ -310,6 +311,11 @@ def _noticed(run: RunRecord, width: int) -> list[str]:
     )
     cut = [plan.name for plan in run.plans if plan.hash in run.out_of_time]
     every += [f"skipped: {why}" for why in skipped]
+    every += [
+        f"required by {of_test.name} ({of_test.bound}), and not measured: {reason}"
+        for of_test, met, reason in reached(run)
+        if "::" in of_test.name and met is not Reach.MATCHED
+    ]
     every += [f"cut by the time budget: {', '.join(cut)}"] if cut else []
     shown = [line for text in every[:FEW] for line in wrap(f" noticed {text}", width, 9)]
     if len(every) > FEW:

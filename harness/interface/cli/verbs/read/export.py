@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from harness.analysis.reading import load
+from harness.analysis.verify import unsealed
 from harness.base import files
 from harness.base.errors import SpecError
 from harness.interface.cli.answer import Answer, Asked
@@ -63,7 +64,10 @@ def act(asked: Asked) -> Answer:
                 "--table has no effect on OpenMetrics: a file of gauges has all cases",
                 fix=f"scaleproof export {args.runs[0]} --to {args.to}",
             )
-        body = export.openmetrics([load(path) for path in args.runs]).encode()
+        records = [load(path) for path in args.runs]
+        folders = [path if path.is_dir() else path.parent for path in args.runs]
+        doubts = list(map(unsealed, records, folders))
+        body = export.openmetrics(records, doubts).encode()
         count = sum(not line.startswith(b"#") for line in body.splitlines())
     else:
         for path in args.runs:

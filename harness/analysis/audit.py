@@ -6,19 +6,23 @@ left out, put in, moved or copied, and that rules were settled before anything w
 
 import datetime
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.analysis import packing
 from harness.base.documents import Json, reads_as, to_doc
-from harness.cases import features
+from harness.cases import StandIn, features
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
 from harness.record.chain import Kind, Link
 from harness.record.launch import FLAKES, STALLS, num_again
 
 #: Clocks of one machine may step by this much, s; a launch's wall time holds its stepping.
 CLOCK_S = 0.05
+#: So many launches in a row whose mean steps are as close are those of another run.
+FEWEST_ALIKE = 4
+ALIKE = 1e-4
 
 
 def audit(run: RunRecord, folder: Path, links: Sequence[Link]) -> list[str]:
@@ -103,7 +107,37 @@ def twice(run: RunRecord, other: RunRecord) -> str:
             if rank.samples_sha256 and rank.samples_sha256 in known:
                 before = known[rank.samples_sha256]
                 return f"{launch.launch} has the samples of {before} in {other.run}"
+    return _paced_alike(run, other)
+
+
+def _paced_alike(run: RunRecord, other: RunRecord) -> str:
+    """Says which case has the mean steps of another run, one by one: a copy whose times were moved.
+
+    A step's mean over a launch differs by some 1 % from launch to launch on the quietest machine.
+    Launches of a schedule are alike, and say nothing of hardware.
+    """
+    of_other = _mean_steps(other)
+    for case, mine in _mean_steps(run).items():
+        theirs = of_other.get(case, [])
+        pairs = list(zip(mine, theirs, strict=False))
+        if len(pairs) >= FEWEST_ALIKE and all(abs(math.log(a / b)) < ALIKE for a, b in pairs):
+            return f"{len(pairs)} launches of a case have the steps of {other.run}, one by one"
     return ""
+
+
+def _mean_steps(run: RunRecord) -> dict[str, list[float]]:
+    """The mean step of each timed launch, s, in their order, by the hash of their case."""
+    paced = {
+        arm.case.hash
+        for plan in run.plans
+        for arm in plan.arms
+        if StandIn.PACED in arm.case.stand_in
+    }
+    means: dict[str, list[float]] = {}
+    for launch in run.launches:
+        if launch.purpose is Purpose.TIMED and launch.steps and launch.case not in paced:
+            means.setdefault(launch.case, []).append(launch.steps.mean_s)
+    return means
 
 
 def _times(run: RunRecord) -> Iterator[str]:

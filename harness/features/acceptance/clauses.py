@@ -8,6 +8,7 @@ INCONCLUSIVE, and a unit that nothing measured is not measured.
 """
 
 import datetime
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from harness.analysis.judging.series import series
 from harness.analysis.judging.tally import of_stand_in
 from harness.analysis.verify import rejudge
+from harness.base.errors import SpecError
 from harness.base.numbers import si
 from harness.cases import Catalogue, Device, Form, Threshold, metrics
 from harness.cases.case import SCRIPT
@@ -100,13 +102,21 @@ def parts(contract: Contract, per: str, runs: Sequence[RunRecord]) -> list[Machi
                 MachinePart(name=f"{unnamed} nodes that no run names", hosts=frozenset())
             )
         return machine_parts
-    return [
+    units = [
         MachinePart(
             name=group.name, hosts=frozenset(digest for digest in hosts if group.holds(digest))
         )
         for group in contract.groups
         if group.of == per
     ]
+    for first, second in itertools.combinations(units, 2):
+        if shared := sorted(first.hosts & second.hosts):
+            raise SpecError(
+                f"node {shared[0]} is in {per} {first.name} and in {per} {second.name}",
+                expected="units of one kind that share no node: each counts its own evidence",
+                fix="scaleproof contract show CONTRACT --toml",
+            )
+    return units
 
 
 def within(run: RunRecord, part: MachinePart) -> RunRecord | None:

@@ -115,7 +115,8 @@ def handover(
         _seal(run, folder, earlier=[other for other, _ in runs[:number]])
         for number, (run, folder) in enumerate(runs)
     )
-    before = tuple(_seal(run, folder) for run, folder in accepted)
+    measured = [run for run, _ in runs]
+    before = tuple(_seal(run, folder, measured) for run, folder in accepted)
     records = [run for run, _ in runs]
     references = [run for run, _ in accepted]
     beyond: Mapping[Threshold, str] = {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import geometric_mean
 
+from harness.analysis.judging import load
 from harness.analysis.judging.fingerprint import between, fingerprint
 from harness.analysis.judging.pairs import timed
 from harness.analysis.judging.points import budgets, points
@@ -18,7 +19,7 @@ from harness.base.errors import SpecError
 from harness.cases import CaseSpec
 from harness.cases.metrics import COMPARABLE, METRICS
 from harness.host.environment import is_digest
-from harness.record import RunRecord, Term
+from harness.record import Purpose, RunRecord, Term
 from harness.record.budget import EXPOSED
 
 #: Two runs are not interleaved, so what drifts from one to the other is not in the interval: a
@@ -42,7 +43,11 @@ class Reading(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One case in both runs. ``ratio`` is B / A, with its 95 % interval where launches are two."""
+    """One case in both runs. ``ratio`` is B / A, with its 95 % interval where launches are two.
+
+    ``taken`` are the shares of A's and B's time that others can have taken at most: the interval
+    also holds what would have been measured without them.
+    """
 
     case: CaseSpec
     metric: str
@@ -54,6 +59,7 @@ class Compared:
     efficiency_a: float | None
     efficiency_b: float | None
     reading: Reading
+    taken: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +167,11 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
         x = values_a[key][1] if key in values_a else []
         y = values_b[key][1] if key in values_b else []
         efficiencies = (efficiency_a.get(key), efficiency_b.get(key))
-        rows.append(_compared(case, metric, x, y, efficiencies))
+        taken = [
+            _taken(run, values[key][0]) if key in values else 0.0
+            for run, values in ((a, values_a), (b, values_b))
+        ]
+        rows.append(_widened(_compared(case, metric, x, y, efficiencies), *taken))
     mean, mean_low, mean_high = mean_ratio(rows)
     return Comparison(
         metric=metric,
@@ -169,7 +179,7 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
         mean=mean,
         mean_low=mean_low,
         mean_high=mean_high,
-        differs=differing(a, b),
+        differs=(*differing(a, b), *load_of(a, b)),
         not_compared=tuple(not_compared),
     )
 
@@ -206,22 +216,70 @@ def _compared(
     )
 
 
+def _taken(run: RunRecord, case: CaseSpec) -> float:
+    """The share of their time that others can have taken from a case's timed launches."""
+    launches = [
+        launch
+        for launch in run.by_case.get(case.hash, ())
+        if launch.purpose is Purpose.TIMED and launch.usable
+    ]
+    return load.lost(launches, run, beside=load.around(launches)) or 0.0
+
+
+def _widened(row: Compared, taken_a: float, taken_b: float) -> Compared:
+    """The row whose interval also holds what would have been measured without others: they can only
+    have slowed either side.
+    """
+    more = METRICS[row.metric].more_is_better
+    if row.low is None or row.high is None or not METRICS[row.metric].of_time:
+        return row
+    widened = replace(row, taken=(taken_a, taken_b))
+    low, high = (
+        math.exp(math.log(x) + shift)
+        for x, shift in zip((row.low, row.high), _shifts_of(widened), strict=True)
+    )
+    return replace(widened, low=low, high=high, reading=reading_of(low, high, more))
+
+
+def _shifts_of(row: Compared) -> tuple[float, float]:
+    """How far the ends of the logarithm's interval are moved by what others can have taken."""
+    of_a, of_b = (-math.log1p(-taken) for taken in row.taken)
+    return (-of_a, of_b) if METRICS[row.metric].more_is_better else (-of_b, of_a)
+
+
+def load_of(a: RunRecord, b: RunRecord) -> Iterator[str]:
+    """What others can have taken from the launches of two runs, where it is worth a word."""
+    shares = [max((_taken(run, case) for case in _cases(run)), default=0.0) for run in (a, b)]
+    if max(shares) > DRIFT:
+        yield (
+            f"load: others can have taken {shares[0]:.0%} of A's time and {shares[1]:.0%} of B's at"
+            " most, which the intervals hold"
+        )
+
+
 def mean_ratio(rows: Iterable[Compared]) -> tuple[float | None, float | None, float | None]:
     """The geometric mean of the ratios of cases that both runs have, and its 95 % interval.
 
     Cases are independent, so the radii of their intervals add up as squares: of one case the mean
-    is as uncertain as the case. No interval where a case has none: nobody knows the mean's.
+    is as uncertain as the case. What others took is alike in all cases, and is added as it is. No
+    interval where a case has none: nobody knows the mean's.
     """
     both = [row for row in rows if row.ratio is not None]
     if not both:
         return None, None, None
-    logs = [math.log(row.ratio) for row in both if row.ratio is not None]
-    radii = [math.log(row.high / row.low) / 2 for row in both if row.high and row.low]
-    center = math.fsum(logs) / len(logs)
-    if len(radii) < len(logs):
+    center = math.fsum(math.log(row.ratio) for row in both if row.ratio is not None) / len(both)
+    spans = [
+        (math.log(row.low), math.log(row.high), _shifts_of(row))
+        for row in both
+        if row.low and row.high
+    ]
+    if len(spans) < len(both):
         return math.exp(center), None, None
-    radius = math.hypot(*radii) / len(logs)
-    return math.exp(center), math.exp(center - radius), math.exp(center + radius)
+    radii = [(high - shifts[1] - low + shifts[0]) / 2 for low, high, shifts in spans]
+    radius = math.hypot(*radii) / len(both)
+    below = math.fsum(shifts[0] for _, _, shifts in spans) / len(both)
+    above = math.fsum(shifts[1] for _, _, shifts in spans) / len(both)
+    return math.exp(center), math.exp(center - radius + below), math.exp(center + radius + above)
 
 
 def reading_of(low: float, high: float, more_is_better: bool) -> Reading:

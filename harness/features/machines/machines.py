@@ -16,6 +16,7 @@ from harness.analysis.compare import (
     Reading,
     differing,
     key_of,
+    load_of,
     mean_ratio,
     reading_of,
     side_by_side,
@@ -403,4 +404,5 @@ def _missing(
 def _differing(sides: Sequence[Side], runs: Sequence[RunRecord]) -> Iterator[str]:
     for side, run in zip(sides[1:], runs[1:], strict=True):
         both = f"A | {side.name}: " if len(sides) > 2 else ""
-        yield from (f"{both}{text}" for text in differing(runs[0], run))
+        differences = (*differing(runs[0], run), *load_of(runs[0], run))
+        yield from (f"{both}{text}" for text in differences)

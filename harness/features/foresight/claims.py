@@ -83,6 +83,10 @@ class ClaimFinding:
 Row = Mapping[ClaimedColumn, ClaimedFigure]
 #: Powers of ten beyond which a figure is a slip of the pen.
 MOST_DIGITS = 300
+#: Seconds of a unit that a time's cell says itself.
+SECONDS: Mapping[str, float] = {
+    "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86_400.0,
+}  # fmt: skip
 
 
 def column(name: str) -> ClaimedColumn | None:
@@ -114,7 +118,18 @@ def figure(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
     half = 0.0 if of is ClaimedColumn.RANKS else half
     share = of in (ClaimedColumn.EFFICIENCY, ClaimedColumn.COMMUNICATION)
     scale = 0.01 if share and ("%" in text or value > 1.5) else 1.0
+    if of is ClaimedColumn.TIME:
+        scale = SECONDS.get(unit_in(text), 1.0)
     return ClaimedFigure(text=text.strip(), low=(value - half) * scale, high=(value + half) * scale)
+
+
+def unit_in(text: str) -> str:
+    """The unit that stands behind a cell's number, as ``SECONDS`` has it; empty for none."""
+    match = re.search(r"\d\s*([a-z]+)\.?\s*$", text.strip().lower())
+    if match is None:
+        return ""
+    word = match[1]
+    return next((unit for unit in (word, word.rstrip("s"), word[:3]) if unit in SECONDS), "")
 
 
 def contradictions(table: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ import msgspec
 from harness.base import modules
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import ScaleproofError, SpecError, nearest
-from harness.base.marks import MARK
+from harness.base.marks import BOUNDS, MARK
 from harness.cases.case import Ablation, CaseSpec, Device, Mode
 from harness.cases.catalogue import Catalogue
 from harness.cases.courses import Course
@@ -34,6 +34,7 @@ from harness.cases.recipes import (
     pinned,
     strong_worlds,
 )
+from harness.cases.rules import Threshold
 from harness.cases.site import Site
 from harness.host import environment
 
@@ -92,6 +93,29 @@ def plans_of(
         raw = [case_plan(target, site, catalogue, settings, ablations)]
     unique = {p.hash: p for p in (normalise(plan, catalogue, control) for plan in raw)}
     return list(unique.values())
+
+
+def bounds_of(
+    target: str,
+    site: Site,
+    catalogue: Catalogue,
+    chosen: Callable[[frozenset[str]], bool] = lambda marks: True,
+) -> tuple[Threshold, ...]:
+    """The bounds that functions of a target require of their own plans: ``@scaling(...,
+    efficiency=0.9)``; none of a case.
+    """
+    path, _, name = target.partition("::")
+    if not _is_there(path):
+        return ()
+    rules: list[Threshold] = []
+    for file in _files(Path(path)):
+        for function in _functions(_module(file), name or None, chosen):
+            bounds: Any = getattr(function, BOUNDS, None)
+            for recipe in getattr(function, MARK, ()) if bounds is not None else ():
+                for plan in _call(recipe, site, file):
+                    test = f"{file}::{function.__name__}"
+                    rules += bounds.rules(test, normalise(plan, catalogue))
+    return tuple(dict.fromkeys(rules))
 
 
 def case_plan(
@@ -257,8 +281,21 @@ def _recipes(
     path: Path, site: Site, function: str | None, chosen: Callable[[frozenset[str]], bool]
 ) -> list[Plan]:
     """The plans of a suite's marked functions, or of one recipe function of a file."""
+    module = _module(path)
+    if function is not None and not hasattr(module, function):
+        raise SpecError(f"no function {function!r}", where=str(path), fix=f"grep '^def' {path}")
+    recipes = [
+        recipe
+        for named_function in _functions(module, function, chosen)
+        for recipe in getattr(named_function, MARK, () if function is None else (named_function,))
+    ]
+    return [plan for recipe in recipes for plan in _call(recipe, site, path)]
+
+
+def _module(path: Path) -> Any:
+    """A file of recipes, imported; one clear error where it breaks."""
     try:
-        module = modules.load(str(path))
+        return modules.load(str(path))
     except SpecError:
         raise
     except Exception as error:
@@ -268,15 +305,15 @@ def _recipes(
             expected="a file of recipes",
             fix=f"python {path}",
         ) from None
-    if function is not None:
-        recipe = getattr(module, function, None)
-        if recipe is None:
-            raise SpecError(f"no function {function!r}", where=str(path), fix=f"grep '^def' {path}")
-        recipes = getattr(recipe, MARK, (recipe,))
-    else:
-        marked = [f for f in vars(module).values() if chosen(_marks(module) | _marks(f))]
-        recipes = tuple(r for f in marked for r in getattr(f, MARK, ()))
-    return [plan for recipe in recipes for plan in _call(recipe, site, path)]
+
+
+def _functions(
+    module: Any, name: str | None, chosen: Callable[[frozenset[str]], bool]
+) -> list[Any]:
+    """The one that is named, or all whose marks are ``chosen``."""
+    if name is not None:
+        return [getattr(module, name)] if hasattr(module, name) else []
+    return [f for f in vars(module).values() if chosen(_marks(module) | _marks(f))]
 
 
 def _marks(of: object) -> frozenset[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, ScaleproofError, SpecError
-from harness.cases import Ablation, Catalogue, Plan, Settings, Site
+from harness.cases import Ablation, Catalogue, Plan, Settings, Site, Threshold
 from harness.host import copies
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
@@ -104,8 +104,16 @@ def site(asked: Asked) -> tuple[Catalogue, Site]:
     return catalogue, options.site(values(asked), catalogue)
 
 
-def session(asked: Asked, catalogue: Catalogue, site: Site, old: Settings | None = None) -> Session:
-    """The session of this command; ``old`` are the settings of a run that is resumed."""
+def session(
+    asked: Asked,
+    catalogue: Catalogue,
+    site: Site,
+    old: Settings | None = None,
+    required: Sequence[Threshold] = (),
+) -> Session:
+    """The session of this command; ``old`` are the settings of a run that is resumed, ``required``
+    the bounds that its suites have themselves.
+    """
     given = values(asked)
     if old is not None:
         given["cluster"] = old.cluster
@@ -122,11 +130,12 @@ def session(asked: Asked, catalogue: Catalogue, site: Site, old: Settings | None
         copies.refuse_large(Path(settings.folder), results(asked), settings.data)
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])
     beside = [target if target.is_dir() else target.parent, Path("suites")]
+    rules = options.thresholds(given["thresholds"], beside, catalogue, given["references"])
     made = Session(
         catalogue,
         settings,
         results(asked),
-        options.thresholds(given["thresholds"], beside, catalogue, given["references"]),
+        tuple(dict.fromkeys((*rules, *required))),
         watched(Live(sys.stderr), given["heartbeat"] or ""),
     )
     made.run.notes += notes

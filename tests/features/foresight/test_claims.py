@@ -115,7 +115,7 @@ def test_headings_are_known_by_their_usual_names(heading: str, known: ClaimedCol
     ("name", "content", "exit_status"),
     [
         ("t.csv", "gpus,throughput,speedup\n1,100,1\n4,380,3.8\n", 0),
-        ("t.csv", "gpus,speedup\n1,1\n4,3.8\n", 0),
+        ("t.csv", "gpus,speedup\n1,1\n4,3.8\n", 5),
         ("t.csv", "gpus,efficiency\n4,95%\n", 5),
         ("t.toml", '[[row]]\ngpus = 1\nseconds = 10.0\n[[row]]\ngpus = 2\nseconds = 5.0\nx = 3\n', 1),
         ("t.csv", "a,b\n1,2\n", 4),

@@ -11,7 +11,7 @@ from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.base.numbers import si
-from harness.cases.targets import plans_of
+from harness.cases.targets import bounds_of, plans_of
 from harness.features.foresight import possible
 from harness.features.foresight.own.swept import links
 from harness.features.foresight.physics.collectives import Fabric
@@ -69,14 +69,11 @@ def act(asked: Asked) -> Answer:
         )
     catalogue, here = measuring.site(asked)
     site = planning.site_of(on)
-    plans = plans_of(
-        args.target,
-        site,
-        catalogue,
-        measuring.settings(asked),
-        chosen=planning.tier(args.marks) if args.marks else lambda marks: True,
-    )
-    with contextlib.closing(measuring.session(asked, catalogue, here)) as session:
+    chosen = planning.tier(args.marks) if args.marks else lambda marks: True
+    plans = plans_of(args.target, site, catalogue, measuring.settings(asked), chosen=chosen)
+    required = bounds_of(args.target, site, catalogue, chosen)
+    planned = measuring.session(asked, catalogue, here, required=required)
+    with contextlib.closing(planned) as session:
         session.describe([arm.case for p in plans for arm in p.arms], Remembered(catalogue))
         run = session.run
         where = _site(on, args.on)

@@ -13,7 +13,7 @@ from harness.analysis.judging import obstacles, pairs, verdicts
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
 from harness.cases import Arm, Device, Plan, Threshold
-from harness.cases.targets import plans_of
+from harness.cases.targets import bounds_of, plans_of
 from harness.host.hardware import Hardware
 from harness.host.machine import Machine
 from harness.interface import options
@@ -77,7 +77,9 @@ def act(asked: Asked) -> Answer:
             expected=f"marks of one of its {len(left_out)} plans",
             fix=f"scaleproof plan {asked.options.target} -m 'nightly or acceptance'",
         )
-    with contextlib.closing(measuring.session(asked, catalogue, local_site)) as session:
+    required = bounds_of(asked.options.target, site, catalogue, planning.tier(asked.options.marks))
+    planned = measuring.session(asked, catalogue, local_site, required=required)
+    with contextlib.closing(planned) as session:
         session.describe([arm.case for plan in plans for arm in plan.arms], Remembered(catalogue))
         run = session.run
         machine, link = (

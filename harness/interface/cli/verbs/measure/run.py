@@ -13,7 +13,7 @@ from harness.base.errors import SpecError
 from harness.cases import Catalogue, Mode, Plan, Protocol, Site
 from harness.cases.recipes import REAL
 from harness.cases.script import script_plan
-from harness.cases.targets import plans_of
+from harness.cases.targets import bounds_of, plans_of
 from harness.host import leftovers
 from harness.interface import options
 from harness.interface.cli import measuring, nsys
@@ -122,7 +122,8 @@ def act(asked: Asked) -> Answer:
         if asked.options.dry_run:  # needs no scheduler, and no package of an engine
             would = detached.submit if asked.options.detach else _dry_run
             return would(asked, catalogue, site)
-        session = measuring.session(asked, catalogue, site)
+        required = () if asked.options.script else bounds_of(asked.options.target, site, catalogue)
+        session = measuring.session(asked, catalogue, site, required=required)
         if asked.options.detach:
             return detached.submit(asked, catalogue, site)
     else:

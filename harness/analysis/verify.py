@@ -113,7 +113,7 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
     if judged_today:
         differences += _verdicts(run, again)
     if run.schema < SCHEMA:
-        differences += _passed_by_older_rules(run)
+        differences += passed_by_older_rules(run)
     return Verification(
         num_launches=len(checked),
         num_samples=sum(replayed.num_samples for replayed in checked),
@@ -125,7 +125,7 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
     )
 
 
-def _passed_by_older_rules(run: RunRecord) -> Iterator[str]:
+def passed_by_older_rules(run: RunRecord) -> Iterator[str]:
     """A schema says by which rules a verdict was made, and anybody can write an older one: a PASS
     that today's rules do not give is nobody's.
     """

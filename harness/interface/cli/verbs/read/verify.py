@@ -102,7 +102,7 @@ def act(asked: Asked) -> Answer:
     signer, unvouched = _vouched(asked, run, folder)
     verified = replace(verified, differences=(*verified.differences, *unvouched), signer=signer)
     exit_ = Exit.PASSED if verified.num_links and not verified.differences else Exit.FAILED
-    lines = _lines(run, verified)
+    lines = [*_sittings(folder), *_lines(run, verified)]
     lines += [] if verified.differences else _chances(run, folder, asked.options.given)
     answer = Answer(document=to_doc(verified), lines=lines, exit=exit_)
     if rules is None or verified.differences:
@@ -179,6 +179,18 @@ def _chances(run: RunRecord, folder: Path, given: str | None) -> list[str]:
     return [
         f" {number} runs of this length fit in between the nonce and the end of this one: the best",
         " of them may have been handed over. Ask for a run right after the nonce",
+    ]
+
+
+def _sittings(folder: Path) -> list[str]:
+    """Whether the run was interrupted: where its chain is cut, nobody can say why."""
+    number = sum(link.kind is chain.Kind.SITTING for link in chain.read(folder))
+    if not number:
+        return []
+    return [
+        f" interrupted {number} time{'s' if number > 1 else ''}: what was cut off was launched"
+        " again. A chain",
+        " does not tell a run that died from one that somebody cut to launch anew",
     ]
 
 

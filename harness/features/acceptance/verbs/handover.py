@@ -138,7 +138,7 @@ def _loaded(path: Path) -> tuple[RunRecord, Path]:
 
 
 def _lines(result: Handover, to: Path, digest: str) -> list[str]:
-    from harness.features.acceptance.report.page import MEANS, screen, sentence
+    from harness.features.acceptance.report.page import MEANS, covered, screen, sentence
 
     width = text.columns()
     lines = [f" {result.status}", *text.wrap(f" {sentence(result)}", width, 1)]
@@ -150,6 +150,7 @@ def _lines(result: Handover, to: Path, digest: str) -> list[str]:
             width,
         ),
     ]
+    lines += text.wrap(f" on {covered(result)}", width, 4)
     if unmeasured := [
         requirement.rule.name for requirement in result.requirements if requirement.status is None
     ]:

@@ -180,7 +180,8 @@ def _table(comparison: Comparison, width: int) -> list[str]:
         Column("eff B", 3, lambda r: "" if r.efficiency_b is None else f"{r.efficiency_b:.3f}"),
         Column("reading", 9, lambda r: str(r.reading), left=True),
     ]
-    header, *shown = table(columns, rows, width) if rows else [" no case in either run"]
+    nothing = f" no launch of either run has {comparison.metric}"
+    header, *shown = table(columns, rows, width) if rows else [nothing]
     if rows and "B/A" not in header:  # names have lines of their own
         header, *alone = table(columns[1:], rows, width - 2)
         header = f"  {header}"

@@ -10,7 +10,7 @@ from harness.analysis.verify import unsealed
 from harness.base import files
 from harness.base.errors import SpecError
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.cli.vouching import vouched
+from harness.interface.cli.vouching import doubted
 
 HELP = dict(export="write launches, steps, points, verdicts or budgets for other programs")
 EXAMPLES = dict(
@@ -58,21 +58,18 @@ def act(asked: Asked) -> Answer:
             expected=", ".join(export.FORMS),
             fix=f"--to {args.to.stem}.csv",
         )
+    records = [load(path) for path in args.runs]  # a clear error before pandas is there
+    runs = [path if path.is_dir() else path.parent for path in args.runs]
+    doubts = list(map(unsealed, records, runs))
     if form == ".prom":
         if args.table:
             raise SpecError(
                 "--table has no effect on OpenMetrics: a file of gauges has all cases",
                 fix=f"scaleproof export {args.runs[0]} --to {args.to}",
             )
-        records = [load(path) for path in args.runs]
-        folders = [path if path.is_dir() else path.parent for path in args.runs]
-        doubts = list(map(unsealed, records, folders))
         body = export.openmetrics(records, doubts).encode()
         count = sum(not line.startswith(b"#") for line in body.splitlines())
     else:
-        for path in args.runs:
-            load(path)  # a clear error before pandas is there
-        runs = [path if path.is_dir() else path.parent for path in args.runs]
         frame = export.TABLES[args.table or _TABLES[0]](runs)
         body = export.table(frame, form)
         count = len(frame)
@@ -81,4 +78,4 @@ def act(asked: Asked) -> Answer:
         document={"file": str(args.to), "rows": count},
         lines=[f" {args.to}: {count} {'samples' if form == '.prom' else 'rows'}"],
     )
-    return vouched(answer, [(load(path), path) for path in args.runs])
+    return doubted(answer, list(zip(args.runs, doubts, strict=True)))

@@ -248,7 +248,7 @@ def _shifts_of(row: Compared) -> tuple[float, float]:
 
 
 def load_of(a: RunRecord, b: RunRecord) -> Iterator[str]:
-    """What others can have taken from the launches of two runs, where it is worth a word."""
+    """Says what others can have taken from the launches of two runs, where it is worth a word."""
     shares = [max((_taken(run, case) for case in _cases(run)), default=0.0) for run in (a, b)]
     if max(shares) > DRIFT:
         yield (

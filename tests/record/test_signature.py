@@ -11,7 +11,7 @@ import pytest
 
 from harness.base.errors import Exit
 from harness.interface.cli.main import main
-from tests.editing import rechain
+from tests.editing import change, rechain
 from tests.record.test_doctored import behind_the_end, doctored, faster, older
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen here")
@@ -141,8 +141,11 @@ def test_only_what_verifies_is_signed(
     ],
 )
 def test_a_buyer_bounds_how_many_runs_a_nonce_served(
-    sample: Path, capsys: pytest.CaptureFixture[str], given: str, status: int, word: str
+    copy: Path, capsys: pytest.CaptureFixture[str], given: str, status: int, word: str
 ) -> None:
-    assert main(["verify", str(sample), "--given", given]) == status
+    change(copy, lambda doc: doc["settings"].update(nonce="tender 17"))
+    rechain(copy)
+    words = ["--nonce", "tender 17", "--given", given]
+    assert main(["verify", str(copy), *words]) == status
     out, err = capsys.readouterr()
     assert word in " ".join((out + err).split()) or word in out + err

@@ -107,10 +107,10 @@ def twice(run: RunRecord, other: RunRecord) -> str:
             if rank.samples_sha256 and rank.samples_sha256 in known:
                 before = known[rank.samples_sha256]
                 return f"{launch.launch} has the samples of {before} in {other.run}"
-    return _paced_alike(run, other)
+    return _stepped_alike(run, other)
 
 
-def _paced_alike(run: RunRecord, other: RunRecord) -> str:
+def _stepped_alike(run: RunRecord, other: RunRecord) -> str:
     """Says which case has the mean steps of another run, one by one: a copy whose times were moved.
 
     A step's mean over a launch differs by some 1 % from launch to launch on the quietest machine.

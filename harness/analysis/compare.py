@@ -168,7 +168,7 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
         y = values_b[key][1] if key in values_b else []
         efficiencies = (efficiency_a.get(key), efficiency_b.get(key))
         taken = [
-            _taken(run, values[key][0]) if key in values else 0.0
+            (_taken(run, values[key][0]) or 0.0) if key in values else 0.0
             for run, values in ((a, values_a), (b, values_b))
         ]
         rows.append(_widened(_compared(case, metric, x, y, efficiencies), *taken))
@@ -216,14 +216,18 @@ def _compared(
     )
 
 
-def _taken(run: RunRecord, case: CaseSpec) -> float:
-    """The share of their time that others can have taken from a case's timed launches."""
+def _taken(run: RunRecord, case: CaseSpec) -> float | None:
+    """The share of their time that others can have taken from a case's timed launches; None where
+    nobody knows.
+    """
     launches = [
         launch
         for launch in run.by_case.get(case.hash, ())
         if launch.purpose is Purpose.TIMED and launch.usable
     ]
-    return load.lost(launches, run, beside=load.around(launches)) or 0.0
+    if not launches:
+        return 0.0
+    return load.lost(launches, run, beside=load.around(launches))
 
 
 def _widened(row: Compared, taken_a: float, taken_b: float) -> Compared:
@@ -249,7 +253,12 @@ def _shifts_of(row: Compared) -> tuple[float, float]:
 
 def load_of(a: RunRecord, b: RunRecord) -> Iterator[str]:
     """Says what others can have taken from the launches of two runs, where it is worth a word."""
-    shares = [max((_taken(run, case) for case in _cases(run)), default=0.0) for run in (a, b)]
+    shares = [
+        max((_taken(run, case) or 0.0 for case in _cases(run)), default=0.0) for run in (a, b)
+    ]
+    for name, run in (("A", a), ("B", b)):
+        if any(_taken(run, case) is None for case in _cases(run)):
+            yield f"load: nobody knows what others took from {name}'s launches"
     if max(shares) > DRIFT:
         yield (
             f"load: others can have taken {shares[0]:.0%} of A's time and {shares[1]:.0%} of B's at"

@@ -224,6 +224,16 @@ def test_a_side_that_others_slowed_is_not_worse(sample_run: RunRecord) -> None:
     assert low is not None and high is not None and low < 1 < high
 
 
+def test_a_load_that_nobody_knows_is_said(sample_run: RunRecord) -> None:
+    def blind(launch: LaunchRecord) -> LaunchRecord:
+        ranks = tuple(dataclasses.replace(rank, throttled_s=None) for rank in launch.ranks)
+        return dataclasses.replace(launch, ranks=ranks, foreign_load=None)
+
+    unknown = dataclasses.replace(sample_run, launches=tuple(map(blind, sample_run.launches)))
+    differs = side_by_side(sample_run, unknown, "throughput", hardware=False).differs
+    assert "load: nobody knows what others took from B's launches" in differs
+
+
 @pytest.mark.parametrize(
     ("table", "status", "says"),
     [

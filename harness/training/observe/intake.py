@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from harness.training.context import parts
 from harness.training.data import hashed
+from harness.training.observe.plain import pieces
 
 #: Elements that are hashed at a time: their 64-bit copies are in memory.
 CHUNK = 1 << 22
@@ -21,6 +22,8 @@ CHUNK = 1 << 22
 KEPT = 1 << 16
 #: Multipliers that an agent makes before it forks ranks, which read them where they are.
 PREPARED = 1 << 18
+#: Integers of as many bytes as an element.
+_WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: As many as a loop of torch's computes without threads: an agent may have none.
 _ALONE = 1 << 14
 
@@ -100,7 +103,7 @@ def row_hashes(x: Tensor, room: Tensor | None = None) -> Tensor:
     to be mapped anew each time, which takes several times as long as the work.
     """
     rows = x.detach().reshape(len(x), -1).contiguous()
-    width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
+    width = _WIDTHS[rows.element_size()]
     bits = rows.view(width)
     total = torch.ones(len(rows), dtype=torch.int64, device=rows.device)
     step = max(1, CHUNK // max(1, len(rows)))
@@ -115,11 +118,10 @@ def row_hashes(x: Tensor, room: Tensor | None = None) -> Tensor:
 
 
 def digest(tensors: Iterator[Tensor]) -> str:
-    """16 hex digits of all bits of these tensors, in order."""
+    """16 hex digits of all bits of these tensors, in order; of sharded ones of this rank's part."""
     total = 0
-    for number, tensor in enumerate(tensors):
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        hashed_row = int(row_hashes(local.reshape(1, -1))) if local.numel() else 0
+    for number, piece in enumerate(piece for tensor in tensors for piece in pieces(tensor)):
+        hashed_row = int(row_hashes(piece.reshape(1, -1))) if piece.numel() else 0
         total = (total * 6364136223846793005 + hashed_row * (2 * number + 1)) % 2**64
     return f"{total:016x}"
 

@@ -1,6 +1,7 @@
 """Hooks' observations of a training, written down: its sentences, its samples and its losses."""
 
 import functools
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from harness.training.observe import plain
 from harness.training.script.hooks import Hooks
 from harness.training.script.samples import Arrived, Rows, inputs, tensors, trains
 from harness.training.script.sentences import Sentences
@@ -35,8 +37,9 @@ class Observed:
         self._undo: Callable[[], None] | None = None  # the open root's rows are taken back
         self.dtype = ""
         self.norm2 = 0.0
-        self._losses: Tensor | None = None
-        self._lost_in: list[int] = []  # the sentence of each loss
+        self._losses_on_cpu: list[tuple[int, float]] = []  # sentence, loss
+        self._losses: Tensor | None = None  # of an accelerator, which nothing here waits for
+        self._lost_in: list[int] = []  # the sentence of each of these
 
     def restart(self) -> None:
         """Forget what was seen so far (``measured``)."""
@@ -93,8 +96,8 @@ class Observed:
     def enter_backward(self, losses: object) -> None:
         self._undo = None  # a root that trains within its own call
         self.sentences.enter_backward()
-        if isinstance(losses, Tensor) and losses.numel() == 1:
-            self._note(losses.detach().reshape(()))
+        if isinstance(losses, Tensor) and losses.numel() == 1 and losses.is_floating_point():
+            self._note(plain.local(losses).detach())
 
     def leave_backward(self) -> None:
         self.sentences.leave_backward()
@@ -122,7 +125,8 @@ class Observed:
         """
         losses = np.full(last - first, np.nan)
         values = [] if self._losses is None else self._losses.cpu().tolist()
-        for sentence, value in zip(self._lost_in, values, strict=False):
+        late = zip(self._lost_in, values, strict=False)
+        for sentence, value in itertools.chain(self._losses_on_cpu, late):
             if first <= sentence < last:
                 losses[sentence - first] = np.nan_to_num(losses[sentence - first]) + value
         return losses
@@ -146,10 +150,14 @@ class Observed:
                     self.norm2 += float(grad.detach().double().square().sum())
 
     def _note(self, loss: Tensor) -> None:
-        """Kept in one tensor (see ``window.StepLog``)."""
+        """A number where reading it waits for nothing, else in one tensor (``window.StepLog``)."""
+        sentence = len(self.sentences.words)
+        if loss.device.type == "cpu":
+            self._losses_on_cpu.append((sentence, float(loss)))
+            return
         if self._losses is None:
             self._losses = torch.zeros(_LOSSES, dtype=torch.float64, device=loss.device)
         if len(self._lost_in) == len(self._losses):
             self._losses = torch.cat([self._losses, torch.zeros_like(self._losses)])
-        self._losses[len(self._lost_in)] = loss
-        self._lost_in.append(len(self.sentences.words))
+        self._losses[len(self._lost_in)] = loss.reshape(())
+        self._lost_in.append(sentence)

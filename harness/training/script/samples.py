@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.training.observe import plain
 from harness.training.observe.intake import row_hashes
 
 #: Elements of a row that are hashed, of so many tensors at most.
@@ -81,6 +82,9 @@ def arrived(
     first = first_input(args, kwargs)
     if first is None:
         return None
+    if first.is_nested:
+        return Arrived(count=first.size(0))
+    first = plain.local(first)
     known = {size for size in sizes if size}
     given = args[0] if args else next(iter(kwargs.values()), None)
     if isinstance(given, list | tuple) and given:
@@ -141,17 +145,17 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: Arrived) -> Sequ
     candidates = itertools.islice(tensors(args, kwargs), MOST_TENSORS)
     first = next(candidates)  # what ``first_input`` has found, too
     if how.late:
-        return [first.transpose(0, 1)]
-    return first, *(
-        candidate
+        return [plain.rows(first).transpose(0, 1)]
+    return plain.rows(first), *(
+        plain.rows(candidate)
         for candidate in candidates
-        if len(candidate) == len(first) and not candidate.is_floating_point()
+        if candidate.size(0) == first.size(0) and not candidate.is_floating_point()
     )
 
 
 def _stacked(samples: Sequence[Tensor]) -> Tensor:
     """A row of few elements of each, evenly spread, and zeros behind those of a short one."""
-    rows = [thinned(sample.reshape(1, -1)) for sample in samples]
+    rows = [thinned(plain.rows(sample).reshape(1, -1)) for sample in samples]
     stacked = rows[0].new_zeros(len(rows), max(tensor.shape[1] for tensor in rows))
     for row, thin in zip(stacked, rows, strict=True):
         row[: thin.shape[1]] = thin[0]

@@ -1,0 +1,58 @@
+"""The plain numbers of tensors of any kind: sharded, nested, sparse, quantized, complex."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+def local(x: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor; any other one as it is."""
+    if type(x) is Tensor or not hasattr(x, "to_local"):
+        return x
+    part: Tensor = x.to_local()
+    return part
+
+
+def pieces(x: Tensor) -> Iterator[Tensor]:
+    """The strided tensors without a wrapper that one of any kind consists of, in a fixed order."""
+    if is_traceable_wrapper_subclass(x):
+        names, _ = x.__tensor_flatten__()
+        for part in (getattr(x, name) for name in names):
+            if isinstance(part, Tensor):  # a mesh is a part, too
+                yield from pieces(part)
+    elif x.layout is torch.strided and not x.is_nested:
+        yield bits(x)
+    else:
+        yield rows(x)
+
+
+def bits(x: Tensor) -> Tensor:
+    """A strided tensor whose elements can be viewed as integers of their size."""
+    x = x.detach()
+    if x.is_quantized:
+        return x.int_repr()
+    if x.is_complex():
+        return torch.view_as_real(x.resolve_conj().resolve_neg())
+    return x.resolve_neg()
+
+
+def rows(x: Tensor) -> Tensor:
+    """A strided tensor (rows, ...) that tells the rows of ``x`` apart: its own elements; for those
+    of unequal length with zeros behind; for sparse ones a sum over what each row stores.
+    """
+    x = local(x).detach()
+    if x.is_nested:
+        parts = [bits(part).flatten() for part in x.unbind()]
+        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+    if x.layout is torch.strided:
+        return bits(x)
+    if x.is_mkldnn:
+        return x.to_dense()
+    stored = x.to_sparse_coo().coalesce()
+    first, *others = stored.indices()
+    values = bits(stored.values()).reshape(len(first), -1).double().sum(1).view(torch.int64)
+    column = torch.stack(others).sum(0) if others else torch.zeros_like(first)
+    sums = values.new_zeros(len(x))
+    return sums.index_add_(0, first, values * (2 * column + 1))[:, None]

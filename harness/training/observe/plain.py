@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def local(x: Tensor) -> Tensor:
@@ -17,7 +16,7 @@ def local(x: Tensor) -> Tensor:
 
 def pieces(x: Tensor) -> Iterator[Tensor]:
     """The strided tensors without a wrapper that one of any kind consists of, in a fixed order."""
-    if is_traceable_wrapper_subclass(x):
+    if hasattr(x, "__tensor_flatten__"):
         names, _ = x.__tensor_flatten__()
         for part in (getattr(x, name) for name in names):
             if isinstance(part, Tensor):  # a mesh is a part, too

@@ -178,7 +178,7 @@ LOOPS: dict[str, Callable[[], Iterator[None]]] = {"gpt": gpt, "tutorial": tutori
 
 def time_hooks() -> None:
     """A clock around every hook."""
-    for name in ("_call", "_return", "_first_call", "_stepping", "_stepped", "_passing"):
+    for name in ("_enter", "_leave", "_stepping", "_stepped", "_passing"):
         setattr(Hooks, name, SPENT.around(getattr(Hooks, name)))
     for name in ("enter_backward", "leave_backward"):
         setattr(Observed, name, SPENT.around(getattr(Observed, name)))

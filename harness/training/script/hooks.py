@@ -1,14 +1,15 @@
 """Hooks: how a training is seen without a change of its code.
 
 Optimizers call global hooks of torch's around every step. Backward passes go through
-``torch.autograd.backward``. The modules that a training calls itself, its *roots*, are found by a
-global hook in the first sentences and then have hooks of their own, so that no inner module pays.
+``torch.autograd.backward``. The modules that a training calls itself, its *roots*, are found in the
+first sentences, where all calls of modules come here; then those of the roots' classes alone do, so
+that inner modules do not pay. A module itself has no hook: it would be in each copy and file of it.
 """
 
 import functools
-import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +61,7 @@ class Hooks:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self.roots: dict[int, nn.Module] = {}
-        self._hooked = set[int]()
+        self._watched: dict[int, nn.Module] = {}  # roots, also those of before, and what they wrap
         self.optimizers: dict[int, Optimizer] = {}
         self._open: nn.Module | None = None
         self._arrived: Tensor | None = None  # the open root's first tensor, until roots are known
@@ -77,7 +78,7 @@ class Hooks:
 
     def install(self) -> None:
         self._look_everywhere()
-        self._undo.append(lambda: self._everywhere.remove())
+        self._undo.append(lambda: self._look_nowhere())
         self._undo.append(register_optimizer_step_pre_hook(self._stepping).remove)
         self._undo.append(register_optimizer_step_post_hook(self._stepped).remove)
         self._wrap_backward()
@@ -94,14 +95,7 @@ class Hooks:
 
     def _replace(self, place: Any, name: str, ours: object) -> None:
         """Put a function of ours in the place of torch's, until nobody looks any more."""
-        before = getattr(place, name)
-        setattr(place, name, ours)
-
-        def restore() -> None:
-            if getattr(place, name) is ours:  # else somebody has wrapped it since
-                setattr(place, name, before)
-
-        self._undo.append(restore)
+        self._undo.append(_put(place, name, ours))
 
     @property
     def looking(self) -> bool:
@@ -116,18 +110,48 @@ class Hooks:
         """Forgets what was called and what stepped so far: it belongs to something else."""
         self.roots.clear()
         self.optimizers.clear()
-        self._everywhere.remove()
+        self._look_nowhere()
         self._look_everywhere()
 
     def _look_everywhere(self) -> None:
         self._settled = False
-        self._everywhere = nn.modules.module.register_module_forward_pre_hook(self._first_call)
+        self._look_nowhere = self._watch_calls(nn.Module)
 
     def settle(self) -> None:
-        """The roots are known: other modules are not looked at any more."""
-        self._everywhere.remove()
+        """The roots are known: other modules are not looked at any more.
+
+        What torch has compiled so far would be compiled again, as the way into its modules would be
+        another one; but its modules are called no more, and do not pay.
+        """
         self._settled = True
         self._arrived = None
+        if not _compiled():
+            self._look_nowhere()
+            for kind in {type(module) for module in self._watched.values()}:
+                self._undo.append(self._watch_calls(kind))
+
+    def _watch_calls(self, kind: type[nn.Module]) -> Callable[[], None]:
+        """Calls of modules of this class come to us, until what is returned is called."""
+        defined: Callable[..., Any] | None = vars(kind).get("__call__")
+
+        @functools.wraps(kind.__call__)
+        def watched(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            call: Callable[..., Any] = (
+                cast(Any, super(kind, module)).__call__
+                if defined is None
+                else functools.partial(defined, module)
+            )
+            traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+            if traced or not self._enter(module, args, kwargs):
+                return call(*args, **kwargs)
+            output = None
+            try:
+                output = call(*args, **kwargs)
+            finally:
+                self._leave(module, output)
+            return output
+
+        return _put(kind, "__call__", watched)
 
     def _wrap_seeds(self) -> None:
         """Whether the script makes its start the same in every launch."""
@@ -161,7 +185,8 @@ class Hooks:
                 self._in_backward -= 1
                 self._observer.leave_backward()
 
-        self._replace(torch.autograd, "backward", watched)
+        # where a whole step is compiled, what we do would be compiled with it, anew in each step
+        self._replace(torch.autograd, "backward", torch.compiler.disable(watched))
 
     def _wrap_optimizers(self) -> None:
         """A period is not over before every optimizer that was made has stepped."""
@@ -180,7 +205,8 @@ class Hooks:
 
         @functools.wraps(item)
         def read(tensor: Tensor) -> Any:
-            self.reads += not self._in_step
+            if not torch.compiler.is_compiling():  # a number that grows would be compiled in
+                self.reads += not self._in_step
             return item(tensor)
 
         self._replace(Tensor, "item", read)
@@ -225,29 +251,29 @@ class Hooks:
             self._between.__exit__()
             self._between = None
 
-    def _first_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Of every module, until the roots are known."""
-        if torch.compiler.is_compiling():
-            return
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Before any call that comes to us; whether we want to know when it returns."""
+        if not self._settled:
+            self._find(module, args)
+        if id(module) not in self._watched:
+            return False
+        if id(module) in self.roots:
+            self._call(module, args, kwargs)
+            return True
+        self._evaluate(module)
+        return False
+
+    def _find(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Of every module that is called, until the roots are known: whether it is one."""
         if self._open is not None:
             self._look_inside(self._open, module, args)
-            return
-        if not _trains(module):
-            if self._evaluated is None and torch.is_grad_enabled() and _learns(module):
-                self._evaluated = module
-            return
-        if id(module) not in self._hooked:
-            self._hooked.add(id(module))
-            self.roots[id(module)] = module
-            frame = inspect.currentframe()
-            caller = frame.f_back if frame is not None else None
-            kwargs = caller.f_locals.get("kwargs", {}) if caller is not None else {}
-            before = module.register_forward_pre_hook(self._call, prepend=True, with_kwargs=True)
-            after = module.register_forward_hook(self._return, always_call=True)
-            self._undo += [before.remove, after.remove]
+        elif _trains(module):
+            self.roots.setdefault(id(module), module)
+            self._watched[id(module)] = module
             if isinstance(inner := getattr(module, "module", None), nn.Module):
-                self._undo.append(inner.register_forward_pre_hook(self._evaluate).remove)
-            self._call(module, args, kwargs)
+                self._watched.setdefault(id(inner), inner)
+        elif self._evaluated is None and torch.is_grad_enabled() and _learns(module):
+            self._evaluated = module
 
     def _look_inside(self, root: nn.Module, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Time comes first in a root that passes its rows on to a layer that takes them so."""
@@ -263,7 +289,7 @@ class Hooks:
             self._late.add(id(root))
 
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or self._open is not None or self._in_backward:
+        if self._open is not None or self._in_backward:
             return
         if not (torch.is_grad_enabled() and module.training):
             self._evaluate(module)
@@ -275,24 +301,23 @@ class Hooks:
             self._arrived = samples.first_input(args, kwargs)
         late = id(module) in self._late
         what = samples.arrived(args, kwargs, self.loaders.sizes, late=late)
-        self.roots.setdefault(id(module), module)
         self._passing()
         if spans.seen():
             span("forward").__enter__()
         if what is not None:
             self._observer.called(list(self.roots).index(id(module)), what, args, kwargs)
 
-    def _evaluate(self, module: nn.Module, *_: Any) -> None:
+    def _evaluate(self, module: nn.Module) -> None:
         """A forward pass that trains nothing, or looks like it; also past a wrapper."""
         inside = self._open is not None or self._evaluating is not None
-        if inside or torch.compiler.is_compiling() or self._in_backward:
+        if inside or self._in_backward:
             return
         if not (torch.is_grad_enabled() and module.training):
             self.evaluations += 1
             if torch.is_grad_enabled():
                 self._evaluated = module
 
-    def _return(self, module: nn.Module, _: Any, output: object) -> None:
+    def _leave(self, module: nn.Module, output: object) -> None:
         if self._evaluating is module:
             self._evaluating = None
         if self._open is module:
@@ -300,6 +325,29 @@ class Hooks:
             if spans.seen():
                 span("forward").__exit__()
             self._observer.returned(output)
+
+
+def _put(place: Any, name: str, ours: object) -> Callable[[], None]:
+    """Replaces an attribute; what is returned puts back what was there, inherited or its own."""
+    inherited = isinstance(place, type) and name not in vars(place)
+    before = getattr(place, name)
+    setattr(place, name, ours)
+
+    def restore() -> None:
+        if vars(place).get(name) is not ours:  # somebody has wrapped it since
+            return
+        if inherited:
+            delattr(place, name)
+        else:
+            setattr(place, name, before)
+
+    return restore
+
+
+def _compiled() -> bool:
+    """Whether torch has compiled anything in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # loading it takes a second
+    return dynamo is not None and dynamo.counters["stats"]["unique_graphs"] > 0
 
 
 def _trains(module: nn.Module) -> bool:

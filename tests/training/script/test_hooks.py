@@ -1,0 +1,196 @@
+"""Watching leaves a training's modules as they are: copied, saved, scripted, traced, compiled."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.training.script.hooks import Hooks
+from harness.training.script.observed import Observed
+from harness.training.script.samples import Rows
+
+BATCH = 16
+
+
+class Net(nn.Module):
+    """Modules within modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.inner:
+            x = block(x)
+        return x
+
+
+class Following(Observed):
+    """Looks at every step."""
+
+    def mark(self) -> None: ...
+
+
+@pytest.fixture
+def observed() -> Iterator[Following]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    observed = Following()
+    observed.hooks.install()
+    yield observed
+    observed.hooks.remove()
+
+
+def trained(module: Callable[[Tensor], Tensor], parameters: nn.Module, steps: int = 3) -> None:
+    optimizer = torch.optim.SGD(parameters.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        module(torch.randn(BATCH, 8)).square().mean().backward()
+        optimizer.step()
+
+
+def came(observed: Following) -> list[int]:
+    """Samples of each step that is over."""
+    rows = next(iter(observed.rows.values()), Rows())
+    return [rows.came(step, step + 1) for step in range(len(observed.sentences.words))]
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_watched_module_is_copied_and_saved_as_it_is(
+    observed: Following, *, settled: bool
+) -> None:
+    """Its copies and its file have nothing of ours, whenever they are made."""
+    net = Net()
+    bare = io.BytesIO()
+    torch.save(net, bare)
+    trained(net, net)
+    if settled:
+        observed.hooks.settle()
+        trained(net, net)
+    assert not vars(net)["_forward_pre_hooks"] and not vars(net)["_forward_hooks"]
+    other = copy.deepcopy(net)
+    other(torch.randn(BATCH, 8))
+    assert vars(other).keys() == vars(Net()).keys()
+    saved = io.BytesIO()
+    torch.save(net, saved)
+    assert len(saved.getvalue()) == len(bare.getvalue())
+    torch.optim.swa_utils.AveragedModel(net)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("way", "made"),
+    [
+        ("scripted", torch.jit.script),
+        ("traced", lambda net: torch.jit.trace(net, torch.randn(2, 8))),
+        ("symbolic", torch.fx.symbolic_trace),
+    ],
+)
+def test_other_forms_of_a_module_are_watched(
+    observed: Following, way: str, made: Callable[[nn.Module], nn.Module]
+) -> None:
+    net = Net()
+    other = made(net)
+    trained(other, other)
+    observed.hooks.settle()
+    trained(other, other)
+    made(net)  # and made again while it is watched
+    assert came(observed) == [BATCH] * 5, way
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, of what it compiles
+@pytest.mark.parametrize("way", ["wrapped", "in place", "inner"])
+def test_what_is_compiled_is_watched_and_not_compiled_again(observed: Following, way: str) -> None:
+    """No compiler runs in the window for our sake."""
+    net: nn.Module = Net()
+    called: Callable[[Tensor], Tensor] = net
+    if way == "wrapped":
+        called = torch.compile(net, backend="eager", fullgraph=True)
+    elif way == "in place":
+        net.compile(backend="eager")
+    else:
+        for block in net.inner:
+            block.compile(backend="eager")
+    trained(called, net)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    observed.hooks.settle()
+    trained(called, net)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs > 0
+    assert came(observed) == [BATCH] * 5
+
+
+def test_only_calls_of_roots_classes_come_to_us_once_roots_are_known(observed: Following) -> None:
+    net = Net()
+    trained(net, net)
+    before = nn.Module.__call__
+    observed.hooks.settle()
+    assert nn.Module.__call__ is not before and "__call__" in vars(Net)
+    assert "__call__" not in vars(nn.Sequential) and "__call__" not in vars(nn.Linear)
+    trained(net, net)
+    assert came(observed) == [BATCH] * 5
+
+
+def test_nothing_is_left_when_nobody_looks_any_more() -> None:
+    before = nn.Module.__call__
+    observed = Following()
+    observed.hooks.install()
+    net = Net()
+    trained(net, net)
+    observed.hooks.settle()
+    observed.hooks.remove()
+    assert nn.Module.__call__ is before and "__call__" not in vars(Net)
+
+
+def test_a_module_that_fails_is_left(observed: Following) -> None:
+    """The next call is a root's again."""
+
+    class Fails(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] != 8:
+                raise ValueError("columns")
+            return super().forward(x)
+
+    net = Fails()
+    with pytest.raises(ValueError, match="columns"):
+        net(torch.randn(BATCH, 7))
+    trained(net, net)
+    assert came(observed)[1:] == [BATCH]
+
+
+def test_hooks_are_of_one_observer() -> None:
+    """Two that look one after the other do not see each other's trainings."""
+    first, second = Following(), Following()
+    for observed in (first, second):
+        observed.hooks.install()
+        net = Net()
+        trained(net, net)
+        observed.hooks.remove()
+    assert came(first) == came(second) == [BATCH] * 2
+    assert isinstance(first.hooks, Hooks)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of what it compiles
+def test_a_whole_step_that_is_compiled_is_not_compiled_with_us(observed: Following) -> None:
+    """Its backward passes are seen, and nothing of ours makes torch compile it again."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    @torch.compile(backend="eager")
+    def step(x: Tensor) -> float:
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.item())
+
+    step(torch.randn(BATCH, 8))
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    losses = [step(torch.randn(BATCH, 8)) for _ in range(5)]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs > 0
+    assert [word.backwards for word in observed.sentences.words] == [1] * 5
+    assert observed.losses(1, 5).tolist() == losses[:4]

@@ -77,8 +77,9 @@ class Hooks:
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        self._look_everywhere()
-        self._undo.append(lambda: self._look_nowhere())
+        self._settled = False
+        self._look_nowhere = self._watch_calls(nn.Module)
+        self._undo.append(self._look_no_more)
         self._undo.append(register_optimizer_step_pre_hook(self._stepping).remove)
         self._undo.append(register_optimizer_step_post_hook(self._stepped).remove)
         self._wrap_backward()
@@ -110,25 +111,28 @@ class Hooks:
         """Forgets what was called and what stepped so far: it belongs to something else."""
         self.roots.clear()
         self.optimizers.clear()
-        self._look_nowhere()
-        self._look_everywhere()
-
-    def _look_everywhere(self) -> None:
         self._settled = False
-        self._look_nowhere = self._watch_calls(nn.Module)
+        if not _compiled():  # else calls still come to us
+            self._look_nowhere()
+            self._look_nowhere = self._watch_calls(nn.Module)
 
     def settle(self) -> None:
-        """The roots are known: other modules are not looked at any more.
-
-        What torch has compiled so far would be compiled again, as the way into its modules would be
-        another one; but its modules are called no more, and do not pay.
-        """
+        """The roots are known: other modules are not looked at any more."""
         self._settled = True
         self._arrived = None
         if not _compiled():
             self._look_nowhere()
             for kind in {type(module) for module in self._watched.values()}:
                 self._undo.append(self._watch_calls(kind))
+
+    def _look_no_more(self) -> None:
+        """Calls come to us no more, unless torch has compiled something: the way into its modules
+        is compiled with it, and would be anew. These are called no more, and do not pay.
+        """
+        self._settled = True
+        self._watched.clear()
+        if not _compiled():
+            self._look_nowhere()
 
     def _watch_calls(self, kind: type[nn.Module]) -> Callable[[], None]:
         """Calls of modules of this class come to us, until what is returned is called."""

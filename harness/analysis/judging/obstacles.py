@@ -312,7 +312,7 @@ def _failed(launch: LaunchRecord) -> str | None:
     number, check = min(failed, key=lambda f: (order[f[1].name], f[0]))
     figures = "" if check.value is None else f" {check.value:.6g}"
     if check.limit is not None:
-        figures += f", allowed {check.limit:.6g}"
+        figures += f", {'at least' if check.at_least else 'allowed'} {check.limit:.6g}"
     detail = f" ({check.detail})" if check.detail else ""
     return f"{check.name} on rank {number}:{figures}{detail}"
 

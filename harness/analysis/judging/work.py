@@ -68,23 +68,28 @@ def excess(evidence: Evidence, *, if_cut: bool = False) -> str:
 
 def _waits_longer(subject: list[LaunchRecord], baseline: list[LaunchRecord]) -> str:
     """Whether a baseline's rank waits longer for a sample than one of the subject's, which has
-    others to wait for; its cores were idle, so that nobody took the time. Else empty.
+    others to wait for; nobody had its cores meanwhile. Else empty.
     """
-    least = _of_launches(baseline, lambda rank: rank.window_s - _held_s(rank))
-    most = _of_launches(subject, lambda rank: rank.window_s - rank.cpu_s)
+    least = _of_launches(baseline, _waits_s)
+    most = _of_launches(subject, _waits_s)
     whole = _of_launches(baseline, lambda rank: rank.window_s)
     if not (least and most and whole) or min(least) <= max(most) + LONGER * min(whole):
         return ""
     return (
-        f"the baseline waits {1e3 * min(least):.3g} ms for a sample, its cores idle, and the"
+        f"the baseline waits {1e3 * min(least):.3g} ms for a sample, not for a core, and the"
         f" subject {1e3 * max(most):.3g} ms at most: it is slow by more than the same training"
     )
 
 
-def _held_s(rank: RankRecord) -> float:
-    """For how long somebody may have had the rank's cores, or a quota kept it from them."""
+def _waits_s(rank: RankRecord) -> float:
+    """For how long a rank had nothing to compute: neither was it ready to run and waited for a core,
+    as the kernel counts, nor, where it does not count that, had anybody else its cores.
+    """
     busy_s = rank.window_s if rank.busy_s is None else rank.busy_s
-    return max(rank.cpu_s, busy_s) + (rank.throttled_s or 0.0)
+    taken_s = max(busy_s - rank.cpu_s, 0.0)
+    if rank.waited_s is not None:
+        taken_s = min(taken_s, rank.waited_s)
+    return rank.window_s - rank.cpu_s - taken_s - (rank.throttled_s or 0.0)
 
 
 def _of_launches(

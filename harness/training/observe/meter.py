@@ -77,6 +77,7 @@ class Meter:
     def _now(self) -> MeterReading:
         kernel_s, own_s = self._stamps.with_clock(self._clock)
         return MeterReading(
+            queue=run_queue.read(),
             busy_s=machine.busy_s(self._cores),
             throttled_s=cgroup.throttled_s(),
             cpu_s=process_time() + beside.helpers_cpu_s(self._helpers()),

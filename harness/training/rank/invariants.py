@@ -42,6 +42,12 @@ ENOUGH = 0.9
 LENGTH_ERROR = 1e-3
 MOST_DRAWS = 2_000
 SURE_OF_LENGTH = 5.0
+#: An element that nothing else comes near to (it fits fp16), gradients in which one of each tensor
+#: is that, and by how much more than a new codec's an old one's may be off.
+SPIKE = 10_000.0
+SPIKES = 8
+WORSE = 1.25
+WORSE_BY = 0.02
 
 
 class CodecBucket:
@@ -151,6 +157,7 @@ def checks(ctx: RankContext, compressor: Compressor) -> Iterator[Check]:
 def aged(ctx: RankContext, compressor: Compressor, calls: int) -> Iterator[Check]:
     """Asks what can be asked of a hook that has been called so often. Collectives of all ranks."""
     yield _heard(ctx, compressor, calls)
+    yield _as_when_new(ctx, compressor, calls)
     trial = CodecTrial(ctx, compressor)
     if getattr(trial.hook, "feedback", None) is not None:
         yield _telescopes(ctx, compressor, calls)
@@ -199,8 +206,46 @@ def _heard(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
     usual = handed_on(None)
     asked = sorted({0, last // 3, 2 * last // 3, last})
     deaf = [rank for rank in asked if handed_on(rank) == usual]
-    detail = f"to rank {deaf[0]}'s gradient, after {calls} calls" if deaf else ""
+    detail = f"deaf to rank {deaf[0]}'s gradient, after {calls} calls" if deaf else ""
     return Check(name="codec.hears_every_rank", ok=not deaf, detail=detail)
+
+
+def _as_when_new(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
+    """What a rank cannot do without comes through after ``calls`` gradients as it did at first.
+
+    One element of each tensor is larger than all others, on one rank in turn: whatever a codec
+    leaves out, it is not that. How far off it is made is a new hook's own measure for the old one.
+    """
+    new = _spikes_off(CodecTrial(ctx, compressor))
+    trial = CodecTrial(ctx, compressor)
+    for step in range(calls):
+        trial.sent(trial.drawn(step, ctx.rank))
+    old = _spikes_off(trial).median(0).values
+    excess = old - (WORSE * new.max(0).values + WORSE_BY)
+    worst = int(excess.nan_to_num(0.0).argmax())
+    return Check(
+        name="codec.as_when_new",
+        ok=not excess[worst] > 0,
+        value=float(old[worst]),
+        limit=float(WORSE * new.max(0).values[worst] + WORSE_BY),
+        detail=f"of the largest element of a {SHAPES[worst]} tensor is lost after {calls} calls",
+    )
+
+
+def _spikes_off(trial: CodecTrial) -> Tensor:
+    """Relative errors (spikes, tensors) of what is made of an element of each tensor."""
+    sizes = [math.prod(shape) for shape in SHAPES]
+    errors = []
+    for number in range(SPIKES):
+        tensors = trial.drawn(number).split(sizes)
+        places = torch.stack([tensor.abs().argmax() for tensor in tensors])
+        places += torch.tensor([0, *sizes[:-1]], device=places.device).cumsum(0)
+        gradient = torch.zeros(sum(sizes), device=trial.ctx.device)
+        if number % trial.ctx.world_size == trial.ctx.rank:
+            gradient[places] = SPIKE
+        wanted = SPIKE / trial.ctx.world_size
+        errors.append((trial.sent(gradient)[places].double() / wanted - 1).abs())
+    return torch.stack(errors).cpu()
 
 
 def _exact(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Check:

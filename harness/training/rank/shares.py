@@ -133,14 +133,16 @@ class Shares:
             return Check(name=name, ok=False, detail="no gradient went through the codec")
         if self._silent > max(BLOCK - 1, 2 * self._longest):
             detail = f"nothing was handed on in the last {self._silent} steps"
-            return Check(name=name, ok=False, value=0.0, limit=LEAST_SHARE, detail=detail)
+            return Check(
+                name=name, ok=False, value=0.0, limit=LEAST_SHARE, at_least=True, detail=detail
+            )
         looks = [(fit, _steps(number)) for number, fit in enumerate(self.blocks)]
         gradients, handed_on = self._gathered(self._all)
         steps = f"in all {self._all.steps} steps"
         looks.append((self._fitted(gradients, handed_on), steps))
         self._look_at_parts(gradients, handed_on, steps)
         looks += self._of_parts
-        worst = Check(name=name, ok=True, value=1.0, limit=LEAST_SHARE)
+        worst = Check(name=name, ok=True, value=1.0, limit=LEAST_SHARE, at_least=True)
         for fit, when in looks:
             even = max(sum(fit.shares) / len(fit.shares), 0.0)
             for rank, (share, error) in enumerate(zip(fit.shares, fit.errors, strict=True)):

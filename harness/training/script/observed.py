@@ -65,7 +65,7 @@ class Observed:
         self, number: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         sentence = len(self.sentences.words)
-        of_root = self.rows.setdefault(number, Rows())
+        of_root = self.rows.get(number) or self.rows.setdefault(number, Rows())
         of_root.count(sentence, what.count)
         self.unclear = self.unclear or what.unclear
         noted = bool(what.count) and self.looks()

@@ -90,8 +90,7 @@ def arrived(
     if isinstance(given, list | tuple) and given:
         others = [x for x in (*args, *kwargs.values()) if x is not given]
         return _of_list(given, others, known)
-    rows = len(first)
-    columns = first.shape[1] if first.dim() > 1 else 0
+    rows, columns = (*first.shape, 0)[:2]
     if late and not known and columns:
         return Arrived(count=columns, late=True)
     if not known or rows in known or columns not in known:

@@ -61,7 +61,9 @@ def test_a_failed_check_without_a_limit_is_told(sample_run: RunRecord) -> None:
 
 def test_a_codec_that_leaves_gradients_out_passes_nothing(sample_run: RunRecord) -> None:
     """The reference goes through the codec, too: its losses are those of the launches."""
-    check = Check(name="codec.shares", ok=False, value=0.0, limit=0.25, detail="of rank 1")
+    check = Check(
+        name="codec.shares", ok=False, value=0.0, limit=0.25, at_least=True, detail="of rank 1"
+    )
 
     def selective(doc: Any) -> None:
         even(doc, 0.99)
@@ -71,7 +73,7 @@ def test_a_codec_that_leaves_gradients_out_passes_nothing(sample_run: RunRecord)
 
     verdict = judged(sample_run, selective)[SUBJECT]
     assert (verdict.status, verdict.reason) == (Status.ERROR, Reason.INCORRECT)
-    assert "codec.shares on rank 0: 0, allowed 0.25 (of rank 1)" in verdict.detail
+    assert "codec.shares on rank 0: 0, at least 0.25 (of rank 1)" in verdict.detail
 
 
 def test_nothing_launched_is_not_success() -> None:

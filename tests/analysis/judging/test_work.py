@@ -43,8 +43,10 @@ def test_records_of_before_are_judged_as_before(sample_run: RunRecord) -> None:
     assert judged(sample_run, working(2.0, schema=8))[SUBJECT].status is Status.PASS
 
 
-def waiting(least_s: float, busy: float | None = None) -> Any:
-    """The sample, whose baseline has nothing to do for so long of each step of 0.1 s."""
+def waiting(least_s: float, busy: float | None = None, queued: float | None = None) -> Any:
+    """The sample, whose baseline has nothing to do for so long of each step of 0.1 s; for a share
+    ``queued`` of the time that it does not compute it is ready to.
+    """
 
     def edit(doc: Any) -> None:
         working(0.5)(doc)
@@ -54,23 +56,28 @@ def waiting(least_s: float, busy: float | None = None) -> Any:
                     rank["throttled_s"] = 0.0
                     rank["cpu_s"] = rank["window_s"] - idle_s * x["steps"]["count"]
                     rank["busy_s"] = rank["cpu_s"] if busy is None else busy * rank["window_s"]
+                    if queued is not None:
+                        rank["waited_s"] = queued * (rank["window_s"] - rank["cpu_s"])
 
     return edit
 
 
 @pytest.mark.parametrize(
-    ("idle_s", "busy", "status"),
+    ("idle_s", "busy", "queued", "status"),
     [
-        (0.0, None, Status.PASS),
-        (0.03, None, Status.PASS),
-        (0.06, None, Status.ERROR),
-        (0.06, 1.0, Status.PASS),
+        (0.0, None, None, Status.PASS),
+        (0.03, None, None, Status.PASS),
+        (0.06, None, None, Status.ERROR),
+        (0.06, 1.0, None, Status.PASS),  # others may have had its cores
+        (0.06, 1.0, 0.1, Status.ERROR),  # it did not ask for them
+        (0.06, 1.0, 1.0, Status.PASS),
+        (0.06, None, 1.0, Status.ERROR),  # nobody had them
     ],
 )
 def test_a_baseline_that_waits_longer_is_an_error(
-    sample_run: RunRecord, idle_s: float, busy: float | None, status: Status
+    sample_run: RunRecord, idle_s: float, busy: float | None, queued: float | None, status: Status
 ) -> None:
-    """Whatever it waits for; where others had its cores, nobody can say so."""
-    verdict = judged(sample_run, waiting(idle_s, busy))[SUBJECT]
+    """Whatever it waits for, on idle cores and on busy ones."""
+    verdict = judged(sample_run, waiting(idle_s, busy, queued))[SUBJECT]
     assert verdict.status is status, verdict.detail
-    assert ("its cores idle" in verdict.detail) is (status is Status.ERROR)
+    assert ("not for a core" in verdict.detail) is (status is Status.ERROR)

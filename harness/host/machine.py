@@ -148,7 +148,8 @@ def suite(folder: Path) -> dict[str, str]:
 
     Nothing where the folder is under no version control, or git is not here.
     """
-    words = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
+    words = ["git", "--no-optional-locks", "-C", str(folder)]  # nothing of the user's is written
+    words += ["describe", "--always", "--dirty", "--abbrev=12"]
     try:
         described = subprocess.run(
             [*words, "--exclude=*"], capture_output=True, text=True, check=False, timeout=20

@@ -137,6 +137,11 @@ class Watched:
     of one, and share out the data. ``ahead_s`` is what a step (median) takes up to its backward
     passes by the host's clock: batches, logs, forward passes, before ranks wait for each other (0:
     unknown).
+
+    ``trained_bytes`` are those of the parameters that get gradients (0: not told apart),
+    ``workers`` the processes of the loader that hands out most batches, ``again`` the share of a
+    step's samples that the step before had, too, ``idle`` the share of the updates looked at that
+    left the looked-at elements of their parameters as they were.
     """
 
     world_size: int
@@ -170,6 +175,10 @@ class Watched:
     random: bool = False
     parallel: bool = False
     ahead_s: float = 0.0
+    trained_bytes: int = 0
+    workers: int = 0
+    again: float = 0.0
+    idle: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

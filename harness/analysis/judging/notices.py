@@ -18,6 +18,8 @@ LEAK_BYTES = 65_536
 LEAK_STEPS = 20
 #: An expert that is asked so many times its even share holds up all others.
 OVERLOADED = 2.0
+#: An efficiency that is surely above this asks for an explanation.
+SUPERLINEAR = 1.05
 #: Payload of a full frame over its bytes on the wire (MTU 1500, TCP with time stamps); how far a
 #: shaped link may be off.
 PAYLOAD_SHARE = 0.956
@@ -45,6 +47,7 @@ def findings(run: RunRecord, *, load: bool = True) -> list[str]:
     """Each once; the load before the run not where what others used is told elsewhere."""
     sentences = [
         *_unfit(run, load=load),
+        *_superlinear(run),
         *_memory(run),
         *_losses(run),
         *_gpus(run),
@@ -77,6 +80,17 @@ def _measured(run: RunRecord) -> Iterator[tuple[CaseSpec, list[LaunchRecord]]]:
                     for launch in launches
                     if launch.arm == arm.name and launch.steps is not None
                 ],
+            )
+
+
+def _superlinear(run: RunRecord) -> Iterator[str]:
+    """More than ranks can add: caches may explain it, and so may a baseline that is slow."""
+    for verdict in run.verdicts:
+        surely = verdict.low is not None and verdict.low > SUPERLINEAR
+        if verdict.metric == "efficiency" and verdict.against in ("plain", "wrapped") and surely:
+            yield (
+                f"{verdict.case}: more than linear, {verdict.low:.3g} at least: a sample takes"
+                f" longer in {verdict.against}; is that the same training?"
             )
 
 

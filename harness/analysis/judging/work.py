@@ -82,8 +82,8 @@ def _waits_longer(subject: list[LaunchRecord], baseline: list[LaunchRecord]) -> 
 
 
 def _waits_s(rank: RankRecord) -> float:
-    """For how long a rank had nothing to compute: neither was it ready to run and waited for a core,
-    as the kernel counts, nor, where it does not count that, had anybody else its cores.
+    """For how long a rank had nothing to compute: it was not ready to run and waited for a core, as
+    the kernel counts, or, where it does not count that, nobody else had its cores.
     """
     busy_s = rank.window_s if rank.busy_s is None else rank.busy_s
     taken_s = max(busy_s - rank.cpu_s, 0.0)

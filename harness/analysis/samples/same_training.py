@@ -15,6 +15,8 @@ COARSE_NORMS = 2e-2
 RAGGED = 0.02
 #: Less than this part of the work, or of the distinct rows, is another training.
 LESS = 0.9
+#: So much larger may the share of updates be that change nothing.
+IDLE = 0.15
 
 
 def unlike(
@@ -52,6 +54,7 @@ def _differences(
     yield from _whole_data(case, a, b)
     yield from _amounts(case, mine, base)
     yield from _work(mine, base)
+    yield from _updates(mine, base)
     yield from _gradients(a, b, edited)
 
 
@@ -136,7 +139,8 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
             " more to do there?"
         )
     beside = max(map(_aside, mine)), min(map(_aside, base))
-    if of_subject and beside[0] < LESS * beside[1]:
+    of_sample = max(map(_aside_of_sample, mine)), min(map(_aside_of_sample, base))
+    if of_subject and beside[0] < LESS * beside[1] and of_sample[0] < LESS * of_sample[1]:
         yield (
             f"work: of {_of(base[0])} one computes {si(beside[1], 'FLOP')} beside its training in a"
             f" step, none more than {si(beside[0], 'FLOP')} here: is there an evaluation there?"
@@ -146,6 +150,24 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
         yield (
             f"samples: {alike[0]:.0%} of the rows of a step are not like another one here,"
             f" {alike[1]:.0%} on {_of(base[0])}: is a part of the batch repeated?"
+        )
+
+
+def _updates(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterator[str]:
+    """Weights are updated as often in every world."""
+    here, there = (
+        [rank.watched.idle for x in side for rank in x.ranks if rank.watched is not None]
+        for side in (mine, base)
+    )
+    if min(here) > max(there) + IDLE:
+        yield (
+            f"updates: {min(here):.0%} of the optimizer's steps leave the weights as they are,"
+            f" {max(there):.0%} on {_of(base[0])}: is the update left out on several ranks?"
+        )
+    if min(there) > max(here) + IDLE:
+        yield (
+            f"updates: {min(there):.0%} of the optimizer's steps leave the weights as they are on"
+            f" {_of(base[0])}, {max(here):.0%} here: is the update left out there?"
         )
 
 
@@ -160,6 +182,14 @@ def _per_sample(launch: LaunchRecord) -> float:
 def _aside(launch: LaunchRecord) -> float:
     """FLOPs that no gradient follows from, of the rank that has most of them."""
     return max(rank.watched.aside for rank in launch.ranks if rank.watched is not None)
+
+
+def _aside_of_sample(launch: LaunchRecord) -> float:
+    """The same of all ranks, for a sample: a frozen part of the model computes it for each."""
+    flops = sum(rank.watched.aside for rank in launch.ranks if rank.watched is not None)
+    if launch.steps is None or not launch.consumed:
+        return 0.0
+    return flops / (launch.consumed / launch.steps.count)
 
 
 def _distinct(launch: LaunchRecord) -> float:

@@ -256,22 +256,53 @@ def extra_exchange(watched: Watched) -> str:
 
     A step of several updates, as of a GAN, needs an exchange for each.
     """
-    reduced = watched.collectives.get("all_reduce")
-    if reduced is None or reduced.payload_bytes < SMALL or not watched.parameter_bytes:
+    times = _exchanges(watched)
+    if times <= ONCE[1] * _updates(watched) or _in_each_pass(watched):
         return ""
-    times = reduced.payload_bytes / watched.parameter_bytes
-    updates = max(1, len(watched.optimizers))
-    if times <= ONCE[1] * updates:
+    return (
+        f"gradients: {times:.2f} times the parameters are all-reduced in {_step_of(watched)}, is"
+        " there a second all-reduce beside DistributedDataParallel's?"
+    )
+
+
+def accumulated(watched: Watched) -> str:
+    """Says that gradients are exchanged in each pass while they accumulate: it costs time, and is
+    right; else empty.
+    """
+    if not _in_each_pass(watched):
         return ""
     passes = watched.backwards
-    reason = second = "is there a second all-reduce beside DistributedDataParallel's?"
-    if passes > 1 and abs(times - passes) < 0.25 * passes:
-        in_each = (
-            f"in each of {passes} backward passes: is no_sync() missing while gradients accumulate"
-        )
-        reason = f"{in_each}, or {second}" if passes == 2 * updates else f"{in_each}?"
-    of = "a step" if updates == 1 else f"a step of {updates} updates"
-    return f"gradients: {times:.2f} times the parameters are all-reduced in {of}, {reason}"
+    second = ", or is there a second all-reduce" if passes == 2 * _updates(watched) else ""
+    return (
+        f"{_exchanges(watched):.2f} times the parameters are all-reduced in {_step_of(watched)}, in"
+        f" each of {passes} backward passes: is no_sync() missing while gradients"
+        f" accumulate{second}?"
+    )
+
+
+def _exchanges(watched: Watched) -> float:
+    """How often a step's all-reduces carry the gradients; 0 where they are none."""
+    reduced = watched.collectives.get("all_reduce")
+    whole = watched.trained_bytes or watched.parameter_bytes
+    if reduced is None or reduced.payload_bytes < SMALL or not whole:
+        return 0.0
+    return reduced.payload_bytes / whole
+
+
+def _updates(watched: Watched) -> int:
+    return max(1, len(watched.optimizers))
+
+
+def _in_each_pass(watched: Watched) -> bool:
+    passes = watched.backwards
+    times = _exchanges(watched)
+    each = abs(times - passes) < 0.25 * passes
+    return times > ONCE[1] * _updates(watched) and passes > _updates(watched) and each
+
+
+def _step_of(watched: Watched) -> str:
+    updates = _updates(watched)
+    return "a step" if updates == 1 else f"a step of {updates} updates"
 
 
 def shards(watched: Watched) -> Iterator[str]:
@@ -279,10 +310,14 @@ def shards(watched: Watched) -> Iterator[str]:
 
     Gradients have to be reduced and scattered once a step, shards to be gathered twice a pass.
     """
-    whole, passes = watched.parameter_bytes, watched.backwards
-    for name, parts, wanted, reason in (
-        ("reduce_scatter", 1, 1, "set_requires_gradient_sync(False) while gradients accumulate?"),
-        ("all_gather", watched.world_size, 2 * passes, "is a block wrapped or called twice?"),
+    passes = watched.backwards
+    of_all = watched.parameter_bytes
+    trained = watched.trained_bytes or of_all
+    several = "set_requires_gradient_sync(False) while gradients accumulate?"
+    twice = "is a block wrapped or called twice?"
+    for name, whole, parts, wanted, reason in (
+        ("reduce_scatter", trained, 1, 1, several),
+        ("all_gather", of_all, watched.world_size, 2 * passes, twice),
     ):
         issued = watched.collectives.get(name)
         times = issued.payload_bytes * parts / whole if issued is not None and whole else 0.0

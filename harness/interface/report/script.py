@@ -8,9 +8,10 @@ from statistics import fmean, median
 from markupsafe import Markup
 
 from harness.analysis.judging.pairs import timed
+from harness.analysis.judging.work import MOST_TIMES
 from harness.analysis.samples import same_training, script
 from harness.base.numbers import si
-from harness.cases import Arm, Mode
+from harness.cases import Arm, Device, Mode
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule, wrap
@@ -118,6 +119,8 @@ _COLUMNS: Sequence[Column[ScriptRow]] = (
     Column("updates of a step", 7, lambda r: ", ".join(r.seen.optimizers), left=True),
     Column("exchanged in a step", 6, _exchanged, left=True),
 )
+#: Of the samples of a step, this share is of the step before.
+AGAIN = 0.4
 NOTE = "step = the window over its steps: evaluations and logs in it are included"
 PILOTS = "by pilots, one start of each: nothing is compared; more needs a longer --time-budget"
 
@@ -144,7 +147,7 @@ def _checks(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
     if missing:
         yield "not checked", ", ".join(missing)
     for row in rows:
-        for remark in _remarks(row, rows[0].launches[0]):
+        for remark in _remarks(row, rows[0].launches):
             yield "noticed", remark
 
 
@@ -186,7 +189,8 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
         yield "replicas equal at both ends", None
         counted = all(row.seen.collectives for row in several)
         reason = None if counted else "torch's flight recorder was off"
-        yield "gradients exchanged once", reason
+        if not any(script.accumulated(row.seen) for row in several):
+            yield "gradients exchanged once", reason
     first = rows[0]
     lowest = "one rank" if first.arm.case.world_size == 1 else first.arm.case.world
     for row in several:
@@ -225,48 +229,95 @@ def _late(row: ScriptRow) -> str:
     )
 
 
-def _remarks(row: ScriptRow, base: LaunchRecord) -> list[str]:
-    watched = row.seen
-    world = row.arm.case.world
-    remarks = []
+def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:
+    """CPU seconds of the busiest rank for a sample of its own, in the launch that took least."""
+    return min(
+        max(rank.cpu_s for rank in launch.ranks) * len(launch.ranks) / launch.consumed
+        for launch in launches
+        if launch.consumed
+    )
+
+
+def _remarks(row: ScriptRow, bases: Sequence[LaunchRecord]) -> Iterator[str]:
+    """What is worth a look of a rung, beside launches of the lowest one; each names its ranks."""
+    base = bases[0]
+    base_ranks = "one rank" if len(base.ranks) == 1 else f"{len(base.ranks)} ranks"
+    for remark in (
+        *_of_exchanges(row.seen, row.arm.case.world_size),
+        *_of_batches(row, base, base_ranks),
+        *_of_work(row, bases, base_ranks),
+    ):
+        yield f"{row.arm.case.world}: {remark}"
+
+
+def _of_exchanges(watched: Watched, world_size: int) -> Iterator[str]:
     if watched.small:
-        remarks.append(
-            f"{world}: {watched.small} collectives of single values in every step: a loss that is"
+        yield (
+            f"{watched.small} collectives of single values in the last step: a loss that is"
             " logged, or a norm? Each makes all ranks wait for each other"
         )
     if watched.reads >= 1:
-        remarks.append(
-            f"{world}: every step reads {watched.reads:.3g} single values (.item()): on a GPU each"
-            " waits for the device"
+        yield (
+            f"a step reads {watched.reads:.3g} single values (.item()): on a GPU each waits for"
+            " the device"
         )
-    if watched.sharded and row.arm.case.world_size > 1:
-        remarks += [f"{world}: {remark}" for remark in script.shards(watched)]
+    if world_size > 1 and (extra := script.accumulated(watched)):
+        yield extra
+    if watched.sharded and world_size > 1:
+        yield from script.shards(watched)
+    if not watched.even:
+        yield (
+            "steps do not exchange equally many bytes: is a step of the training more than one"
+            " update?"
+        )
+
+
+def _of_batches(row: ScriptRow, base: LaunchRecord, base_ranks: str) -> Iterator[str]:
+    watched = row.seen
+    (first, *_) = (rank.watched for rank in base.ranks if rank.watched is not None)
+    if watched.workers != first.workers:
+        yield (
+            f"the loader has {watched.workers} workers a rank, and {first.workers} on"
+            f" {base_ranks}: the ratio is of both, of ranks and of workers"
+        )
+    if watched.again >= AGAIN and watched.workers > 1:
+        yield (
+            f"{watched.again:.0%} of a step's samples were those of the step before: do all"
+            " workers of the loader read the same ones (get_worker_info)?"
+        )
     if not watched.stored and same_training.draws_whole(row.launches[0], base):
-        remarks.append(
-            f"{world}: each rank draws from all {watched.whole:,} samples of a data set that stores"
-            " none: right if each rank makes others, else a DistributedSampler is missing"
+        yield (
+            f"each rank draws from all {watched.whole:,} samples of a data set that stores none:"
+            " right if each rank makes others, else a DistributedSampler is missing"
         )
+
+
+def _of_work(row: ScriptRow, bases: Sequence[LaunchRecord], base_ranks: str) -> Iterator[str]:
+    case = row.arm.case
+    watched = row.seen
     if watched.searched:
-        remarks.append(
-            f"{world}: find_unused_parameters=True searches the graph in every step, and every"
-            " parameter had a gradient: is it needed?"
+        yield (
+            "find_unused_parameters=True searches the graph in every step, and every parameter"
+            " had a gradient: is it needed?"
         )
     passes = [
         rank.watched.evaluations for rank in row.launches[0].ranks if rank.watched is not None
     ]
     if len(set(passes)) > 1:
         largest = passes.index(max(passes))
-        remarks.append(
-            f"{world}: rank {largest} evaluates within the window ({max(passes)} forward passes),"
-            f" the least busy one makes {min(passes)}: the others wait for it"
+        yield (
+            f"rank {largest} evaluates within the window ({max(passes)} forward passes), the"
+            f" least busy one makes {min(passes)}: the others wait for it"
         )
     elif any(passes):
-        remarks.append(f"{world}: the window has {passes[0]} forward passes that train nothing")
+        yield f"the window has {passes[0]} forward passes that train nothing"
     if late := _late(row):
-        remarks.append(f"{world}: {late}")
-    if not watched.even:
-        remarks.append(
-            f"{world}: steps do not exchange equally many bytes: is a step of the training more"
-            " than one update?"
-        )
-    return remarks
+        yield late
+    grows = case.mode is Mode.WEAK and case.world_size > len(bases[0].ranks)
+    if grows and case.device is Device.CPU and not watched.sharded:
+        times = _cpu_of_sample(bases) / max(_cpu_of_sample(row.launches), 1e-12)
+        if times > MOST_TIMES:
+            yield (
+                f"a sample takes {times:.2g} times the CPU time on {base_ranks}: does it do more"
+                " there (files, checks, other options)?"
+            )

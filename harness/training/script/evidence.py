@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from harness.analysis.samples.period import period
 from harness.base.documents import to_doc
@@ -217,7 +218,7 @@ def watched_by(watch: Watch) -> Watched:
     words_kept = watch.sentences.words[watch.first : edges[-1]]
     step = words_kept[: watch.period]
     num_kept = watch.task.steps - watch.task.cut
-    classes = [type(optimizer).__name__ for optimizer in watch.hooks.optimizers.values()]
+    classes = [_kind(optimizer) for optimizer in watch.hooks.optimizers.values()]
     roots = list(watch.hooks.roots.values())
     collectives = dict[str, Issued]()
     small = 0
@@ -261,6 +262,14 @@ def watched_by(watch: Watch) -> Watched:
         random=watch.random,
         parallel=_shares_data(roots),
         ahead_s=_of_a_step(watch, watch.ahead_s),
+        trained_bytes=sum(
+            parameter.numel() * parameter.element_size()
+            for parameter in watch.parameters()
+            if parameter.requires_grad
+        ),
+        workers=watch.hooks.loaders.workers,
+        again=_again(watch),
+        idle=_idle(watch),
     )
 
 
@@ -300,6 +309,26 @@ def _distinct(watch: Watch) -> float:
         if len(rows := main.of(i, i + watch.period))
     ]
     return float(np.mean(shares)) if shares else 1.0
+
+
+def _kind(optimizer: Optimizer) -> str:
+    """An optimizer's class, and its ways to step that are as right and take another time."""
+    ways = [way for way in ("fused", "foreach") if optimizer.defaults.get(way)]
+    return type(optimizer).__name__ + (f" ({', '.join(ways)})" if ways else "")
+
+
+def _again(watch: Watch) -> float:
+    """The share of a step's rows that the step before had, too, of pairs in the warm-up."""
+    main = next(iter(watch.rows.values()), Rows())
+    steps = [main.of(i, i + watch.period) for i in watch.edges()[: watch.task.cut + 1]]
+    pairs = [pair for pair in itertools.pairwise(steps) if len(pair[0]) and len(pair[1])]
+    return float(np.mean([np.isin(b, a).mean() for a, b in pairs])) if pairs else 0.0
+
+
+def _idle(watch: Watch) -> float:
+    """The share of the updates looked at that left their parameters as they were."""
+    idle = [not any(bool(changed) for changed in update) for update in watch.updates]
+    return float(np.mean(idle)) if idle else 0.0
 
 
 def _name(module: nn.Module) -> str:

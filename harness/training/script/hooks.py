@@ -7,7 +7,6 @@ that inner modules do not pay. A module itself has no hook: it would be in each 
 """
 
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -23,6 +22,7 @@ from harness.record import Category
 from harness.training.observe import spans
 from harness.training.observe.spans import Span, span
 from harness.training.script import samples
+from harness.training.script.flops import compiled
 from harness.training.script.loaders import Loaders
 from harness.training.script.samples import Arrived
 
@@ -51,7 +51,7 @@ class Observer(Protocol):
     def stepping(self, number: int, optimizer: Optimizer) -> None:
         """Before an optimizer step."""
 
-    def stepped(self, number: int) -> None:
+    def stepped(self, number: int, optimizer: Optimizer) -> None:
         """After it."""
 
 
@@ -112,7 +112,7 @@ class Hooks:
         self.roots.clear()
         self.optimizers.clear()
         self._settled = False
-        if not _compiled():  # else calls still come to us
+        if not compiled():  # else calls still come to us
             self._look_nowhere()
             self._look_nowhere = self._watch_calls(nn.Module)
 
@@ -120,7 +120,7 @@ class Hooks:
         """The roots are known: other modules are not looked at any more."""
         self._settled = True
         self._arrived = None
-        if not _compiled():
+        if not compiled():
             self._look_nowhere()
             for kind in {type(module) for module in self._watched.values()}:
                 self._undo.append(self._watch_calls(kind))
@@ -131,7 +131,7 @@ class Hooks:
         """
         self._settled = True
         self._watched.clear()
-        if not _compiled():
+        if not compiled():
             self._look_nowhere()
 
     def _watch_calls(self, kind: type[nn.Module]) -> Callable[[], None]:
@@ -210,7 +210,7 @@ class Hooks:
         @functools.wraps(item)
         def read(tensor: Tensor) -> Any:
             if not torch.compiler.is_compiling():  # a number that grows would be compiled in
-                self.reads += not self._in_step
+                self.reads += not (self._in_step or self.loaders.handing)
             return item(tensor)
 
         self._replace(Tensor, "item", read)
@@ -240,7 +240,7 @@ class Hooks:
         if spans.seen():
             span("optimizer", Category.OPTIMIZER).__exit__()
         self._in_step -= 1
-        self._observer.stepped(self._number(optimizer))
+        self._observer.stepped(self._number(optimizer), optimizer)
         if not self._in_backward and not self._in_step and spans.seen():
             self._between = span("between steps", Category.DATA)
             self._between.__enter__()
@@ -346,12 +346,6 @@ def _put(place: Any, name: str, ours: object) -> Callable[[], None]:
             setattr(place, name, before)
 
     return restore
-
-
-def _compiled() -> bool:
-    """Whether torch has compiled anything in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")  # loading it takes a second
-    return dynamo is not None and dynamo.counters["stats"]["unique_graphs"] > 0
 
 
 def _trains(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.optim import Optimizer
 
 from harness.base.documents import to_doc
 from harness.cases import Fault
@@ -52,8 +53,8 @@ class Journal(Observed):
     def restart(self) -> None:
         """Updates before ``measured`` count, too: a checkpoint holds them."""
 
-    def stepped(self, number: int) -> None:
-        super().stepped(number)
+    def stepped(self, number: int, optimizer: Optimizer) -> None:
+        super().stepped(number, optimizer)
         self._stepped_at = time.time()
 
     def mark(self) -> None:

@@ -41,15 +41,23 @@ class Loaders:
         self._last: dict[int, int] = {}
         self._batches: Counter[int] = Counter()
         self._whole: dict[int, int] = {}
+        self._workers: dict[int, int] = {}
         self._datasets: dict[int, weakref.ref[object]] = {}  # they live as long as without us
         self._passes: dict[int, set[int]] = {}
         self.repeated = False
+        self.handing = False  # a batch is being made, in this process or another
         self._before: dict[str, Any] = {}
 
     @property
     def sizes(self) -> Collection[int]:
         """Samples of the batch that each loader has handed out last."""
         return self._last.values()
+
+    @property
+    def workers(self) -> int:
+        """Processes of the main loader."""
+        main = self._batches.most_common(1)
+        return self._workers.get(main[0][0], 0) if main else 0
 
     @property
     def whole(self) -> int:
@@ -83,6 +91,7 @@ class Loaders:
             setattr(iterator, _LOADER, loader)
             setattr(iterator, _SIZES, deque())
             self._whole[id(loader)] = _drawn_whole(loader)
+            self._workers[id(loader)] = loader.num_workers
             with contextlib.suppress(TypeError):  # a list
                 self._datasets[id(loader)] = weakref.ref(loader.dataset)
             make(iterator, loader, *args, **more)
@@ -100,12 +109,15 @@ class Loaders:
             if loader is None:  # one that never called what it inherits
                 return hand(iterator)
             sizes = getattr(iterator, _SIZES)
+            self.handing = True
             try:
                 batch = hand(iterator)
             except StopIteration:
                 self._passed(loader)
                 sizes.clear()
                 raise
+            finally:
+                self.handing = False
             size = sizes.popleft() if sizes else 0
             self._batches[id(loader)] += 1
             self._last[id(loader)] = size

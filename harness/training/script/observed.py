@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from harness.training.observe import plain
 from harness.training.script.hooks import Hooks
-from harness.training.script.samples import Arrived, Rows, inputs, tensors, trains
+from harness.training.script.samples import ELEMENTS, Arrived, Rows, inputs, tensors, trains
 from harness.training.script.sentences import Sentences
 
 _LOSSES = 1024
@@ -37,6 +37,9 @@ class Observed:
         self._undo: Callable[[], None] | None = None  # the open root's rows are taken back
         self.dtype = ""
         self.norm2 = 0.0
+        self._normed = set[int]()  # parameters in it: an optimizer may step another one
+        self.updates: list[list[Tensor]] = []  # of those looked at: whether elements have changed
+        self._stepped_from: dict[int, list[Tensor]] = {}
         self._losses_on_cpu: list[tuple[int, float]] = []  # sentence, loss
         self._losses: Tensor | None = None  # of an accelerator, which nothing here waits for
         self._lost_in: list[int] = []  # the sentence of each of these
@@ -105,8 +108,13 @@ class Observed:
     def stepping(self, number: int, optimizer: Optimizer) -> None:
         if not self.sentences.words:
             self._look_at_gradients(optimizer)
+        if self.looks():
+            self._stepped_from[number] = [part.clone() for part in _some_elements(optimizer)]
 
-    def stepped(self, number: int) -> None:
+    def stepped(self, number: int, optimizer: Optimizer) -> None:
+        if before := self._stepped_from.pop(number, None):
+            pairs = zip(before, _some_elements(optimizer), strict=False)
+            self.updates.append([(a != b).any() for a, b in pairs])
         self.sentences.stepped(number)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -141,7 +149,8 @@ class Observed:
                 self.searched = all(parameter.grad is not None for parameter in wanted)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
+                if parameter.grad is not None and id(parameter) not in self._normed:
+                    self._normed.add(id(parameter))
                     grad = (
                         parameter.grad.to_local()
                         if hasattr(parameter.grad, "to_local")
@@ -161,3 +170,21 @@ class Observed:
             self._losses = torch.cat([self._losses, torch.zeros_like(self._losses)])
         self._losses[len(self._lost_in)] = loss.reshape(())
         self._lost_in.append(sentence)
+
+
+def _some_elements(optimizer: Optimizer) -> list[Tensor]:
+    """Elements of a few parameters with gradients that an optimizer trains, views of them."""
+    trained = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None and parameter.numel()
+    ]
+    few = {id(p): p for p in (*trained[:1], *trained[len(trained) // 2 :][:1], *trained[-1:])}
+    return [_first_elements(parameter) for parameter in few.values()]
+
+
+def _first_elements(parameter: Tensor) -> Tensor:
+    """At most ``ELEMENTS`` of them, of a sharded one of this rank's part."""
+    part = plain.bits(plain.local(parameter))
+    return (part if part.is_contiguous() else part[0]).flatten()[:ELEMENTS]

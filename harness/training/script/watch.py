@@ -10,6 +10,7 @@ from time import perf_counter, time_ns
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Script
@@ -17,7 +18,7 @@ from harness.training.observe.intake import digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.meter import Meter
 from harness.training.rank.setup import Rank
-from harness.training.script.flops import Counted, countable
+from harness.training.script.flops import Counted, compiled
 from harness.training.script.observed import Observed
 from harness.training.script.profile import Profile
 from harness.training.script.region import region
@@ -88,7 +89,7 @@ class Watch(Observed):
         if num_kept == window:
             self.end()
             self.measured = True
-            if self.profile is not None or not countable():
+            if self.profile is not None or compiled():  # it would be compiled once more
                 self.finish()
                 return
             self.work = Counted(self.hooks.trains)
@@ -108,8 +109,8 @@ class Watch(Observed):
         super().leave_backward()
         self._free_s = perf_counter()
 
-    def stepped(self, number: int) -> None:
-        super().stepped(number)
+    def stepped(self, number: int, optimizer: Optimizer) -> None:
+        super().stepped(number, optimizer)
         self._free_s = perf_counter()
 
     def finish(self, *, whole: bool = False) -> None:

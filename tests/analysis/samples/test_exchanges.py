@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from harness.analysis.samples.script import extra_exchange
+from harness.analysis.samples.script import accumulated, extra_exchange
 from harness.record import Issued, Watched
 
 BYTES = 1_000_000
@@ -31,6 +33,7 @@ def seen(times: float, updates: int, passes: int) -> Watched:
 )
 def test_an_exchange_for_each_update_is_right(times: float, updates: int, passes: int) -> None:
     assert extra_exchange(seen(times, updates, passes)) == ""
+    assert accumulated(seen(times, updates, passes)) == ""
 
 
 @pytest.mark.parametrize(
@@ -48,5 +51,19 @@ def test_an_exchange_for_each_update_is_right(times: float, updates: int, passes
     ],
 )
 def test_more_is_named(times: float, updates: int, passes: int, said: list[str]) -> None:
-    named = extra_exchange(seen(times, updates, passes))
+    named = extra_exchange(seen(times, updates, passes)) or accumulated(
+        seen(times, updates, passes)
+    )
     assert all(words in named for words in said), named
+
+
+def test_what_accumulates_and_exchanges_in_each_pass_is_slow_and_right() -> None:
+    """No error: a ladder of it can be measured."""
+    assert extra_exchange(seen(4.0, 1, 4)) == "" != accumulated(seen(4.0, 1, 4))
+
+
+def test_parameters_without_gradients_are_not_exchanged() -> None:
+    """Four exchanges of a head's gradients are no part of one of the whole model's."""
+    of_head = replace(seen(0.4, 1, 4), trained_bytes=BYTES // 10)
+    assert "in each of 4 backward passes" in accumulated(of_head)
+    assert accumulated(replace(of_head, trained_bytes=0)) == ""

@@ -54,6 +54,10 @@ class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.meta_path.remove(self)
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
+        self.watch()
+
+    def watch(self) -> None:
+        """Torch is there."""
         if (home := os.environ.get(HOME, "")) not in sys.path:
             sys.path.append(home)  # last: it hides nothing of the script's
         from harness.training.script import fresh
@@ -92,7 +96,7 @@ def _begin() -> None:
     worker = any(word.startswith("from multiprocessing") for word in sys.orig_argv)
     spawns = [Path(w).name for w in command["launcher"][:1]] == ["python"] and _is_it(command)
     if rank is None and (worker or spawns):  # a rank that the script has spawned, or none
-        sys.meta_path.insert(0, _Torch(Path(folder), known=False))
+        _await(_Torch(Path(folder), known=False))
         return
     if rank is None and len(badges) == 1 and _is_it(command):
         rank = "0"  # of a world of one, whose launcher may tell it nothing
@@ -100,9 +104,17 @@ def _begin() -> None:
     if worker or not badge.is_file():
         return
     os.environ.pop(BADGES)  # what this rank starts is none
-    sys.meta_path.insert(0, _Torch(badge))
+    _await(_Torch(badge))
+
+
+def _await(torch: _Torch) -> None:
+    """Watches as soon as torch is imported; it is already where a file of site-packages does so."""
+    if "torch" in sys.modules:
+        torch.watch()
+    else:
+        sys.meta_path.insert(0, torch)
 
 
 if __name__ == "sitecustomize":
-    _theirs()
     _begin()
+    _theirs()

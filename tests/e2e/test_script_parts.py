@@ -1,0 +1,62 @@
+"""Parts of trainings that not every rank does alike: frozen models, sharded optimizers, workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.cases import Mode, Protocol
+from harness.record import Status
+from tests.e2e.test_script import Measured, measured, session
+from tests.e2e.test_script_twins import table
+
+__all__ = ["measured", "session"]  # fixtures
+
+TWELVE = Protocol(steps=14, cut=4, min_blocks=1, max_blocks=1, fixed=True)
+
+
+@pytest.mark.parametrize("part", ["teacher", "sharded optimizer"])
+def test_a_share_of_the_work_is_right_where_a_batch_is_shared(
+    measured: Measured, part: str
+) -> None:
+    """Each rank asks the teacher about its samples, and steps its share of the parameters."""
+    verdict = measured("parts.py", part, "--divide", mode=Mode.STRONG)
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    assert "gradient of 2cpu equal to one rank's" in table(measured)
+
+
+def test_exchanges_of_a_part_are_counted_by_that_part(measured: Measured) -> None:
+    """The gradients of a head, in each of four passes: less than the whole model once."""
+    verdict = measured("parts.py", "head")
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    assert "in each of 4 backward passes: is no_sync() missing" in table(measured)
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [("lazy", "is the update left out on several ranks?"), ("lazy everywhere", "")],
+)
+def test_an_update_that_changes_nothing_is_none(measured: Measured, part: str, says: str) -> None:
+    verdict = measured("parts.py", part, protocol=TWELVE)
+    if says:
+        assert verdict.status is Status.ERROR and says in verdict.detail, verdict.detail
+    else:
+        assert verdict.value is not None and measured.wrong() == [], verdict.detail
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("part", "says", "silent"),
+    [
+        ("workers", "the loader has 2 workers a rank, and 0 on one rank", "get_worker_info"),
+        ("unsplit", "do all workers of the loader read the same ones", "workers a rank"),
+        ("histograms", "times the CPU time on one rank", "workers"),
+        ("split", "", "workers"),
+        ("augments", "", "(.item())"),
+    ],
+)
+def test_what_differs_beside_the_ranks_is_noticed(
+    measured: Measured, part: str, says: str, silent: str
+) -> None:
+    verdict = measured("parts.py", part, protocol=TWELVE)
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    assert says in table(measured) and silent not in table(measured)

@@ -178,7 +178,7 @@ def _some_elements(optimizer: Optimizer) -> list[Tensor]:
         parameter
         for group in optimizer.param_groups
         for parameter in group["params"]
-        if parameter.grad is not None and parameter.numel()
+        if parameter.grad is not None and plain.local(parameter).numel()
     ]
     few = {id(p): p for p in (*trained[:1], *trained[len(trained) // 2 :][:1], *trained[-1:])}
     return [_first_elements(parameter) for parameter in few.values()]

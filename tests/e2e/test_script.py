@@ -77,6 +77,12 @@ class Measured:
         mine = [x for x in self.session.run.launches if x.plan == self.plan.hash]
         return [str(x.wrong or x.cause) for x in mine if not x.usable]
 
+    def table(self) -> str:
+        """What is said of the last plan's script, as one line."""
+        record = self.session.run.record(complete=False)
+        plans = tuple(plan for plan in record.plans if plan.hash == self.plan.hash)
+        return " ".join(" ".join(script_table(replace(record, plans=plans))).split())
+
     def launches(self, ranks: int, purpose: Purpose = Purpose.TIMED) -> list[LaunchRecord]:
         run = self.session.run.launches
         mine = [x for x in run if x.plan == self.plan.hash and x.purpose is purpose]
@@ -152,9 +158,8 @@ def test_a_script_without_a_seed_is_compared_by_its_speed(measured: Measured) ->
 def test_gradients_exchanged_in_every_pass_are_named(measured: Measured) -> None:
     verdict = measured("loop.py", "--accumulate", "4", "--mistake", "no no_sync")
     assert verdict.value is not None and measured.wrong() == [], "slow, and right"
-    text = " ".join(" ".join(script_table(measured.session.run.record(complete=False), 80)).split())
-    assert "is no_sync() missing while gradients accumulate" in text
-    assert "gradients exchanged once" not in text
+    assert "is no_sync() missing while gradients accumulate" in measured.table()
+    assert "gradients exchanged once" not in measured.table()
     assert measured("loop.py", "--accumulate", "4").value and measured.wrong() == []
     (two, *_) = measured.launches(2)
     assert two.steps is not None and two.consumed == 64 * two.steps.count
@@ -179,6 +184,17 @@ def test_a_launcher_that_starts_nothing_is_quoted(measured: Measured) -> None:
     assert launch.cause is not None
     assert "with status 3" in launch.cause.message
     assert "(it said: port 29400 is taken)" in launch.cause.message
+
+
+def test_a_sitecustomize_that_imports_torch_hides_nothing(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Theirs runs, too, and before it nobody looks away."""
+    (tmp_path / "sitecustomize.py").write_text("import torch\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    launch = measured.once("torchrun", "--nproc_per_node={ranks}", "loop.py")
+    assert not launch.wrong and launch.cause is None, launch.cause
+    assert [rank.watched.way for rank in launch.ranks if rank.watched] == ["launcher"] * 2
 
 
 def test_a_fresh_interpreter_and_a_launcher_see_the_same_training(

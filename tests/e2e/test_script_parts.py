@@ -7,7 +7,6 @@ import pytest
 from harness.cases import Mode, Protocol
 from harness.record import Status
 from tests.e2e.test_script import Measured, measured, session
-from tests.e2e.test_script_twins import table
 
 __all__ = ["measured", "session"]  # fixtures
 
@@ -21,14 +20,14 @@ def test_a_share_of_the_work_is_right_where_a_batch_is_shared(
     """Each rank asks the teacher about its samples, and steps its share of the parameters."""
     verdict = measured("parts.py", part, "--divide", mode=Mode.STRONG)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
-    assert "gradient of 2cpu equal to one rank's" in table(measured)
+    assert "gradient of 2cpu equal to one rank's" in measured.table()
 
 
 def test_exchanges_of_a_part_are_counted_by_that_part(measured: Measured) -> None:
     """The gradients of a head, in each of four passes: less than the whole model once."""
     verdict = measured("parts.py", "head")
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
-    assert "in each of 4 backward passes: is no_sync() missing" in table(measured)
+    assert "in each of 4 backward passes: is no_sync() missing" in measured.table()
 
 
 @pytest.mark.parametrize(
@@ -59,4 +58,4 @@ def test_what_differs_beside_the_ranks_is_noticed(
 ) -> None:
     verdict = measured("parts.py", part, protocol=TWELVE)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
-    assert says in table(measured) and silent not in table(measured)
+    assert says in measured.table() and silent not in measured.table()

@@ -6,12 +6,9 @@ no check can call an ERROR, and what is said of them instead.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from harness.cases import Mode, Protocol
-from harness.interface.report.script import lines as script_table
 from tests.e2e.test_script import Measured, measured, session
 
 __all__ = ["measured", "session"]  # fixtures
@@ -51,14 +48,14 @@ WINDOW = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
 def test_what_looks_like_a_mistake_raises_nothing(measured: Measured, twin: str) -> None:
     verdict = measured(*TWINS[twin], protocol=WINDOW)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
-    assert not [remark for remark in REMARKS if remark in table(measured)]
+    assert not [remark for remark in REMARKS if remark in measured.table()]
 
 
 @pytest.mark.full
 def test_a_slow_rank_is_a_remark(measured: Measured) -> None:
     verdict = measured("loop.py", "--mistake", "slow", protocol=WINDOW)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
-    assert "2cpu: rank 1 comes to its backward pass" in table(measured)
+    assert "2cpu: rank 1 comes to its backward pass" in measured.table()
 
 
 @pytest.mark.full
@@ -77,7 +74,7 @@ def test_what_cannot_be_told_is_listed(
 ) -> None:
     verdict = measured("loop.py", *words)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
-    not_checked = table(measured).partition(" not checked ")[2]
+    not_checked = measured.table().partition(" not checked ")[2]
     assert unchecked in not_checked
 
 
@@ -86,10 +83,3 @@ def test_a_strong_ladder_of_a_mean_raises_nothing(measured: Measured) -> None:
     """The twin of a loss that is summed over ranks, and of a strong ladder run as a weak one."""
     verdict = measured("loop.py", "--global-batch", "64", mode=Mode.STRONG)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
-
-
-def table(measured: Measured) -> str:
-    """What is said of the last plan's script, as one line."""
-    record = measured.session.run.record(complete=False)
-    plans = [plan for plan in record.plans if plan.hash == measured.plan.hash]
-    return " ".join(" ".join(script_table(replace(record, plans=tuple(plans)))).split())

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from harness.host import run_queue
+from harness.training.observe.meter import Meter
 
 BURN = "print(flush=True)\nwhile True: pass"
 
@@ -49,3 +50,13 @@ def test_what_threads_waited_that_are_gone_is_not_known() -> None:
 
 def test_where_the_kernel_does_not_count_nothing_is_known() -> None:
     assert run_queue.waited(None, run_queue.read(), 1.0) is None
+
+
+def test_a_window_knows_what_its_threads_waited() -> None:
+    """Of a rank, by the meter that every launch reads."""
+    meter = Meter(time.perf_counter)
+    meter.start()
+    _worked(0.2)
+    meter.stop()
+    grown = meter.grown()
+    assert grown.waited_s is not None and 0.0 <= grown.waited_s < 60.0

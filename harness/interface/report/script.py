@@ -106,10 +106,13 @@ def _step(row: ScriptRow) -> str:
 
 
 def _exchanged(row: ScriptRow) -> str:
-    kinds = row.seen.collectives.items()
-    return ", ".join(
+    """The two kinds of collectives that carry most, and how many others there are."""
+    kinds = sorted(row.seen.collectives.items(), key=lambda kind: -kind[1].payload_bytes)
+    shown = [
         f"{key} {issued.count}x {si(float(issued.payload_bytes), 'B')}" for key, issued in kinds
-    )
+    ]
+    more = [f"{len(shown) - 2} more"] if len(shown) > 2 else []
+    return ", ".join([*shown[:2], *more])
 
 
 _COLUMNS: Sequence[Column[ScriptRow]] = (
@@ -122,7 +125,7 @@ _COLUMNS: Sequence[Column[ScriptRow]] = (
 #: Of the samples of a step, this share is of the step before.
 AGAIN = 0.4
 NOTE = "step = the window over its steps: evaluations and logs in it are included"
-PILOTS = "by pilots, one start of each: nothing is compared; more needs a longer --time-budget"
+PILOTS = "by pilots, a start or two of each: nothing is compared; more needs a longer --time-budget"
 
 
 def _note(rows: Sequence[ScriptRow]) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
+
 from harness.analysis.judging.notices import findings
+from harness.analysis.judging.verdicts import verdicts
 from harness.base.documents import from_doc, to_doc
 from harness.host.nvml import GpuWindow
 from harness.record import RunRecord, Status
-from tests.editing import judged, timed
+from tests.editing import even, judged, timed
 
 
 def test_a_planted_leak_is_noticed(sample_run: RunRecord) -> None:
@@ -46,3 +49,15 @@ def test_slowed_and_lost_devices_are_noticed(sample_run: RunRecord) -> None:
     slowed = [dataclasses.replace(x, gpus=(window,)) for x in sample_run.launches[:3]]
     run = dataclasses.replace(sample_run, launches=tuple(slowed))
     assert "GPU 5 (NVIDIA H200): sw_power_cap, lost in 3 launches" in findings(run)
+
+
+@pytest.mark.parametrize(("efficiency", "told"), [(0.9, False), (1.03, False), (1.3, True)])
+def test_more_than_linear_scaling_is_told(
+    sample_run: RunRecord, efficiency: float, *, told: bool
+) -> None:
+    """Its baseline may be slow for a reason of its own."""
+    doc = to_doc(sample_run)
+    even(doc, efficiency)
+    run = from_doc(RunRecord, doc)
+    measured = dataclasses.replace(run, verdicts=tuple(verdicts(run)))
+    assert any("more than linear" in finding for finding in findings(measured)) is told

@@ -8,6 +8,7 @@ the subject does all that the baseline does for a sample, and exchanges gradient
 from collections.abc import Callable
 
 from harness.analysis.judging.evidence import Evidence
+from harness.analysis.samples.figures import idle_s
 from harness.cases import Device, Mode, StandIn, metrics
 from harness.record import HALVES_SINCE, Expected, LaunchRecord, RankRecord
 
@@ -70,8 +71,8 @@ def _waits_longer(subject: list[LaunchRecord], baseline: list[LaunchRecord]) -> 
     """Whether a baseline's rank waits longer for a sample than one of the subject's, which has
     others to wait for; nobody had its cores meanwhile. Else empty.
     """
-    least = _of_launches(baseline, _waits_s)
-    most = _of_launches(subject, _waits_s)
+    least = _of_launches(baseline, idle_s)
+    most = _of_launches(subject, idle_s)
     whole = _of_launches(baseline, lambda rank: rank.window_s)
     if not (least and most and whole) or min(least) <= max(most) + LONGER * min(whole):
         return ""
@@ -79,17 +80,6 @@ def _waits_longer(subject: list[LaunchRecord], baseline: list[LaunchRecord]) -> 
         f"the baseline waits {1e3 * min(least):.3g} ms for a sample, not for a core, and the"
         f" subject {1e3 * max(most):.3g} ms at most: it is slow by more than the same training"
     )
-
-
-def _waits_s(rank: RankRecord) -> float:
-    """For how long a rank had nothing to compute: it was not ready to run and waited for a core, as
-    the kernel counts, or, where it does not count that, nobody else had its cores.
-    """
-    busy_s = rank.window_s if rank.busy_s is None else rank.busy_s
-    taken_s = max(busy_s - rank.cpu_s, 0.0)
-    if rank.waited_s is not None:
-        taken_s = min(taken_s, rank.waited_s)
-    return rank.window_s - rank.cpu_s - taken_s - (rank.throttled_s or 0.0)
 
 
 def _of_launches(

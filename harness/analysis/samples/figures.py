@@ -35,8 +35,8 @@ from harness.record.store import Samples
 #: protocol of small messages, in bytes a step and other rank.
 SENT_RATIO = (0.98, 1.05)
 MESSAGE_SLACK = 16_384
-#: A rank alone that computes for less than this part of its window waits for nobody.
-LEAST_BUSY = 0.5
+#: A rank alone that has nothing to compute for more than this part of its window waits on purpose.
+MOST_IDLE = 0.5
 #: Inputs that wait for no disk and no other thread.
 UNREAD = (Data.RESIDENT, "loaded")
 #: A step that takes so many times the median is a stall.
@@ -303,7 +303,7 @@ def _collapsed(ranks: Sequence[RankRecord]) -> Iterator[str]:
 
 
 def _waits(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
-    """A rank that nobody else can keep waiting, and its cores, have mostly done nothing.
+    """A rank that nobody else can keep waiting has mostly done nothing.
 
     What waits instead of computing scales as it likes: it is a stand-in, and has to say so.
     """
@@ -311,14 +311,23 @@ def _waits(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
     if not alone or case.stand_in or case.slowed or case.offload:
         return
     (rank,) = ranks
-    held_s = rank.throttled_s or 0.0
-    busy_s = max(rank.cpu_s, rank.busy_s or math.inf) + held_s
-    if busy_s < LEAST_BUSY * rank.window_s:
+    if idle_s(rank) > MOST_IDLE * rank.window_s:
         share = rank.cpu_s / rank.window_s
         yield (
-            f"waits: the only rank computed for {share:.0%} of its window, and its cores were idle:"
+            f"waits: the only rank computed for {share:.0%} of its window, and waited for no core:"
             " a model that waits is a stand-in, and says so (STAND_IN)"
         )
+
+
+def idle_s(rank: RankRecord) -> float:
+    """For how long a rank had nothing to compute: it was not ready to run and waited for a core, as
+    the kernel counts, or, where it does not count that, nobody else had its cores.
+    """
+    busy_s = rank.window_s if rank.busy_s is None else rank.busy_s
+    taken_s = max(busy_s - rank.cpu_s, 0.0)
+    if rank.waited_s is not None:
+        taken_s = min(taken_s, rank.waited_s)
+    return rank.window_s - rank.cpu_s - taken_s - (rank.throttled_s or 0.0)
 
 
 def _cores(rank: RankRecord) -> Iterator[str]:

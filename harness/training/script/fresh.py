@@ -3,6 +3,7 @@
 import atexit
 import faulthandler
 import functools
+import itertools
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
@@ -26,15 +28,35 @@ from harness.training.script import badges
 from harness.training.script.evidence import begin, ended, finish_measured, rank_of
 from harness.training.script.startup.sitecustomize import BADGES, HOME
 
+#: So many updates a process may make without a group: it may be before it joins one.
+PATIENCE = 64
+
 
 def watch_once_grouped(folder: Path) -> None:
-    """Watch this process if it joins a group: which rank a script has spawned only that tells."""
+    """Watch this process if it joins a group: which rank a script has spawned only that tells.
+
+    LaunchError in the script where it trains without one: nobody would ever end it.
+    """
     join: Callable[..., Any] = dist.init_process_group
+    updates = itertools.count()
+
+    def alone(*_: object) -> None:
+        if next(updates) >= PATIENCE and not dist.is_initialized():
+            raise LaunchError(
+                "a process trains that is no rank: its launcher has told it none (RANK), and it has"
+                " joined no process group",
+                where="the launcher's words",
+                expected="a launcher that starts as many ranks as {ranks} says, on this device",
+                fix="scaleproof run --script --cpus 2 -- torchrun --nproc_per_node={ranks} x.py",
+            )
+
+    unwatched = register_optimizer_step_pre_hook(alone)
 
     @functools.wraps(join)
     def joined(*args: Any, **more: Any) -> None:
         join(*args, **more)
         dist.init_process_group = join
+        unwatched.remove()
         badge = badges.path_of(folder, dist.get_rank())
         if badge.is_file():
             for name in (BADGES, HOME):  # what this rank starts is none

@@ -95,11 +95,11 @@ def _begin() -> None:
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
     worker = any(word.startswith("from multiprocessing") for word in sys.orig_argv)
     spawns = [Path(w).name for w in command["launcher"][:1]] == ["python"] and _is_it(command)
-    if rank is None and (worker or spawns):  # a rank that the script has spawned, or none
+    if rank is None and len(badges) == 1 and _is_it(command) and not spawns:
+        rank = "0"  # of a world of one, whose launcher may tell it nothing
+    if rank is None:  # a rank that the script has spawned, or one that was not told so, or none
         _await(_Torch(Path(folder), known=False))
         return
-    if rank is None and len(badges) == 1 and _is_it(command):
-        rank = "0"  # of a world of one, whose launcher may tell it nothing
     badge = Path(folder) / f"badge{rank}.json"
     if worker or not badge.is_file():
         return

@@ -186,12 +186,14 @@ def test_a_launcher_that_starts_nothing_is_quoted(measured: Measured) -> None:
     assert "(it said: port 29400 is taken)" in launch.cause.message
 
 
+@pytest.mark.full
 def test_a_process_that_is_told_no_rank_does_not_train_for_ever(measured: Measured) -> None:
     launch = measured.once("bash", "untold.sh", "{ranks}")
     assert launch.cause is not None and "no process of it was rank" in launch.cause.message
     assert "its launcher has told it none (RANK)" in launch.cause.message
 
 
+@pytest.mark.full
 def test_a_sitecustomize_that_imports_torch_hides_nothing(
     measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

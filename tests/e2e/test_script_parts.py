@@ -13,6 +13,7 @@ __all__ = ["measured", "session"]  # fixtures
 TWELVE = Protocol(steps=14, cut=4, min_blocks=1, max_blocks=1, fixed=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("part", ["teacher", "sharded optimizer"])
 def test_a_share_of_the_work_is_right_where_a_batch_is_shared(
     measured: Measured, part: str
@@ -23,6 +24,7 @@ def test_a_share_of_the_work_is_right_where_a_batch_is_shared(
     assert "gradient of 2cpu equal to one rank's" in measured.table()
 
 
+@pytest.mark.full
 def test_exchanges_of_a_part_are_counted_by_that_part(measured: Measured) -> None:
     """The gradients of a head, in each of four passes: less than the whole model once."""
     verdict = measured("parts.py", "head")
@@ -32,7 +34,10 @@ def test_exchanges_of_a_part_are_counted_by_that_part(measured: Measured) -> Non
 
 @pytest.mark.parametrize(
     ("part", "says"),
-    [("lazy", "is the update left out on several ranks?"), ("lazy everywhere", "")],
+    [
+        ("lazy", "is the update left out on several ranks?"),
+        pytest.param("lazy everywhere", "", marks=pytest.mark.full),
+    ],
 )
 def test_an_update_that_changes_nothing_is_none(measured: Measured, part: str, says: str) -> None:
     verdict = measured("parts.py", part, protocol=TWELVE)

@@ -44,6 +44,7 @@ COVERED = {
     "rank/tasks/sweep.py _timed": "test_collectives_are_swept_and_checked",
     "rank/took_effect.py switches": HOW,
     "script/recording.py _case": "not run: a user's own program, which no agent starts",
+    "script/observed.py _note": "test_a_script_of_a_user_s",
     "script/evidence.py rank_of": "test_a_script_of_a_user_s",
     "strategies/fsdp.py _refuse": HOW,
     "strategies/frameworks/accelerate.py expect": "not run: the framework asks CUDA itself",

@@ -72,7 +72,7 @@ def _waits_longer(subject: list[LaunchRecord], baseline: list[LaunchRecord]) -> 
     others to wait for; nobody had its cores meanwhile. Else empty.
     """
     least = _of_launches(baseline, idle_s)
-    most = _of_launches(subject, idle_s)
+    most = _of_launches(subject, _idle_at_most_s)
     whole = _of_launches(baseline, lambda rank: rank.window_s)
     if not (least and most and whole) or min(least) <= max(most) + LONGER * min(whole):
         return ""
@@ -80,6 +80,11 @@ def _waits_longer(subject: list[LaunchRecord], baseline: list[LaunchRecord]) -> 
         f"the baseline waits {1e3 * min(least):.3g} ms for a sample, not for a core, and the"
         f" subject {1e3 * max(most):.3g} ms at most: it is slow by more than the same training"
     )
+
+
+def _idle_at_most_s(rank: RankRecord) -> float:
+    """Seconds for which a rank had nothing to compute, at most where nobody knows who took them."""
+    return idle_s(rank) if rank.waited_s is not None else rank.window_s - rank.cpu_s
 
 
 def _of_launches(

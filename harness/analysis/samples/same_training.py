@@ -185,7 +185,7 @@ def _aside(launch: LaunchRecord) -> float:
 
 
 def _aside_of_sample(launch: LaunchRecord) -> float:
-    """The same of all ranks, for a sample: a frozen part of the model computes it for each."""
+    """FLOPs of a sample that no gradient follows from: a frozen part of the model has some."""
     flops = sum(rank.watched.aside for rank in launch.ranks if rank.watched is not None)
     if launch.steps is None or not launch.consumed:
         return 0.0

@@ -296,8 +296,8 @@ def _updates(watched: Watched) -> int:
 def _in_each_pass(watched: Watched) -> bool:
     passes = watched.backwards
     times = _exchanges(watched)
-    each = abs(times - passes) < 0.25 * passes
-    return times > ONCE[1] * _updates(watched) and passes > _updates(watched) and each
+    once_a_pass = abs(times - passes) < 0.25 * passes
+    return times > ONCE[1] * _updates(watched) and passes > _updates(watched) and once_a_pass
 
 
 def _step_of(watched: Watched) -> str:

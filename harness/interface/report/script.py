@@ -234,15 +234,16 @@ def _late(row: ScriptRow) -> str:
 
 def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:
     """CPU seconds of the busiest rank for a sample of its own, in the launch that took least."""
-    return min(
+    of_launches = [
         max(rank.cpu_s for rank in launch.ranks) * len(launch.ranks) / launch.consumed
         for launch in launches
         if launch.consumed
-    )
+    ]
+    return min(of_launches, default=0.0)
 
 
 def _remarks(row: ScriptRow, bases: Sequence[LaunchRecord]) -> Iterator[str]:
-    """What is worth a look of a rung, beside launches of the lowest one; each names its ranks."""
+    """Remarks on a rung, beside launches of the lowest one; each names its ranks."""
     base = bases[0]
     base_ranks = "one rank" if len(base.ranks) == 1 else f"{len(base.ranks)} ranks"
     for remark in (

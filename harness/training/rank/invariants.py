@@ -211,7 +211,7 @@ def _heard(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
 
 
 def _as_when_new(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
-    """What a rank cannot do without comes through after ``calls`` gradients as it did at first.
+    """A spike comes through after ``calls`` gradients as it did at first.
 
     One element of each tensor is larger than all others, on one rank in turn: whatever a codec
     leaves out, it is not that. How far off it is made is a new hook's own measure for the old one.

@@ -7,6 +7,8 @@ TASKS = Path("/proc/self/task")
 #: CPU time of threads that ended is the process's alone: more than this share, and what they waited
 #: is not known.
 UNSEEN = 0.02
+#: The kernel adds a running thread's time up at ticks: its last part is not seen yet.
+TICK_S = 0.01
 
 
 class RunQueue(NamedTuple):
@@ -39,6 +41,6 @@ def waited(before: RunQueue | None, after: RunQueue | None, cpu_s: float) -> flo
     if before is None or after is None:
         return None
     seen_s = sum(ran - before.cpu_s.get(thread, 0.0) for thread, ran in after.cpu_s.items())
-    if seen_s < (1 - UNSEEN) * cpu_s:
+    if seen_s < (1 - UNSEEN) * cpu_s - TICK_S:
         return None
     return sum(s - before.waited_s.get(thread, 0.0) for thread, s in after.waited_s.items())

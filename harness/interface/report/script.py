@@ -184,16 +184,7 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
     if not several:
         yield "all of more ranks", ""
         return
-    if any(row.seen.sharded for row in several):
-        yield "replicas", "parameters are sharded"
-        if not any(script.shards(row.seen) for row in several):
-            yield "shards exchanged as often as needed", None
-    else:
-        yield "replicas equal at both ends", None
-        counted = all(row.seen.collectives for row in several)
-        reason = None if counted else "torch's flight recorder was off"
-        if not any(script.accumulated(row.seen) for row in several):
-            yield "gradients exchanged once", reason
+    yield from _replicas([row.seen for row in several])
     first = rows[0]
     lowest = "one rank" if first.arm.case.world_size == 1 else first.arm.case.world
     for row in several:
@@ -202,6 +193,19 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
         reason = _gradient_uncompared(row, first)
         compared = f"equal to {lowest}'s" if reason is None else f"against {lowest}'s"
         yield f"gradient of {row.arm.case.world} {compared}", reason
+
+
+def _replicas(watched: Sequence[Watched]) -> Iterator[tuple[str, str | None]]:
+    """Whether ranks stay alike, and exchange no more than they need."""
+    if any(w.sharded for w in watched):
+        yield "replicas", "parameters are sharded"
+        if not any(list(script.shards(w)) for w in watched):
+            yield "shards exchanged as often as needed", None
+        return
+    yield "replicas equal at both ends", None
+    if not any(map(script.accumulated, watched)):
+        counted = all(w.collectives for w in watched)
+        yield "gradients exchanged once", None if counted else "torch's flight recorder was off"
 
 
 def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:

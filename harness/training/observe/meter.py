@@ -48,7 +48,8 @@ class Meter:
 
     def start(self) -> MeterReading:
         """The kept window begins; also its own warm-up."""
-        wire, written = sockets.read(), beside.written_bytes()
+        wire = sockets.read()
+        written = beside.written_bytes()
         self._printed = beside.printed()
         self._before = replace(self._now(), wire=wire, written_bytes=written)
         return self._before
@@ -59,8 +60,10 @@ class Meter:
 
     def grown(self) -> MeterReading:
         """The growth of the counts in between; bytes up to now."""
-        before, end = self._before, self._at_end
-        wire, written = sockets.read(), beside.written_bytes()
+        before = self._before
+        end = self._at_end
+        wire = sockets.read()
+        written = beside.written_bytes()
         return MeterReading(
             kernel_s=end.kernel_s - before.kernel_s,
             own_s=end.own_s - before.own_s,

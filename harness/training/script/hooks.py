@@ -126,8 +126,8 @@ class Hooks:
                 self._undo.append(self._watch_calls(kind))
 
     def _look_no_more(self) -> None:
-        """Calls come to us no more, unless torch has compiled something: the way into its modules
-        is compiled with it, and would be anew. These are called no more, and do not pay.
+        """Calls do not come to us any more. Where torch has compiled something they still do, and
+        nothing is done with them: if they went another way, torch would compile it all again.
         """
         self._settled = True
         self._watched.clear()

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.samples.script import accumulated, extra_exchange
+from harness.analysis.samples.script import accumulated, extra_exchange, shards
+from harness.interface.report.script import _replicas
 from harness.record import Issued, Watched
 
 BYTES = 1_000_000
@@ -67,3 +68,16 @@ def test_parameters_without_gradients_are_not_exchanged() -> None:
     of_head = replace(seen(0.4, 1, 4), trained_bytes=BYTES // 10)
     assert "in each of 4 backward passes" in accumulated(of_head)
     assert accumulated(replace(of_head, trained_bytes=0)) == ""
+
+
+@pytest.mark.parametrize(("gathers", "said"), [(2, True), (4, False)])
+def test_shards_that_are_exchanged_as_needed_are_said_to_be(gathers: int, *, said: bool) -> None:
+    """A check that held is listed, and one that did not is a remark instead."""
+    sharded = replace(
+        seen(0.0, 1, 1),
+        sharded=True,
+        collectives={"all_gather": Issued(count=1, payload_bytes=gathers * BYTES // 2)},
+    )
+    listed = [what for what, _ in _replicas([sharded])]
+    assert ("shards exchanged as often as needed" in listed) is said
+    assert bool([*shards(sharded)]) is not said

@@ -36,9 +36,15 @@ class Glue(evaluate.Metric):
 """
 
 
+#: Beside the folder of all else: a launch copies what its script finds, and these are many files.
+PHOTOGRAPHS = "photographs"
+
+
 def everything(folder: Path) -> Path:
     """All of it, once; the folder. Names are those that scripts ask a hub for."""
-    if not (folder / "coco").is_dir():
+    photographs = folder.with_name(PHOTOGRAPHS)
+    if not (photographs / "coco").is_dir():
+        shutil.rmtree(photographs, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         _sentences(folder)
@@ -50,7 +56,7 @@ def everything(folder: Path) -> Path:
         for stage in (2, 3):
             text = json.dumps(DEEPSPEED | {"zero_optimization": {"stage": stage}})
             (folder / f"zero{stage}.json").write_text(text)
-        _boxes(folder)
+        _boxes(photographs)
     return folder
 
 

@@ -170,10 +170,16 @@ def fetched(script: Script, cache: Path, data: Path) -> Path:
         root = edited(script, root)
     for folder in {root, root / script.beside}:
         folder.mkdir(parents=True, exist_ok=True)
-        for part in data.iterdir():
+        for part in itertools.chain(*(home.iterdir() for home in homes(script, data))):
             if not (folder / part.name).exists():
                 (folder / part.name).symlink_to(part)
     return root
+
+
+def homes(script: Script, data: Path) -> list[Path]:
+    """The folders that hold what the script reads."""
+    photographs = data.with_name(made_up.PHOTOGRAPHS)
+    return [data, photographs] if "coco" in script.words else [data]
 
 
 def edited(script: Script, original: Path) -> Path:
@@ -389,7 +395,7 @@ def launches(
     script: Script, folder: Path, data: Path, ranks: Sequence[int], sessions: Sessions
 ) -> Iterator[Outcome]:
     """The launches of a script on so many ranks."""
-    before = content(folder, data)
+    before = content(folder, *homes(script, data))
     session = sessions.of(script)
     with contextlib.chdir(folder):
         for number in ranks:
@@ -398,7 +404,7 @@ def launches(
                 outcome = measured(session, longer, number, Path(sessions.ticks.name))
                 if script.clean:
                     leftovers.remove(folder, script.clean)  # as the end of a run does
-                same = content(folder, data) == before
+                same = content(folder, *homes(script, data)) == before
                 outcome = replace(outcome, digest=script.digest, window=window, untouched=same)
                 outcome = replace(outcome, wrong=wrong(script, outcome))
                 if outcome.wrong != THROUGHPUT:

@@ -4,7 +4,7 @@ values of launches by case -> Welch's t on logarithms -> Compared -> Comparison
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import geometric_mean
@@ -15,7 +15,7 @@ from harness.analysis.judging.pairs import timed
 from harness.analysis.judging.points import budgets, points
 from harness.base import stats
 from harness.base.documents import Json, fields_of
-from harness.base.errors import SpecError
+from harness.base.errors import Exit, SpecError
 from harness.cases import CaseSpec
 from harness.cases.metrics import COMPARABLE, METRICS
 from harness.host.environment import is_digest
@@ -39,6 +39,13 @@ class Reading(StrEnum):
     TOO_FEW = "too few launches"
     ONLY_A = "A only"
     ONLY_B = "B only"
+
+
+def gate(readings: Collection[Reading]) -> Exit:
+    """What ``--fail-on worse`` makes of them: a case that B has not measured may be worse there."""
+    if Reading.SLOWER in readings:
+        return Exit.FAILED
+    return Exit.INCONCLUSIVE if Reading.ONLY_A in readings else Exit.PASSED
 
 
 @dataclass(frozen=True, kw_only=True)

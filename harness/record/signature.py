@@ -63,7 +63,7 @@ def holds(signature: Signature, head: str, key: Path | None = None) -> str:
     """Why a signature does not vouch for this head, under this public key; empty if it does."""
     if signature.head != head:
         return f"the signature is of another run: {signature.head[:16]}, not {head[:16]}"
-    if key is not None and _bare(key.read_text()) != _bare(signature.key):
+    if key is not None and _bare(_public(key)) != _bare(signature.key):
         return f"the run was signed by another key: {signature.key}"
     library = _library("serialization")
     refused = importlib.import_module("cryptography.exceptions").InvalidSignature
@@ -73,6 +73,21 @@ def holds(signature: Signature, head: str, key: Path | None = None) -> str:
     except (refused, ValueError, TypeError, AttributeError):  # or a key of another kind
         return "the signature is not by the key that it names"
     return ""
+
+
+def _public(path: Path) -> str:
+    """The one public key of a file; SpecError where it holds something else, or several."""
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise SpecError(f"--key {path}: {error}", fix=f"ls {path.parent}/*.pub") from None
+    if len(lines) != 1 or not lines[0].startswith("ssh-"):
+        raise SpecError(
+            f"--key {path}: not one public key, but {len(lines)} lines",
+            expected="the .pub file of the one key that must have signed",
+            fix=f"ls {path.parent}/*.pub",
+        )
+    return lines[0]
 
 
 def _bare(text: str) -> tuple[str, ...]:

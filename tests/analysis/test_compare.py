@@ -111,6 +111,25 @@ def test_a_pipeline_can_fail_on_what_became_worse(
     assert main(command) == 0
 
 
+def test_a_pipeline_does_not_pass_a_case_that_is_no_longer_measured(
+    sample: Path,
+    sample_run: RunRecord,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def drop(doc: Any) -> None:
+        doc["launches"] = [x for x in doc["launches"] if x["arm"] != "@2"]
+
+    save(edited(sample_run, drop), tmp_path)
+    monkeypatch.setattr("harness.interface.cli.vouching.unsealed", lambda *a: "")
+    for verb in ("compare", "compare-hardware"):
+        gate = [verb, "--metric", "throughput", "--fail-on", "worse"]
+        assert main([*gate, str(sample), str(tmp_path)]) == 10
+        assert "A only" in capsys.readouterr().out or verb == "compare-hardware"
+        assert main([*gate, str(tmp_path), str(sample)]) == 0, "what B has besides is no loss"
+
+
 def test_two_runs_of_one_machine_show_no_change(sample_run: RunRecord, again: RunRecord) -> None:
     assert compare(sample_run, again, "throughput").mean == pytest.approx(1.0, abs=0.1)
 

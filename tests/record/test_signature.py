@@ -62,6 +62,17 @@ def test_another_key_is_told(run: Path, keys: Path, capsys: pytest.CaptureFixtur
     assert code == Exit.FAILED and "signed by another key" in out
 
 
+def test_one_key_must_have_signed(
+    run: Path, keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two keys in a file nobody knows which was meant; a private one is none to check with."""
+    both = tmp_path / "both.pub"
+    both.write_text((keys / "site.pub").read_text() + (keys / "other.pub").read_text())
+    for key in (both, keys / "site", tmp_path / "missing.pub"):
+        assert main(["verify", str(run), "--key", str(key)]) == Exit.USAGE
+        assert f"--key {key}" in capsys.readouterr().err
+
+
 def test_a_complete_forgery_is_told_by_the_signature(
     run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

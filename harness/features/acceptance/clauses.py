@@ -237,7 +237,7 @@ def requirement(
     worst = shown[0].verdict.status if shown else None
     if unmeasured and worst in (Status.PASS, Status.RECORDED):
         worst = Status.INCONCLUSIVE
-    failed = worst in (Status.FAIL, Status.ERROR)
+    met = any(evidence.verdict.reason is Reason.UNEXPECTED_PASS for evidence in shown)
     return Requirement(
         rule=clause.rule,
         clause=clause,
@@ -245,7 +245,7 @@ def requirement(
         evidence=tuple(shown),
         units=tuple(units),
         unmeasured=tuple(u for u in unmeasured if u),
-        waived=failed and clause.rule.waived(today),
+        waived=worst is Status.FAIL and not met and clause.rule.waived(today),
         late=late,
     )
 

@@ -24,7 +24,7 @@ from harness.features.acceptance.clauses import evidence, margin, worst_first
 from harness.features.acceptance.contract import Clause, Contract, Terms
 from harness.features.acceptance.handover import handover
 from harness.interface.cli.main import main
-from harness.record import RunRecord, Status, chain, signature
+from harness.record import Reason, RunRecord, Status, chain, signature
 from harness.record.fabric import Paired, Suspects
 from harness.record.record import SCHEMA
 from harness.record.store import load, save
@@ -85,6 +85,35 @@ def test_a_fail_fails_all_unless_it_is_waived_in_time(
         ))  # fmt: skip
         document = handover([(waived, sample)], TODAY)
         assert (document.status is Status.FAIL) is status and document.num_waived == (not status)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(Status.ERROR, Reason.IMPLAUSIBLE), (Status.FAIL, Reason.UNEXPECTED_PASS)],
+)
+def test_a_waiver_is_of_an_expected_fail_alone(
+    sample_run: RunRecord,
+    sample: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: Status,
+    reason: Reason,
+) -> None:
+    """Neither of a training that is wrong, nor of a bound that is met after all."""
+    monkeypatch.setattr(
+        "harness.features.acceptance.handover.verify", lambda *a: type("V", (), {"differences": ()})
+    )
+    waiver = {"reason": "new switch", "expires": "2026-12-31"}
+    run = replace(
+        sample_run,
+        verdicts=tuple(
+            replace(v, status=status, reason=reason) if v.rule else v for v in sample_run.verdicts
+        ),
+        thresholds=tuple(
+            from_doc(Threshold, {**to_doc(t), "waiver": waiver}) for t in sample_run.thresholds
+        ),
+    )
+    document = handover([(run, sample)], TODAY)
+    assert document.status is status and document.num_waived == 0
 
 
 def test_a_record_that_was_changed_is_no_acceptance(

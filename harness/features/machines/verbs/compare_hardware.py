@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.compare import Reading
+from harness.analysis.compare import Reading, gate, key_of
 from harness.analysis.reading import load
 from harness.base import files
 from harness.base.documents import to_doc
@@ -44,7 +44,10 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         help="what an hour of all devices of a run costs, in whatever money",
     )
     sub.add_argument(
-        "--fail-on", choices=("worse",), help="exit 1 where a machine is worse than A in any case"
+        "--fail-on",
+        choices=("worse",),
+        help="exit 1 where a machine is worse than A in any case,"
+        " 10 where it has not measured one of A's",
     )
     sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page")
     form = sub.add_mutually_exclusive_group()
@@ -74,14 +77,24 @@ def act(asked: Asked) -> Answer:
 
         files.put(args.page, render(comparison).encode(), "--page")
         lines = lines if args.csv or args.markdown else [*lines, f" page     {args.page}"]
-    worse = any(entry.reading is Reading.SLOWER for entry in comparison.entries)
+    verdict = gate(_readings(comparison)) if args.fail_on else Exit.PASSED
     status = Exit.PASSED if comparison.means else Exit.NOTHING_JUDGED
     answer = Answer(
         document=to_doc(comparison),
         lines=lines,
-        exit=Exit.FAILED if args.fail_on and worse else status,
+        exit=verdict or status,
     )
     return vouched(answer, zip(runs, args.runs, strict=True), table=args.csv)
+
+
+def _readings(comparison: HardwareComparison) -> list[Reading]:
+    """What every machine's cases are beside A's, also those that only A has measured."""
+    first, *others = (
+        {key_of(entry.case, True) for entry in comparison.entries if entry.side == side.name}
+        for side in comparison.sides
+    )
+    compared = [entry.reading for entry in comparison.entries if entry.reading is not None]
+    return compared + [Reading.ONLY_A for other in others for _ in first - other]
 
 
 def _prices(given: Sequence[str], known: Sequence[str]) -> list[float | None]:

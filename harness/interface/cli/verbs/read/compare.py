@@ -54,7 +54,9 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("b", type=Path)
     sub.add_argument("--metric", default="step_s", choices=COMPARABLE)
     sub.add_argument(
-        "--fail-on", choices=("worse",), help="exit 1 where B is worse than A in any case"
+        "--fail-on",
+        choices=("worse",),
+        help="exit 1 where B is worse than A in any case, 10 where B has not measured one of A's",
     )
     sub.add_argument(
         "--force",
@@ -82,13 +84,14 @@ def act(asked: Asked) -> Answer:
     a, b = (pooled([run for run, _ in side]) for side in sides)
     compared = compare.compare(a, b, args.metric, force=args.force)
     both = any(row.ratio is not None for row in compared.rows)
-    worse = any(row.reading is compare.Reading.SLOWER for row in compared.rows)
+    readings = [row.reading for row in compared.rows]
+    verdict = compare.gate(readings) if args.fail_on else Exit.PASSED
     status = Exit.PASSED if both else Exit.NOTHING_JUDGED
     lines = comparison.lines(a, b, compared, text.columns(), every=args.every)
     answer = Answer(
         document=to_doc(compared),
         lines=lines,
-        exit=Exit.FAILED if args.fail_on and worse else status,
+        exit=verdict or status,
     )
     return vouched(answer, [start for side in sides for start in side])
 

@@ -9,11 +9,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from harness.base.errors import SpecError
 from harness.cases import Catalogue, Device, Precision, Site
 from harness.training.context import build_model, load, make_batch
 from harness.training.data import hashed
 from harness.training.describe import model_facts
-from harness.training.models import decoder
+from harness.training.models import decoder, paced
 
 KNOWN = Catalogue()
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(1,))
@@ -97,3 +98,18 @@ def test_the_language_is_what_its_rule_says() -> None:
         tokens.append(torch.where(random[:, t] % 10 == 0, (random[:, t] >> 8) % 50257, follows))
     text = torch.stack(tokens, 1)
     assert torch.equal(inputs, text[:, :-1]) and torch.equal(targets, text[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("knobs", "fault"),
+    [
+        ({"plant": "2:0.9"}, "keeps to no plant"),
+        ({"mode": "schedul"}, "wait or schedule"),
+        ({"mode": "schedule", "plant": "2=0.9"}, "ranks:efficiency"),
+    ],
+)
+def test_a_plant_that_nothing_keeps_to_is_refused(knobs: dict[str, str], fault: str) -> None:
+    size = {**paced.SIZES["small"], **paced.KNOBS}
+    paced.build({**size, "mode": "schedule", "plant": "2:0.9"})
+    with pytest.raises(SpecError, match=fault):
+        paced.build({**size, **knobs})

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.base.documents import Json
+from harness.base.errors import SpecError
 from harness.cases import CaseSpec, Mesh, Mode, batching
 from harness.training.data import uniform
 
@@ -23,6 +24,7 @@ SIZES = {
     "thin": dict(width=64, layers=16, layer_kb=32, batch=16),  # enough layers for 16 stages
     "small": dict(width=64, layers=8, layer_kb=128, batch=8),
 }
+MODES = ("wait", "schedule")
 KNOBS = dict(mode="wait", step_ms=40.0, plant="", noise=0.01)
 STAND_IN = "paced"
 AT_ONCE = dict(step_ms=0.0)
@@ -69,7 +71,20 @@ class PacedLayer(nn.Module):
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
-    """Equal layers of ``layer_kb`` KiB each; the waits of a default batch add up to ``step_ms``."""
+    """Equal layers of ``layer_kb`` KiB each; the waits of a default batch add up to ``step_ms``.
+
+    SpecError for a mode that is none, and a plant that is none or that nothing keeps to.
+    """
+    if size["mode"] not in MODES:
+        raise SpecError(
+            f"paced.mode={size['mode']}", expected=" or ".join(MODES), fix="paced.mode=schedule"
+        )
+    if planted(size) and size["mode"] != "schedule":
+        raise SpecError(
+            f"paced.plant={size['plant']}: a model that waits keeps to no plant",
+            expected="paced.mode=schedule beside it",
+            fix=f"--set paced.mode=schedule --set paced.plant={size['plant']}",
+        )
     step_s = size["step_ms"] / 1e3
     if size["mode"] == "schedule":
         step_s *= 0.4  # room for communication before the deadline
@@ -101,6 +116,19 @@ def step_s(size: Mapping[str, Json]) -> float:
     return float(size["step_ms"] / 1e3)
 
 
+def planted(size: Mapping[str, Json]) -> dict[int, float]:
+    """The efficiency of each world that ``plant`` names; SpecError where it cannot be read."""
+    try:
+        pairs = [item.split(":") for item in size["plant"].split(",") if item]
+        return {int(ranks): float(efficiency) for ranks, efficiency in pairs}
+    except ValueError:
+        raise SpecError(
+            f"paced.plant={size['plant']}",
+            expected="ranks:efficiency, with commas between them",
+            fix="--set paced.mode=schedule --set paced.plant=2:0.95,4:0.9",
+        ) from None
+
+
 def period_s(size: Mapping[str, Json], case: CaseSpec, draw: int) -> float | None:
     """Mode ``schedule``: the period T of a step for this world, with the launch's noise.
 
@@ -108,8 +136,7 @@ def period_s(size: Mapping[str, Json], case: CaseSpec, draw: int) -> float | Non
     """
     if size["mode"] != "schedule":
         return None
-    planted = dict(item.split(":") for item in size["plant"].split(",") if item)
-    efficiency = float(planted.get(str(case.world_size), 1.0)) if not case.plain else 1.0
+    efficiency = 1.0 if case.plain else planted(size).get(case.world_size, 1.0)
     base = size["step_ms"] / 1e3
     if case.mode is Mode.STRONG:
         base *= (

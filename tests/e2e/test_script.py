@@ -18,6 +18,7 @@ from harness.base.errors import Exit, SpecError
 from harness.cases import Catalogue, Device, Mode, Protocol, Settings, Site
 from harness.cases.script import parse, script_plan
 from harness.interface.cli.main import main
+from harness.interface.report.headline import decide
 from harness.interface.report.script import lines as script_table
 from harness.launch.engines import emulated
 from harness.measure import bench, together
@@ -397,6 +398,15 @@ def test_scripts_that_cannot_be_measured_say_why(
 ) -> None:
     verdict = measured("odd.py", how)
     assert verdict.status is Status.ERROR and message in verdict.detail, verdict.detail
+
+
+def test_a_script_that_refuses_one_rank_is_told_where_its_ladder_begins(measured: Measured) -> None:
+    verdict = measured("odd.py", "is parallel")
+    assert "left with status 1: tensor parallelism needs two ranks" in verdict.detail
+    assert decide(measured.session.run.record(complete=False))[-1] == (
+        "if it needs several ranks:"
+        " scaleproof run --script --cpus 4 --first-rung 2 -- odd.py 'is parallel'"
+    )
 
 
 @pytest.mark.parametrize(("how", "even"), [("logs seldom", True), ("broadcasts seldom", False)])

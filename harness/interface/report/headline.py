@@ -1,14 +1,16 @@
 """One sentence that a manager could quote: what was asked, what came out, what would decide it."""
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from harness.analysis.again import command
 from harness.analysis.judging.promise import MOST_PAIRS
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.base.numbers import si
-from harness.cases import CaseSpec, Form, metrics
+from harness.cases import CaseSpec, Device, Form, metrics
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
@@ -16,6 +18,10 @@ from harness.record.outcome import SEVERITY
 FEW = 2
 #: What others use of less than this part of a core is no cause of anything.
 LEAST_CORES = 0.1
+#: Ranks of the smallest ladder that begins at two.
+LEAST_RANKS = 4
+#: What a script says that one rank is too few for.
+_OF_RANKS = re.compile(r"rank|world|process|gpu|device|parallel", re.IGNORECASE)
 #: What decides a verdict that more pairs do not.
 _DECIDES = {
     Reason.NOISY_HOST: "a quieter host",
@@ -130,7 +136,29 @@ def decide(run: RunRecord) -> list[str]:
             if cases[case].script:  # its ladder may begin anywhere: the run's own words say where
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
-    return lines
+    return [*lines, *_later_rung(run)]
+
+
+def _later_rung(run: RunRecord) -> Iterator[str]:
+    """Says how a script is measured that refuses to train on one rank, as far as it says so."""
+    for plan in run.plans:
+        alone = {arm.case.hash for arm in plan.arms if arm.case.script and arm.case.world_size == 1}
+        refused = any(
+            launch.case in alone
+            and launch.cause is not None
+            and launch.cause.kind == "exception"
+            and launch.cause.step == 0
+            and _OF_RANKS.search(launch.cause.message)
+            for launch in run.launches
+        )
+        largest = max((arm.case for arm in plan.arms), key=lambda case: case.world_size)
+        if refused and largest.world_size < LEAST_RANKS:
+            if largest.device is not Device.CPU:
+                continue
+            largest = replace(largest, world_size=LEAST_RANKS, nodes=(LEAST_RANKS,))
+        if refused:
+            options, dashes, script = command(largest, run.settings).partition(" -- ")
+            yield f"if it needs several ranks: {options} --first-rung 2{dashes}{script}"
 
 
 def _why(run: RunRecord, v: Verdict) -> str:

@@ -61,9 +61,11 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
         finish_measured(watch)
         if left.code not in (None, 0):
             log = Path(spec.out) / f"rank{place.rank}.log"
-            last = process.last_line(log) or "it said nothing"
+            status, last = left.code, process.last_line(log) or "it said nothing"
+            if not isinstance(status, int):  # sys.exit("why"): the interpreter prints it at the end
+                status, last = 1, str(status)
             raise LaunchError(
-                f"the script left with status {left.code}: {last}",
+                f"the script left with status {status}: {last}",
                 where=spec.case.script,
                 expected="a training",
                 fix=f"less {log}",

@@ -328,18 +328,21 @@ def shards(watched: Watched) -> Iterator[str]:
             )
 
 
-def late(watched: Sequence[Watched], step_s: float) -> tuple[int, float] | None:
-    """The rank that the others wait for, and how long in a step (s), by the time that each takes up
-    to its backward passes; None where no rank is late, or nobody knows.
+def late(
+    ahead_s: Sequence[float], queued_s: Sequence[float], step_s: float
+) -> tuple[int, float] | None:
+    """The rank that the others wait for, and how long in a step (s); None where no rank is late, or
+    nobody knows.
 
     Ranks meet within the backward pass: what one takes longer before it, all take longer.
+    ``ahead_s`` is what each takes up to it in a step, ``queued_s`` what its threads wait for a core
+    in a step: that is the machine's doing, not the script's.
     """
-    ahead_s = [w.ahead_s for w in watched]
     if len(ahead_s) < 2 or not all(ahead_s):
         return None
-    slowest = max(range(len(ahead_s)), key=ahead_s.__getitem__)
-    others_s = ahead_s[:slowest] + ahead_s[slowest + 1 :]
-    more_s = ahead_s[slowest] - float(np.median(others_s))
+    own_s = np.maximum(np.subtract(ahead_s, queued_s), 0.0)
+    slowest = int(own_s.argmax())
+    more_s = float(own_s[slowest] - np.median(np.delete(own_s, slowest)))
     return (slowest, more_s) if more_s >= max(LATE_S, LATE * step_s) else None
 
 

@@ -222,10 +222,7 @@ def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
 
 def _late(row: ScriptRow) -> str:
     """A remark on the rank that is late in more than half of the launches."""
-    late = []
-    for launch in row.launches:
-        watched = [r.watched for r in launch.ranks if r.watched is not None]
-        late.append(script.late(watched, launch.steps.mean_s) if launch.steps is not None else None)
+    late = [_late_in(launch) for launch in row.launches]
     ((rank, times),) = Counter(x[0] if x is not None else None for x in late).most_common(1)
     if rank is None or 2 * times <= len(late):
         return ""
@@ -234,6 +231,16 @@ def _late(row: ScriptRow) -> str:
         f"rank {rank} comes to its backward pass {si(more_s, 's')} a step later than the others,"
         " which wait for it: a slow loader, device or core?"
     )
+
+
+def _late_in(launch: LaunchRecord) -> tuple[int, float] | None:
+    """The rank that is late in a launch, and by how much in a step (s)."""
+    if launch.steps is None:
+        return None
+    step_s = launch.steps.mean_s
+    ahead_s = [rank.watched.ahead_s if rank.watched else 0.0 for rank in launch.ranks]
+    queued_s = [step_s * (rank.waited_s or 0.0) / rank.window_s for rank in launch.ranks]
+    return script.late(ahead_s, queued_s, step_s)
 
 
 def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:

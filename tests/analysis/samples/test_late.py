@@ -7,15 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from harness.analysis.samples.script import late
-from harness.record import Watched
-
-
-def seen(ahead_s: float) -> Watched:
-    return Watched(
-        world_size=2, backend="gloo", optimizers=("SGD",), backwards=1, regular=True, even=True,
-        roots={}, start="", first="", sharded=False, parameter_bytes=0, collectives={},
-        ahead_s=ahead_s,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -29,11 +20,17 @@ def seen(ahead_s: float) -> Watched:
     ],
 )
 def test_a_late_rank_is_told(ahead_s: Sequence[float], wanted: tuple[int, float] | None) -> None:
-    heard = late([seen(s) for s in ahead_s], step_s=0.13)
+    heard = late(ahead_s, [0.0] * len(ahead_s), step_s=0.13)
     assert (heard is None) == (wanted is None)
     if heard is not None and wanted is not None:
         assert heard[0] == wanted[0] and heard[1] == pytest.approx(wanted[1])
 
 
 def test_short_steps_jitter_by_more_than_a_quarter() -> None:
-    assert late([seen(1e-4), seen(1e-3)], step_s=1e-3) is None
+    assert late([1e-4, 1e-3], [0.0, 0.0], step_s=1e-3) is None
+
+
+def test_what_a_rank_waits_for_a_core_is_no_lateness_of_the_script() -> None:
+    assert late([0.02, 0.12], [0.0, 0.09], step_s=0.15) is None
+    heard = late([0.02, 0.12], [0.0, 0.01], step_s=0.15)
+    assert heard is not None and heard == pytest.approx((1, 0.09))

@@ -283,8 +283,12 @@ def _ends(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     ends = [link.number for link in links if link.kind is Kind.ENDED]
     if ends and ends[0] != links[-1].number:
         yield f"the chain goes on behind its end, link {ends[0]}"
-    if run.complete and links[-1].kind is not Kind.ENDED:
-        yield "the record is complete, but the chain does not end"
+    if run.complete is not (links[-1].kind is Kind.ENDED):
+        yield (
+            "the record is complete, but the chain does not end"
+            if run.complete
+            else "the chain has ended, but the record is not complete"
+        )
 
 
 def _sealed(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:

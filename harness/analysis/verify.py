@@ -17,6 +17,7 @@ from harness.analysis.audit import audit, strays
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.samples import bits, figures, pilots, references, script
 from harness.analysis.timeline.profiled import budget_of, talks, trace_path
+from harness.base import digests
 from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
 from harness.base.packs import is_there, opened
@@ -57,7 +58,8 @@ class Verification:
     ``num_links`` are those of the chain that ends with ``head``; a record without is unchained:
     what it says follows from its samples, but nobody can say that nothing was left out.
     ``signer`` is the key whose signature covers it. ``num_traceless`` profiled launches had no
-    traces left: their budgets were taken as recorded.
+    traces left: their budgets were taken as recorded; so are the words of verdicts unless they are
+    ``worded`` by this very version.
     """
 
     num_launches: int
@@ -68,6 +70,7 @@ class Verification:
     num_links: int = 0
     head: str = ""
     signer: str = ""
+    worded: bool = False
 
 
 def verify(run: RunRecord, folder: Path) -> Verification:
@@ -122,7 +125,19 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
         num_traceless=sum(replayed.traceless for replayed in checked),
         num_links=len(links),
         head=run.head,
+        worded=_of_this_version(run),
     )
+
+
+def _of_this_version(run: RunRecord) -> bool:
+    """Whether every launch was made by the very files of this package."""
+    made_by = {
+        rank.sources.get("scaleproof")
+        for launch in run.launches
+        for rank in launch.ranks
+        if rank.sources
+    }
+    return made_by == {digests.of_package()}
 
 
 def passed_by_older_rules(run: RunRecord) -> Iterator[str]:
@@ -336,8 +351,9 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
     if len(again) != len(run.verdicts):
         differences.append(f"{len(run.verdicts)} verdicts recorded, {len(again)} recomputed")
     directed = run.schema >= DIRECTED_SINCE
-    # Its words may change; reason and figures may not.
-    words = {"detail", "doubt", *([] if directed else ["more"])}
+    # Words may change from version to version; reason and figures may not.
+    words = set() if _of_this_version(run) else {"detail", "doubt"}
+    words |= set() if directed else {"more"}
     for old, new in zip(run.verdicts, again, strict=False):
         if not directed and old.reason is Reason.NOISY_HOST:
             continue  # by the rules of its day load left it open
@@ -347,6 +363,8 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
             for name in names
             if not same(to_doc(a := getattr(old, name)), to_doc(b := getattr(new, name)))
         ]
+        if bool(old.doubt) is not bool(new.doubt):
+            changes.append(f"it is {'' if new.doubt else 'not '}in doubt, other than recorded")
         if changes:
             differences.append(f"{old.case} {old.contrast}: {'; '.join(changes)}")
     return differences

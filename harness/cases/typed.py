@@ -5,6 +5,8 @@ A refusal says the form that works. Launchers' usual forms name a number of rank
 every rung they are the rung's, and one that is free.
 """
 
+import ast
+import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -155,14 +157,39 @@ def _spelt(name: str, option: str, becomes: str) -> str:
 def spawns(words: Sequence[str], folder: Path) -> bool:
     """Whether a script starts its ranks itself, and is told how many: one process is its launcher.
 
-    That it can is read in its file; without a number of ranks among its words it is taken as it is
-    (many do so only with an option).
+    That it can is read in its file, and in those of the user's that it imports; without a number of
+    ranks among its words it is taken as it is (many do so only with an option).
     """
     script = next((folder / word for word in words if word.endswith(".py")), None)
     asks = asks_for_ranks(words) or any(described_in(words, folder))
     if script is None or not asks or not script.is_file():
         return False
-    return _SPAWNS.search(script.read_text(errors="replace")) is not None
+    return any(_SPAWNS.search(text) for text in _texts(script, folder))
+
+
+def _texts(script: Path, folder: Path) -> Iterator[str]:
+    """The texts of a script and of the user's files that it imports, as far as they can be read."""
+    files = [script.resolve()]
+    for path in files:  # grows meanwhile
+        text = path.read_text(errors="replace")
+        yield text
+        with contextlib.suppress(SyntaxError, ValueError):
+            for name in _imported(text):
+                for base in (path.parent, script.parent, folder):
+                    module = base.joinpath(*name.split(".")).resolve()
+                    named = (module.with_suffix(".py"), module / "__init__.py")
+                    files += [file for file in named if file.is_file() and file not in files]
+
+
+def _imported(text: str) -> Iterator[str]:
+    """Names of modules in import statements, and of what may be one."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = [node.module] if node.module else []
+            yield from package
+            yield from (".".join([*package, alias.name]) for alias in node.names)
 
 
 def described_in(words: Sequence[str], folder: Path) -> Iterator[Path]:

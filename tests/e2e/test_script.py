@@ -179,7 +179,6 @@ def test_a_strong_ladder_compares_gradients(measured: Measured) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.full
 def test_a_launcher_that_starts_nothing_is_quoted(measured: Measured) -> None:
     launch = measured.once("sh", "launch.sh", "{ranks}")
     assert launch.cause is not None
@@ -221,6 +220,17 @@ def test_a_fresh_interpreter_and_a_launcher_see_the_same_training(
     assert [w.way for w in seen if w] == ["forked"] * 2 + ["fresh"] * 2 + ["launcher"] * 2
     assert len({w.start for w in seen if w}) == len({x.losses for x in every}) == 1
     assert len({x.consumed for x in every}) == 1
+
+
+def test_a_script_that_spawns_in_another_file_and_makes_no_group_of_one(
+    measured: Measured,
+) -> None:
+    """Whoever trains in a world of one is its rank, group or not."""
+    verdict = measured("several.py", "{ranks}")
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    seen = [r.watched for n in (1, 2) for x in measured.launches(n) for r in x.ranks]
+    assert {w.way for w in seen if w} == {"launcher"}
+    assert {w.world_size for w in seen if w} == {1, 2}
 
 
 @pytest.mark.full

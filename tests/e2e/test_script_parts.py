@@ -24,6 +24,32 @@ def test_a_share_of_the_work_is_right_where_a_batch_is_shared(
     assert "gradient of 2cpu equal to one rank's" in measured.table()
 
 
+def test_flat_shards_are_no_replicas(measured: Measured) -> None:
+    """FSDP's first kind says of no parameter that it is a part."""
+    verdict = measured("parts.py", "flat shards")
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    assert "replicas (parameters are sharded)" in measured.table()
+    assert "exchanged as often as needed" in measured.table()
+
+
+@pytest.mark.full
+def test_layers_that_are_cut_by_hand_are_no_replicas(measured: Measured) -> None:
+    """All ranks see the same samples, and sum what each has computed of them."""
+    verdict = measured("parts.py", "cut layers", mode=Mode.STRONG)
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    assert "replicas (parameters are sharded)" in measured.table()
+    assert "(ranks hold parts of the model)" in measured.table()
+
+
+@pytest.mark.full
+def test_a_batch_that_passes_twice_is_one_batch(measured: Measured) -> None:
+    verdict = measured("parts.py", "twice")
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    for ranks in (1, 2):
+        launch = measured.launches(ranks)[0]
+        assert launch.steps is not None and launch.consumed == 64 * ranks * launch.steps.count
+
+
 @pytest.mark.full
 def test_exchanges_of_a_part_are_counted_by_that_part(measured: Measured) -> None:
     """The gradients of a head, in each of four passes: less than the whole model once."""
@@ -53,6 +79,7 @@ def test_an_update_that_changes_nothing_is_none(measured: Measured, part: str, s
     [
         ("workers", "the loader has 2 workers a rank, and 0 on one rank", "get_worker_info"),
         ("unsplit", "do all workers of the loader read the same ones", "workers a rank"),
+        ("unsplit, accumulated", "do all workers of the loader read the same", "workers a rank"),
         ("histograms", "times the CPU time on one rank", "workers"),
         ("split", "", "workers"),
         ("augments", "", "(.item())"),

@@ -6,6 +6,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
@@ -13,12 +14,13 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 parser = argparse.ArgumentParser()
 parser.add_argument("part", choices=[
     "teacher", "sharded optimizer", "head", "lazy", "lazy everywhere", "workers", "unsplit",
-    "split", "histograms", "augments",
+    "split", "histograms", "augments", "flat shards", "cut layers", "twice", "unsplit, accumulated",
 ])  # fmt: skip
 parser.add_argument("--divide", action="store_true", help="one batch shared by all ranks")
 part = parser.parse_args().part
 divide = parser.parse_args().divide
 ROWS = 2048
+ENDLESS = ("split", "unsplit", "unsplit, accumulated")
 
 
 class Lazy(torch.optim.SGD):
@@ -46,12 +48,46 @@ class Endless(IterableDataset[torch.Tensor]):
             yield torch.randn(64, generator=draw)
 
 
+class Summed(torch.autograd.Function):
+    """The sum over all ranks of what each has a part of."""
+
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return grad
+
+
+class Cut(nn.Module):
+    """Two layers of which each rank has its columns, then its rows."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        super().__init__()
+        self.wide = nn.Parameter(0.1 * torch.randn(512, 64).chunk(world)[rank])
+        self.back = nn.Parameter(0.05 * torch.randn(8, 512).chunk(world, 1)[rank])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inside = torch.relu(x @ self.wide.T) @ self.back.T
+        return Summed.apply(inside)  # type: ignore[no-any-return,no-untyped-call]
+
+
 class Noisy(TensorDataset):
     """Draws a number for each of its samples, as augmentations do."""
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, ...]:
         (row,) = super().__getitem__(number)
         return (row * (1 + 0.01 * torch.rand(()).item()),)
+
+
+def placed(inner: nn.Module, rank: int, world: int) -> nn.Module:
+    """How the model lies on the ranks."""
+    if part == "flat shards":
+        return FullyShardedDataParallel(inner, device_id=torch.device("cpu"))
+    return Cut(rank, world) if part == "cut layers" else DistributedDataParallel(inner)
 
 
 def main() -> None:
@@ -63,8 +99,10 @@ def main() -> None:
     data = (Noisy if part == "augments" else TensorDataset)(rows)
     sampler: DistributedSampler[object] | None = DistributedSampler(data)
     workers = 2 if several and part == "workers" else 0
-    if part in ("split", "unsplit"):
+    if part in ENDLESS:
         data, sampler, workers = Endless(rank), None, 2
+    if part == "cut layers":
+        sampler = DistributedSampler(data, num_replicas=1, rank=0)
     batch = 64 // world if divide else 64
     loader = DataLoader(data, batch, sampler=sampler, num_workers=workers, drop_last=True)
     teacher = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8))
@@ -72,7 +110,7 @@ def main() -> None:
     inner = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
     if part == "head":
         inner[0].requires_grad_(False)
-    model = DistributedDataParallel(inner)
+    model = placed(inner, rank, world)
     trained = [p for p in model.parameters() if p.requires_grad]
     if part == "sharded optimizer":
         optimizer = ZeroRedundancyOptimizer(trained, optimizer_class=torch.optim.AdamW)
@@ -81,16 +119,19 @@ def main() -> None:
         optimizer.told = several or part == "lazy everywhere"
     else:
         optimizer = torch.optim.SGD(trained, lr=0.01)
-    passes = 4 if part == "head" else 1
+    passes = {"head": 4, "unsplit, accumulated": 3}.get(part, 1)
     for epoch in range(1000):
         if sampler is not None:
             sampler.set_epoch(epoch)
         for number, batch_of in enumerate(loader):
-            x = batch_of if part in ("split", "unsplit") else batch_of[0]
+            x = batch_of if part in ENDLESS else batch_of[0]
             if part == "histograms" and not several:  # logged where nobody waits for it
                 torch.randn(200_000).sort()
             with torch.no_grad():
                 wanted = teacher(x) if part == "teacher" else x[:, :8]
+            if part == "twice":
+                nn.functional.mse_loss(model(x), wanted).backward()
+                optimizer.zero_grad()  # a step aside would be here
             (nn.functional.mse_loss(model(x), wanted) / passes).backward()
             if number % passes == passes - 1:
                 optimizer.step()

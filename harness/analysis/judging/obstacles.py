@@ -329,10 +329,10 @@ def blame(launch: LaunchRecord) -> str:
     whom = "node" if of_node else "rank"
     facts.append(f"sure of the {whom}" if cause.sure else f"not sure of the {whom}")
     if cause.victims:
-        few = len(cause.victims) <= 8
+        several = "s" if len(cause.victims) > 1 else ""
         facts.append(
-            f"victims {', '.join(map(str, cause.victims))}"
-            if few
+            f"victim{several}: rank{several} {', '.join(map(str, cause.victims))}"
+            if len(cause.victims) <= 8
             else f"{len(cause.victims)} victims"
         )
     facts.append(f"log launches/{launch.launch}/rank{cause.rank}.log")

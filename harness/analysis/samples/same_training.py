@@ -196,9 +196,14 @@ def _distinct(launch: LaunchRecord) -> float:
     return min(rank.watched.distinct for rank in launch.ranks if rank.watched is not None)
 
 
+def gradients_differ(a: LaunchRecord, b: LaunchRecord) -> bool:
+    """Whether they had other gradients in the first step where these had to be alike."""
+    return any(_gradients(a, b, edited=False))
+
+
 def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
     """Equal samples in the first step must give the same gradient, from the same start."""
-    if not same_samples(a, b) or not begin_alike([a, b]) or random([a, b]):
+    if not same_samples(a, b) or not begin_alike([a, b]) or random([a, b]) or cut([a, b]):
         return
     here = norm(a)
     there = norm(b)
@@ -238,6 +243,11 @@ def random(launches: Sequence[LaunchRecord]) -> bool:
         for rank in launch.ranks
         if rank.watched is not None
     )
+
+
+def cut(launches: Sequence[LaunchRecord]) -> bool:
+    """Whether ranks hold parts of one model, some of them perhaps the same ones."""
+    return any(_seen(launch).sharded and not _seen(launch).parallel for launch in launches)
 
 
 def same_samples(a: LaunchRecord, b: LaunchRecord) -> bool:

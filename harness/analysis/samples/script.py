@@ -134,7 +134,18 @@ def consumed(
     """Samples of the kept window; as declared where they cannot be counted."""
     if counted(ranks, samples):
         return (declared(case) or 0) * (len(samples[0].marks_s) - 1 - cut)
-    return sum(by_step(samples, cut))
+    return sum(by_step(samples, cut)) // _passes(ranks, samples)
+
+
+def _passes(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> int:
+    """How often each sample of a step reaches the model: more than once where the loader hands out
+    so many fewer than come, and no more of these are unlike (SAM, R-Drop).
+    """
+    watched = ranks[0].watched
+    if watched is None or not watched.drawn:
+        return 1
+    times = float(np.median(_came(samples[0]))) / watched.drawn
+    return int(times) if times.is_integer() and abs(times * watched.distinct - 1) < 0.01 else 1
 
 
 def wrong(
@@ -202,8 +213,8 @@ def _samples(
             " is sampler.set_epoch(epoch) missing?"
         )
     arrived = [int((sample.seen[last] != 0).sum()) for sample in samples if sample.seen is not None]
-    if stated is not None and num_rows != stated:
-        yield f"samples: {num_rows} reached the model in a step, {stated} were declared"
+    if stated is not None and (reached := num_rows // _passes(ranks, samples)) != stated:
+        yield f"samples: {reached} reached the model in a step, {stated} were declared"
     if 0 in arrived and max(arrived):
         yield f"idle: rank {arrived.index(0)} got no samples while others got {max(arrived)}"
     alone = any(
@@ -229,7 +240,12 @@ def _training(
         )
     if case.world_size < 2 or any(w.sharded for w in watched):
         return
-    if len({w.start for w in watched}) > 1:
+    if len({w.start for w in watched}) > 1 and not any(w.collectives for w in watched):
+        yield (
+            "replicas: ranks exchange nothing in a step, and start from different parameters: is"
+            " DistributedDataParallel missing, or was it told not to run on several ranks?"
+        )
+    elif len({w.start for w in watched}) > 1:
         yield (
             "replicas: ranks start from different parameters: set one seed on all of them, or let"
             " DistributedDataParallel copy rank 0's"

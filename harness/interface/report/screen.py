@@ -77,10 +77,11 @@ def lines(
 def measured_on(run: RunRecord) -> str:
     """``2 cores of AMD EPYC · torch 2.13.0+cpu gloo · 152 launches in 4:11``"""
     backends = sorted({arm.case.backend for plan in run.plans for arm in plan.arms})
+    many = len(run.launches)
     parts = [
         run.machine.title,
         f"torch {run.software.get('torch', 'n/a')} {' '.join(backends)}".strip(),
-        f"{len(run.launches)} launches in {duration(run.elapsed_s)}",
+        f"{many} launch{'es' if many != 1 else ''} in {duration(run.elapsed_s)}",
     ]
     return " · ".join(parts)
 

@@ -109,7 +109,9 @@ def _exchanged(row: ScriptRow) -> str:
     """The two kinds of collectives that carry most, and how many others there are."""
     kinds = sorted(row.seen.collectives.items(), key=lambda kind: -kind[1].payload_bytes)
     shown = [
-        f"{key} {issued.count}x {si(float(issued.payload_bytes), 'B')}" for key, issued in kinds
+        f"{key} {si(float(issued.payload_bytes), 'B')}"
+        + (f" in {issued.count}" if issued.count > 1 else "")
+        for key, issued in kinds
     ]
     more = [f"{len(shown) - 2} more"] if len(shown) > 2 else []
     return ", ".join([*shown[:2], *more])
@@ -190,6 +192,8 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
     for row in several:
         if row is first:
             continue
+        if same_training.gradients_differ(row.launches[0], first.launches[0]):
+            continue  # the verdict says so
         reason = _gradient_uncompared(row, first)
         compared = f"equal to {lowest}'s" if reason is None else f"against {lowest}'s"
         yield f"gradient of {row.arm.case.world} {compared}", reason
@@ -199,10 +203,12 @@ def _replicas(watched: Sequence[Watched]) -> Iterator[tuple[str, str | None]]:
     """Whether ranks stay alike, and exchange no more than they need."""
     if any(w.sharded for w in watched):
         yield "replicas", "parameters are sharded"
-        if not any(list(script.shards(w)) for w in watched):
+        if all(w.parallel for w in watched) and not any(list(script.shards(w)) for w in watched):
             yield "shards exchanged as often as needed", None
         return
     yield "replicas equal at both ends", None
+    if any(w.evaluations or w.aside for w in watched):
+        yield "models that get no gradient (a teacher, an average of weights)", ""
     if not any(map(script.accumulated, watched)):
         counted = all(w.collectives for w in watched)
         yield "gradients exchanged once", None if counted else "torch's flight recorder was off"
@@ -215,6 +221,8 @@ def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
         return "no seed is set"
     if same_training.random(pair):
         return "forward passes draw random numbers"
+    if same_training.cut(pair):
+        return "ranks hold parts of the model"
     if same_training.same_samples(*pair):
         return None
     return "weak: other samples" if row.arm.case.mode is Mode.WEAK else "the first samples differ"
@@ -266,14 +274,16 @@ def _remarks(row: ScriptRow, bases: Sequence[LaunchRecord]) -> Iterator[str]:
 
 
 def _of_exchanges(watched: Watched, world_size: int) -> Iterator[str]:
-    if watched.small:
+    if watched.small and world_size > 1:
+        several = "s" if watched.small > 1 else ""
         yield (
-            f"{watched.small} collectives of single values in the last step: a loss that is"
+            f"{watched.small} collective{several} of single values in the last step: a loss that is"
             " logged, or a norm? Each makes all ranks wait for each other"
         )
     if watched.reads >= 1:
         yield (
-            f"a step reads {watched.reads:.3g} single values (.item()): on a GPU each waits for"
+            f"a step reads {watched.reads:.3g} single value{'s' if watched.reads > 1 else ''}"
+            " (.item()): on a GPU each waits for"
             " the device"
         )
     if world_size > 1 and (extra := script.accumulated(watched)):
@@ -295,10 +305,12 @@ def _of_batches(row: ScriptRow, base: LaunchRecord, base_ranks: str) -> Iterator
             f"the loader has {watched.workers} workers a rank, and {first.workers} on"
             f" {base_ranks}: the ratio is of both, of ranks and of workers"
         )
-    if watched.again >= AGAIN and watched.workers > 1:
+    once = not watched.drawn or sum(watched.roots.values()) <= watched.drawn
+    known = watched.again + (1 - watched.distinct if once else 0)
+    if known >= AGAIN and watched.workers > 1:
         yield (
-            f"{watched.again:.0%} of a step's samples were those of the step before: do all"
-            " workers of the loader read the same ones (get_worker_info)?"
+            f"{known:.0%} of a step's samples were those of another one, or of the step before: do"
+            " all workers of the loader read the same ones (get_worker_info)?"
         )
     if not watched.stored and same_training.draws_whole(row.launches[0], base):
         yield (

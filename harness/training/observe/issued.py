@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,9 +71,22 @@ def between(backend: str, begin_ns: int, end_ns: int) -> Mapping[str, Issued]:
 
 
 def small(backend: str, begin_ns: int, end_ns: int) -> int:
-    """How many of them carry single values: no gradient, but a loss, a norm or a flag."""
+    """How many of them carry single values: no gradient, but a loss, a norm or a flag. What is
+    broadcast may be a buffer, as of batch norm.
+    """
     issued = [entry for entry in entries(backend) if begin_ns <= entry["time_created_ns"] < end_ns]
-    return sum(0 < _payload(e) <= SMALL for e in issued)
+    return sum(0 < _payload(e) <= SMALL and name_of(e) != "broadcast" for e in issued)
+
+
+def within(backend: str, spans_ns: Iterable[tuple[int, int]]) -> int:
+    """Bytes of the collectives within these times, but for broadcasts, as of DDP's buffers."""
+    records = [record for record in entries(backend) if name_of(record) != "broadcast"]
+    return sum(
+        _payload(record)
+        for begin, end in spans_ns
+        for record in records
+        if begin <= record["time_created_ns"] < end
+    )
 
 
 def exchanged(backend: str, edges_ns: Sequence[int]) -> list[int]:

@@ -4,7 +4,7 @@ import importlib
 import itertools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -30,7 +30,7 @@ from harness.training.observe.intake import digest, padded
 from harness.training.rank.barrier import Barrier
 from harness.training.rank.setup import Laps, Rank, RankPlace, device_of
 from harness.training.rank.window import Measured
-from harness.training.script import process, workplace
+from harness.training.script import process, shards, workplace
 from harness.training.script.journal import Journal
 from harness.training.script.observed import Observed
 from harness.training.script.region import region
@@ -85,10 +85,11 @@ def refuse_spawning(script: str) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise LaunchError(
             "each rank starts ranks of its own (torch.multiprocessing.spawn): the script is its own"
-            " launcher, and is not told how many to start",
+            " launcher, and neither its command nor its files say so",
             where=script,
-            expected="{ranks} where its number of processes stands, or a way to run under torchrun",
-            fix="scaleproof run --script --cpus 2 -- train.py --world-size {ranks}",
+            expected="a shell script that starts it with {ranks} processes, or a way to run under"
+            " torchrun",
+            fix="scaleproof run --script --cpus 2 -- bash launch.sh {ranks}",
         )
 
     vars(spawning)["start_processes"] = refuse
@@ -220,13 +221,15 @@ def watched_by(watch: Watch) -> Watched:
     num_kept = watch.task.steps - watch.task.cut
     classes = [_kind(optimizer) for optimizer in watch.hooks.optimizers.values()]
     roots = list(watch.hooks.roots.values())
+    parallel = shards.shares_data(roots)
     collectives = dict[str, Issued]()
-    small = 0
+    small = within = 0
     exchanged = list[int]()
     if grouped := dist.is_initialized():
         span = watch.walls_ns[last[0]], watch.walls_ns[last[1]]
         collectives = dict(issued.between(dist.get_backend(), *span))
         small = issued.small(dist.get_backend(), *span)
+        within = issued.within(dist.get_backend(), watch.forwards_ns)
         begins = [watch.walls_ns[i] for i in edges[watch.task.cut :]]
         exchanged = issued.exchanged(dist.get_backend(), begins)
     first = sum(int(v) for rows in watch.rows.values() for v in rows.of(0, 1).tolist())
@@ -240,10 +243,8 @@ def watched_by(watch: Watch) -> Watched:
         roots={f"{i}:{_name(roots[i])}": len(rows.of(*last)) for i, rows in watch.rows.items()},
         start=watch.start,
         first=f"{first % 2**64:016x}",
-        sharded=watch.sharded,
-        parameter_bytes=sum(
-            parameter.numel() * parameter.element_size() for parameter in watch.parameters()
-        ),
+        sharded=watch.sharded or (within > issued.LARGE and not parallel),
+        parameter_bytes=shards.bytes_of(roots, watch.parameters()),
         collectives=collectives,
         small=small,
         reads=(watch.reads[last[1]] - watch.reads[watch.first]) / num_kept,
@@ -260,12 +261,10 @@ def watched_by(watch: Watch) -> Watched:
         in_eval=watch.hooks.in_eval,
         searched=watch.searched,
         random=watch.random,
-        parallel=_shares_data(roots),
+        parallel=parallel,
         ahead_s=_of_a_step(watch, watch.ahead_s),
-        trained_bytes=sum(
-            parameter.numel() * parameter.element_size()
-            for parameter in watch.parameters()
-            if parameter.requires_grad
+        trained_bytes=shards.bytes_of(
+            roots, [parameter for parameter in watch.parameters() if parameter.requires_grad]
         ),
         workers=watch.hooks.loaders.workers,
         again=_again(watch),
@@ -281,23 +280,6 @@ def _of_a_step(watch: Watch, by_sentence: Mapping[int, float]) -> float:
         for begin, end in itertools.pairwise(edges)
     ]
     return float(np.median(steps)) if steps else 0.0
-
-
-def _shares_data(roots: Sequence[nn.Module]) -> bool:
-    """Whether each rank has samples of its own, by how the first root is wrapped: by DDP, or by
-    FSDP over all ranks. Those of a tensor-parallel group have the same ones.
-    """
-    if not roots or not dist.is_initialized():
-        return False
-    root = getattr(roots[0], "_orig_mod", roots[0])  # what torch.compile has wrapped
-    if isinstance(root, nn.parallel.DistributedDataParallel):
-        return True
-    meshes = [
-        m for parameter in root.parameters() if (m := getattr(parameter, "device_mesh", None))
-    ]
-    flat = all(mesh.ndim == 1 and mesh.size() == dist.get_world_size() for mesh in meshes)
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # a script that has not loaded it has none
-    return fsdp is not None and isinstance(root, fsdp.FSDPModule) and bool(meshes) and flat
 
 
 def _distinct(watch: Watch) -> float:

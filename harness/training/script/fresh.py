@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -33,11 +34,13 @@ PATIENCE = 64
 
 
 def watch_once_grouped(folder: Path) -> None:
-    """Watch this process if it joins a group: which rank a script has spawned only that tells.
+    """Watch this process if it joins a group: which rank a script has spawned only that tells. In a
+    world of one it may make none: whoever trains is that rank.
 
-    LaunchError in the script where it trains without one: nobody would ever end it.
+    LaunchError in the script where one of several ranks trains without: nobody would ever end it.
     """
     join: Callable[..., Any] = dist.init_process_group
+    backward: Callable[..., Any] = torch.autograd.backward
     updates = itertools.count()
 
     def alone(*_: object) -> None:
@@ -52,18 +55,30 @@ def watch_once_grouped(folder: Path) -> None:
 
     unwatched = register_optimizer_step_pre_hook(alone)
 
-    @functools.wraps(join)
-    def joined(*args: Any, **more: Any) -> None:
-        join(*args, **more)
+    def begin_as(badge: Path) -> None:
         dist.init_process_group = join
+        torch.autograd.backward = backward
         unwatched.remove()
-        badge = badges.path_of(folder, dist.get_rank())
         if badge.is_file():
             for name in (BADGES, HOME):  # what this rank starts is none
                 os.environ.pop(name, None)
             watch(badge)
 
+    @functools.wraps(join)
+    def joined(*args: Any, **more: Any) -> None:
+        join(*args, **more)
+        begin_as(badges.path_of(folder, dist.get_rank()))
+
+    @functools.wraps(backward)
+    def trained(*args: Any, **more: Any) -> Any:
+        badge = badges.path_of(folder, 0)
+        if badge.is_file() and badges.read(badge).spec.case.world_size == 1:
+            begin_as(badge)
+            return torch.autograd.backward(*args, **more)
+        return backward(*args, **more)
+
     dist.init_process_group = joined
+    torch.autograd.backward = trained
 
 
 def watch(path: Path) -> None:

@@ -107,6 +107,9 @@ def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]
     """A list is a batch of samples, or the inputs of one batch."""
     many = len(given)
     if any(isinstance(x, Mapping) for x in given):
+        rows = {len(first) for x in given if (first := next(tensors(x), None)) is not None}
+        if len(rows) == 1 and rows <= set(known) and many not in known:
+            return Arrived(count=rows.pop())  # sides of pairs, say
         return Arrived(count=many, listed=True)
     parts = [x for x in given if isinstance(x, Tensor) and x.dim()]
     heads = {len(part) for part in parts}

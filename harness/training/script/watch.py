@@ -5,8 +5,10 @@ sentences -> period known and warm-up over -> kept window -> all ranks meet
 """
 
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, time_ns
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,16 +20,20 @@ from harness.training.observe.intake import digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.meter import Meter
 from harness.training.rank.setup import Rank
+from harness.training.script import shards
 from harness.training.script.flops import Counted, compiled
 from harness.training.script.observed import Observed
 from harness.training.script.profile import Profile
 from harness.training.script.region import region
+from harness.training.script.samples import Arrived
 
 #: So many sentences may pass before an optimizer that was made has stepped.
 PATIENCE = 64
 #: In every such step of a kept window memory is read, and samples are told apart; those of other
 #: steps are counted.
 LOOKED = 16
+#: Forward passes whose times are kept: those of a step or more.
+FORWARDS = 64
 
 
 class Watch(Observed):
@@ -53,6 +59,8 @@ class Watch(Observed):
         self.reads: list[int] = []  # of single values, up to each mark
         self.evaluations: list[int] = []  # the same of passes that train nothing
         self.ahead_s: dict[int, float] = {}  # time before backward passes, by sentence
+        self.forwards_ns = deque[tuple[int, int]](maxlen=FORWARDS)  # the last ones: from, to
+        self._called_ns = 0  # when the root that is open was called
         self._free_s = 0.0  # when the last pass or update was over
         self.events: list[torch.Event] = []
         self.start = ""
@@ -68,7 +76,7 @@ class Watch(Observed):
         done = len(self.sentences.words)
         if not done:
             self.start = digest(iter(self.parameters()))
-            self.sharded = any(hasattr(parameter, "placements") for parameter in self.parameters())
+            self.sharded = shards.divided(list(self.hooks.roots.values()))
         self.reads.append(self.hooks.reads)
         self.evaluations.append(self.hooks.evaluations)
         self.rss_bytes.append(self.memory.now() if done % LOOKED == 0 else 0)
@@ -96,6 +104,18 @@ class Watch(Observed):
             self.work.begin()
         elif self.measured and num_kept == window + self.period:
             self.finish(whole=True)
+
+    def called(
+        self, number: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        super().called(number, what, args, kwargs)
+        self._called_ns = time_ns()
+
+    def returned(self, output: object) -> None:
+        if self._called_ns:  # else it was called with nothing that is a sample
+            self.forwards_ns.append((self._called_ns, time_ns()))
+            self._called_ns = 0
+        super().returned(output)
 
     def enter_backward(self, losses: object) -> None:
         super().enter_backward(losses)

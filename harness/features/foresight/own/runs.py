@@ -208,7 +208,6 @@ def _shape(rung: MeasuredRung, catalogue: Catalogue) -> Shape:
         return shape_of(case, rung.described, catalogue)
     if seen is None or traffic is None:
         raise ValueError("what its ranks did was not watched")
-    whole = case.world_size if seen.sharded else 1
     micros = max(1, seen.backwards)
     return Shape(
         ranks=case.world_size,
@@ -216,7 +215,7 @@ def _shape(rung: MeasuredRung, catalogue: Catalogue) -> Shape:
         kept=kept(traffic.payload, case.world_size),
         seq=1,
         micro_batch=rung.samples / case.world_size / micros,
-        model=Model(name=case.model, params=seen.parameter_bytes * whole / FP32),
+        model=Model(name=case.model, params=seen.parameter_bytes / FP32),
     )
 
 

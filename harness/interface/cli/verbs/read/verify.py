@@ -201,6 +201,8 @@ def _lines(run: RunRecord, verified: Verification) -> list[str]:
         f" recorded with {run.software.get('scaleproof', 'n/a')}, read with schema {run.schema}",
     ]
     lines.append(" taken as recorded: figures of gates (held to their limits), facts of the host")
+    if not verified.worded:
+        lines.append(" the words of verdicts, too: another version of scaleproof made them")
     if verified.num_traceless:
         lines.append(
             f" {verified.num_traceless} budgets are taken from the record: their traces are missing"

@@ -1,0 +1,63 @@
+"""How the model of a script lies on the ranks: whole on each of them, or in parts."""
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+
+def divided(roots: Sequence[nn.Module]) -> bool:
+    """Whether torch says of a parameter that this rank holds a part of it."""
+    placed = any(hasattr(p, "placements") for root in roots for p in root.parameters())
+    return placed or bool(_flattened(roots))
+
+
+def shares_data(roots: Sequence[nn.Module]) -> bool:
+    """Whether each rank has samples of its own, by how the first root is wrapped: by DDP, or by
+    FSDP over all ranks. Those of a tensor-parallel group have the same ones.
+    """
+    if not roots or not dist.is_initialized():
+        return False
+    root = getattr(roots[0], "_orig_mod", roots[0])  # what torch.compile has wrapped
+    fsdp = _fsdp()
+    if isinstance(root, nn.parallel.DistributedDataParallel):
+        return True
+    if fsdp is None:
+        return False
+    if isinstance(root, fsdp.FullyShardedDataParallel):
+        return True
+    meshes = [
+        m for parameter in root.parameters() if (m := getattr(parameter, "device_mesh", None))
+    ]
+    flat = all(mesh.ndim == 1 and mesh.size() == dist.get_world_size() for mesh in meshes)
+    return isinstance(root, fsdp.FSDPModule) and bool(meshes) and flat
+
+
+def bytes_of(roots: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> int:
+    """Bytes of whole parameters: of flattened ones this rank holds a part, as long as others'."""
+    flattened = _flattened(roots)
+    ours = {id(p) for module in flattened for p in module.parameters()}
+    many = max((module.process_group.size() for module in flattened), default=1)
+    return sum(p.numel() * p.element_size() * (many if id(p) in ours else 1) for p in parameters)
+
+
+def _flattened(roots: Sequence[nn.Module]) -> list[Any]:
+    """Modules of FSDP's first kind, whose parts of parameters look like parameters."""
+    fsdp = _fsdp()
+    if fsdp is None:
+        return []
+    return [
+        module
+        for root in roots
+        for module in root.modules()
+        if isinstance(module, fsdp.FullyShardedDataParallel)
+        and module.sharding_strategy is not fsdp.ShardingStrategy.NO_SHARD
+    ]
+
+
+def _fsdp() -> ModuleType | None:
+    """None for a script that has not loaded it."""
+    return sys.modules.get("torch.distributed.fsdp")

@@ -42,7 +42,7 @@ class Reading(StrEnum):
 
 
 def gate(readings: Collection[Reading]) -> Exit:
-    """What ``--fail-on worse`` makes of them: a case that B has not measured may be worse there."""
+    """The exit status that ``--fail-on worse`` asks for: what B has not measured may be worse."""
     if Reading.SLOWER in readings:
         return Exit.FAILED
     return Exit.INCONCLUSIVE if Reading.ONLY_A in readings else Exit.PASSED

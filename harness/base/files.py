@@ -13,6 +13,8 @@ from harness.base.errors import Exit, ScaleproofError, SpecError
 #: its chain must have room for what is measured, and the record for an end.
 FLOOR_BYTES = 64 << 10
 ROOM_BYTES = 128 << 10
+#: A run has one in its folder.
+CHAIN = "chain.jsonl"
 #: What a file system says that is full, or whose user's share of it is.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -27,12 +29,16 @@ class FullDiskError(UnwrittenError):
     """No room for results."""
 
     def __init__(self, folder: Path, *, begun: bool = True) -> None:
-        resume = f"rm -r OLD_RUNS, then scaleproof run --resume {folder}"
+        of_run = (folder / CHAIN).exists()
+        fix = "rm -r OLD_RUNS, and run again: nothing was launched"
+        if begun:
+            then = f"scaleproof run --resume {folder}" if of_run else "the same command again"
+            fix = f"rm -r OLD_RUNS, then {then}"
         super().__init__(
             "no space is left on this disk",
             where=str(folder),
             expected="a few MB for a run; whatever was measured is kept",
-            fix=resume if begun else "rm -r OLD_RUNS, and run again: nothing was launched",
+            fix=fix,
         )
 
 

@@ -22,7 +22,7 @@ def upgrade(doc: Json, newest: int) -> Json:
     5 -> 6: a PASS asked for other evidence.
     """
     schema = doc.get("schema") if isinstance(doc, dict) else None
-    if not isinstance(schema, int) or schema < 1:
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise ValueError("not a record: no schema number")
     if schema > newest:
         raise ValueError(f"schema {schema} is newer than this program reads ({newest}); upgrade it")

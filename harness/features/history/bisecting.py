@@ -55,7 +55,7 @@ class Versions:
                 f"version {name} cannot be installed: {output[-1]}",
                 where=command,
                 expected=f"exit status 0 and {python}",
-                fix=f"--skip {name}",
+                fix=command if name in (self.names[0], self.names[-1]) else f"--skip {name}",
             )
         done.touch()
 

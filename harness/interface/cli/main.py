@@ -9,6 +9,8 @@ import importlib
 import json
 import os
 import re
+import shlex
+import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ from typing import Any, NoReturn
 
 from harness.base import pipes, refused
 from harness.base.documents import to_doc
-from harness.base.errors import Exit, RecordError, ScaleproofError, SpecError, nearest
+from harness.base.errors import Exit, LaunchError, RecordError, ScaleproofError, SpecError, nearest
 from harness.cases import features
 from harness.cases.heads import read_head
 from harness.interface import offered
@@ -82,6 +84,8 @@ def _main(words: Sequence[str]) -> int:
         return int(Exit.INTERRUPTED)
     except OSError as error:
         return _told(refused.in_words(error), words)
+    except subprocess.CalledProcessError as error:
+        return _told(_failed(error), words)
     except Exception as bug:
         if (damaged := _damaged(words, bug)) is not None:
             return _told(damaged, words)
@@ -89,6 +93,18 @@ def _main(words: Sequence[str]) -> int:
         sys.stderr.write("ERROR: this is a bug in scaleproof; the lines above show where\n")
         return int(Exit.INTERNAL)
     return int(answer.exit)
+
+
+def _failed(error: subprocess.CalledProcessError) -> LaunchError:
+    """Another program's failure, which says nothing of any record."""
+    command = error.cmd if isinstance(error.cmd, str) else shlex.join(map(str, error.cmd))
+    output = str(error.stderr or error.output or "").strip().splitlines() or ["it said nothing"]
+    return LaunchError(
+        f"a program that is needed left with status {error.returncode}: {output[-1]}",
+        where=command[:200],
+        expected="exit status 0",
+        fix=command,
+    )
 
 
 def _told(error: ScaleproofError, words: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ from harness.base.numbers import duration
 from harness.cases import Catalogue, Contrast, Course, Plan, Site, Threshold, targets
 from harness.interface import options
 from harness.interface.offered import OPTIONS, refuse_unknown_variables
-from harness.interface.plugin import benchmark, claims
+from harness.interface.plugin import benchmark, claims, hooks
 from harness.interface.plugin.session import Expectation, Scaling, option
 from harness.interface.report import screen, text
 from harness.measure.measurer import left_s
@@ -152,6 +152,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted: dict[str, set[Contrast]] = {}
     ours = [(item, e) for item in items if (e := _expectation(item)) is not None]
     for item, e in ours:
+        _refuse_override(item)
         if isinstance(e, Expectation):
             scaling.required = tuple(dict.fromkeys((*scaling.required, *e.required)))
             wanted.setdefault(e.plan.hash, set()).add(e.contrast)
@@ -219,6 +220,19 @@ def _expectation(item: pytest.Item) -> Expectation | Course | None:
     callspec = getattr(item, "callspec", None)
     param = callspec.params.get("verdict") if callspec is not None else None
     return param if isinstance(param, Expectation | Course) else None
+
+
+def _refuse_override(item: pytest.Item) -> None:
+    """UsageError where a fixture of the user's is called ``verdict``: nothing would be judged."""
+    defined = getattr(item, "_fixtureinfo").name2fixturedefs.get("verdict", ())  # noqa: B009
+    if defined and defined[-1].func.__module__ != hooks.__name__:
+        error = SpecError(
+            f"another fixture is called verdict, in {defined[-1].func.__module__}",
+            where=item.nodeid,
+            expected="the plugin's own, which measures and judges",
+            fix="call that fixture something else",
+        )
+        raise pytest.UsageError(str(error))
 
 
 def answer(request: pytest.FixtureRequest) -> Verdict:
@@ -313,11 +327,13 @@ def _enforce(item: pytest.Item, verdict: Verdict) -> None:
         pytest.fail("\n".join([f"{verdict.status} ({verdict.reason})", *lines]), pytrace=False)
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Carry the verdict's status to the report, for its letter and for JUnit."""
+    """Carry the verdict's status to the report, for its letter and for JUnit. A mark ``xfail``
+    excuses none: a waiver in the rules does, with a reason and an end.
+    """
     report = yield
     verdict = item.stash.get(VERDICT, None)
     if KEY not in item.config.stash:
@@ -328,6 +344,10 @@ def pytest_runtest_makereport(
         scaling.foreign_failures += report.failed
     elif verdict is not None and report.when == "call":
         report.scaling = verdict.counts  # type: ignore[attr-defined]
+        if hasattr(report, "wasxfail") and report.skipped:
+            del report.wasxfail
+            report.outcome = "failed"
+            report.longrepr = f"{verdict.status} ({verdict.reason}): {verdict.detail}"
     elif report.failed:
         scaling.statuses[item.nodeid] = Status.ERROR
     return report

@@ -118,6 +118,7 @@ def decide(run: RunRecord) -> list[str]:
     cases = {arm.case.id: arm.case for plan in run.plans for arm in plan.arms}
     rules = {rule.name: rule for rule in run.thresholds}
     by_remedy: dict[str, list[str]] = {}
+    of_tests = {verdict.case for verdict in run.verdicts if "::" in (verdict.rule or "")}
     for verdict in run.verdicts:
         open_ = (
             verdict.rule in rules
@@ -133,7 +134,8 @@ def decide(run: RunRecord) -> list[str]:
             continue
         for case in undecided:
             again = command(cases[case], run.settings)
-            if cases[case].script:  # its ladder may begin anywhere: the run's own words say where
+            whole = cases[case].script or case in of_tests
+            if whole:  # a ladder that may begin anywhere, or a bound of a test: by the run's words
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
     return [*lines, *_later_rung(run)]

@@ -76,6 +76,7 @@ def test_shards_that_are_exchanged_as_needed_are_said_to_be(gathers: int, *, sai
     sharded = replace(
         seen(0.0, 1, 1),
         sharded=True,
+        parallel=True,
         collectives={"all_gather": Issued(count=1, payload_bytes=gathers * BYTES // 2)},
     )
     listed = [what for what, _ in _replicas([sharded])]

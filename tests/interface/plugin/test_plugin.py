@@ -125,6 +125,33 @@ def test_without_rules_nothing_is_judged_and_that_is_not_green(pytester: pytest.
 
 
 @pytest.mark.full
+def test_an_expected_failure_is_a_failure_in_junits_file(suite: pytest.Pytester) -> None:
+    rules(suite, "at_most = 1.0")
+    suite.makepyfile(
+        test_suite=SUITE.replace(
+            "@scaling(weak)", "@pytest.mark.xfail\n    @scaling(weak)"
+        ).replace("from harness", "import pytest\n    from harness", 1)
+    )
+    result = run(suite, "-k", "test_weak and sent_bytes", "--junitxml=j.xml")
+    assert result.ret == 1
+    (found,) = ET.parse(suite.path / "j.xml").getroot()
+    assert found.attrib["failures"] == "1" and found.attrib["skipped"] == "0"
+
+
+def test_another_fixture_called_verdict_judges_nothing_and_is_refused(
+    pytester: pytest.Pytester,
+) -> None:
+    own = "@pytest.fixture\n    def verdict():\n        return None\n\n    @scaling(weak)"
+    text = SHORT.replace("@scaling(weak)", own).replace(
+        "from harness", "import pytest\n    from harness", 1
+    )
+    pytester.makepyfile(test_suite=text)
+    result = run(pytester)
+    assert result.ret == Exit.USAGE
+    assert "another fixture is called verdict" in result.stderr.str() + result.stdout.str()
+
+
+@pytest.mark.full
 def test_a_body_cannot_hide_a_failure_and_may_add_one(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_suite=SHORT.replace("assert verdict.n > 0", "assert verdict.n > 99"))
     rules(pytester, "at_least = 1.0")

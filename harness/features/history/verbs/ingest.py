@@ -101,7 +101,8 @@ def _ingested(asked: Asked) -> Answer:
     lines += ["", " next     scaleproof history; asv publish && asv preview"]
     machines = sorted({ingested.machine for ingested in added})
     lines += [f" compare  asv compare main~1 main --machine {machine}" for machine in machines]
-    exit_ = Exit.PASSED if added else Exit.NOTHING_JUDGED
+    changed = any(error.what.startswith("NOT VERIFIED") for error in refused)
+    exit_ = Exit.FAILED if changed else Exit.PASSED if added else Exit.NOTHING_JUDGED
     document = {"series": to_doc(tuple(added)), "refused": [str(e) for e in refused]}
     return Answer(document=document, lines=lines, exit=exit_)
 

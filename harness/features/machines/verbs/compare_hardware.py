@@ -88,7 +88,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _readings(comparison: HardwareComparison) -> list[Reading]:
-    """What every machine's cases are beside A's, also those that only A has measured."""
+    """Each machine's cases beside A's, also those that only A has measured."""
     first, *others = (
         {key_of(entry.case, True) for entry in comparison.entries if entry.side == side.name}
         for side in comparison.sides

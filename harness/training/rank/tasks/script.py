@@ -61,9 +61,10 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
         finish_measured(watch)
         if left.code not in (None, 0):
             log = Path(spec.out) / f"rank{place.rank}.log"
-            status, last = left.code, process.last_line(log) or "it said nothing"
-            if not isinstance(status, int):  # sys.exit("why"): the interpreter prints it at the end
-                status, last = 1, str(status)
+            status = left.code if isinstance(left.code, int) else 1
+            last = process.last_line(log) or "it said nothing"
+            if isinstance(left.code, str):  # the interpreter would print it at its end
+                last = left.code
             raise LaunchError(
                 f"the script left with status {status}: {last}",
                 where=spec.case.script,

@@ -49,6 +49,7 @@ class Verified(TypedDict):
     num_links: int
     head: str
     signer: str
+    worded: bool
     judged_anew: Sequence[Verdict]
 
 
@@ -139,12 +140,15 @@ def _sign(folder: Path, key: Path) -> Answer:
             where=str(folder),
             fix=f"scaleproof verify {folder}",
         )
+    before = signature.signed(folder)
     signature_made = signature.sign(folder, key, os.environ.get("SCALEPROOF_PASSPHRASE"))
     lines = [
         f" signed {signature_made.head[:16]}, the last link of the chain",
         f" by {signature_made.key}",
         f" check  scaleproof verify {folder} --key PUBLIC_KEY",
     ]
+    if before is not None and before.key != signature_made.key:
+        lines.append(f" in the place of a signature by {before.key}")
     return Answer(document=to_doc(signature_made), lines=lines)
 
 

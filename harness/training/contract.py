@@ -4,7 +4,7 @@ once.
 
 import inspect
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -56,14 +56,27 @@ def _said(error: BaseException) -> str:
 
 def placed(error: BaseException, files: Mapping[str, str]) -> str:
     """An error in one line, with the innermost line of a user's file that it went through."""
+    folders = {str(Path(file).parent) for file in files.values() if file.endswith(".py")}
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in frames
+        if str(Path(frame.filename).parent) in folders
+    ]
+    return _with_line(error, lines)
+
+
+def placed_below(error: BaseException, folder: Path) -> str:
+    """The same of a user's folder, from which the line's file is named."""
+    top = folder.resolve()
+    frames = traceback.extract_tb(error.__traceback__)
+    paths = [(Path(frame.filename).resolve(), frame.lineno) for frame in frames]
+    lines = [f"{p.relative_to(top)}:{line}" for p, line in paths if p.is_relative_to(top)]
+    return _with_line(error, lines)
+
+
+def _with_line(error: BaseException, lines: Sequence[str]) -> str:
     message = _said(error)
     kind = type(error).__name__
     error_text = f"{kind}: {message}" if message else kind
-    folders = {str(Path(file).parent) for file in files.values() if file.endswith(".py")}
-    frames = traceback.extract_tb(error.__traceback__)
-    user_frames = [frame for frame in frames if str(Path(frame.filename).parent) in folders]
-    return (
-        f"{error_text} ({user_frames[-1].filename}:{user_frames[-1].lineno})"
-        if user_frames
-        else error_text
-    )
+    return f"{error_text} ({lines[-1]})" if lines else error_text

@@ -399,7 +399,7 @@ def _says(path: Path, word: bytes) -> bool:
         ("ends unlike", "'ends unlike': the script ended after 4 of the"),
         ("never steps", "the script ended before an optimizer had stepped twice"),
         ("reads stdin", "odd.py:26"),
-        ("raises", "no such dataset"),
+        ("raises", "no such dataset (odd.py:"),
         ("exits", "left with status 2: train.py: error: no such option"),
     ],
 )

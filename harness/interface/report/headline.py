@@ -105,7 +105,8 @@ def _unruled(run: RunRecord) -> str:
     if worst is not None and worst.counts in (Status.ERROR, Status.FAIL):
         return f"{worst.counts}: {worst.case}: {worst.detail}"
     if worst is not None and all(verdict.status is Status.INCONCLUSIVE for verdict in run.verdicts):
-        return f"{worst.status}: {worst.case}: {worst.detail}"
+        when = "" if run.complete else "the run was interrupted; "
+        return f"{worst.status}: {worst.case}: {when}{worst.detail}"
     return "RECORDED: no rule judged what was measured"
 
 

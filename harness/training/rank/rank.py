@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import pkgutil
-import shlex
 import signal
 import sys
 import traceback
@@ -17,7 +16,6 @@ from types import ModuleType
 from typing import NoReturn
 
 from harness.base.documents import to_doc
-from harness.cases.script import parse
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import (
     Break,
@@ -26,7 +24,7 @@ from harness.launch.wire.messages import (
     Script,
 )
 from harness.record.store import write_text
-from harness.training.contract import placed
+from harness.training.contract import placed, placed_below
 from harness.training.observe import flight, threads
 from harness.training.rank import tasks
 from harness.training.rank.setup import RankPlace, set_up
@@ -87,8 +85,7 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
                 _work(spec, place, beats)
         except BaseException as error:
             text = traceback.format_exc()
-            message = placed(error, _files(spec, place)).removeprefix(f"{type(error).__name__}: ")
-            failure = RankError.of(error, message, text)
+            failure = RankError.of(error, _message(error, spec, place), text)
             short = failure.message.lower()
             failure = replace(failure, peer=any(t.lower() in short for t in PEER_ERRORS))
             for spare in spares:
@@ -115,12 +112,13 @@ def _cap(log: int) -> None:
     os.write(log, f"\n... {size - 2 * half} bytes left out ...\n".encode() + end)
 
 
-def _files(spec: LaunchSpec, place: RankPlace) -> Mapping[str, str]:
-    """Whose lines an error is told with: the case's files, or those beside a user's script."""
-    if not spec.case.script:
-        return spec.files
-    words = spec.task.words if isinstance(spec.task, Break) else spec.case.script
-    return {"script": str(workplace.of(spec, place.node) / parse(shlex.split(words)).target)}
+def _message(error: BaseException, spec: LaunchSpec, place: RankPlace) -> str:
+    """What an error says, with a line of the case's files, or of the folder of a user's script."""
+    if spec.case.script:
+        line = placed_below(error, workplace.of(spec, place.node))
+    else:
+        line = placed(error, spec.files)
+    return line.removeprefix(f"{type(error).__name__}: ")
 
 
 def _tidy(out: Path, rank: int) -> int:

@@ -24,8 +24,9 @@ from harness.base.errors import LaunchError
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import RankError
 from harness.record.store import write_text
+from harness.training.contract import placed_below
 from harness.training.rank.setup import RankPlace
-from harness.training.script import badges
+from harness.training.script import badges, workplace
 from harness.training.script.evidence import begin, ended, finish_measured, rank_of
 from harness.training.script.startup.sitecustomize import BADGES, HOME
 
@@ -115,7 +116,9 @@ def watch(path: Path) -> None:
 
     def broke(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
         finish_measured(watched)
-        _tell(file, error, "".join(traceback.format_exception(kind, error, at)))
+        text = "".join(traceback.format_exception(kind, error, at))
+        line = placed_below(error, workplace.of(spec, badge.node))
+        _tell(file, error, line.removeprefix(f"{kind.__name__}: "), text)
         sys.__excepthook__(kind, error, at)
 
     def over() -> None:
@@ -123,13 +126,13 @@ def watch(path: Path) -> None:
             try:
                 ended(watched, spec, leave)
             except LaunchError as early:
-                _tell(file, early, str(early))
+                _tell(file, early, str(early), str(early))
 
     pid = os.getpid()
     sys.excepthook = broke
     atexit.register(over)
 
 
-def _tell(file: Path, error: BaseException, text: str) -> None:
-    noted = RankError.of(error, str(error), text)
+def _tell(file: Path, error: BaseException, message: str, text: str) -> None:
+    noted = RankError.of(error, message, text)
     write_text(file, json.dumps(to_doc(noted)))

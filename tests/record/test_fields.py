@@ -12,6 +12,7 @@ import pytest
 from harness.analysis.reading import load
 from harness.analysis.verify import verify
 from harness.cases import Catalogue, Settings
+from harness.base import digests
 from harness.host.admission import Finding, Level
 from harness.measure.run import Run
 from harness.record import RunRecord
@@ -65,6 +66,27 @@ def other(value: Any) -> Any:
 
 def found(run: RunRecord, folder: Path) -> set[str]:
     return set(verify(run, folder).differences)
+
+
+def test_words_of_verdicts_are_held_against_those_of_the_version_that_wrote_them(
+    ended: tuple[RunRecord, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version words them otherwise: then it is said that they are taken as recorded, and a
+    doubt is one all the same.
+    """
+    run, folder = ended
+
+    def forged(**words: str) -> set[str]:
+        verdicts = [dataclasses.replace(verdict, **words) for verdict in run.verdicts]
+        return found(dataclasses.replace(run, verdicts=tuple(verdicts)), folder)
+
+    assert not verify(run, folder).worded
+    assert not forged(detail="a node's power was lost") - found(run, folder)
+    assert any("in doubt" in text for text in forged(doubt="x"))
+    sources = [rank.sources for launch in run.launches for rank in launch.ranks if rank.sources]
+    monkeypatch.setattr(digests, "of_package", lambda: sources[0]["scaleproof"])
+    assert verify(run, folder).worded
+    assert any("power was lost" in text for text in forged(detail="a node's power was lost"))
 
 
 @pytest.mark.parametrize(

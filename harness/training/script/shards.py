@@ -1,7 +1,7 @@
 """How the model of a script lies on the ranks: whole on each of them, or in parts."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -21,19 +21,37 @@ def shares_data(roots: Sequence[nn.Module]) -> bool:
     """
     if not roots or not dist.is_initialized():
         return False
-    root = getattr(roots[0], "_orig_mod", roots[0])  # what torch.compile has wrapped
+    return any(_over_all_ranks(wrapper) for wrapper in _wrappers(roots[0]))
+
+
+def _wrappers(root: nn.Module) -> Iterator[nn.Module]:
+    """The root, and what it wraps: torch.compile, Fabric and others wrap what wraps the model."""
+    module: object = root
+    while isinstance(module, nn.Module):
+        yield module
+        names = ("_orig_mod", "_forward_module", "module")
+        module = next((inner for name in names if (inner := getattr(module, name, None))), None)
+
+
+def _over_all_ranks(wrapper: nn.Module) -> bool:
+    """Whether it exchanges gradients among all ranks, so that these can have samples of their own.
+    DeepSpeed's engine says among how many it does.
+    """
+    world_size = dist.get_world_size()
     fsdp = _fsdp()
-    if isinstance(root, nn.parallel.DistributedDataParallel):
+    if isinstance(wrapper, nn.parallel.DistributedDataParallel):
+        return bool(wrapper.process_group.size() == world_size)
+    if getattr(wrapper, "dp_world_size", None) == world_size:
         return True
     if fsdp is None:
         return False
-    if isinstance(root, fsdp.FullyShardedDataParallel):
+    if isinstance(wrapper, fsdp.FullyShardedDataParallel):
         return True
     meshes = [
-        m for parameter in root.parameters() if (m := getattr(parameter, "device_mesh", None))
+        m for parameter in wrapper.parameters() if (m := getattr(parameter, "device_mesh", None))
     ]
-    flat = all(mesh.ndim == 1 and mesh.size() == dist.get_world_size() for mesh in meshes)
-    return isinstance(root, fsdp.FSDPModule) and bool(meshes) and flat
+    flat = all(mesh.ndim == 1 and mesh.size() == world_size for mesh in meshes)
+    return isinstance(wrapper, fsdp.FSDPModule) and bool(meshes) and flat
 
 
 def bytes_of(roots: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> int:

@@ -67,7 +67,7 @@ def placed(error: BaseException, files: Mapping[str, str]) -> str:
 
 
 def placed_below(error: BaseException, folder: Path) -> str:
-    """The same of a user's folder, from which the line's file is named."""
+    """An error in one line, with the innermost line of a file below a user's folder."""
     top = folder.resolve()
     frames = traceback.extract_tb(error.__traceback__)
     paths = [(Path(frame.filename).resolve(), frame.lineno) for frame in frames]

@@ -11,8 +11,8 @@ import pytest
 
 from harness.analysis.reading import load
 from harness.analysis.verify import verify
-from harness.cases import Catalogue, Settings
 from harness.base import digests
+from harness.cases import Catalogue, Settings
 from harness.host.admission import Finding, Level
 from harness.measure.run import Run
 from harness.record import RunRecord
@@ -69,7 +69,7 @@ def found(run: RunRecord, folder: Path) -> set[str]:
 
 
 def test_words_of_verdicts_are_held_against_those_of_the_version_that_wrote_them(
-    ended: tuple[RunRecord, Path], monkeypatch: pytest.MonkeyPatch
+    ended: tuple[RunRecord, Path],
 ) -> None:
     """Another version words them otherwise: then it is said that they are taken as recorded, and a
     doubt is one all the same.
@@ -83,8 +83,17 @@ def test_words_of_verdicts_are_held_against_those_of_the_version_that_wrote_them
     assert not verify(run, folder).worded
     assert not forged(detail="a node's power was lost") - found(run, folder)
     assert any("in doubt" in text for text in forged(doubt="x"))
-    sources = [rank.sources for launch in run.launches for rank in launch.ranks if rank.sources]
-    monkeypatch.setattr(digests, "of_package", lambda: sources[0]["scaleproof"])
+    launches = [
+        dataclasses.replace(
+            launch,
+            ranks=tuple(
+                dataclasses.replace(rank, sources={"scaleproof": digests.of_package()})
+                for rank in launch.ranks
+            ),
+        )
+        for launch in run.launches
+    ]
+    run = dataclasses.replace(run, launches=tuple(launches))
     assert verify(run, folder).worded
     assert any("power was lost" in text for text in forged(detail="a node's power was lost"))
 

@@ -113,7 +113,7 @@ def _cap(log: int) -> None:
 
 
 def _message(error: BaseException, spec: LaunchSpec, place: RankPlace) -> str:
-    """What an error says, with a line of the case's files, or of the folder of a user's script."""
+    """An error's words, with a line of the case's files, or of the folder of a user's script."""
     if spec.case.script:
         line = placed_below(error, workplace.of(spec, place.node))
     else:

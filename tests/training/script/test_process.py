@@ -65,7 +65,7 @@ def test_a_rank_that_spawns_ranks_says_the_form_that_works(monkeypatch: pytest.M
     monkeypatch.setattr(spawning, "start_processes", spawning.start_processes)
     monkeypatch.setattr(mp, "start_processes", mp.start_processes)
     evidence.refuse_spawning("train.py")
-    with pytest.raises(LaunchError, match=r"--world-size \{ranks\}"):
+    with pytest.raises(LaunchError, match=r"bash launch.sh \{ranks\}"):
         mp.spawn(print, nprocs=2)
 
 

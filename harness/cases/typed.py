@@ -9,6 +9,7 @@ import ast
 import contextlib
 import re
 import shlex
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -173,7 +174,7 @@ def _texts(script: Path, folder: Path) -> Iterator[str]:
     for path in files:  # grows meanwhile
         text = path.read_text(errors="replace")
         yield text
-        with contextlib.suppress(SyntaxError, ValueError):
+        with contextlib.suppress(SyntaxError, ValueError), warnings.catch_warnings(action="ignore"):
             for name in _imported(text):
                 for base in (path.parent, script.parent, folder):
                     module = base.joinpath(*name.split(".")).resolve()

@@ -22,7 +22,7 @@ from harness.base.documents import Json, fields_of, from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.base.lock import Lock
 
-FILE = "chain.jsonl"
+FILE = files.CHAIN
 #: Fields of a record that its states tell, and its end.
 STATED = (
     "notes", "out_of_time", "launch_sd", "nodes", "setups", "elapsed_s", "device_s", "offered",

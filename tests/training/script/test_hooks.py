@@ -128,6 +128,13 @@ def test_what_is_compiled_is_watched_and_not_compiled_again(observed: Following,
     assert came(observed) == [BATCH] * 5
 
 
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process of its own: other tests may have compiled something in this one."""
+    monkeypatch.setattr("harness.training.script.hooks.compiled", lambda: False)
+
+
+@pytest.mark.usefixtures("nothing_compiled")
 def test_only_calls_of_roots_classes_come_to_us_once_roots_are_known(observed: Following) -> None:
     net = Net()
     trained(net, net)
@@ -139,6 +146,7 @@ def test_only_calls_of_roots_classes_come_to_us_once_roots_are_known(observed: F
     assert came(observed) == [BATCH] * 5
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_nothing_is_left_when_nobody_looks_any_more() -> None:
     before = nn.Module.__call__
     observed = Following()

@@ -141,7 +141,8 @@ class Watched:
     ``trained_bytes`` are those of the parameters that get gradients (0: not told apart),
     ``workers`` the processes of the loader that hands out most batches, ``again`` the share of a
     step's samples that the step before had, too, ``idle`` the share of the updates looked at that
-    left the looked-at elements of their parameters as they were.
+    left the looked-at elements of their parameters as they were. ``cut``: that they are ``sharded``
+    is told by nothing but what ranks exchange within a forward pass.
     """
 
     world_size: int
@@ -179,6 +180,7 @@ class Watched:
     workers: int = 0
     again: float = 0.0
     idle: float = 0.0
+    cut: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

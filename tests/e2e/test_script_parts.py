@@ -41,6 +41,13 @@ def test_layers_that_are_cut_by_hand_are_no_replicas(measured: Measured) -> None
     assert "(ranks hold parts of the model)" in measured.table()
 
 
+def test_ranks_that_gather_features_are_replicas_all_the_same(measured: Measured) -> None:
+    """They train on samples of their own, and nobody exchanges gradients."""
+    verdict = measured("parts.py", "gathers")
+    assert verdict.status is Status.ERROR, verdict.detail
+    assert "replicas: ranks ended with different parameters" in verdict.detail
+
+
 @pytest.mark.full
 def test_a_batch_that_passes_twice_is_one_batch(measured: Measured) -> None:
     verdict = measured("parts.py", "twice")

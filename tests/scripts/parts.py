@@ -15,6 +15,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("part", choices=[
     "teacher", "sharded optimizer", "head", "lazy", "lazy everywhere", "workers", "unsplit",
     "split", "histograms", "augments", "flat shards", "cut layers", "twice", "unsplit, accumulated",
+    "gathers",
 ])  # fmt: skip
 parser.add_argument("--divide", action="store_true", help="one batch shared by all ranks")
 part = parser.parse_args().part
@@ -75,6 +76,20 @@ class Cut(nn.Module):
         return Summed.apply(inside)  # type: ignore[no-any-return,no-untyped-call]
 
 
+class Gathers(nn.Module):
+    """Features of all ranks, as of contrastive losses, and nothing that exchanges gradients."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x)
+        every = [torch.empty_like(out) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, out.detach())
+        return out
+
+
 class Noisy(TensorDataset):
     """Draws a number for each of its samples, as augmentations do."""
 
@@ -87,6 +102,8 @@ def placed(inner: nn.Module, rank: int, world: int) -> nn.Module:
     """How the model lies on the ranks."""
     if part == "flat shards":
         return FullyShardedDataParallel(inner, device_id=torch.device("cpu"))
+    if part == "gathers":
+        return Gathers(inner)
     return Cut(rank, world) if part == "cut layers" else DistributedDataParallel(inner)
 
 

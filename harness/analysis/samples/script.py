@@ -4,6 +4,7 @@ Nothing is known of a script beforehand. What its ranks saw must agree: with eac
 to step, and between witnesses that do not know of each other.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -217,11 +218,8 @@ def _samples(
         yield f"samples: {reached} reached the model in a step, {stated} were declared"
     if 0 in arrived and max(arrived):
         yield f"idle: rank {arrived.index(0)} got no samples while others got {max(arrived)}"
-    alone = any(
-        rank.watched.sharded and not rank.watched.parallel
-        for rank in ranks
-        if rank.watched is not None
-    )
+    watched = [rank.watched for rank in ranks if rank.watched is not None]
+    alone = _in_parts(watched) and not all(w.parallel for w in watched)
     if case.world_size > 1 and num_rows == max(arrived) and min(arrived) == num_rows and not alone:
         yield (
             f"samples: all {case.world_size} ranks train on the same {num_rows} samples:"
@@ -238,8 +236,26 @@ def _training(
             "eval mode: weights are stepped after passes through a model in eval mode, where"
             " dropout and batch norm stand still: is model.train() missing after an evaluation?"
         )
-    if case.world_size < 2 or any(w.sharded for w in watched):
+    if case.world_size < 2 or _in_parts(watched):
         return
+    yield from _replicas(ranks, watched)
+    if extra := extra_exchange(watched[0]):
+        yield extra
+
+
+def _in_parts(watched: Sequence[Watched]) -> bool:
+    """Whether ranks hold parts of one model. Where nothing but their exchanges tells, the parts
+    have to differ, and each rank to train on the samples of another one, too: who computes a part
+    of them needs all.
+    """
+    if not all(w.cut for w in watched):
+        return any(w.sharded for w in watched)
+    shared = min(Counter(w.first for w in watched).values()) > 1
+    return shared and len({w.start for w in watched}) > 1
+
+
+def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterator[str]:
+    """Whether ranks begin and stay alike."""
     if len({w.start for w in watched}) > 1 and not any(w.collectives for w in watched):
         yield (
             "replicas: ranks exchange nothing in a step, and start from different parameters: is"
@@ -263,8 +279,6 @@ def _training(
             "gradients: a step only broadcasts: what the other ranks have computed reaches nobody;"
             " are gradients all-reduced before every optimizer step?"
         )
-    if extra := extra_exchange(watched[0]):
-        yield extra
 
 
 def extra_exchange(watched: Watched) -> str:

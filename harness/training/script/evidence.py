@@ -142,7 +142,7 @@ def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
         measured,
         watched=replace(watched, source=source, way=way),
         grad_norm=watch.grad_norm,
-        replica="" if watched.sharded else digest(iter(watch.parameters())),
+        replica="" if watch.sharded else digest(iter(watch.parameters())),
         **traced,
     )
 
@@ -232,6 +232,7 @@ def watched_by(watch: Watch) -> Watched:
         within = issued.within(dist.get_backend(), watch.forwards_ns)
         begins = [watch.walls_ns[i] for i in edges[watch.task.cut :]]
         exchanged = issued.exchanged(dist.get_backend(), begins)
+    cut = within > issued.LARGE and not parallel and not watch.sharded
     first = sum(int(v) for rows in watch.rows.values() for v in rows.of(0, 1).tolist())
     return Watched(
         world_size=dist.get_world_size() if grouped else 1,
@@ -243,7 +244,8 @@ def watched_by(watch: Watch) -> Watched:
         roots={f"{i}:{_name(roots[i])}": len(rows.of(*last)) for i, rows in watch.rows.items()},
         start=watch.start,
         first=f"{first % 2**64:016x}",
-        sharded=watch.sharded or (within > issued.LARGE and not parallel),
+        sharded=watch.sharded or cut,
+        cut=cut,
         parameter_bytes=shards.bytes_of(roots, watch.parameters()),
         collectives=collectives,
         small=small,

@@ -106,15 +106,15 @@ def _step(row: ScriptRow) -> str:
 
 
 def _exchanged(row: ScriptRow) -> str:
-    """The two kinds of collectives that carry most, and how many others there are."""
+    """The kind of collective that carries most, and how many others there are."""
     kinds = sorted(row.seen.collectives.items(), key=lambda kind: -kind[1].payload_bytes)
     shown = [
         f"{key} {si(float(issued.payload_bytes), 'B')}"
         + (f" in {issued.count}" if issued.count > 1 else "")
         for key, issued in kinds
     ]
-    more = [f"{len(shown) - 2} more"] if len(shown) > 2 else []
-    return ", ".join([*shown[:2], *more])
+    more = [f"{len(shown) - 1} more"] if len(shown) > 1 else []
+    return ", ".join([*shown[:1], *more])
 
 
 _COLUMNS: Sequence[Column[ScriptRow]] = (

@@ -4,9 +4,11 @@ Each is a process of its own, since hooks stay. Two loops: a GPT of nanoGPT's ki
 modules, and a tutorial's, one linear layer and a loader, whose steps are so short that hooks weigh
 most. Of each: the CPU time of a step, which other work on the machine does not lengthen as it does
 the clock's, with the mean difference's 95 % interval over the pairs; and, in processes of their own
-since that clock costs as much as what it times, the time in hooks by a clock around them.
+since that clock costs as much as what it times, the time in hooks by a clock around them. On a GPU
+a step is what it takes by the wall clock, from one end of the device's work to the next: there a
+host waits at full speed, and its CPU time says nothing.
 
-    python benchmarks/cost/script.py [--pairs 40] [--steps 200] [--loop gpt|tutorial]
+    python benchmarks/cost/script.py [--pairs 40] [--steps 200] [--loop gpt|tutorial] [--gpu]
 """
 
 from __future__ import annotations
@@ -47,26 +49,27 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--loop", choices=tuple(LOOPS), action="append")
+    parser.add_argument("--gpu", action="store_true")
     parsed = parser.parse_args()
     loops = parsed.loop or list(LOOPS)
     for name in loops:
-        compared(name, parsed.pairs, parsed.steps)
+        compared(name, parsed.pairs, parsed.steps, "cuda" if parsed.gpu else "cpu")
 
 
-def compared(name: str, pairs: int, steps: int) -> None:
+def compared(name: str, pairs: int, steps: int, device: str) -> None:
     """Print what watching costs a step of one loop."""
     step_s: dict[str, list[float]] = {"watched": [], "bare": []}
     for pair in range(pairs):
         for way in ("watched", "bare") if pair % 2 else ("bare", "watched"):
-            step_s[way].append(child(name, way, steps)[0])
-    in_hooks_s = [child(name, "timed", steps)[1] for _ in range(TIMED)]
+            step_s[way].append(child(name, way, steps, device)[0])
+    in_hooks_s = [child(name, "timed", steps, device)[1] for _ in range(TIMED)]
     more = [1e3 * (w - b) for w, b in zip(step_s["watched"], step_s["bare"], strict=True)]
     bare_ms = 1e3 * median(step_s["bare"])
     interval = t_interval(more, 0.05)
     low, high = interval.low, interval.high
     assert low is not None and high is not None
     print(
-        f"{name:9} {bare_ms:.2f} ms of CPU a step; watching costs {interval.mean:+.3f} ms"
+        f"{name:9} {bare_ms:.2f} ms of {'CPU' if device == 'cpu' else 'the clock'} a step; watching costs {interval.mean:+.3f} ms"
         f" [{low:+.3f}, {high:+.3f}], {interval.mean / bare_ms:+.1%}"
         f" [{low / bare_ms:+.1%}, {high / bare_ms:+.1%}], {pairs} pairs;"
         f" in hooks {1e3 * median(in_hooks_s):.3f} ms",
@@ -74,18 +77,19 @@ def compared(name: str, pairs: int, steps: int) -> None:
     )
 
 
-def child(name: str, way: str, steps: int) -> tuple[float, float]:
-    """CPU time of a loop's mean step in a process of its own, and its time in hooks, s."""
+def child(name: str, way: str, steps: int, device: str) -> tuple[float, float]:
+    """The time of a loop's mean step in a process of its own, and its time in hooks, s."""
     fork = multiprocessing.get_context("fork")  # torch is imported once
     with fork.Pool(1) as pool:
-        return pool.apply(in_child, (name, way, steps))
+        return pool.apply(in_child, (name, way, steps, device))
 
 
-def in_child(name: str, way: str, steps: int) -> tuple[float, float]:
+def in_child(name: str, way: str, steps: int, device: str) -> tuple[float, float]:
     if way == "timed":
         time_hooks()
-    cpu_s = stepped(LOOPS[name], way != "bare", steps)
-    return cpu_s, SPENT.total_s / (steps - WARM)
+    torch.set_default_device(device)
+    step_s = stepped(LOOPS[name], way != "bare", steps)
+    return step_s, SPENT.total_s / (steps - WARM)
 
 
 class Spent:
@@ -111,7 +115,7 @@ SPENT = Spent()
 
 
 def stepped(loop: Callable[[], Iterator[None]], watched: bool, steps: int) -> float:
-    """CPU time of a mean step on one core."""
+    """A mean step's CPU time on one core, or what it takes on a GPU."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if watched:
@@ -120,8 +124,16 @@ def stepped(loop: Callable[[], Iterator[None]], watched: bool, steps: int) -> fl
     for step, _ in enumerate(itertools.islice(loop(), steps)):
         if step == WARM - 1:
             SPENT.total_s = 0.0
-            began_s = time.process_time()
-    return (time.process_time() - began_s) / (steps - WARM)
+            began_s = now_s()
+    return (now_s() - began_s) / (steps - WARM)
+
+
+def now_s() -> float:
+    """The process's CPU time, or the wall clock's where a GPU has done all that was asked of it."""
+    if torch.get_default_device().type == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 class Block(nn.Module):
@@ -164,7 +176,8 @@ def tutorial() -> Iterator[None]:
     model = nn.Linear(20, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.utils.data.TensorDataset(torch.rand(2048, 20), torch.rand(2048, 1))
-    loader = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True)
+    drawn = torch.Generator(torch.get_default_device())
+    loader = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True, generator=drawn)
     while True:
         for rows, targets in loader:
             optimizer.zero_grad()
@@ -173,6 +186,7 @@ def tutorial() -> Iterator[None]:
             yield
 
 
+DEVICES = {"cpu": Device.CPU, "cuda": Device.CUDA}
 LOOPS: dict[str, Callable[[], Iterator[None]]] = {"gpt": gpt, "tutorial": tutorial}
 
 
@@ -189,7 +203,7 @@ def watch() -> None:
     folder = Path(tempfile.mkdtemp())
     case = CaseSpec(
         strategy="script", model="loop", size="own", mode=Mode.WEAK, world_size=1, nodes=(1,),
-        device=Device.CPU, backend="gloo", script="loop.py",
+        device=DEVICES[torch.get_default_device().type], backend="gloo", script="loop.py",
     )  # fmt: skip
     task = Script(folder=str(folder), steps=FOREVER, cut=4)
     spec = LaunchSpec(launch="cost", case=case, out=str(folder), task=task, files={})

@@ -3,6 +3,7 @@ once.
 """
 
 import inspect
+import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,11 @@ _FUNCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "input": {"feed": ("source", "knobs")},
     "compressor": {"promise": ("shapes", "world_size", "knobs"), "build": ("ctx", "knobs")},
 }  # fmt: skip
+
+#: Errors in which a device may tell of what an earlier kernel did.
+_LATE = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|HIP error|NCCL error")
+#: A kernel's own line, one for each thread of it.
+_ASSERTION = re.compile(r"thread: \[[\d,]+\] Assertion `(.*)` failed")
 
 
 def problems(kind: str, module: ModuleType, *, compressed: bool = False) -> Iterator[str]:
@@ -47,11 +53,24 @@ def problems(kind: str, module: ModuleType, *, compressed: bool = False) -> Iter
 
 
 def _said(error: BaseException) -> str:
-    """An error's own words; those of one that breaks as it is asked are its kind alone."""
+    """An error's own words; those of one that breaks as it is asked are its kind alone.
+
+    What a kernel asserts comes to light in a later call, whose error says nothing of it.
+    """
     try:
-        return str(error)
+        words = str(error)
     except Exception as broken:
         return f"its text cannot be had ({type(broken).__name__})"
+    asserted = _asserted() if _LATE.search(words) else ""
+    return f"a kernel's assertion failed: {asserted}" if asserted else words
+
+
+def _asserted() -> str:
+    """The condition of the last assertion that a kernel has written into this process's log."""
+    log = Path("/proc/self/fd/2")
+    if not log.is_file():
+        return ""
+    return next(reversed(_ASSERTION.findall(log.read_text(errors="replace"))), "")
 
 
 def placed(error: BaseException, files: Mapping[str, str]) -> str:

@@ -46,6 +46,9 @@ STEPS: Mapping[str, tuple[int, int, str]] = {
     "memory": (60, 90, "five real peaks beside the closed form"),
     "profile": (55, 75, "the budget closes; a planted sleep and a planted kernel are found"),
     "suite": (160, 240, "the first thing that a user types; verify and report of what it leaves"),
+    "broken": (40, 90, "a device's assertion, its memory, a kernel that does not end: each is told"),
+    "strategies": (100, 240, "every other strategy and codec trains right at world 1"),
+    "shared": (150, 300, "two ranks on the one GPU over gloo: all strategies and codecs"),
 }
 #: Seconds that a process takes to start and to be told of its end.
 BETWEEN_S = 3

@@ -11,7 +11,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 
 from harness.analysis.timeline.profiled import budget_of
 from harness.base.documents import from_doc, to_doc
+from harness.base.errors import SpecError
 from harness.cases import CaseSpec, Catalogue, Device, Precision, Site
 from harness.host import nvml
 from harness.host.devices import peaks
@@ -29,13 +30,16 @@ from harness.launch import causes
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
 from harness.launch.fleet import Fleet
-from harness.launch.wire.messages import Bits, Gate, LaunchSpec, Task, Timed
+from harness.launch.wire.messages import Bits, Deadlines, Gate, LaunchSpec, Task, Timed
 from harness.record import Described, RankRecord, Term
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KNOWN = Catalogue([HERE / "planted"])
 SITE = Site(device=Device.CUDA, backend="nccl", nodes=(1,))
+#: Two ranks on the one GPU, over gloo: NCCL gives each rank a device of its own.
+SHARED = Site(device=Device.CUDA, backend="gloo", nodes=(2,), shared_gpu=True)
+USUAL = Deadlines()
 #: Files above this size are left out of the evidence, in bytes.
 LARGE = 4_000_000
 STRATEGIES = ("single", "ddp", "fsdp", "pipeline", "tensor_parallel")
@@ -82,16 +86,16 @@ class Step:
                     tar.add(path, f"{self.name}/{path.relative_to(self.folder)}")
 
     @contextlib.contextmanager
-    def worlds(self) -> Iterator[Fleet]:
-        where = Where(nodes=(1,), device=Device.CUDA)
+    def worlds(self, site: Site = SITE) -> Iterator[Fleet]:
+        where = Where(nodes=site.nodes, device=Device.CUDA, shared_gpu=site.shared_gpu)
         fleet = open_worlds(KNOWN.get("engines", "local"), where)
         try:
             yield fleet
         finally:
             fleet.close()
 
-    def case(self, name: str, **fields: Any) -> CaseSpec:
-        return KNOWN.normalise(SITE.case(name, **fields))
+    def case(self, name: str, site: Site = SITE, **fields: Any) -> CaseSpec:
+        return KNOWN.normalise(site.case(name, **fields))
 
     @property
     def model(self) -> str:
@@ -99,7 +103,7 @@ class Step:
         return "decoder-nano" if self.dry else "decoder-350m"
 
     def launch(
-        self, fleet: Fleet, case: CaseSpec, task: Task, name: str
+        self, fleet: Fleet, case: CaseSpec, task: Task, name: str, deadlines: Deadlines = USUAL
     ) -> tuple[Described, list[RankRecord], str]:
         """A world's description, its ranks' records, and why it ended if not well."""
         files, out = KNOWN.files(case), self.folder / "launches" / name
@@ -108,7 +112,9 @@ class Step:
             return described, [], described.error or described.unsupported
         if isinstance(task, Gate):
             task = Gate(twin=KNOWN.twin(case, described.twin))
-        spec = LaunchSpec(launch=name, case=case, out=str(out), files=files, task=task)
+        spec = LaunchSpec(
+            launch=name, case=case, out=str(out), files=files, task=task, deadlines=deadlines
+        )
         ended = fleet.launch(spec, lambda step: None)
         paths = sorted(out.glob("rank?.json"))
         ranks = [from_doc(RankRecord, json.loads(path.read_text())) for path in paths]
@@ -180,23 +186,33 @@ def nccl(step: Step) -> None:
 
 def gates(step: Step) -> None:
     """The margin of every check is evidence, and on disk as soon as it is known."""
-    margins: dict[str, float] = {}
     cases = [
         (f"{strategy}/decoder-nano", precision)
         for precision in (Precision.FP32, Precision.AUTOCAST, Precision.BF16)
         for strategy in STRATEGIES
     ]
     cases += [(f"compressed:{codec}/mlp-nano", Precision.FP32) for codec in CODECS]
-    with step.worlds() as fleet:
+    _gated(step, SITE, cases)
+
+
+def _gated(step: Step, site: Site, cases: Sequence[tuple[str, Precision]]) -> None:
+    """Each trains right at this site, or is refused in one sentence."""
+    margins: dict[str, float] = {}
+    with step.worlds(site) as fleet:
         for number, (name, precision) in enumerate(cases):
-            case = step.case(name, precision=precision)
+            try:
+                case = step.case(name, site, precision=precision)
+            except SpecError as error:
+                step.check(f"{name} {precision} is refused with a fix", bool(error.fix), error.what)
+                continue
             described, ranks, why = step.launch(fleet, case, Gate(twin=case), f"gate{number}")
             if described.unsupported:
                 step.check(f"{name} {precision} is refused in one sentence", "\n" not in why, why)
                 continue
             failed = [c for r in ranks for c in r.checks if not c.ok]
             for c in (c for r in ranks for c in r.checks if c.limit and c.value is not None):
-                margins[f"{name} {precision} {c.name}"] = c.value / c.limit
+                at = f"{name} {precision} {c.name}"
+                margins[at] = max(margins.get(at, 0.0), c.value / c.limit)
             step.keep("margins", dict(sorted(margins.items(), key=lambda m: -m[1])))
             step.check(
                 f"{name} {precision}", bool(ranks) and not why and not failed, why or failed[:3]
@@ -325,7 +341,56 @@ def suite(step: Step) -> None:
             step.check(f"{verb} reads it", output.returncode == 0, output.stderr[-200:])
 
 
-STEPS = (facts, first, nccl, gates, truth, repeatable, memory, profile, suite)
+def broken(step: Step) -> None:
+    """What only a device does to a rank: each is told as what it is, and the next world trains."""
+    words = {"index": "index out of bounds", "memory": "out of memory"}
+    if not step.dry:
+        words["hang"] = "silent for"
+    soon = Deadlines(step_s=4)
+    with step.worlds() as fleet:
+        for breaks, word in words.items():
+            case = step.case("broken/mlp-nano", knobs={"broken.breaks": breaks})
+            _, ranks, why = step.launch(fleet, case, Timed(steps=12, cut=4, draw=1), breaks, soon)
+            step.keep(breaks, why)
+            step.on_device(f"{breaks} is told", not ranks and word in why, why[:200])
+            healthy = step.case("ddp/mlp-nano")
+            name = f"after-{breaks}"
+            _, ranks, why = step.launch(fleet, healthy, Timed(steps=12, cut=4, draw=1), name)
+            step.check(f"the world after {breaks} trains", bool(ranks) and not why, why)
+
+
+def strategies(step: Step) -> None:
+    """All that ``gates`` leaves out, on NCCL."""
+    rest = [s for s in _shipped("strategies") if s not in STRATEGIES]
+    codecs = [c for c in _shipped("compressors") if c not in CODECS]
+    _gated(step, SITE, [*map(_named, rest), *map(_coded, codecs)])
+
+
+def shared(step: Step) -> None:
+    """Two ranks on one GPU: gradients really are exchanged, and kernels are a GPU's."""
+    several = [s for s in _shipped("strategies") if s != "single"]
+    autocast = [(f"{s}/decoder-nano", Precision.AUTOCAST) for s in STRATEGIES if s != "single"]
+    codecs = map(_coded, _shipped("compressors"))
+    _gated(step, SHARED, [*map(_named, several), *autocast, *codecs])
+
+
+def _shipped(kind: str) -> list[str]:
+    names = [name for name, entry in KNOWN.entries[kind].items() if entry.shipped]
+    apart = ("compressed", "none", "masked_topk")  # the last one lies, and is there to be caught
+    return [name for name in names if name not in apart]
+
+
+def _named(strategy: str) -> tuple[str, Precision]:
+    """A case of it, in 16 bits where it trains so."""
+    model = {"expert_parallel": "moe", "table_parallel": "dlrm"}.get(strategy, "decoder")
+    return f"{strategy}/{model}-nano", Precision.FP32 if strategy == "fsdp1" else Precision.BF16
+
+
+def _coded(codec: str) -> tuple[str, Precision]:
+    return f"compressed:{codec}/mlp-nano", Precision.BF16
+
+
+STEPS = (facts, first, nccl, gates, truth, repeatable, memory, profile, suite, broken, strategies, shared)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def _sentences(folder: Path) -> None:
     hub = folder / "nyu-mll" / "glue"
     hub.mkdir(parents=True)
     for name in ("train.csv", "validation.csv", "test.csv", "README.md"):
-        (hub / name).symlink_to(folder / "glue" / name)
+        (hub / name).symlink_to(Path("../../glue") / name)
 
 
 def _table(path: Path, head: list[str], rows: Sequence[Sequence[object]]) -> None:

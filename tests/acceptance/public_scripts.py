@@ -1,9 +1,10 @@
-"""Training scripts of others' making, unchanged, on 1, 2 and 4 CPU ranks.
+"""Training scripts of others' making, unchanged, on 1, 2 and 4 CPU ranks, and on one GPU.
 
     python tests/acceptance/public_scripts.py [--only NAME ...] [--ranks 1 2] [--results FILE]
 
 Each is fetched at a fixed commit, or comes with a package, and trains on data that is made here.
-What asks for a GPU by name is edited, by the words that the list says.
+What asks for a GPU by name is edited, by the words that the list says. Where there is a GPU, those
+that train on one are run, too, on one rank, and the clock beside is when the device has finished.
 Steps and samples must be exactly those that the script's own arguments say, updates those that a
 clock beside has counted, and the throughput that clock's within 1 %: it lies in ``clock``, shares
 no code with harness, and writes down when each optimizer has stepped. What cannot be measured must
@@ -34,6 +35,7 @@ from statistics import fmean, median
 
 import made_up
 import numpy as np
+import torch
 from packaging.requirements import Requirement
 
 from harness.cases import Catalogue, Device, Mode, Protocol, Settings, Site
@@ -51,6 +53,9 @@ CLOCK = Path(__file__).parent / "clock"
 CLOCKED = "OTHER_CLOCK"
 RANKS = (1, 2, 4)
 CUT = 4
+CPUS = Site(device=Device.CPU, backend="gloo", nodes=(max(RANKS),))
+#: A ladder has two ranks at least, of which the first is launched.
+GPU = Site(device=Device.CUDA, backend="nccl", nodes=(2,))
 #: What is measured may differ by this much from the clock beside, and from what a script prints.
 RATE = 0.01
 THROUGHPUT = "another throughput"
@@ -80,6 +85,7 @@ class Script:
     declared: int = 0
     steps: int = 20
     groups: int = 1
+    device: Device = Device.CPU
 
     def samples_of_rank(self, ranks: int) -> float:
         """In one step on one rank, by the script's own arguments."""
@@ -141,7 +147,8 @@ def listed() -> list[Script]:
         lists = {k: tuple(v) for k, v in entry.items() if isinstance(v, list)}
         lists["edits"] = tuple((old, new) for old, new in entry.get("edits", ()))
         env = tuple(entry.get("env", {}).items())
-        out.append(Script(**{**entry, **lists, "words": words, "env": env}))
+        device = Device(entry.get("device", Device.CPU))
+        out.append(Script(**{**entry, **lists, "words": words, "env": env, "device": device}))
     return out
 
 
@@ -199,7 +206,7 @@ def edited(script: Script, original: Path) -> Path:
 
 def measured(session: Session, script: Script, ranks: int, ticks: Path) -> Outcome:
     """One launch on so many ranks."""
-    site = Site(device=Device.CPU, backend="gloo", nodes=(max(RANKS),))
+    site = CPUS if script.device is Device.CPU else GPU
     mode = Mode.STRONG if script.strong else Mode.WEAK
     words = shlex.split(script.words)
     protocol = Protocol(steps=script.steps, cut=CUT, min_blocks=1, max_blocks=1)
@@ -251,17 +258,17 @@ def completed(
 
 def clock(launch: LaunchRecord, ticks: Path) -> Clocked | None:
     """What the clock beside has seen of the window; None where it has seen no step before it."""
-    files = [np.fromfile(file, np.int64) for file in sorted(ticks.iterdir())]
+    files = [np.fromfile(file, np.int64).reshape(-1, 2) for file in sorted(ticks.iterdir())]
     updates = list[int]()
     window_s = list[float]()
     for stamps, rank in itertools.zip_longest(files, launch.ranks):
         if stamps is None or rank is None or rank.window_ns is None:
             return Clocked(ranks=len(files), updates=tuple(updates), window_s=float("nan"))
-        first, last = np.searchsorted(stamps, rank.window_ns, side="right")
+        first, last = np.searchsorted(stamps[:, 0], rank.window_ns, side="right")
         if not first:
             return None
         updates.append(int(last - first))
-        window_s.append(float(stamps[last - 1] - stamps[first - 1]) / 1e9)
+        window_s.append(float(stamps[last - 1, 1] - stamps[first - 1, 1]) / 1e9)
     return Clocked(ranks=len(files), updates=tuple(updates), window_s=max(window_s))
 
 
@@ -329,6 +336,11 @@ def main() -> int:
     sessions = Sessions()
     for script in scripts:
         all_ranks = [number for number in asked.ranks if number >= script.first_rung]
+        if script.device is Device.CUDA:
+            all_ranks = [1]
+            if not torch.cuda.is_available():
+                print(f"{script.name:40}  not run: it needs a GPU")
+                continue
         known = [done[key] for n in all_ranks if (key := (script.digest, n)) in done]
         missing = [name for name in script.needs if not installed(name)]
         fresh: Iterator[Outcome] = iter(())
@@ -373,7 +385,7 @@ class Sessions:
         self._session: Session | None = None
 
     def of(self, script: Script) -> Session:
-        kind = script.env, script.clean
+        kind = script.env, script.clean, script.device
         if self._session is None or kind != self._kind:
             self.close()
             self._kind = kind
@@ -382,6 +394,8 @@ class Sessions:
             settings = Settings(
                 fabric=False, timeline=False, nodes=(max(RANKS),), clean=script.clean
             )
+            if script.device is Device.CUDA:
+                settings = replace(settings, device=Device.CUDA, nodes=GPU.nodes, shared_gpu=True)
             self._session = Session(Catalogue(), settings, Path(runs), (), Progress())
             self._held.callback(self._session.close)
         return self._session

@@ -32,13 +32,15 @@ HERE = torch.device(NAME, 0)
 
 
 class Memory:
-    """Bytes of live storages of the device, now and at most."""
+    """Bytes of live storages of the device, now and at most; ``used``: the device was started."""
 
     def __init__(self) -> None:
         self.now = self.peak = 0
+        self.used = False
         self._holders: dict[int, int] = {}
 
     def hold(self, tensor: Strict, raw: torch.Tensor) -> None:
+        self.used = True
         storage = raw.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         self._holders[key] = self._holders.get(key, 0) + 1
@@ -472,9 +474,12 @@ def _select(device: Any) -> None:
     index = device if isinstance(device, int) else torch.device(device).index
     if index:
         raise RuntimeError(f"{NAME}: invalid device ordinal")
+    MEMORY.used = True
 
 
 def _stats(_: Any = None) -> dict[str, int]:
+    if not MEMORY.used:
+        return {}
     return {
         "allocated_bytes.all.peak": MEMORY.peak, "reserved_bytes.all.peak": MEMORY.peak,
         "inactive_split_bytes.all.peak": 0, "num_alloc_retries": 0,
@@ -482,6 +487,8 @@ def _stats(_: Any = None) -> dict[str, int]:
 
 
 def _forget(_: Any = None) -> None:
+    if not MEMORY.used:
+        raise RuntimeError("Invalid device argument ")  # as CUDA's allocator says before its start
     MEMORY.peak = MEMORY.now
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -91,3 +93,33 @@ def test_any_module_is_right_where_nothing_is_cut(asked: Any, strategy: str) -> 
     described, _ = asked(GOOD, strategy)
     assert described.error == "" and described.expected is not None
     assert described.expected.module in ("Net", "DistributedDataParallel", "FSDPNet")
+
+
+#: As an H100 wrote it, and what the next call of cuBLAS said.
+KERNEL = (
+    "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:111: operator(): block: [0,0,0],"
+    " thread: [0,0,0] Assertion `-sizes[i] <= index && index < sizes[i] && \"index out of"
+    " bounds\"` failed."
+)
+
+
+def test_what_a_kernel_has_asserted_is_said_instead_of_where_it_came_to_light(
+    tmp_path: Path,
+) -> None:
+    error = "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle)`"
+    program = (
+        "from pathlib import Path; from harness.training.contract import placed_below\n"
+        f"print(placed_below(RuntimeError({error!r}), Path('/nowhere')))\n"
+        "print(placed_below(ValueError('no such key'), Path('/nowhere')))"
+    )
+    for wrote, first in ((KERNEL, "index out of bounds"), ("epoch 1", "CUBLAS_STATUS")):
+        log = tmp_path / "rank0.log"
+        log.write_text(wrote + "\n")
+        with log.open("a") as file:
+            done = subprocess.run(
+                [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=file, text=True,
+                check=True,
+            )  # fmt: skip
+        lines = done.stdout.splitlines()
+        assert lines[0].startswith("RuntimeError: ") and first in lines[0]
+        assert lines[1] == "ValueError: no such key"

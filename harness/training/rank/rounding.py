@@ -6,13 +6,17 @@ multiplies what every layer gives, and every rank's gradients, by 1 + u eps, wit
 [-1, 1) and eps that of the dtype.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from harness.cases import CaseSpec, Compiled
+
+#: Elements that are changed at a time: what is drawn for them takes memory, too.
+AT_ONCE = 1 << 24
 
 
 class Rounding:
@@ -38,15 +42,21 @@ class OtherRounding(Rounding):
         self._eps = torch.finfo(torch.bfloat16).eps if coarse else 0.0
 
     def case(self, case: CaseSpec) -> CaseSpec:
-        """Eager: compiled layers round otherwise, too, and have no place for a hook."""
-        return replace(case, compiled=Compiled.NO)
+        """Eager: compiled layers round otherwise, too, and have no place for a hook.
+
+        They also keep less for backward, so eager ones keep nothing and compute it again.
+        """
+        if case.compiled is Compiled.NO:
+            return case
+        kept = dict(checkpoint=not case.offload, checkpoint_every=1, selective=False)
+        return replace(case, compiled=Compiled.NO, **kept)
 
     def watch(self, model: nn.Module) -> None:
         """Change what each layer with weights of its own gives."""
 
         def changed(_: nn.Module, __: object, out: object) -> object:
             if isinstance(out, Tensor) and out.is_floating_point():
-                return self._changed(out)
+                return _Changed.apply(out, self._changed)
             return out
 
         for module in model.modules():
@@ -59,5 +69,27 @@ class OtherRounding(Rounding):
 
     def _changed(self, x: Tensor) -> Tensor:
         eps = max(self._eps, torch.finfo(x.dtype).eps)
-        drawn = torch.rand(x.shape, generator=self._generator, device=x.device)
-        return (x.float() * (1 + eps * (2 * drawn - 1))).to(x.dtype)
+        flat = x.reshape(-1)
+        made = torch.empty_like(flat)
+        for given, taken in zip(flat.split(AT_ONCE), made.split(AT_ONCE), strict=True):
+            errors = torch.empty(given.shape, dtype=torch.float32, device=x.device)
+            errors.uniform_(-eps, eps, generator=self._generator)
+            torch.addcmul(given, given, errors, out=taken)
+        return made.view(x.shape)
+
+
+class _Changed(torch.autograd.Function):
+    """Changes what passes, forwards and backwards, and keeps nothing for it.
+
+    Were it a product, as it is on the way, every layer would keep its factors in fp32: a training
+    that fits its device would not fit as a replicate.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.change = change
+        return change(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.change(gradient), None

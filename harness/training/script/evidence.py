@@ -317,6 +317,7 @@ def _idle(watch: Watch) -> float:
 
 def _name(module: nn.Module) -> str:
     """A module's class, with what it wraps."""
-    inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+    # A compiled module has no truth: it asks what it wraps for its length.
+    inner = getattr(module, "module", getattr(module, "_orig_mod", None))
     name = type(module).__name__
     return f"{name}({type(inner).__name__})" if isinstance(inner, nn.Module) else name

@@ -32,6 +32,8 @@ from harness.training.rank.setup import RankPlace
 ASKED = re.compile(r"\{(ranks|world|node|nodes|host|port)\}")
 #: So many characters of what a script or a launcher said last.
 QUOTED = 160
+#: The first line that torch's launcher writes of a rank that has failed.
+LAUNCHER = re.compile(r"^E\d{4} .*\] failed \(exitcode.*$", re.M)
 #: How to see more of an error, which is not the error.
 HINT = re.compile(r"HYDRA_FULL_ERROR|--help|^For more (information|details)", re.IGNORECASE)
 
@@ -149,8 +151,10 @@ def last_words(text: str) -> str:
     """The last line of a log that names a reason.
 
     Hints on how to see more (hydra's), what is indented beneath a message, and frames around it
-    name none.
+    name none, nor does what torch's launcher adds when a rank of its has failed.
     """
+    ranks, launcher, _ = text.partition(next(iter(LAUNCHER.findall(text)), "\0"))
+    text = ranks if launcher and ranks.strip() else text
     lines = [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
     lines = [line for line in lines if any(c.isalnum() for c in line)]
     named = [line for line in lines if not line[0].isspace() and not HINT.search(line)]

@@ -1,16 +1,19 @@
 """A clock that knows nothing of harness: every optimizer step of a process, in a file of its own.
 
 A Python that finds this folder in PYTHONPATH runs it as it starts. It waits for torch, and then has
-torch call it after every optimizer step, by the wall clock. Forks inherit it.
+torch call it after every optimizer step, by the wall clock. Forks inherit it. On a GPU a step is
+issued before it is done: a thread waits for the device, and each step is written down when it is.
 """
 
 import importlib
 import importlib.util
 import os
+import queue
 import sys
+import threading
 import time
 
-#: Where files go, ``RANK-PID.ticks``: int64 ns since 1970, one a step.
+#: Where files go, ``RANK-PID.ticks``: two int64 in ns since 1970 for each step, issued and done.
 FOLDER = "OTHER_CLOCK"
 
 
@@ -33,16 +36,46 @@ class _Torch:
         return spec
 
 
-_files: dict[int, int] = {}
+class File:
+    """The ticks of one process."""
+
+    def __init__(self) -> None:
+        where = f"{os.environ[FOLDER]}/{os.environ.get('RANK', '')}-{os.getpid()}.ticks"
+        self._file = os.open(where, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        self._issued: queue.Queue = queue.Queue()  # type: ignore[type-arg]
+        self._waits = False
+
+    def tick(self) -> None:
+        torch = sys.modules["torch"]
+        now_ns = time.time_ns()
+        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+            self._write(now_ns, now_ns)
+            return
+        if not self._waits:
+            self._waits = True
+            threading.Thread(target=self._wait, daemon=True).start()
+        event = torch.cuda.Event()
+        event.record()
+        self._issued.put((now_ns, event))
+
+    def _wait(self) -> None:
+        while True:
+            issued_ns, event = self._issued.get()
+            event.synchronize()
+            self._write(issued_ns, time.time_ns())
+
+    def _write(self, *stamps: int) -> None:
+        os.write(self._file, b"".join(ns.to_bytes(8, sys.byteorder) for ns in stamps))
+
+
+_files: dict[int, File] = {}
 
 
 def tick(*_: object) -> None:
-    now_ns = time.time_ns()
     pid = os.getpid()
     if pid not in _files:
-        where = f"{os.environ[FOLDER]}/{os.environ.get('RANK', '')}-{pid}.ticks"
-        _files[pid] = os.open(where, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-    os.write(_files[pid], now_ns.to_bytes(8, sys.byteorder))
+        _files[pid] = File()
+    _files[pid].tick()
 
 
 if FOLDER in os.environ:

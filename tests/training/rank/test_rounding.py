@@ -1,0 +1,67 @@
+"""A replicate is the same training with other roundings: no more memory, no bias."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.cases import Compiled, Device, Site
+from harness.training.rank import rounding
+from harness.training.rank.rounding import OtherRounding, Rounding
+
+CPU = torch.device("cpu")
+
+
+def trained(way: Rounding) -> tuple[int, Tensor, Tensor]:
+    """Bytes that forward keeps for backward, the loss, and the first layer's gradient."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 1000)]
+    model = nn.Sequential(*layers).bfloat16()
+    way.watch(model)
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(torch.randn(512, 64).bfloat16()).float().logsumexp(-1).mean()
+    size = sum(kept.values())
+    loss.backward()
+    gradient = layers[0].weight.grad
+    assert isinstance(gradient, Tensor)
+    return size, loss.detach(), gradient.float()
+
+
+def test_a_replicate_keeps_no_more_for_backward_than_what_it_repeats() -> None:
+    usual, loss, gradient = trained(Rounding())
+    other, near, turned = trained(OtherRounding(CPU, seed=1, coarse=False))
+    assert other == usual
+    assert 0 < abs(near / loss - 1) < 1e-3
+    assert 0 < (turned - gradient).norm() / gradient.norm() < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_each_number_changes_by_a_rounding_and_their_mean_by_none(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounding, "AT_ONCE", 1 << 18)
+    x = torch.randn(3 << 18).to(dtype)
+    (changed,) = OtherRounding(CPU, seed=1, coarse=False).gradients([x])
+    eps = torch.finfo(dtype).eps
+    off = (changed.double() / x.double() - 1)[x.abs() > 1e-3]
+    assert off.abs().max() < 2 * eps and off.abs().mean() > eps / 8
+    assert abs(off.mean()) < 5 * off.std() / len(off) ** 0.5 + 1e-3 * eps
+
+
+def test_a_compiled_case_is_repeated_eagerly_and_keeps_nothing() -> None:
+    site = Site(device=Device.CPU, backend="gloo", nodes=(1,))
+    way = OtherRounding(CPU, seed=1, coarse=False)
+    compiled = way.case(site.case("ddp/decoder-nano", compiled=Compiled.INDUCTOR))
+    assert compiled.compiled is Compiled.NO and compiled.checkpoint
+    eager = site.case("ddp/decoder-nano")
+    assert way.case(eager) is eager
+    on_host = site.case("ddp/decoder-nano", compiled=Compiled.INDUCTOR, offload=True)
+    assert not way.case(on_host).checkpoint

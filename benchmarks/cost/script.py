@@ -69,7 +69,8 @@ def compared(name: str, pairs: int, steps: int, device: str) -> None:
     low, high = interval.low, interval.high
     assert low is not None and high is not None
     print(
-        f"{name:9} {bare_ms:.2f} ms of {'CPU' if device == 'cpu' else 'the clock'} a step; watching costs {interval.mean:+.3f} ms"
+        f"{name:9} {bare_ms:.2f} ms{' of CPU' * (device == 'cpu')} a step;"
+        f" watching costs {interval.mean:+.3f} ms"
         f" [{low:+.3f}, {high:+.3f}], {interval.mean / bare_ms:+.1%}"
         f" [{low / bare_ms:+.1%}, {high / bare_ms:+.1%}], {pairs} pairs;"
         f" in hooks {1e3 * median(in_hooks_s):.3f} ms",

@@ -34,10 +34,13 @@ LINK_SHARE = 0.7
 #: (https://github.com/NVIDIA/nccl/issues/1646).
 START_S = {Device.CPU: 0.15, Device.CUDA: 2.0}
 NCCL_S = 2.6
-#: Seconds in which Inductor compiles the block of a model, and in which a world finds that in its
-#: cache: 6.6 and 1.5 s of a core here (``python benchmarks/cost/compiled.py``). For GPUs a guess.
-COMPILING_S = 15.0
-COMPILED_S = 2.0
+#: Seconds in which a world finds its compiled blocks in Inductor's cache, and how many more it
+#: takes to compile them: on an H200 12 to 13 s with an empty cache, 3.2 to 3.7 s after that.
+COMPILED_S = 3.5
+COMPILING_S = 9.0
+#: Steps of a compiled case in whose time a replicate of its reference makes one: it is not
+#: compiled, computes what it has not kept once more, and changes what every layer gives.
+REPLICATE_STEPS = 2
 #: Seconds to train a gate's twin on one rank, and to write down and read a profile.
 GATE_S = 0.3
 PROFILE_S = {Device.CPU: 1.0, Device.CUDA: 4.0}
@@ -135,7 +138,8 @@ class LaunchCosts:
             return steps
         if too_large_for_one(described, case, self._machine):
             return min(steps, STREAMED_STEPS)
-        return steps * (1 + REPLICATES)
+        slower = 1 if case.compiled is Compiled.NO else REPLICATE_STEPS
+        return steps * (1 + slower * REPLICATES)
 
     def step_s(self, case: CaseSpec) -> float:
         """One step of a case."""
@@ -265,8 +269,9 @@ class Forecast:
         took_s = max(
             self.costs.of(arm.case, purpose, self._window(plan, purpose, arm)) for arm in arms
         )
-        twins = purpose is Purpose.GATE
-        compiling_s = _compiling_s([_graph(arm.case, twins) for arm in arms], compiled)
+        compiling_s = max(_compiling_s(arm.case, purpose, compiled) for arm in arms)
+        for arm in arms:
+            compiled |= _graphs(arm.case, purpose)
         launch = Coming(plan, purpose, arms, took_s)
         yield replace(launch, seconds=took_s + compiling_s)
         yield from [launch] * (max(count for _, count in missing) - 1)
@@ -299,31 +304,29 @@ def _start_s(case: CaseSpec) -> float:
 
 def _compiled(plans: Sequence[Plan], launches: Sequence[LaunchRecord]) -> set[object]:
     """Names what earlier launches have left in Inductor's cache."""
-    launched = {(launch.case, launch.purpose is Purpose.GATE) for launch in launches}
-    cases = (arm.case for plan in plans for arm in plan.arms)
-    seen = ((case, twin) for case in cases for twin in (False, True))
-    return {_graph(case, twin) for case, twin in seen if (case.hash, twin) in launched}
+    cases = {arm.case.hash: arm.case for plan in plans for arm in plan.arms}
+    known = [launch for launch in launches if launch.case in cases]
+    return {g for launch in known for g in _graphs(cases[launch.case], launch.purpose)}
 
 
-def _compiling_s(graphs: Sequence[object], compiled: set[object]) -> float:
-    """How long worlds that start at once compile what none had before, s; the set grows."""
-    new = set(graphs) - compiled - {None}
-    compiled |= new
-    return COMPILING_S if new else 0.0
+def _compiling_s(case: CaseSpec, purpose: Purpose, compiled: Collection[object]) -> float:
+    """How long a world compiles what none before it had, s."""
+    return COMPILING_S * len(_graphs(case, purpose) - set(compiled))
 
 
-def _graph(case: CaseSpec, twin: bool) -> object:
-    """The graph that Inductor compiles once for all launches of this run; None for no graph.
+def _graphs(case: CaseSpec, purpose: Purpose) -> set[object]:
+    """The graphs that Inductor compiles once for all launches of this run.
 
-    Twins share their size, sequence and batch.
+    What wraps a block has a part in them, and so have the repeatable kernels of gates, which
+    train a twin, all of the same size, beside the case itself. References are wrapped by nothing.
     """
     if case.compiled is not Compiled.INDUCTOR:
-        return None
-    block = (case.model, case.precision, case.checkpoint, case.selective)
-    if twin:
-        return block
+        return set()
+    wrapped = "" if purpose is Purpose.REFERENCE or case.strategy == "single" else case.strategy
+    block = (case.model, case.precision, case.checkpoint, case.selective, wrapped)
     batch = case.micro_batch or Fraction(case.global_batch or 0, case.world_size)
-    return (*block, case.size, case.seq_len, batch)
+    whole = (*block, case.size, case.seq_len, batch)
+    return {block, (*whole, "repeatable")} if purpose is Purpose.GATE else {whole}
 
 
 def _have(

@@ -134,7 +134,7 @@ class Accelerator:
         return [torch.Event(device=self.device, enable_timing=True) for _ in range(count)]
 
     def forget_peak(self) -> None:
-        """Count anew; a device that nobody has used yet has no peak, and torch refuses to ask it."""
+        """Count anew; a device that nobody has used has no peak, and torch refuses to ask it."""
         if torch.accelerator.memory_stats(self.device):
             torch.accelerator.reset_peak_memory_stats(self.device)
 

@@ -2,7 +2,7 @@
 
     python scripts/gpu_acceptance [--out DIR] [--budget 580] [--resume] [--only first gates] [--dry]
 
-One slot of ten minutes on one GPU, most evidence first: nine steps, each with a limit of its own. A
+Two slots of ten minutes on one GPU, most evidence first: steps with limits of their own. A
 step that fails does not stop the others; one that would not fit into the budget, or is cut off by
 its end, is named, and ``--resume`` goes on with it. DIR (default: gpu-acceptance) gets three files:
 ``checks.json`` and ``evidence.tar`` with what was measured, both written after every check, and
@@ -14,10 +14,9 @@ that tests this script and the order of every call, and nothing of a GPU's speed
 MIG and MPS are left alone. On a bare machine ``--wheels`` names a folder of wheels (of ``pip
 download``, elsewhere).
 
-What one GPU cannot tell: anything of NCCL between ranks, and whether anything scales. A second slot
-would take the fault matrix (``python -m tests.faults.matrix``), codecs in all precisions, compiled
-blocks (``scaleproof run ddp/decoder-350m --gpus 1 --set compiled=inductor``) and a script of
-``examples/training``; a third one, on two GPUs, ``pytest suites/ --gpus 2``.
+What one GPU cannot tell: anything of NCCL between ranks, and whether anything scales. A third slot
+would take scripts of others (``python tests/acceptance/public_scripts.py --only GPU:``), a fourth
+one, on two GPUs, ``pytest suites/ --gpus 2``.
 """
 
 from __future__ import annotations
@@ -35,18 +34,22 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-#: Step -> seconds that it took on an H100, seconds that it may take, and what it is for.
+#: Step -> seconds that it takes on an H100 or H200, seconds that it may take, and what it is for.
 STEPS: Mapping[str, tuple[int, int, str]] = {
     "facts": (15, 40, "versions, NVML; five forked ranks start the driver and leave it"),
     "first": (35, 60, "one timed and one profiled launch: does a figure come out at all?"),
     "nccl": (8, 40, "every collective at world 1, read by the harness's own reader"),
     "gates": (90, 150, "strategies x precisions, five codecs train right; margins of all checks"),
+    "suite": (260, 320, "what a user types first, to its end; verify and report of what it leaves"),
     "truth": (80, 110, "step times against a bare loop, in turn; MFU; ceilings of random data"),
-    "repeatable": (45, 80, "the same bits twice; which attention runs where that is claimed"),
+    "repeatable": (75, 100, "the same bits twice; which attention runs where that is claimed"),
     "memory": (60, 90, "five real peaks beside the closed form"),
     "profile": (55, 75, "the budget closes; a planted sleep and a planted kernel are found"),
-    "suite": (160, 240, "the first thing that a user types; verify and report of what it leaves"),
-    "broken": (40, 90, "a device's assertion, its memory, a kernel that does not end: each is told"),
+    "broken": (
+        40,
+        90,
+        "a device's assertion, its memory, a kernel that does not end: each is told",
+    ),
     "strategies": (100, 240, "every other strategy and codec trains right at world 1"),
     "shared": (150, 300, "two ranks on the one GPU over gloo: all strategies and codecs"),
 }

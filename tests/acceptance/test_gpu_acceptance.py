@@ -25,6 +25,8 @@ def rehearsed(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
         pytest.param(["first", "nccl"], marks=pytest.mark.full),
         pytest.param(["facts", "gates", "truth"], marks=pytest.mark.full),
         pytest.param(["repeatable", "memory", "profile", "suite"], marks=pytest.mark.full),
+        pytest.param(["broken", "strategies"], marks=pytest.mark.full),
+        pytest.param(["shared"], marks=pytest.mark.full),
     ],
     ids=lambda steps: "-".join(steps),
 )
@@ -63,8 +65,8 @@ def test_a_step_that_breaks_fails_and_is_told(tmp_path: Path) -> None:
     assert result == "FAIL" and "it broke" in sentences[0]
 
 
-def test_all_steps_fit_into_one_slot_of_ten_minutes() -> None:
+def test_all_steps_fit_into_two_slots_of_ten_minutes() -> None:
     script = runpy.run_path(str(SCRIPT / "__main__.py"))
     seconds = [usual_s + script["BETWEEN_S"] for usual_s, _, _ in script["STEPS"].values()]
-    assert sum(seconds) <= 580 and len(seconds) == 9
+    assert sum(seconds[:6]) <= 580 and sum(seconds[6:]) <= 580 and len(seconds) == 12
     assert all(usual_s < limit_s for usual_s, limit_s, _ in script["STEPS"].values())

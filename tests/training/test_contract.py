@@ -98,8 +98,8 @@ def test_any_module_is_right_where_nothing_is_cut(asked: Any, strategy: str) -> 
 #: As an H100 wrote it, and what the next call of cuBLAS said.
 KERNEL = (
     "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:111: operator(): block: [0,0,0],"
-    " thread: [0,0,0] Assertion `-sizes[i] <= index && index < sizes[i] && \"index out of"
-    " bounds\"` failed."
+    ' thread: [0,0,0] Assertion `-sizes[i] <= index && index < sizes[i] && "index out of'
+    ' bounds"` failed.'
 )
 
 

@@ -168,7 +168,8 @@ def _totals(outlooks: Sequence[PlanOutlook], place: PlanPlace) -> str:
     if on is None:
         return f"{sentence}; memory and bytes are per rank, computed from closed forms"
     hours = took / 3600 * sum(on.nodes)
-    idle = 1 - sum(outlook.device_s for outlook in outlooks) / 3600 / hours if hours else 0.0
+    used = sum(outlook.device_s for outlook in outlooks) / 3600
+    idle = max(0.0, 1 - used / hours) if hours else 0.0
     return (
         f"{sentence}: {hours:.1f} GPU-hours on {on.name} ({place.machine.gpu}),"
         f" {idle:.0%} of them idle"

@@ -48,15 +48,17 @@ class OtherRounding(Rounding):
         """
         if case.compiled is Compiled.NO:
             return case
-        kept = dict(checkpoint=not case.offload, checkpoint_every=1, selective=False)
-        return replace(case, compiled=Compiled.NO, **kept)
+        again = not case.offload
+        return replace(
+            case, compiled=Compiled.NO, checkpoint=again, checkpoint_every=1, selective=False
+        )
 
     def watch(self, model: nn.Module) -> None:
         """Change what each layer with weights of its own gives."""
 
         def changed(_: nn.Module, __: object, out: object) -> object:
             if isinstance(out, Tensor) and out.is_floating_point():
-                return _Changed.apply(out, self._changed)
+                return _Changed.apply(out, self._changed)  # type: ignore[no-untyped-call]
             return out
 
         for module in model.modules():

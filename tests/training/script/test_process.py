@@ -98,7 +98,7 @@ HYDRA = "\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stac
             "RuntimeError: no such file: data.bin\n"
             "E1127 18:44:11.000000 907 torch/distributed/elastic/multiprocessing/api.py:986] failed"
             " (exitcode: 1) local_rank: 0 (pid: 911) of binary: /usr/bin/python3\n"
-            "Traceback (most recent call last):\n  File \"<string>\", line 1, in <module>\n"
+            'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n'
             "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\n"
             "train.py FAILED\n----\nFailures:\n  <NO_OTHER_FAILURES>\n----\n"
             "Root Cause (first observed failure):\n[0]:\n  time      : 2026-11-27_18:44:11\n====\n",

@@ -318,12 +318,12 @@ def _graphs(case: CaseSpec, purpose: Purpose) -> set[object]:
     """The graphs that Inductor compiles once for all launches of this run.
 
     What wraps a block has a part in them, and so have the repeatable kernels of gates, which
-    train a twin, all of the same size, beside the case itself. References are wrapped by nothing.
+    train a twin, all of the same size, beside the case itself. A reference trains the plain model,
+    which is compiled by then.
     """
-    if case.compiled is not Compiled.INDUCTOR:
+    if case.compiled is not Compiled.INDUCTOR or purpose is Purpose.REFERENCE:
         return set()
-    wrapped = "" if purpose is Purpose.REFERENCE or case.strategy == "single" else case.strategy
-    block = (case.model, case.precision, case.checkpoint, case.selective, wrapped)
+    block = (case.strategy, case.model, case.precision, case.checkpoint, case.selective)
     batch = case.micro_batch or Fraction(case.global_batch or 0, case.world_size)
     whole = (*block, case.size, case.seq_len, batch)
     return {block, (*whole, "repeatable")} if purpose is Purpose.GATE else {whole}

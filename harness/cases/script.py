@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.base import programs
 from harness.base.errors import SpecError
 from harness.cases import typed
-from harness.cases.case import SCRIPT, CaseSpec, Mode
+from harness.cases.case import SCRIPT, CaseSpec, Device, Mode
 from harness.cases.plan import Plan, Protocol
 from harness.cases.recipes import REAL, Recipe, ladder
 from harness.cases.site import Site, rungs
@@ -108,7 +108,7 @@ def script_plan(
     """
     case = script_case(words, site, mode, samples)
     if site.world_size <= first_rung:
-        ranks = f"--cpus {2 * first_rung}"
+        ranks = f"--{'gpus' if site.device is Device.CUDA else 'cpus'} {2 * first_rung}"
         if first_rung > 1:
             ranks += f" --first-rung {first_rung}"
         many = "one rank has" if site.world_size == 1 else f"{site.world_size} ranks have"

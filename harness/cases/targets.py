@@ -89,8 +89,15 @@ def plans_of(
         raw = [
             plan for f in _files(Path(path)) for plan in _recipes(f, site, function or None, chosen)
         ]
-    else:
+    elif "/" in target or target.partition(":")[0] in catalogue.entries["strategies"]:
         raw = [case_plan(target, site, catalogue, settings, ablations)]
+    else:
+        raise SpecError(
+            f"{path}: no folder of suites and no file",
+            where=str(Path.cwd()),
+            expected="a folder, file.py, file.py::recipe, or a case such as ddp/decoder-tiny",
+            fix="scaleproof init" + f" {path}" * (not path.endswith(".py")),
+        )
     unique = {p.hash: p for p in (normalise(plan, catalogue, control) for plan in raw)}
     return list(unique.values())
 

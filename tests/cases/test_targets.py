@@ -101,3 +101,18 @@ def test_a_misspelt_field_is_told_with_the_right_one(name: str) -> None:
     with pytest.raises(SpecError) as error:
         case_of("ddp/mlp-nano", SITE, {f"{name}x": 1})
     assert name in f"{error.value} {error.value.expected}"
+
+
+@pytest.mark.parametrize(
+    ("target", "fix"),
+    [("suites", "scaleproof init suites"), ("train.py::weak", "scaleproof init")],
+)
+def test_a_folder_or_file_that_is_not_there_is_no_misspelt_case(
+    target: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match="no folder of suites and no file") as caught:
+        plans_of(target, SITE, KNOWN, {})
+    assert caught.value.fix == fix
+    with pytest.raises(SpecError, match="is not a case"):
+        plans_of("ddp", SITE, KNOWN, {})

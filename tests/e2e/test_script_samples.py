@@ -138,6 +138,9 @@ def test_a_ladder_needs_a_rung_above_its_first() -> None:
     with pytest.raises(SpecError, match="2 ranks have nothing to be compared with") as caught:
         script_plan(["-m", "train"], site, first_rung=2)
     assert "--cpus 4 --first-rung 2" in (caught.value.fix or "")
+    with pytest.raises(SpecError) as caught:
+        script_plan(["-m", "train"], Site(device=Device.CUDA, backend="nccl", nodes=(1,)))
+    assert "--gpus 2" in (caught.value.fix or "")
     wide = Site(device=Device.CPU, backend="gloo", nodes=(8,))
     plan = script_plan(["-m", "train"], wide, first_rung=2)
     assert [a.case.world_size for a in plan.arms] == [2, 4, 8]

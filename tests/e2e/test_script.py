@@ -63,10 +63,10 @@ class Measured:
         (verdict,) = self._measurer.verdicts(plan)
         return verdict
 
-    def once(self, *words: str, site: Site = SITE) -> LaunchRecord:
-        """One launch on 2 ranks."""
+    def once(self, *words: str, site: Site = SITE, ranks: int = 2) -> LaunchRecord:
+        """One launch on so many ranks."""
         plan = script_plan(words, site, protocol=FAST)
-        arm = plan.arm("@2")
+        arm = plan.arm(f"@{ranks}")
         self.session.describe([arm.case])
         (order,) = together.orders(self.session, plan, [arm], Purpose.PILOT)
         self.session.run.announce([plan])
@@ -226,11 +226,12 @@ def test_a_script_that_spawns_in_another_file_and_makes_no_group_of_one(
     measured: Measured,
 ) -> None:
     """Whoever trains in a world of one is its rank, group or not."""
-    verdict = measured("several.py", "{ranks}")
-    assert verdict.value is not None and measured.wrong() == [], verdict.detail
-    seen = [r.watched for n in (1, 2) for x in measured.launches(n) for r in x.ranks]
-    assert {w.way for w in seen if w} == {"launcher"}
-    assert {w.world_size for w in seen if w} == {1, 2}
+    for ranks in (1, 2):
+        launch = measured.once("several.py", "{ranks}", ranks=ranks)
+        assert launch.usable and launch.steps is not None, launch.wrong or launch.cause
+        (watched, *_) = [r.watched for r in launch.ranks]
+        assert watched is not None
+        assert (watched.way, watched.world_size) == ("launcher", ranks)
 
 
 @pytest.mark.full

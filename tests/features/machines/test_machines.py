@@ -196,6 +196,14 @@ def test_what_cannot_be_compared_is_told(
     assert message in capsys.readouterr().err
 
 
+def test_a_run_and_its_copy_are_told_from_two_runs(sample_run: RunRecord) -> None:
+    other = edited(sample_run, lambda doc: doc.update(run="another"))
+    copied = hardware.lines(compare_hardware([sample_run, other, sample_run], "throughput"), 100)
+    assert " A and C are one and the same run" in copied
+    apart = hardware.lines(compare_hardware([sample_run, other], "throughput"), 100)
+    assert not any("same run" in line for line in apart)
+
+
 def test_stand_ins_never_enter_a_hardware_comparison(sample_run: RunRecord) -> None:
     doc = to_doc(sample_run)
     for arm in doc["plans"][0]["arms"]:

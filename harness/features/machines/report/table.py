@@ -118,6 +118,14 @@ def _scaled(mean: Mean, factor: float) -> Mean:
 def notes(comparison: HardwareComparison) -> list[str]:
     """Notes on the figures, and on cases that were not compared."""
     sentences = [headline(comparison) + "."] if comparison.means else [headline(comparison)]
+    by_run: dict[str, list[str]] = {}
+    for side in comparison.sides:
+        by_run.setdefault(side.run, []).append(side.name)
+    sentences += [
+        f"{' and '.join(alike)} are one and the same run"
+        for alike in by_run.values()
+        if len(alike) > 1
+    ]
     sentences.append(
         f"better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift;"
         f" no difference: all of it within {DRIFT:.0%}; else undecided"

@@ -484,7 +484,7 @@ def test_what_slows_down_without_being_wrong_is_noticed(measured: Measured) -> N
 
 STYLES = [
     "plain", "ragged", "compiled", "fsdp", "region", "named", "two optimizers", "in backward",
-    "estimates",
+    "estimates", "awkward",
 ]  # fmt: skip
 
 

@@ -4,6 +4,8 @@
 """
 
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,6 +50,44 @@ class Around(nn.Module):
         return self.net(x)  # type: ignore[no-any-return]
 
 
+class Awkward(nn.Sequential):
+    """A model that says no more of itself than a training asks, and something else than usual."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("neither true nor false")
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __eq__(self, _: object) -> bool:
+        raise TypeError("not comparable")
+
+    __hash__ = nn.Module.__hash__
+
+    def __repr__(self) -> str:
+        raise TypeError("no words")
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        raise TypeError("not iterable")
+
+    def parameters(self, _: bool = True) -> Any:  # groups, as optimizers take them
+        return [{"params": list(super().parameters()), "lr": 1e-3}]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self._modules.values():
+            x = layer(x)  # type: ignore[misc]
+        return x
+
+
+class Stubborn(torch.optim.AdamW):
+    """An optimizer that has no truth either."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("neither true nor false")
+
+    __len__ = __bool__
+
+
 def plain(model: nn.Module, size: int, steps: range) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     for step in steps:
@@ -66,6 +106,19 @@ def main() -> None:  # noqa: C901  (a branch for each style)
         plain(wrapped(net), 8, forever)
     elif style == "compiled":
         plain(wrapped(torch.compile(Around(net), backend="eager")), 8, forever)
+    elif style == "awkward":
+        model = Awkward(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+        several = list(nn.Module.parameters(model))
+        optimizer = Stubborn(model.parameters())
+        for step in forever:
+            loss = model(torch.randn(8, 32, generator=rows)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            for parameter in several:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+            optimizer.step()
+            told(step, 8)
     elif style == "fsdp":
         from torch.distributed.fsdp import fully_shard
 

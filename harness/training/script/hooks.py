@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 from harness.record import Category
 from harness.training.observe import spans
 from harness.training.observe.spans import Span, span
-from harness.training.script import samples
+from harness.training.script import inside, samples
 from harness.training.script.flops import compiled
 from harness.training.script.loaders import Loaders
 from harness.training.script.samples import Arrived
@@ -227,7 +227,7 @@ class Hooks:
                 id(parameter) for group in optimizer.param_groups for parameter in group["params"]
             }
             self.in_eval |= any(
-                id(parameter) in stepped for parameter in self._evaluated.parameters()
+                id(parameter) in stepped for parameter in inside.parameters(self._evaluated)
             )
         self._evaluated = None
         self._trained = False
@@ -354,4 +354,4 @@ def _trains(module: nn.Module) -> bool:
 
 
 def _learns(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
+    return any(parameter.requires_grad for parameter in inside.parameters(module))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.training.observe import plain
+from harness.training.script import inside
 from harness.training.script.hooks import Hooks
 from harness.training.script.samples import ELEMENTS, Arrived, Rows, inputs, tensors, trains
 from harness.training.script.sentences import Sentences
@@ -122,7 +123,7 @@ class Observed:
         by_id = {
             id(parameter): parameter
             for root in self.hooks.roots.values()
-            for parameter in root.parameters()
+            for parameter in inside.parameters(root)
         }
         return list(by_id.values())
 
@@ -145,7 +146,9 @@ class Observed:
         """
         for root in self.hooks.roots.values():
             if getattr(root, "find_unused_parameters", False):
-                wanted = [parameter for parameter in root.parameters() if parameter.requires_grad]
+                wanted = [
+                    parameter for parameter in inside.parameters(root) if parameter.requires_grad
+                ]
                 self.searched = all(parameter.grad is not None for parameter in wanted)
         for group in optimizer.param_groups:
             for parameter in group["params"]:

@@ -8,10 +8,12 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from harness.training.script import inside
+
 
 def divided(roots: Sequence[nn.Module]) -> bool:
     """Whether torch says of a parameter that this rank holds a part of it."""
-    placed = any(hasattr(p, "placements") for root in roots for p in root.parameters())
+    placed = any(hasattr(p, "placements") for root in roots for p in inside.parameters(root))
     return placed or bool(_flattened(roots))
 
 
@@ -30,7 +32,8 @@ def _wrappers(root: nn.Module) -> Iterator[nn.Module]:
     while isinstance(module, nn.Module):
         yield module
         names = ("_orig_mod", "_forward_module", "module")
-        module = next((inner for name in names if (inner := getattr(module, name, None))), None)
+        inner = (getattr(module, name, None) for name in names)
+        module = next((one for one in inner if isinstance(one, nn.Module)), None)
 
 
 def _over_all_ranks(wrapper: nn.Module) -> bool:
@@ -48,7 +51,9 @@ def _over_all_ranks(wrapper: nn.Module) -> bool:
     if isinstance(wrapper, fsdp.FullyShardedDataParallel):
         return True
     meshes = [
-        m for parameter in wrapper.parameters() if (m := getattr(parameter, "device_mesh", None))
+        mesh
+        for parameter in inside.parameters(wrapper)
+        if (mesh := getattr(parameter, "device_mesh", None)) is not None
     ]
     flat = all(mesh.ndim == 1 and mesh.size() == world_size for mesh in meshes)
     return isinstance(wrapper, fsdp.FSDPModule) and bool(meshes) and flat
@@ -57,7 +62,7 @@ def _over_all_ranks(wrapper: nn.Module) -> bool:
 def bytes_of(roots: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> int:
     """Bytes of whole parameters: of flattened ones this rank holds a part, as long as others'."""
     flattened = _flattened(roots)
-    ours = {id(p) for module in flattened for p in module.parameters()}
+    ours = {id(p) for module in flattened for p in inside.parameters(module)}
     many = max((module.process_group.size() for module in flattened), default=1)
     return sum(p.numel() * p.element_size() * (many if id(p) in ours else 1) for p in parameters)
 
@@ -70,7 +75,7 @@ def _flattened(roots: Sequence[nn.Module]) -> list[Any]:
     return [
         module
         for root in roots
-        for module in root.modules()
+        for module in inside.modules(root)
         if isinstance(module, fsdp.FullyShardedDataParallel)
         and module.sharding_strategy is not fsdp.ShardingStrategy.NO_SHARD
     ]

@@ -1,7 +1,7 @@
-"""What a user's module consists of, whatever it says of itself.
+"""The parts of a user's module, whatever it says of itself.
 
-Users override ``parameters`` (to give groups to an optimizer), lengths, truth and words. Only what
-torch itself keeps of a module is read here.
+Users override ``parameters`` (to give groups to an optimizer), lengths, truth and words: torch's
+own methods are asked, past those of the module.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ def modules(root: nn.Module) -> Iterator[nn.Module]:
     while left:
         module = left.pop()
         yield module
-        for child in reversed(list(module._modules.values())):
-            if child is not None and id(child) not in seen:
+        for child in reversed(list(nn.Module.children(module))):
+            if id(child) not in seen:
                 seen.add(id(child))
                 left.append(child)
 
@@ -26,7 +26,7 @@ def parameters(root: nn.Module) -> Iterator[nn.Parameter]:
     """The parameters of all of them, each once, in their order."""
     seen = set[int]()
     for module in modules(root):
-        for parameter in module._parameters.values():
-            if parameter is not None and id(parameter) not in seen:
+        for parameter in nn.Module.parameters(module, recurse=False):
+            if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield parameter

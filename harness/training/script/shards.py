@@ -32,8 +32,8 @@ def _wrappers(root: nn.Module) -> Iterator[nn.Module]:
     while isinstance(module, nn.Module):
         yield module
         names = ("_orig_mod", "_forward_module", "module")
-        inner = (getattr(module, name, None) for name in names)
-        module = next((one for one in inner if isinstance(one, nn.Module)), None)
+        wrapped = (getattr(module, name, None) for name in names)
+        module = next((inner for inner in wrapped if isinstance(inner, nn.Module)), None)
 
 
 def _over_all_ranks(wrapper: nn.Module) -> bool:

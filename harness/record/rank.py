@@ -142,7 +142,8 @@ class Watched:
     ``workers`` the processes of the loader that hands out most batches, ``again`` the share of a
     step's samples that the step before had, too, ``idle`` the share of the updates looked at that
     left the looked-at elements of their parameters as they were. ``cut``: that they are ``sharded``
-    is told by nothing but what ranks exchange within a forward pass.
+    is told by nothing but what ranks exchange within a forward pass. ``cleared``: gradients are
+    gone between the backward passes of one update (SAM, LBFGS), so that each exchanges its own.
     """
 
     world_size: int
@@ -181,6 +182,7 @@ class Watched:
     again: float = 0.0
     idle: float = 0.0
     cut: bool = False
+    cleared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

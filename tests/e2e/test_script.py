@@ -484,7 +484,7 @@ def test_what_slows_down_without_being_wrong_is_noticed(measured: Measured) -> N
 
 STYLES = [
     "plain", "ragged", "compiled", "fsdp", "region", "named", "two optimizers", "in backward",
-    "estimates", "awkward",
+    "estimates", "awkward", "searched", "met late",
 ]  # fmt: skip
 
 
@@ -506,6 +506,13 @@ def test_steps_and_samples_are_exact_in_every_style(measured: Measured, style: s
     assert sum(counted) == launch.consumed
     watched = launch.ranks[0].watched
     assert watched is not None and watched.regular and len(watched.roots) == 1
+
+
+@pytest.mark.full
+def test_a_batch_that_cannot_be_read_is_counted_as_its_user_says(measured: Measured) -> None:
+    (why,) = measured.once("styles.py", "unread").wrong
+    assert "cannot be read (NotImplementedError: decode it first" in why
+    assert "--samples-per-step" in why
 
 
 def _told(folder: Path, launch: str, rank: int) -> list[int]:

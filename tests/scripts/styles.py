@@ -3,6 +3,8 @@
 ``step N samples M`` after every step: M of this rank.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -79,6 +81,41 @@ class Awkward(nn.Sequential):
         return x
 
 
+class Packed(Tensor):
+    """Codes that know nothing but how to be decoded."""
+
+    codes: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor) -> Packed:
+        made = Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+        made.codes = codes
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"decode it first, before {func}")
+
+
+class Decoding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: Packed) -> Tensor:
+        return self.layer(x.codes.float())  # type: ignore[no-any-return]
+
+
+class Late(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.LazyLinear(32)
+        self.turned = nn.Parameter(torch.randn(32, 32, dtype=torch.cfloat))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.first(x).to(torch.cfloat) @ self.turned).abs()  # type: ignore[no-any-return]
+
+
 class Stubborn(torch.optim.AdamW):
     """An optimizer that has no truth either."""
 
@@ -119,6 +156,37 @@ def main() -> None:  # noqa: C901  (a branch for each style)
                 parameter.grad /= dist.get_world_size()
             optimizer.step()
             told(step, 8)
+    elif style == "unread":
+        model = wrapped(Decoding())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in forever:
+            model(Packed(torch.randint(-9, 9, (8, 32), generator=rows))).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            told(step, 8)
+    elif style == "searched":  # as often as it likes, an optimizer asks for the loss
+        model = wrapped(net.double())
+        optimizer = torch.optim.LBFGS(
+            model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe"
+        )
+        for step in forever:
+            x = torch.randn(8, 32, generator=rows).double()
+
+            def ask(x: Tensor = x) -> Tensor:
+                optimizer.zero_grad()
+                loss = model(x).sub(x.sin()).square().mean()
+                loss.backward()
+                agreed = loss.detach()
+                dist.all_reduce(agreed)
+                return agreed
+
+            optimizer.step(ask)
+            told(step, 8)
+    elif style == "met late":  # called before it is wrapped; lazy, unused, complex and empty parts
+        net = Late()
+        net(torch.randn(2, 32))
+        model = wrapped(net)
+        plain(model, 8, forever)
     elif style == "fsdp":
         from torch.distributed.fsdp import fully_shard
 

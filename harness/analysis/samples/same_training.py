@@ -129,7 +129,10 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
     """A sample takes as much work in every world, and is one sample.
 
     Batches may be ragged: only what is less in every launch than in any of the baseline is told.
+    Nothing is where an optimizer asks for a loss as often as it likes (LBFGS).
     """
+    if any(_seen(launch).cleared and not _seen(launch).even for launch in (*mine, *base)):
+        return
     of_subject = max(map(_per_sample, mine))
     there = min(map(_per_sample, base))
     if min(map(_per_sample, mine)) > 0 and of_subject < LESS * there:

@@ -287,7 +287,7 @@ def extra_exchange(watched: Watched) -> str:
     A step of several updates, as of a GAN, needs an exchange for each.
     """
     times = _exchanges(watched)
-    if times <= ONCE[1] * _updates(watched) or _in_each_pass(watched):
+    if times <= ONCE[1] * _updates(watched) or _in_each_pass(watched) or watched.cleared:
         return ""
     return (
         f"gradients: {times:.2f} times the parameters are all-reduced in {_step_of(watched)}, is"
@@ -325,6 +325,8 @@ def _updates(watched: Watched) -> int:
 
 def _in_each_pass(watched: Watched) -> bool:
     passes = watched.backwards
+    if watched.cleared:
+        return False
     times = _exchanges(watched)
     once_a_pass = abs(times - passes) < 0.25 * passes
     return times > ONCE[1] * _updates(watched) and passes > _updates(watched) and once_a_pass

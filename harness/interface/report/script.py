@@ -168,7 +168,7 @@ def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
     seeded = all(same_training.begin_alike(row.launches) for row in rows)
     reason = None if seeded else "no seed is set: launches are compared by speed"
     yield ("one start in all launches" if seeded else "one start"), reason
-    if any(row.seen.backwards > 1 for row in rows):
+    if any(row.seen.backwards > 1 and not row.seen.cleared for row in rows):
         yield "that the loss is divided by the number of accumulated passes", ""
 
 
@@ -210,8 +210,10 @@ def _replicas(watched: Sequence[Watched]) -> Iterator[tuple[str, str | None]]:
     if any(w.evaluations or w.aside for w in watched):
         yield "models that get no gradient (a teacher, an average of weights)", ""
     if not any(map(script.accumulated, watched)):
-        counted = all(w.collectives for w in watched)
-        yield "gradients exchanged once", None if counted else "torch's flight recorder was off"
+        reason = None if all(w.collectives for w in watched) else "torch's flight recorder was off"
+        if any(w.cleared for w in watched):
+            reason = "each of a step's passes has its own"
+        yield "gradients exchanged once", reason
 
 
 def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
@@ -290,7 +292,7 @@ def _of_exchanges(watched: Watched, world_size: int) -> Iterator[str]:
         yield extra
     if watched.sharded and world_size > 1:
         yield from script.shards(watched)
-    if not watched.even:
+    if not watched.even and not watched.cleared:
         yield (
             "steps do not exchange equally many bytes: is a step of the training more than one"
             " update?"

@@ -13,7 +13,10 @@ from harness.record import Issued
 
 _BYTES = {
     "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2,
-    "Byte": 1, "Char": 1, "Bool": 1,
+    "Byte": 1, "Char": 1, "Bool": 1, "UInt16": 2, "UInt32": 4, "UInt64": 8,
+    "ComplexHalf": 4, "ComplexFloat": 8, "ComplexDouble": 16,
+    "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e4m3fnuz": 1, "Float8_e5m2fnuz": 1,
+    "Float8_e8m0fnu": 1, "Float4_e2m1fn_x2": 1, "QInt8": 1, "QUInt8": 1, "QInt32": 4,
 }  # fmt: skip
 
 

@@ -194,7 +194,7 @@ def _samples(watch: Watch) -> Samples:
     if watch.events:
         at = [watch.events[i] for i in edges]
         step_s = np.array([a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(at)])
-    main = next(iter(watch.rows.values()), Rows())
+    main = _main(watch)
     return Samples(
         marks_s=marks - marks[0],
         loss=watch.loss_of_steps(),
@@ -222,6 +222,7 @@ def watched_by(watch: Watch) -> Watched:
     classes = [_kind(optimizer) for optimizer in watch.hooks.optimizers.values()]
     roots = list(watch.hooks.roots.values())
     parallel = shards.shares_data(roots)
+    called = {i: rows for i, rows in watch.rows.items() if rows.came(*last)} or watch.rows
     collectives = dict[str, Issued]()
     small = within = 0
     exchanged = list[int]()
@@ -241,7 +242,7 @@ def watched_by(watch: Watch) -> Watched:
         backwards=sum(word.backwards for word in step),
         regular=period(words_kept) == watch.period,
         even=len(set(exchanged)) <= 1,
-        roots={f"{i}:{_name(roots[i])}": len(rows.of(*last)) for i, rows in watch.rows.items()},
+        roots={f"{i}:{_name(roots[i])}": rows.came(*last) for i, rows in called.items()},
         start=watch.start,
         first=f"{first % 2**64:016x}",
         sharded=watch.sharded or cut,
@@ -271,7 +272,16 @@ def watched_by(watch: Watch) -> Watched:
         workers=watch.hooks.loaders.workers,
         again=_again(watch),
         idle=_idle(watch),
+        cleared=bool(watch.cleared),
     )
+
+
+def _main(watch: Watch) -> Rows:
+    """The rows of the root that is called with most of them; a model may have been called before
+    it was wrapped.
+    """
+    edges = watch.edges()
+    return max(watch.rows.values(), key=lambda r: r.came(edges[0], edges[-1]), default=Rows())
 
 
 def _of_a_step(watch: Watch, by_sentence: Mapping[int, float]) -> float:
@@ -286,7 +296,7 @@ def _of_a_step(watch: Watch, by_sentence: Mapping[int, float]) -> float:
 
 def _distinct(watch: Watch) -> float:
     """Of the rows of a step that are told apart, how large a share is not like another one."""
-    main = next(iter(watch.rows.values()), Rows())
+    main = _main(watch)
     shares = [
         len(np.unique(rows)) / len(rows)
         for i in watch.edges()[:-1]
@@ -303,7 +313,7 @@ def _kind(optimizer: Optimizer) -> str:
 
 def _again(watch: Watch) -> float:
     """The share of a step's rows that the step before had, too, of pairs in the warm-up."""
-    main = next(iter(watch.rows.values()), Rows())
+    main = _main(watch)
     steps = [main.of(i, i + watch.period) for i in watch.edges()[: watch.task.cut + 1]]
     pairs = [pair for pair in itertools.pairwise(steps) if len(pair[0]) and len(pair[1])]
     return float(np.mean([np.isin(b, a).mean() for a, b in pairs])) if pairs else 0.0

@@ -21,12 +21,17 @@ class Counted(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._trains = trains
         self.flops = self.aside = 0.0
+        self._counts = False
 
     def begin(self) -> None:
+        self._counts = True
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        """Also where it has ended: whatever broke then is what has to be said."""
+        if self._counts:
+            self._counts = False
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,

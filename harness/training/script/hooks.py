@@ -67,6 +67,7 @@ class Hooks:
         self._arrived: Tensor | None = None  # the open root's first tensor, until roots are known
         self._late = set[int]()  # roots whose rows are steps in time, by what they call
         self._in_backward = self._in_step = 0
+        self._asked = 0  # backward passes within the step that is under way
         self.loaders = Loaders(observer.handed)
         self.reads = self.evaluations = 0
         self.seeded = self.in_eval = False
@@ -102,6 +103,11 @@ class Hooks:
     def looking(self) -> bool:
         """Whether they are installed, and not removed again."""
         return bool(self._undo)
+
+    @property
+    def asked_again(self) -> bool:
+        """Whether an optimizer asks its closure for a loss once more, as LBFGS does."""
+        return bool(self._in_step and self._asked)
 
     def trains(self) -> bool:
         """Whether a backward pass or an optimizer step is under way."""
@@ -180,6 +186,7 @@ class Hooks:
                 self._passing()
             self._in_backward += 1
             self._observer.enter_backward(tensors)
+            self._asked += 1
             try:
                 if not spans.seen():
                     return backward(tensors, *args, **more)
@@ -232,6 +239,8 @@ class Hooks:
         self._evaluated = None
         self._trained = False
         self._observer.stepping(self._number(optimizer), optimizer)
+        if not self._in_step:
+            self._asked = 0
         self._in_step += 1
         if spans.seen():
             span("optimizer", Category.OPTIMIZER).__enter__()

@@ -1,12 +1,13 @@
 """The parts of a user's module, whatever it says of itself.
 
 Users override ``parameters`` (to give groups to an optimizer), lengths, truth and words: torch's
-own methods are asked, past those of the module.
+own methods are asked, past those of the module. A lazy layer that was never called has none yet.
 """
 
 from collections.abc import Iterator
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 
 def modules(root: nn.Module) -> Iterator[nn.Module]:
@@ -27,6 +28,6 @@ def parameters(root: nn.Module) -> Iterator[nn.Parameter]:
     seen = set[int]()
     for module in modules(root):
         for parameter in nn.Module.parameters(module, recurse=False):
-            if id(parameter) not in seen:
+            if id(parameter) not in seen and not is_lazy(parameter):
                 seen.add(id(parameter))
                 yield parameter

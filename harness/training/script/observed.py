@@ -18,6 +18,8 @@ from harness.training.script.samples import ELEMENTS, Arrived, Rows, inputs, ten
 from harness.training.script.sentences import Sentences
 
 _LOSSES = 1024
+#: Characters of what an object of the user's has raised.
+REASON = 120
 
 
 class Observed:
@@ -33,7 +35,9 @@ class Observed:
         self.rows: dict[int, Rows] = {}
         self.drawn: dict[int, int] = {}  # samples that loaders handed out, by sentence
         self.unclear = ""
+        self._unread = False
         self.searched = self.random = False
+        self.cleared: bool | None = None  # told by the first update of several backward passes
         self._drew: list[Tensor] = []
         self._undo: Callable[[], None] | None = None  # the open root's rows are taken back
         self.dtype = ""
@@ -68,13 +72,20 @@ class Observed:
     def called(
         self, number: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
+        if self.hooks.asked_again:
+            return  # the same samples
         sentence = len(self.sentences.words)
         of_root = self.rows.get(number) or self.rows.setdefault(number, Rows())
         of_root.count(sentence, what.count)
         self.unclear = self.unclear or what.unclear
-        noted = bool(what.count) and self.looks()
+        noted = bool(what.count) and self.looks() and not self._unread
         if noted:
-            of_root.note(sentence, inputs(args, kwargs, what))
+            try:
+                of_root.note(sentence, inputs(args, kwargs, what))
+            except Exception as error:  # whatever a user's own kind of tensor raises
+                noted, self._unread = False, True
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0][:REASON]
+                self.unclear = f"what the model is called with cannot be read ({reason})"
         self._undo = functools.partial(of_root.take_back, sentence, what.count, noted=noted)
         if not sentence:
             self._drew = self._generators()
@@ -99,7 +110,10 @@ class Observed:
 
     def enter_backward(self, losses: object) -> None:
         self._undo = None  # a root that trains within its own call
-        self.sentences.enter_backward()
+        if self.cleared is None and self.sentences.accumulates:
+            gradients = (p.grad for p in self.parameters() if p.grad is not None)
+            self.cleared = not any(bool(x.any()) for g in gradients for x in plain.pieces(g))
+        self.sentences.enter_backward(again=self.hooks.asked_again)
         if isinstance(losses, Tensor) and losses.numel() == 1 and losses.is_floating_point():
             self._note(plain.local(losses).detach())
 
@@ -119,11 +133,12 @@ class Observed:
         self.sentences.stepped(number)
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those of all roots, each once."""
+        """Those of all roots, each once, that have data."""
         by_id = {
             id(parameter): parameter
             for root in self.hooks.roots.values()
             for parameter in inside.parameters(root)
+            if not parameter.is_meta
         }
         return list(by_id.values())
 

@@ -24,7 +24,7 @@ class Sentences:
     def __init__(self) -> None:
         self.words: list[Word] = []
         self.begun = False
-        self._backwards = self._depth = 0
+        self.backwards = self._depth = 0  # of the sentence that has begun
         self._stepped: set[int] = set()
 
     def passing(self) -> bool:
@@ -34,14 +34,20 @@ class Sentences:
         if self.begun and not self._stepped:
             return False
         if self.begun:
-            self.words.append(Word(self._backwards, frozenset(self._stepped)))
+            self.words.append(Word(self.backwards, frozenset(self._stepped)))
         self.begun = True
-        self._backwards = 0
+        self.backwards = 0
         self._stepped = set()
         return True
 
-    def enter_backward(self) -> None:
-        self._backwards += self._depth == 0
+    @property
+    def accumulates(self) -> bool:
+        """Whether a backward pass that begins now is not the first one of this update."""
+        return bool(self.backwards) and not self._depth and not self._stepped
+
+    def enter_backward(self, *, again: bool = False) -> None:
+        """``again``: an optimizer asks its closure once more, as often as it likes."""
+        self.backwards += self._depth == 0 and not again
         self._depth += 1
 
     def leave_backward(self) -> None:

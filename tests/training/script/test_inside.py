@@ -1,0 +1,49 @@
+"""The parts of a module, past what it says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.training.script import inside
+
+
+class Groups(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 4)
+        self.head.weight = self.body.weight
+
+    def parameters(self, _: bool = True) -> Any:
+        return [{"params": list(super().parameters())}]
+
+    def modules(self) -> Any:
+        raise TypeError("ask torch")
+
+
+def test_torch_s_own_parts_are_read_whatever_the_module_says() -> None:
+    net = nn.Sequential(Groups(), nn.LazyLinear(3), nn.BatchNorm1d(4, affine=False))
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    plain[1].weight = plain[0].weight
+    assert [p.shape for p in inside.parameters(net)] == [p.shape for p in plain.parameters()]
+    whole = [type(module) for module in inside.modules(plain)]
+    assert whole == [type(module) for module in plain.modules()]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_collectives_of_every_kind_of_number_have_bytes() -> None:
+    from harness.training.observe import issued
+
+    carried = [d for d in vars(torch).values() if isinstance(d, torch.dtype) and d.itemsize]
+    for dtype in set(carried):
+        name = str(dtype).removeprefix("torch.")
+        if name.startswith(("bits", "int", "uint", "quint4", "quint2")) and dtype.itemsize == 1:
+            continue  # parts of a byte, which nothing carries
+        kind = torch.empty(0, dtype=dtype).type().rpartition(".")[2].removesuffix("Tensor")
+        entry = {"input_sizes": [[3]], "input_dtypes": [kind]}
+        if name != "bits16":
+            assert issued._payload(entry) == 3 * dtype.itemsize, kind

@@ -361,21 +361,22 @@ def shards(watched: Watched) -> Iterator[str]:
 
 
 def late(
-    ahead_s: Sequence[float], queued_s: Sequence[float], step_s: float
+    ahead_s: Sequence[float], queued_s: Sequence[float], step_s: float, busy: float = 0.0
 ) -> tuple[int, float] | None:
     """The rank that the others wait for, and how long in a step (s); None where no rank is late, or
     nobody knows.
 
     Ranks meet within the backward pass: what one takes longer before it, all take longer.
     ``ahead_s`` is what each takes up to it in a step, ``queued_s`` what its threads wait for a core
-    in a step: that is the machine's doing, not the script's.
+    in a step: that is the machine's doing, not the script's. ``busy`` is the share of the cores
+    that other processes used: by half of that of a step a rank may be late for want of caches, too.
     """
     if len(ahead_s) < 2 or not all(ahead_s):
         return None
     own_s = np.maximum(np.subtract(ahead_s, queued_s), 0.0)
     slowest = int(own_s.argmax())
     more_s = float(own_s[slowest] - np.median(np.delete(own_s, slowest)))
-    return (slowest, more_s) if more_s >= max(LATE_S, LATE * step_s) else None
+    return (slowest, more_s) if more_s >= max(LATE_S, (LATE + busy / 2) * step_s) else None
 
 
 def _losses(samples: Sequence[Samples]) -> Iterator[str]:

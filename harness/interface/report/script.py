@@ -250,7 +250,7 @@ def _late_in(launch: LaunchRecord) -> tuple[int, float] | None:
     step_s = launch.steps.mean_s
     ahead_s = [rank.watched.ahead_s if rank.watched else 0.0 for rank in launch.ranks]
     queued_s = [step_s * (rank.waited_s or 0.0) / rank.window_s for rank in launch.ranks]
-    return script.late(ahead_s, queued_s, step_s)
+    return script.late(ahead_s, queued_s, step_s, launch.foreign_load or 0.0)
 
 
 def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:

@@ -34,3 +34,9 @@ def test_what_a_rank_waits_for_a_core_is_no_lateness_of_the_script() -> None:
     assert late([0.02, 0.12], [0.0, 0.09], step_s=0.15) is None
     heard = late([0.02, 0.12], [0.0, 0.01], step_s=0.15)
     assert heard is not None and heard == pytest.approx((1, 0.09))
+
+
+def test_beside_other_processes_a_rank_is_late_by_more() -> None:
+    a_third = [0.02, 0.06], [0.0, 0.0], 0.12
+    assert late(*a_third) is not None and late(*a_third, busy=0.5) is None
+    assert late([0.02, 0.12], [0.0, 0.0], 0.14, busy=0.9) is not None

@@ -27,6 +27,8 @@ _FUNCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 _LATE = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|HIP error|NCCL error")
 #: A kernel's own line, one for each thread of it.
 _ASSERTION = re.compile(r"thread: \[[\d,]+\] Assertion `(.*)` failed")
+#: Bytes of a log's end that are searched for one.
+_LOG_BYTES = 1 << 20
 
 
 def problems(kind: str, module: ModuleType, *, compressed: bool = False) -> Iterator[str]:
@@ -70,7 +72,10 @@ def _asserted() -> str:
     log = Path("/proc/self/fd/2")
     if not log.is_file():
         return ""
-    return next(reversed(_ASSERTION.findall(log.read_text(errors="replace"))), "")
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        end = file.read().decode(errors="replace")
+    return next(reversed(_ASSERTION.findall(end)), "")
 
 
 def placed(error: BaseException, files: Mapping[str, str]) -> str:

@@ -31,6 +31,7 @@ TWINS = {
     "broadcast": ("loop.py", "--mistake", "broadcast", "--right"),
     "skips": ("styles.py", "two optimizers"),
     "no no_sync": ("loop.py", "--accumulate", "4"),
+    "cleared": ("loop.py", "--accumulate", "4", "--mistake", "cleared", "--right"),
     "augmented": ("shapes.py", "views", "--mistake", "augmented, sampled"),
     "shuffled apart": ("shapes.py", "views", "--mistake", "own data"),
     "same data, sharded": ("shapes.py", "views", "--fsdp"),
@@ -39,7 +40,9 @@ TWINS = {
     "slow": ("loop.py", "--mistake", "slow", "--right"),
 }
 #: What a right training is never told.
-REMARKS = ("find_unused_parameters", "comes to its backward pass", "the others wait for it")
+REMARKS = (
+    "find_unused_parameters", "comes to its backward pass", "the others wait for it", "zero_grad()",
+)  # fmt: skip
 WINDOW = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
 
 
@@ -56,6 +59,13 @@ def test_a_slow_rank_is_a_remark(measured: Measured) -> None:
     verdict = measured("loop.py", "--mistake", "slow", protocol=WINDOW)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     assert "2cpu: rank 1 comes to its backward pass" in measured.table()
+
+
+@pytest.mark.full
+def test_gradients_that_are_thrown_away_are_a_remark(measured: Measured) -> None:
+    verdict = measured("loop.py", "--accumulate", "4", "--mistake", "cleared", protocol=WINDOW)
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    assert "is zero_grad() in the wrong place?" in measured.table()
 
 
 @pytest.mark.full

@@ -79,6 +79,9 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
                 x, y = kept
             if asked.mistake == "repeated" and several:
                 x, y = x[:16].repeat(2, 1), y[:16].repeat(2)
+            if asked.mistake == "cleared" and asked.right:  # the same samples, as SAM passes them
+                kept = kept if number % asked.accumulate else [x, y]
+                x, y = kept
             last = number % asked.accumulate == asked.accumulate - 1
             skip = not last and asked.mistake != "no no_sync" and world > 1
             skip |= asked.mistake == "broadcast" and not asked.right
@@ -91,6 +94,8 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
                     loss = loss / asked.accumulate
                 if asked.mistake == "sum":
                     loss = loss * world
+                if asked.mistake == "cleared":
+                    optimizer.zero_grad()
                 loss.backward()
             counted += len(x)
             if not last:

@@ -310,6 +310,20 @@ def accumulated(watched: Watched) -> str:
     )
 
 
+def lost(watched: Watched) -> str:
+    """Says that passes over other samples each end in gradients that are thrown away; else empty.
+
+    SAM, and whoever looks at gradients of several tasks, pass the same samples.
+    """
+    passes = watched.backwards
+    if not watched.cleared or passes <= _updates(watched) or watched.distinct * passes < 1.01:
+        return ""
+    return (
+        f"gradients are cleared between the {passes} backward passes of {_step_of(watched)}, which"
+        " see other samples each: is zero_grad() in the wrong place?"
+    )
+
+
 def _exchanges(watched: Watched) -> float:
     """How often a step's all-reduces carry the gradients; 0 where they are none."""
     reduced = watched.collectives.get("all_reduce")

@@ -290,6 +290,8 @@ def _of_exchanges(watched: Watched, world_size: int) -> Iterator[str]:
         )
     if world_size > 1 and (extra := script.accumulated(watched)):
         yield extra
+    if lost := script.lost(watched):
+        yield lost
     if watched.sharded and world_size > 1:
         yield from script.shards(watched)
     if not watched.even and not watched.cleared:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -117,7 +118,16 @@ class Late(nn.Module):
 
 
 class Stubborn(torch.optim.AdamW):
-    """An optimizer that has no truth either."""
+    """An optimizer that has no truth either, and raises in its third step."""
+
+    calls = 0
+
+    @torch.optim.Optimizer.profile_hook_step
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        if self.calls == 3:
+            raise FloatingPointError("not finite")
+        return super().step(closure)
 
     def __bool__(self) -> bool:
         raise TypeError("neither true nor false")
@@ -154,7 +164,8 @@ def main() -> None:  # noqa: C901  (a branch for each style)
             for parameter in several:
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= dist.get_world_size()
-            optimizer.step()
+            with suppress(FloatingPointError):
+                optimizer.step()
             told(step, 8)
     elif style == "unread":
         model = wrapped(Decoding())

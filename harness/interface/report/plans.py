@@ -159,10 +159,8 @@ def _judging(
 def _totals(outlooks: Sequence[PlanOutlook], place: PlanPlace) -> str:
     """How long it takes, what that costs, and what the figures are from."""
     on = place.on
-    launches, took = (
-        sum(outlook.num_launches for outlook in outlooks),
-        sum(outlook.seconds for outlook in outlooks),
-    )
+    launches = sum(outlook.num_launches for outlook in outlooks)
+    took = sum(outlook.seconds for outlook in outlooks)
     plans = f"{len(outlooks)} plan{'s' * (len(outlooks) != 1)}"
     sentence = f" {plans}, at least {launches} timed launches, about {duration(took)}"
     if on is None:

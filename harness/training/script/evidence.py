@@ -222,7 +222,8 @@ def watched_by(watch: Watch) -> Watched:
     classes = [_kind(optimizer) for optimizer in watch.hooks.optimizers.values()]
     roots = list(watch.hooks.roots.values())
     parallel = shards.shares_data(roots)
-    called = {i: rows for i, rows in watch.rows.items() if rows.came(*last)} or watch.rows
+    window = edges[watch.task.cut], edges[-1]
+    called = {i: rows for i, rows in watch.rows.items() if rows.came(*window)} or watch.rows
     collectives = dict[str, Issued]()
     small = within = 0
     exchanged = list[int]()

@@ -66,7 +66,8 @@ class Hooks:
         self._open: nn.Module | None = None
         self._arrived: Tensor | None = None  # the open root's first tensor, until roots are known
         self._late = set[int]()  # roots whose rows are steps in time, by what they call
-        self._in_backward = self._in_step = 0
+        self._in_backward = 0
+        self._in_step: list[int] = []  # optimizers whose steps are under way, the innermost last
         self._asked = 0  # backward passes within the step that is under way
         self.loaders = Loaders(observer.handed)
         self.reads = self.evaluations = 0
@@ -239,20 +240,26 @@ class Hooks:
         self._evaluated = None
         self._trained = False
         self._observer.stepping(self._number(optimizer), optimizer)
+        self._forget_step(optimizer)  # one that has raised never came to its end
         if not self._in_step:
             self._asked = 0
-        self._in_step += 1
+        self._in_step.append(id(optimizer))
         if spans.seen():
             span("optimizer", Category.OPTIMIZER).__enter__()
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         if spans.seen():
             span("optimizer", Category.OPTIMIZER).__exit__()
-        self._in_step -= 1
+        self._forget_step(optimizer)
         self._observer.stepped(self._number(optimizer), optimizer)
         if not self._in_backward and not self._in_step and spans.seen():
             self._between = span("between steps", Category.DATA)
             self._between.__enter__()
+
+    def _forget_step(self, optimizer: Optimizer) -> None:
+        """This optimizer's step, and those within it, are not under way any more."""
+        if id(optimizer) in self._in_step:
+            del self._in_step[self._in_step.index(id(optimizer)) :]
 
     def _passing(self) -> None:
         """Batches, logs and whatever else lies between two steps are over."""

@@ -166,13 +166,20 @@ def _mesh(case: CaseSpec, supports: Supports) -> Mistakes:
 
 
 #: Dimensions whose collectives gloo gives device pointers to without a look: it reads them as the
-#: host's (pytorch #132471).
-_NOT_OVER_GLOO = (Dim.FSDP, Dim.PP, Dim.TP, Dim.CP, Dim.EP)
+#: host's (pytorch #132471). Along the last one ranks send what they generated.
+_NOT_OVER_GLOO = (Dim.FSDP, Dim.PP, Dim.TP, Dim.CP, Dim.EP, Dim.ROLE)
 
 
 def _sharing(case: CaseSpec, supports: Supports) -> Mistakes:
-    """Ranks that share a GPU talk over gloo, which stages few collectives through the host."""
+    """Ranks that share a GPU talk over gloo, which stages few collectives through the host.
+
+    Other frameworks choose the device themselves, by a rank's number.
+    """
     if StandIn.SHARED_GPU not in case.stand_in or case.world_size == 1:
+        return
+    if supports.packages:
+        what = f"strategy {case.strategy!r} with --shared-gpu: it gives each rank a GPU of its own"
+        yield what, "a GPU for each rank", "--set strategy=ddp"
         return
     for dim in _NOT_OVER_GLOO:
         if dim in supports.dims and (dim == supports.dims[0] or str(dim) in case.mesh):

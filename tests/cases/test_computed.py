@@ -55,7 +55,14 @@ def test_16_bit_kernels_of_gpus_are_refused_in_fp32(attention: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["fsdp", "pipeline", "tensor_parallel", "context_parallel", "expert_parallel"],
+    [
+        "fsdp",
+        "pipeline",
+        "tensor_parallel",
+        "context_parallel",
+        "expert_parallel",
+        "actor_learner",
+    ],  # fmt: skip
 )
 def test_what_gloo_would_corrupt_on_a_shared_gpu_is_refused(name: str) -> None:
     """It takes device pointers of these collectives for the host's."""
@@ -65,3 +72,12 @@ def test_what_gloo_would_corrupt_on_a_shared_gpu_is_refused(name: str) -> None:
         KNOWN.normalise(site.case(f"{name}/{model}"))
     KNOWN.normalise(site.case("ddp/decoder-nano"))
     KNOWN.normalise(replace(site.case(f"{name}/{model}"), world_size=1, nodes=(1,)))
+
+
+@pytest.mark.parametrize("name", ["accelerate", "lightning_fabric", "deepspeed"])
+def test_a_framework_that_takes_a_gpu_by_its_ranks_number_shares_none(name: str) -> None:
+    """On a GPU that two ranks shared they ended with "list index out of range"."""
+    site = Site(device=Device.CUDA, backend="gloo", nodes=(2,), shared_gpu=True)
+    with pytest.raises(SpecError, match="it gives each rank a GPU of its own") as refused:
+        KNOWN.normalise(site.case(f"{name}/decoder-nano"))
+    assert "--set strategy=ddp" in str(refused.value)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -172,6 +173,8 @@ def _loaded(raw: torch.Tensor, requires_grad: bool) -> Strict:
 ACROSS = {
     "aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::_local_scalar_dense", "aten::copy",
 }  # fmt: skip
+#: From one rank to another.
+SENT = {"c10d::send", "c10d::recv_", "c10d::recv_any_source_"}
 #: Here CUDA takes indices of the host, but no host tensor takes indices of the device.
 INDEXED = {
     "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
@@ -199,6 +202,8 @@ SINGLE = {
 def _check(func: Any, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> None:
     """RuntimeError for what CUDA would not compute either."""
     name = func._schema.name
+    if name in SENT and dist.ProcessGroup.unbox(args[1])._get_backend_name() == "gloo":
+        raise RuntimeError(f"writev: Bad address: gloo reads {name}'s pointer as the host's")
     if name in ACROSS:
         return
     first = args[0] if args else None

@@ -4,6 +4,7 @@ A baseline that is slowed by its own file where it runs alone flatters every run
 while a step runs, calls that tell the world's size or a rank are noted with who made them.
 """
 
+import functools
 import os
 import sys
 import threading
@@ -35,6 +36,19 @@ _BOUND = ("PyCapsule", "pybind11")
 _READS: frozenset[CodeType] = frozenset(
     function.__code__ for function in (os._Environ.__getitem__, os.getenv)
 )
+
+
+@functools.cache
+def _resolved(file: str) -> Path:
+    return Path(file).resolve()
+
+
+@functools.cache
+def _of_a_library(file: str) -> bool:
+    """Whether a file is Python's own, or in a folder that packages were installed in."""
+    homes = {Path(entry).resolve() for entry in sys.path if any(Path(entry).glob("*.dist-info"))}
+    homes.add(Path(os.__file__).resolve().parent)
+    return file.startswith("<frozen") or any(map(_resolved(file).is_relative_to, homes))
 
 
 class Inquiries:
@@ -78,17 +92,27 @@ class Inquiries:
                 self._note(frame.f_back)
 
     def _note(self, caller: FrameType | None) -> None:
-        """The first of the callers that is no library's: a file of a user's, or nobody."""
-        while caller is not None and caller.f_code.co_filename.startswith("<frozen"):
+        """By whom a call was made: the nearest of the case's files decides, else the caller itself.
+
+        A library may ask for itself, and for a strategy that uses it, not for a model.
+        """
+        asks = ""
+        while caller is not None:
+            file = caller.f_code.co_filename
+            path = _resolved(file)
+            place = f"{path.name}:{caller.f_lineno}"
+            if str(path) == self._model:
+                self.where.append(place)
+                return
+            backend = isinstance(caller.f_locals.get("self"), dist.ProcessGroup)
+            if str(path) in self._allowed or backend:  # one that is written in Python
+                return
+            if path.is_relative_to(PACKAGE) or path.is_relative_to(_TORCH):
+                break
+            asks = asks or ("" if _of_a_library(file) else place)
             caller = caller.f_back
-        if caller is None:
-            return
-        path = Path(caller.f_code.co_filename).resolve()
-        if isinstance(caller.f_locals.get("self"), dist.ProcessGroup) and str(path) != self._model:
-            return  # a backend that is written in Python
-        ours = path.is_relative_to(PACKAGE) or path.is_relative_to(_TORCH)
-        if not ours and str(path) not in self._allowed and path != Path(os.__file__).resolve():
-            self.where.append(f"{path.name}:{caller.f_lineno}")
+        if asks:
+            self.where.append(asks)
 
     def check(self) -> Check:
         """The check of what was noted."""

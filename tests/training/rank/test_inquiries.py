@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from harness.training.rank.inquiries import Inquiries
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A world of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def test_a_compiler_is_not_looked_at_and_what_comes_after_it_is() -> None:
@@ -52,3 +63,44 @@ def test_nothing_is_left_behind_by_a_step_that_breaks() -> None:
         raise ZeroDivisionError
     torch.compile(lambda x: x / 7, backend="eager")(torch.ones(2))
     assert sys.getprofile() is before
+
+
+def package(folder: Path, name: str, installed: bool) -> Path:
+    """A module that asks for the world's size, where pip put it or beside a user's file."""
+    home = folder / name
+    home.mkdir()
+    if installed:
+        (home / f"{name}-1.0.dist-info").mkdir()
+    file = home / f"{name}.py"
+    file.write_text(
+        "import os, torch.distributed as dist\n"
+        "class Part:\n"
+        "    def asks(self, *_):\n"
+        "        os.environ.get('WORLD_SIZE')\n"
+        "        dist.get_world_size()\n"
+        "asks = Part().asks\n"
+    )
+    return file
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("caller", ["model", "strategy", "hook"])
+def test_a_library_asks_for_whom_it_works_for(
+    one_rank: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, caller: str
+) -> None:
+    """What accelerate asks as its strategy is built, no model has asked; a model's helper has."""
+    name = f"asks_{installed}_{caller}".lower()
+    file = package(tmp_path, name, installed)
+    monkeypatch.syspath_prepend(str(file.parent))
+    asks = importlib.import_module(name).asks
+    other = str(tmp_path / "other.py")
+    model, allowed = (other, [__file__]) if caller == "strategy" else (__file__, [other])
+    inquiries = Inquiries(model, allowed)
+    layer = torch.nn.Linear(1, 1)
+    layer.register_forward_pre_hook(asks)
+    with inquiries.noted():
+        layer(torch.ones(1, 1)) if caller == "hook" else asks()
+    where = {place.partition(":")[0] for place in inquiries.where}
+    helper = set() if installed else {file.name}
+    expected = {"model": {Path(__file__).name}, "strategy": set(), "hook": helper}
+    assert where == expected[caller]

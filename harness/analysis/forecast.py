@@ -29,18 +29,18 @@ CORE_FLOPS = 3e10
 PEAK_SHARE = 0.4
 ROOFLINE_SHARE = 0.55
 LINK_SHARE = 0.7
-#: Seconds to start and end a world whose ranks are forked with torch imported. Of GPUs a guess: a
-#: rank makes a context and loads kernels; NCCL opens its channels in 2.6 s on 8 B200, kernels apart
-#: (https://github.com/NVIDIA/nccl/issues/1646).
-START_S = {Device.CPU: 0.15, Device.CUDA: 2.0}
+#: Seconds to start and end a world whose ranks are forked with torch imported: on an H200 a rank
+#: makes a context and loads kernels in 1.5 to 2.7 s. NCCL opens its channels in 2.6 s on 8 B200,
+#: kernels apart (https://github.com/NVIDIA/nccl/issues/1646): a guess, of other machines.
+START_S = {Device.CPU: 0.15, Device.CUDA: 2.5}
 NCCL_S = 2.6
 #: Seconds in which a world finds its compiled blocks in Inductor's cache, and how many more it
-#: takes to compile them: on an H200 12 to 13 s with an empty cache, 3.2 to 3.7 s after that.
-COMPILED_S = 3.5
-COMPILING_S = 9.0
+#: takes to compile them, for each graph: on an H200.
+COMPILED_S = 4.2
+COMPILING_S = 10.5
 #: Steps of a compiled case in whose time a replicate of its reference makes one: it is not
-#: compiled, computes what it has not kept once more, and changes what every layer gives.
-REPLICATE_STEPS = 2
+#: compiled, computes what it has not kept once more, and changes what layers give. On an H200.
+REPLICATE_STEPS = 2.6
 #: Seconds to train a gate's twin on one rank, and to write down and read a profile.
 GATE_S = 0.3
 PROFILE_S = {Device.CPU: 1.0, Device.CUDA: 4.0}
@@ -139,7 +139,7 @@ class LaunchCosts:
         if too_large_for_one(described, case, self._machine):
             return min(steps, STREAMED_STEPS)
         slower = 1 if case.compiled is Compiled.NO else REPLICATE_STEPS
-        return steps * (1 + slower * REPLICATES)
+        return round(steps * (1 + slower * REPLICATES))
 
     def step_s(self, case: CaseSpec) -> float:
         """One step of a case."""

@@ -318,8 +318,10 @@ def profile(step: Step) -> None:
             step.keep("terms_ms", terms)
     if len(terms) == len(plants):
         slept = terms["sleep"][Term.IDLE] - terms["none"][Term.IDLE]
-        # Under the profiler the host is late by itself, by 11 to 26 ms a step on an H100.
-        step.check("300 ms of sleep are idleness", abs(slept - 300) < 30, f"{slept:.1f} ms")
+        longer = sum(terms["sleep"].values()) - sum(terms["none"].values())
+        # Under the profiler a host that has slept is late by itself, too: by 32 ms on an H200.
+        seen = f"{slept:.1f} ms of {longer:.1f} ms that the step is longer"
+        step.check("300 ms of sleep are idleness", slept > 285 and slept > 0.95 * longer, seen)
         more = terms["kernel"][Term.COMPUTE] - terms["none"][Term.COMPUTE]
         step.check("a planted kernel is compute", more > 0, f"{more:+.2f} ms")
     else:

@@ -41,6 +41,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "host tensors in a collective": lambda: dist.all_reduce(there),
     "half of them": lambda: dist.all_gather_into_tensor(torch.empty(4, device=HERE), there),
     "a gather of host tensors": lambda: dist.all_gather([torch.empty(4)], there),
+    "a device tensor that gloo sends": lambda: _sent_over_gloo(),
 }  # fmt: skip
 PASSED: dict[str, Callable[[], object]] = {
     "a single value of the host": lambda: here * torch.tensor(2.0),
@@ -61,6 +62,15 @@ def _attention(dtype: torch.dtype) -> object:
     torch.backends.cuda.enable_math_sdp(False)
     x = torch.ones(1, 1, 4, 8, device=HERE, dtype=dtype)
     return functional.scaled_dot_product_attention(x, x, x)
+
+
+def _sent_over_gloo() -> None:
+    group = dist.new_group(backend="gloo")
+    try:
+        torch.ops.c10d.send([here], group.boxed(), 0, 0)
+    except RuntimeError as error:
+        if "Bad address" in str(error):  # to itself gloo sends nothing in any case
+            raise
 
 
 def _event(timing: bool) -> torch.Event:

@@ -116,12 +116,14 @@ def _amounts(
         )
         for side in (mine, base)
     )
-    wanted = there * (case.world_size / len(base[0].ranks) if case.mode is Mode.WEAK else 1)
-    if wanted and abs(here / wanted - 1) > RAGGED:
+    wanted = {Mode.WEAK: there * case.world_size / len(base[0].ranks), Mode.STRONG: there}
+    off = {mode: abs(here / samples - 1) if samples else 0.0 for mode, samples in wanted.items()}
+    if off[case.mode] > RAGGED:
         other = Mode.STRONG if case.mode is Mode.WEAK else Mode.WEAK
+        ask = f" (--mode {other}?)" if off[other] <= RAGGED else ""
         yield (
             f"samples: a step has {here:g}, {there:g} on {_of(base[0])}: {case.mode} scaling would"
-            f" have {wanted:g} (--mode {other}?)"
+            f" have {wanted[case.mode]:g}{ask}"
         )
 
 

@@ -10,7 +10,7 @@ from harness.analysis.again import command
 from harness.analysis.judging.promise import MOST_PAIRS
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.base.numbers import si
-from harness.cases import CaseSpec, Device, Form, metrics
+from harness.cases import CaseSpec, Device, Form, Mode, metrics
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
@@ -22,6 +22,8 @@ LEAST_CORES = 0.1
 LEAST_RANKS = 4
 #: What a script says that one rank is too few for.
 _OF_RANKS = re.compile(r"rank|world|process|gpu|device|parallel", re.IGNORECASE)
+#: What a verdict asks whose samples are those of the other mode.
+_MODE_ASKED = re.compile(r"\(--mode \w+\?\)")
 #: What decides a verdict that more pairs do not.
 _DECIDES = {
     Reason.NOISY_HOST: "a quieter host",
@@ -139,7 +141,7 @@ def decide(run: RunRecord) -> list[str]:
             if whole:  # a ladder that may begin anywhere, or a bound of a test: by the run's words
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
-    return [*lines, *_later_rung(run)]
+    return [*lines, *_later_rung(run), *_other_mode(run)]
 
 
 def _later_rung(run: RunRecord) -> Iterator[str]:
@@ -162,6 +164,18 @@ def _later_rung(run: RunRecord) -> Iterator[str]:
         if refused:
             options, dashes, script = command(largest, run.settings).partition(" -- ")
             yield f"if it needs several ranks: {options} --first-rung 2{dashes}{script}"
+
+
+def _other_mode(run: RunRecord) -> Iterator[str]:
+    """Says how a script is measured whose steps have the samples of the other mode."""
+    asked = {verdict.case for verdict in run.verdicts if _MODE_ASKED.search(verdict.detail)}
+    for plan in run.plans:
+        if not any(arm.case.script and arm.case.id in asked for arm in plan.arms):
+            continue
+        largest = max((arm.case for arm in plan.arms), key=lambda case: case.world_size)
+        weak = largest.mode is Mode.WEAK
+        again = command(replace(largest, mode=Mode.STRONG if weak else Mode.WEAK), run.settings)
+        yield f"if {'ranks share one batch' if weak else 'each rank has its own batch'}: {again}"
 
 
 def _why(run: RunRecord, v: Verdict) -> str:

@@ -96,6 +96,12 @@ def test_another_training_is_told_by_what_differs(
     assert why in (script.why(edit(script.two)) or "")
 
 
+def test_no_mode_is_asked_for_that_would_not_fit_either(script: Script) -> None:
+    odd = replace(script.two, consumed=script.two.consumed * 3 // 4)
+    why = script.why(odd) or ""
+    assert why.startswith("samples: a step has") and "--mode" not in why
+
+
 def test_versions_of_one_script_may_be_two_files_but_train_one_model(script: Script) -> None:
     edited = seeing(source="g")(script.two)
     assert script.why(edited, edited=True) is None

@@ -7,9 +7,11 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def si(value: float | None, unit: str = "") -> str:
-    """``1.23 MB``; n/a for None."""
+    """``1.23 MB``, a share (of unit 1) without one; n/a for None."""
     if value is None:
         return "n/a"
+    if unit == "1":
+        return f"{value:.3g}"
     if unit == "s" and 0 < abs(value) < 1:
         return f"{value * 1e3:.3g} ms"
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -38,6 +38,7 @@ def test_what_is_no_length_is_none(text: str) -> None:
 
 def test_what_is_not_known_is_not_a_number() -> None:
     assert si(None, "B") == rate(None) == "n/a"
+    assert si(0.107, "1") == "0.107"
     assert (si(0.0123, "s"), si(0, "s"), rate(1234.5), rate(12.3456)) == (
         "12.3 ms", "0 s", "1,234", "12.35",
     )  # fmt: skip

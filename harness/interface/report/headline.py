@@ -179,7 +179,7 @@ def _other_mode(run: RunRecord) -> Iterator[str]:
 
 
 def _why(run: RunRecord, v: Verdict) -> str:
-    if v.value is None:
+    if v.value is None or not v.bound:
         return f"{v.case}: {v.detail}"
     metric = metrics.metric(v.metric)
 

@@ -20,6 +20,8 @@ Named: TypeAlias = tuple[str, LadderRow | None]
 Ladder: TypeAlias = tuple[list[str], list[LadderRow]]
 #: The column of what devices took.
 ENERGY = "J/sample"
+MFU = "MFU"
+MOST_MFU = "MFU<"
 
 
 def interval(value: float | None, low: float | None, high: float | None) -> str:
@@ -161,8 +163,8 @@ RUNGS: Sequence[Column[LadderRow]] = (
     number("peak MB", 3, lambda row: row.row.peak_bytes, _as(".0f", 1e-6), "n/a"),
     number("kB/step", 0, lambda row: row.row.growth, _as("+.1f", 1e-3)),
     number("TFLOP/s", 2, lambda row: row.row.flops, _as(".3g", 1e-12)),
-    number("MFU", 1, lambda row: row.row.mfu, _as(".2f"), "n/a"),
-    number("MFU<", 1, lambda r: r.row.mfu and r.row.roofline_mfu, _as(".2f"), "n/a"),
+    number(MFU, 70, lambda row: row.row.mfu, _as(".2f"), "n/a"),
+    number(MOST_MFU, 69, lambda r: r.row.mfu and r.row.roofline_mfu, _as(".2f"), "n/a"),
     number(ENERGY, 5, lambda r: r.row.energy_j, _as(".3g"), "n/a"),
     Column("bound", 80, _bound),
     Column("verdict", 98, _status, left=True),
@@ -182,6 +184,8 @@ def twin(run: RunRecord, plans: Sequence[Plan]) -> Table[LadderRow]:
 def _measured(
     columns: Sequence[Column[LadderRow]], rows: Sequence[LadderRow]
 ) -> list[Column[LadderRow]]:
-    """Energy only where a device told it."""
+    """Energy only where a device told it, MFU only of one whose peak is known."""
     metered = any(row.row.energy_j is not None for row in rows)
-    return [column for column in columns if metered or column.header != ENERGY]
+    rated = any(row.row.mfu is not None for row in rows)
+    known = {ENERGY: metered, MFU: rated, MOST_MFU: rated}
+    return [column for column in columns if known.get(column.header, True)]

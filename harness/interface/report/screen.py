@@ -54,6 +54,7 @@ class ScreenRow:
     bound: str
     status: str
     mark: str = ""
+    mfu: str = ""
 
 
 def lines(
@@ -195,6 +196,7 @@ def _row(v: Verdict, rung: LadderRow | None, names: dict[str, str], marks: _Mark
         bound="" if caught else v.bound,
         status=f"{v.status} (waived)" if v.waived else str(v.status),
         mark="" if v.value is None else marks.of(v.metric, v.against),
+        mfu=_mfu(rung),
     )
 
 
@@ -219,7 +221,13 @@ def _recorded(rung: LadderRow, name: str, marks: _Marks) -> ScreenRow:
         bound="",
         status=f"{status} ~" if doubtful else status,
         mark=marks.of("efficiency", point.against),
+        mfu=_mfu(rung),
     )
+
+
+def _mfu(rung: LadderRow | None) -> str:
+    """Of devices whose peak is known."""
+    return "" if rung is None or rung.row.mfu is None else f"{rung.row.mfu:.2f}"
 
 
 def _figure(v: Verdict) -> str:
@@ -252,6 +260,7 @@ def _laid_out(rows: Sequence[ScreenRow], header: str, width: int) -> list[str]:
     figures: list[Column[ScreenRow]] = [
         Column(header, 99, lambda r: f"{r.value} {r.mark}".rstrip(), left=True),
         Column("needs", 97, lambda r: r.bound),
+        Column("MFU", 94, lambda r: r.mfu),
         Column("verdict", 98, lambda r: r.status, left=True),
     ]
     if width >= WIDE:

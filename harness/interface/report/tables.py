@@ -161,6 +161,10 @@ def summary(
             note += "; worst = worst pair of launches"
         if "  p95" in table_[0]:
             note += "; p95 = efficiency by 95th percentiles of steps"
+        if "  MFU" in table_[0]:
+            note += (
+                "; MFU = the model's FLOPs of the device's peak, MFU< = the most by its roofline"
+            )
         lines += ["", *table_, *wrap(note, width, 14)]
         if any(line.endswith(" ~") for line in table_):
             doubts = dict.fromkeys(verdict.doubt for verdict in run.verdicts if verdict.doubt)

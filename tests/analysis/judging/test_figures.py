@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.analysis.judging.figures import figure
+from harness.analysis.judging.points import mfu
 from harness.analysis.judging.verdicts import verdicts
 from harness.cases import Device
 from harness.cases.metrics import METRICS, metric
 from harness.cases.rules import load_thresholds
+from harness.interface.report import screen, tables
 from harness.record import LaunchRecord, Purpose, RunRecord, Status, Verdict
 
 #: An H100's dense peak in bf16, by NVIDIA's data sheet.
 PEAK = 989.4e12
-FLOPS, AGAIN, TOKENS = 6e9, 2e9, 1024
+FLOPS, AGAIN, TOKENS = 6e11, 2e11, 1024
 
 
 @pytest.fixture
@@ -45,7 +48,15 @@ def on_h100(sample_run: RunRecord) -> RunRecord:
         for old, arm in zip(before.arms, plan.arms, strict=True)
     }  # fmt: skip
     machine = replace(doc.machine, gpu="NVIDIA H100 80GB HBM3", num_gpus=2)
-    return replace(doc, plans=plans, described=facts, machine=machine)
+    pairs = list(zip(doc.plans, plans, strict=True))
+    plan_of = {before.hash: plan for before, plan in pairs}
+    launches = tuple(
+        replace(launch, plan=plan.hash, case=plan.arm(launch.arm).case.hash)
+        for launch in doc.launches
+        if (plan := plan_of.get(launch.plan)) is not None
+    )
+    run = replace(doc, plans=plans, described=facts, machine=machine, launches=launches)
+    return replace(run, verdicts=tuple(verdicts(run)))
 
 
 def judged(run: RunRecord, folder: Path, metric: str, unit: str, bound: str) -> Verdict:
@@ -147,3 +158,22 @@ def test_a_rule_on_what_a_machine_does_not_tell_says_so(
 ) -> None:
     verdict = judged(sample_run, tmp_path, name, unit, "at_most = 0.5")
     assert verdict.status is Status.INCONCLUSIVE and verdict.detail.startswith(says)
+
+
+def test_a_gpus_report_shows_what_it_made_of_its_peak(
+    on_h100: RunRecord, sample_run: RunRecord
+) -> None:
+    """At 80 columns, and in the whole table; of cores nobody knows a peak."""
+    of_two_ranks = mfu(on_h100, on_h100.plans[0], "@2")
+    assert of_two_ranks is not None
+
+    def shown(run: RunRecord) -> tuple[str, str]:
+        folder = Path("results/runs/gpu")
+        return (
+            "\n".join(screen.lines(run, folder, "pytest suites/", 80)),
+            "\n".join(tables.summary(run, folder, "pytest suites/", 100)),
+        )
+
+    for text in shown(on_h100):
+        assert re.search(rf" MFU  (.*\n)+?.*2gpu.* {of_two_ranks:.2f}  ", text), text
+    assert not any("MFU" in text for text in shown(sample_run))

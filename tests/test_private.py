@@ -27,6 +27,7 @@ USED = {
     "._new_process_group_helper": "gloo's loop threads are tuned where they start",
     "._sync_gradients": "FSDP1's own no_sync leaves gradients whole",
     "._forward_module": "what Lightning's strategy has wrapped",
+    "torch.nn.parallel.DistributedDataParallel._get_active_ddp_module": "whose forward() is called",
     "accelerate.state.AcceleratorState._reset_state": "one process trains several cases",
     "accelerate.state.GradientState._reset_state": "the same",
     "torch._C": "the profiler's fast spans, and the flight recorder",

@@ -198,7 +198,8 @@ class Measurer:
         whole = duration(1.2 * sum(wanted_s) + self.run.elapsed_s)
         self._progress.note(
             f"the time budget of {duration(self._budget_s)} has room for {fitting} of"
-            f" {len(wanted_s)} plans: all of them take about {whole} (--time-budget)"
+            f" {len(wanted_s)} plans: all of them take about {whole}, of which"
+            f" {duration(self.run.elapsed_s)} are over (--time-budget)"
         )
 
     def _profile(self, plan: Plan, attempt: int = 0) -> None:

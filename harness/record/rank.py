@@ -144,6 +144,7 @@ class Watched:
     left the looked-at elements of their parameters as they were. ``cut``: that they are ``sharded``
     is told by nothing but what ranks exchange within a forward pass. ``cleared``: gradients are
     gone between the backward passes of one update (SAM, LBFGS), so that each exchanges its own.
+    ``reduced`` are the bytes that forward passes of the last step all-reduced.
     """
 
     world_size: int
@@ -183,6 +184,7 @@ class Watched:
     idle: float = 0.0
     cut: bool = False
     cleared: bool = False
+    reduced: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

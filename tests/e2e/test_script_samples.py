@@ -160,3 +160,17 @@ def test_a_training_of_few_steps_is_timed_for_as_many_as_the_user_says(measured:
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     every = [x for p in ("pilot", "timed") for x in measured.launches(2, Purpose(p))]
     assert {x.steps.count for x in every if x.steps} == {3}
+
+
+def test_views_are_rows_unless_the_loaders_samples_are_asked_for(measured: Measured) -> None:
+    """Of each image two views reach the model, as of a preference a chosen and a rejected answer."""
+    assert measured("shapes.py", "views").value is not None and measured.wrong() == []
+    assert "--samples-per-step 16 counts the samples" in " ".join(measured.table().split())
+    (two, *_) = measured.launches(2)
+    assert two.steps is not None and two.consumed == 64 * two.steps.count
+    assert measured("shapes.py", "views", samples=16).value is not None and measured.wrong() == []
+    assert "counts the samples" not in measured.table()
+    (two, *_) = measured.launches(2)
+    assert two.steps is not None and two.consumed == 32 * two.steps.count
+    wrong = measured("shapes.py", "views", samples=8)
+    assert "32 reached the model in a step, 8 were declared" in wrong.detail

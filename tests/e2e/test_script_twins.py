@@ -20,6 +20,8 @@ TWINS = {
     "seeds": ("loop.py", "--mistake", "seeds", "--right"),
     "idle": ("styles.py", "ragged"),
     "second all-reduce": ("loop.py", "--mistake", "second all-reduce", "--right"),
+    "statistics": ("loop.py", "--mistake", "statistics"),
+    "statistics by forward()": ("loop.py", "--mistake", "statistics", "--right"),
     "no set_epoch": ("loop.py", "--mistake", "no set_epoch", "--rows", "8192", "--epochs", "1"),
     "cached": ("loop.py", "--rows", "128"),
     "precision": ("loop.py", "--mistake", "precision", "--right"),

@@ -35,6 +35,16 @@ class Half(nn.Sequential):
         return torch.cat([out, out.detach()])
 
 
+class Whitened(nn.Sequential):
+    """Reduces what features have in common over all ranks, as Barlow Twins and SyncBatchNorm do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self[1](self[0](x))
+        common = features.T @ features / len(x)
+        dist.all_reduce(common)
+        return self[2](features / (1 + common.diagonal()))
+
+
 def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line for each mistake)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if asked.mistake != "wrong world":
@@ -51,7 +61,8 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
         sampler = None
     loader = DataLoader(data, batch_size=batch // asked.accumulate, sampler=sampler, drop_last=True)
     layers = nn.Linear(64, asked.width), nn.ReLU(), nn.Linear(asked.width, 10)
-    model: nn.Module = (Half if asked.mistake == "half" and several else nn.Sequential)(*layers)
+    kinds = {"half": Half if several else nn.Sequential, "statistics": Whitened}
+    model: nn.Module = kinds.get(asked.mistake, nn.Sequential)(*layers)
     if asked.mistake == "frozen" and several:
         layers[0].requires_grad_(False)
     inner = model
@@ -88,7 +99,8 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
             with model.no_sync() if skip else torch.enable_grad():
                 low = asked.mistake == "precision" and several
                 with torch.autocast("cpu", torch.bfloat16, enabled=low):
-                    out = model(x)
+                    call = asked.mistake == "statistics" and asked.right  # as Barlow Twins does
+                    out = model.forward(x) if call else model(x)
                 loss = loss_of(out.float(), y[: len(x)])
                 if asked.mistake != "undivided":
                     loss = loss / asked.accumulate

@@ -17,6 +17,8 @@ from harness.record.store import Samples
 ONCE = (0.45, 1.25)
 #: Fewer bytes than this are no gradients: a loss, a flag, a norm.
 SMALL = 1024
+#: Rows of one sample are alike, so that each is counted once, within this.
+ALIKE = 0.01
 #: A rank is late by this share of a step, and no less than this.
 LATE = 0.25
 LATE_S = 2e-3
@@ -132,10 +134,26 @@ def _undrawn(watched: Watched, came: float) -> str:
 def consumed(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples], cut: int
 ) -> int:
-    """Samples of the kept window; as declared where they cannot be counted."""
-    if counted(ranks, samples):
-        return (declared(case) or 0) * (len(samples[0].marks_s) - 1 - cut)
+    """Samples of the kept window; as declared where they cannot be counted, or where loaders hand
+    out as many.
+    """
+    stated = declared(case)
+    if counted(ranks, samples) or (stated is not None and stated == handed_out(ranks)):
+        return (stated or 0) * (len(samples[0].marks_s) - 1 - cut)
     return sum(by_step(samples, cut)) // _passes(ranks, samples)
+
+
+def handed_out(ranks: Sequence[RankRecord]) -> float:
+    """Samples that the loaders of all ranks hand out for a step; 0 where nobody knows."""
+    return sum(rank.watched.drawn for rank in ranks if rank.watched is not None)
+
+
+def parts_of_one(watched: Watched) -> int:
+    """Rows, unlike each other, that a sample of the loader is counted as: a pair, or views."""
+    rows = sum(watched.roots.values())
+    times = rows / watched.drawn if watched.drawn else 1.0
+    alike = abs(times * watched.distinct - 1) < ALIKE
+    return int(times) if times.is_integer() and not alike else 1
 
 
 def _passes(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> int:
@@ -146,7 +164,7 @@ def _passes(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> int:
     if watched is None or not watched.drawn:
         return 1
     times = float(np.median(_came(samples[0]))) / watched.drawn
-    return int(times) if times.is_integer() and abs(times * watched.distinct - 1) < 0.01 else 1
+    return int(times) if times.is_integer() and abs(times * watched.distinct - 1) < ALIKE else 1
 
 
 def wrong(
@@ -214,7 +232,8 @@ def _samples(
             " is sampler.set_epoch(epoch) missing?"
         )
     arrived = [int((sample.seen[last] != 0).sum()) for sample in samples if sample.seen is not None]
-    if stated is not None and (reached := num_rows // _passes(ranks, samples)) != stated:
+    reached = num_rows // _passes(ranks, samples)
+    if stated is not None and stated not in (reached, handed_out(ranks)):
         yield f"samples: {reached} reached the model in a step, {stated} were declared"
     if 0 in arrived and max(arrived):
         yield f"idle: rank {arrived.index(0)} got no samples while others got {max(arrived)}"
@@ -325,12 +344,16 @@ def lost(watched: Watched) -> str:
 
 
 def _exchanges(watched: Watched) -> float:
-    """How often a step's all-reduces carry the gradients; 0 where they are none."""
+    """How often a step's all-reduces carry the gradients at least; 0 where they are none.
+
+    What a forward pass reduces are statistics (Barlow Twins, batch norm): none of it is a gradient,
+    nor is as much again, which its backward pass may reduce.
+    """
     reduced = watched.collectives.get("all_reduce")
     whole = watched.trained_bytes or watched.parameter_bytes
     if reduced is None or reduced.payload_bytes < SMALL or not whole:
         return 0.0
-    return reduced.payload_bytes / whole
+    return max(0, reduced.payload_bytes - 2 * watched.reduced) / whole
 
 
 def _updates(watched: Watched) -> int:

@@ -20,8 +20,15 @@ FEW = 2
 LEAST_CORES = 0.1
 #: Ranks of the smallest ladder that begins at two.
 LEAST_RANKS = 4
-#: What a script says that one rank is too few for.
-_OF_RANKS = re.compile(r"rank|world|process|gpu|device|parallel", re.IGNORECASE)
+#: What a script has said itself: its last words, or its exception.
+_SAID = re.compile(r"\(it said: .*|left with status \d+: .*|\A[\w.]*(Error|Exception): .*", re.S)
+#: What a script says that one rank is too few for; of GPUs it says it where there are some.
+_OF_RANKS = {
+    Device.CPU: re.compile(r"(?!.*(gpu|cuda|nvidia)).*(rank|world|process|parallel)", re.I | re.S),
+    Device.CUDA: re.compile(r"(?!.*driver).*(rank|world|process|gpu|device|parallel)", re.I | re.S),
+}
+#: What is said of a training that is too short, in any world.
+_SHORT = "before an optimizer had stepped twice"
 #: What a verdict asks whose samples are those of the other mode.
 _MODE_ASKED = re.compile(r"\(--mode \w+\?\)")
 #: What decides a verdict that more pairs do not.
@@ -153,7 +160,9 @@ def _later_rung(run: RunRecord) -> Iterator[str]:
             and launch.cause is not None
             and launch.cause.kind == "exception"
             and launch.cause.step == 0
-            and _OF_RANKS.search(launch.cause.message)
+            and _SHORT not in launch.cause.message
+            and (quoted := _SAID.search(launch.cause.message))
+            and _OF_RANKS[plan.arms[0].case.device].match(quoted[0])
             for launch in run.launches
         )
         largest = max((arm.case for arm in plan.arms), key=lambda case: case.world_size)

@@ -309,6 +309,12 @@ def _of_batches(row: ScriptRow, base: LaunchRecord, base_ranks: str) -> Iterator
             f"the loader has {watched.workers} workers a rank, and {first.workers} on"
             f" {base_ranks}: the ratio is of both, of ranks and of workers"
         )
+    parts = 1 if row.arm.case.samples_per_step else script.parts_of_one(watched)
+    if parts > 1:
+        yield (
+            f"a sample that the loader hands out is {parts} rows of what the model gets (a pair, or"
+            f" views?), and these are counted: --samples-per-step {_handed(row)} counts the samples"
+        )
     once = not watched.drawn or sum(watched.roots.values()) <= watched.drawn
     known = watched.again + (1 - watched.distinct if once else 0)
     if known >= AGAIN and watched.workers > 1:
@@ -321,6 +327,12 @@ def _of_batches(row: ScriptRow, base: LaunchRecord, base_ranks: str) -> Iterator
             f"each rank draws from all {watched.whole:,} samples of a data set that stores none:"
             " right if each rank makes others, else a DistributedSampler is missing"
         )
+
+
+def _handed(row: ScriptRow) -> str:
+    """The loaders' samples as --samples-per-step has them: of a rank, in a strong ladder all."""
+    of_rank = row.arm.case.mode is Mode.WEAK
+    return f"{row.seen.drawn if of_rank else script.handed_out(row.launches[0].ranks):g}"
 
 
 def _of_work(row: ScriptRow, bases: Sequence[LaunchRecord], base_ranks: str) -> Iterator[str]:

@@ -81,9 +81,15 @@ def small(backend: str, begin_ns: int, end_ns: int) -> int:
     return sum(0 < _payload(e) <= SMALL and name_of(e) != "broadcast" for e in issued)
 
 
-def within(backend: str, spans_ns: Iterable[tuple[int, int]]) -> int:
-    """Bytes of the collectives within these times, but for broadcasts, as of DDP's buffers."""
-    records = [record for record in entries(backend) if name_of(record) != "broadcast"]
+def within(backend: str, spans_ns: Iterable[tuple[int, int]], only: str = "") -> int:
+    """Bytes of the collectives within these times, of one operation ``only`` or of all but
+    broadcasts, as of DDP's buffers.
+    """
+    records = [
+        record
+        for record in entries(backend)
+        if (name_of(record) == only if only else name_of(record) != "broadcast")
+    ]
     return sum(
         _payload(record)
         for begin, end in spans_ns

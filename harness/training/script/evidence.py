@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,6 +21,7 @@ from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
 from harness.cases import Fault
 from harness.cases.script import ScriptCommand
+from harness.cases.typed import asks_for_ranks
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.record import Issued, RankRecord, Watched, WhatRan
@@ -82,13 +84,16 @@ def refuse_spawning(script: str) -> None:
     """From now on LaunchError where this rank, which is one already, starts a world of its own."""
     spawning = importlib.import_module("torch.multiprocessing.spawn")
 
+    asked = asks_for_ranks(shlex.split(script))
+    why = "its files do not say so" if asked else "no word of its command is {ranks}"
+
     def refuse(*_: object, **__: object) -> NoReturn:
         raise LaunchError(
             "each rank starts ranks of its own (torch.multiprocessing.spawn): the script is its own"
-            " launcher, and neither its command nor its files say so",
+            f" launcher, and {why}",
             where=script,
-            expected="a shell script that starts it with {ranks} processes, or a way to run under"
-            " torchrun",
+            expected="{ranks} in the place of the number that it takes, or a shell script that"
+            " starts it with so many",
             fix="scaleproof run --script --cpus 2 -- bash launch.sh {ranks}",
         )
 
@@ -221,17 +226,19 @@ def watched_by(watch: Watch) -> Watched:
     num_kept = watch.task.steps - watch.task.cut
     classes = [_kind(optimizer) for optimizer in watch.hooks.optimizers.values()]
     roots = list(watch.hooks.roots.values())
-    parallel = shards.shares_data(roots)
+    parallel = shards.shares_data(watch.hooks.wrapped)
     window = edges[watch.task.cut], edges[-1]
     called = {i: rows for i, rows in watch.rows.items() if rows.came(*window)} or watch.rows
     collectives = dict[str, Issued]()
-    small = within = 0
+    small = within = reduced = 0
     exchanged = list[int]()
     if grouped := dist.is_initialized():
         span = watch.walls_ns[last[0]], watch.walls_ns[last[1]]
         collectives = dict(issued.between(dist.get_backend(), *span))
         small = issued.small(dist.get_backend(), *span)
         within = issued.within(dist.get_backend(), watch.forwards_ns)
+        passes_ns = [times for times in watch.forwards_ns if span[0] <= times[0] < span[1]]
+        reduced = issued.within(dist.get_backend(), passes_ns, only="all_reduce")
         begins = [watch.walls_ns[i] for i in edges[watch.task.cut :]]
         exchanged = issued.exchanged(dist.get_backend(), begins)
     cut = within > issued.LARGE and not parallel and not watch.sharded
@@ -274,6 +281,7 @@ def watched_by(watch: Watch) -> Watched:
         again=_again(watch),
         idle=_idle(watch),
         cleared=bool(watch.cleared),
+        reduced=reduced,
     )
 
 

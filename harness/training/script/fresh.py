@@ -46,13 +46,17 @@ def watch_once_grouped(folder: Path) -> None:
 
     def alone(*_: object) -> None:
         if next(updates) >= PATIENCE and not dist.is_initialized():
-            raise LaunchError(
+            error = LaunchError(
                 "a process trains that is no rank: its launcher has told it none (RANK), and it has"
                 " joined no process group",
                 where="the launcher's words",
                 expected="a launcher that starts as many ranks as {ranks} says, on this device",
                 fix="scaleproof run --script --cpus 2 -- torchrun --nproc_per_node={ranks} x.py",
             )
+            _tell(
+                folder / "rank0.error.json", error, error.what, str(error)
+            )  # else a launcher does
+            raise error
 
     unwatched = register_optimizer_step_pre_hook(alone)
 

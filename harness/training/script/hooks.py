@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -61,6 +62,7 @@ class Hooks:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self.roots: dict[int, nn.Module] = {}
+        self._wrappers: dict[int, nn.Module] = {}  # of a root: its DDP, whose forward() is called
         self._watched: dict[int, nn.Module] = {}  # roots, also those of before, and what they wrap
         self.optimizers: dict[int, Optimizer] = {}
         self._open: nn.Module | None = None
@@ -106,6 +108,11 @@ class Hooks:
         return bool(self._undo)
 
     @property
+    def wrapped(self) -> list[nn.Module]:
+        """The roots in what exchanges their gradients, also where its own call was passed by."""
+        return [self._wrappers.get(number, root) for number, root in self.roots.items()]
+
+    @property
     def asked_again(self) -> bool:
         """Whether an optimizer asks its closure for a loss once more, as LBFGS does."""
         return bool(self._in_step and self._asked)
@@ -117,6 +124,7 @@ class Hooks:
     def forget(self) -> None:
         """Forgets what was called and what stepped so far: it belongs to something else."""
         self.roots.clear()
+        self._wrappers.clear()
         self.optimizers.clear()
         self._settled = False
         if not compiled():  # else calls still come to us
@@ -290,6 +298,8 @@ class Hooks:
         elif _trains(module):
             self.roots.setdefault(id(module), module)
             self._watched[id(module)] = module
+            if (wrapper := DistributedDataParallel._get_active_ddp_module()) is not None:
+                self._wrappers[id(module)] = wrapper
             if isinstance(inner := getattr(module, "module", None), nn.Module):
                 self._watched.setdefault(id(inner), inner)
         elif self._evaluated is None and torch.is_grad_enabled() and _learns(module):

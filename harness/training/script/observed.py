@@ -159,7 +159,7 @@ class Observed:
         """Their norm before the first step, squared; a shard's part where they are sharded. And
         whether unused parameters are searched for although each has a gradient.
         """
-        for root in self.hooks.roots.values():
+        for root in self.hooks.wrapped:
             if getattr(root, "find_unused_parameters", False):
                 wanted = [
                     parameter for parameter in inside.parameters(root) if parameter.requires_grad

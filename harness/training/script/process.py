@@ -35,7 +35,7 @@ QUOTED = 160
 #: The first line that torch's launcher writes of a rank that has failed.
 LAUNCHER = re.compile(r"^E\d{4} .*\] failed \(exitcode.*$", re.M)
 #: How to see more of an error, which is not the error.
-HINT = re.compile(r"HYDRA_FULL_ERROR|--help|^For more (information|details)", re.IGNORECASE)
+HINT = re.compile(r"HYDRA_FULL_ERROR|--help|^For more (information|details)|^At:$", re.IGNORECASE)
 
 
 def command_of(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore) -> ScriptCommand:
@@ -151,7 +151,8 @@ def last_words(text: str) -> str:
     """The last line of a log that names a reason.
 
     Hints on how to see more (hydra's), what is indented beneath a message, and frames around it
-    name none, nor does what torch's launcher adds when a rank of its has failed.
+    (torch's of C++ are headed "At:") name none, nor does what torch's launcher adds when a rank of
+    its has failed.
     """
     ranks, launcher, _ = text.partition(next(iter(LAUNCHER.findall(text)), "\0"))
     text = ranks if launcher and ranks.strip() else text

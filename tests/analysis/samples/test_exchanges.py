@@ -37,6 +37,15 @@ def test_an_exchange_for_each_update_is_right(times: float, updates: int, passes
     assert accumulated(seen(times, updates, passes)) == ""
 
 
+@pytest.mark.parametrize(("times", "reduced"), [(1.7, 0.7), (2.4, 0.7), (3.0, 1.0)])
+def test_statistics_of_forward_passes_are_no_gradients(times: float, reduced: float) -> None:
+    """Nor is as much again in their backward pass; a second all-reduce of all is more than that."""
+    watched = replace(seen(times, 1, 1), reduced=round(reduced * BYTES))
+    assert extra_exchange(watched) == ""
+    twice = replace(seen(times + 1.4, 1, 1), reduced=round(reduced * BYTES))
+    assert "is there a second all-reduce" in extra_exchange(twice)
+
+
 @pytest.mark.parametrize(
     ("times", "updates", "passes", "said"),
     [

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.training.script.hooks import Hooks
@@ -206,3 +207,19 @@ def test_a_whole_step_that_is_compiled_is_not_compiled_with_us(observed: Followi
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs > 0
     assert [word.backwards for word in observed.sentences.words] == [1] * 5
     assert observed.losses(1, 5).tolist() == losses[:4]
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_what_wraps_a_root_is_known_when_its_forward_is_called(
+    observed: Following, *, called: bool
+) -> None:
+    """Barlow Twins calls ``model.forward``; its parameters were said to be sharded."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        net = Net()
+        wrapper = nn.parallel.DistributedDataParallel(net)
+        trained(wrapper if called else wrapper.forward, net)
+        assert observed.hooks.wrapped == [wrapper]
+        assert list(observed.hooks.roots.values()) == [wrapper if called else net]
+    finally:
+        dist.destroy_process_group()

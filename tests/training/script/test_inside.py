@@ -47,3 +47,26 @@ def test_collectives_of_every_kind_of_number_have_bytes() -> None:
         entry = {"input_sizes": [[3]], "input_dtypes": [kind]}
         if name != "bits16":
             assert issued._payload(entry) == 3 * dtype.itemsize, kind
+
+
+def test_a_module_of_another_process_tells_nothing_and_is_not_asked() -> None:
+    """``RemoteModule`` refuses to name parameters and children: its training ended in that."""
+
+    class Remote(nn.Linear):
+        def named_parameters(self, *_: object, **__: object) -> Any:
+            raise ValueError("Method ``named_parameters`` not supported for RemoteModule")
+
+        named_children = children = parameters = named_parameters
+
+    net = nn.Sequential(Remote(2, 3), nn.Linear(3, 1))
+    assert [p.shape for p in inside.parameters(net)] == [(3, 2), (3,), (1, 3), (1,)]
+    assert len(list(inside.modules(net))) == 3
+    del net[0].__dict__["_parameters"], net[0].__dict__["_modules"]  # as torch's own has none
+    assert [p.shape for p in inside.parameters(net)] == [(1, 3), (1,)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_has_the_parts_that_it_was_made_of() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    scripted = torch.jit.script(net)
+    assert [p.shape for p in inside.parameters(scripted)] == [(3, 2), (3,), (1, 3), (1,)]

@@ -95,6 +95,10 @@ HYDRA = "\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stac
         ),
         ("    only this\n", "only this"),
         (
+            "ValueError: no such table\n\n\nAt:\n  rpc.py(236): handle\n",
+            "ValueError: no such table",
+        ),
+        (
             "RuntimeError: no such file: data.bin\n"
             "E1127 18:44:11.000000 907 torch/distributed/elastic/multiprocessing/api.py:986] failed"
             " (exitcode: 1) local_rank: 0 (pid: 911) of binary: /usr/bin/python3\n"

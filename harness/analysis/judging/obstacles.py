@@ -317,23 +317,32 @@ def _failed(launch: LaunchRecord) -> str | None:
     return f"{check.name} on rank {number}:{figures}{detail}"
 
 
+#: When a launch has ended, by its phase.
+_WHEN = {
+    "start": "as it started", "group": "as the ranks met", "build": "before the first step",
+    "gate": "in the gate", "warmup": "in warm-up", "steady": "while it was timed",
+    "finish": "at its end",
+}  # fmt: skip
+
+
 def blame(launch: LaunchRecord) -> str:
-    """Which rank or node ended a launch, in which phase, how sure that is, and where its log is."""
+    """Which rank or node ended a launch and when, whether another one may have, and where its log
+    is.
+    """
     cause = launch.cause
     if cause is None:
         return f"{launch.launch} did not finish"
     steps = f", step {cause.step}" if cause.phase in ("warmup", "steady") else ""
-    facts = [f"in {cause.phase}{steps}"] if cause.phase else []
+    facts = [f"{_WHEN.get(cause.phase, cause.phase)}{steps}"] if cause.phase else []
     of_node = cause.kind == "node"
     facts += [f"node {cause.node}"] if cause.node and not of_node else []
-    whom = "node" if of_node else "rank"
-    facts.append(f"sure of the {whom}" if cause.sure else f"not sure of the {whom}")
+    facts += [] if cause.sure else [f"another {'node' if of_node else 'rank'} may be the cause"]
     if cause.victims:
         several = "s" if len(cause.victims) > 1 else ""
         facts.append(
-            f"victim{several}: rank{several} {', '.join(map(str, cause.victims))}"
+            f"rank{several} {', '.join(map(str, cause.victims))} ended with it"
             if len(cause.victims) <= 8
-            else f"{len(cause.victims)} victims"
+            else f"{len(cause.victims)} ranks ended with it"
         )
     facts.append(f"log launches/{launch.launch}/rank{cause.rank}.log")
     who = "" if of_node else f"rank {cause.rank}: "

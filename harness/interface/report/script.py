@@ -113,7 +113,7 @@ def _exchanged(row: ScriptRow) -> str:
         + (f" in {issued.count}" if issued.count > 1 else "")
         for key, issued in kinds
     ]
-    more = [f"{len(shown) - 1} more"] if len(shown) > 1 else []
+    more = [f"{len(shown) - 1} other kind{'s' * (len(shown) > 2)}"] if len(shown) > 1 else []
     return ", ".join([*shown[:1], *more])
 
 

@@ -272,6 +272,26 @@ def test_honest_trainings_that_round_otherwise_are_not_called_wrong(
     assert gate_failure(gate) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "ranks", "seed"),
+    [
+        ("tensor_parallel/mlp-nano", 2, 3),
+        pytest.param("tensor_parallel/mlp-nano", 4, 3, marks=pytest.mark.full),
+        pytest.param("table_parallel/dlrm-nano", 4, 5, marks=pytest.mark.full),
+    ],
+)
+def test_an_honest_gradient_that_happens_to_be_short_is_not_called_wrong(
+    stand: Stand, name: str, ranks: int, seed: int
+) -> None:
+    """Rounding is as large as ever, and more of it: of 900 honest launches three were ERRORs."""
+    plan, described = stand.described(name, ranks, precision=Precision.BF16, seed=seed)
+    (gate,) = stand.launch(plan, described, Purpose.GATE)
+    assert gate_failure(gate) is None
+    beyond = [c for c in gate.ranks[0].checks if "other roundings" in c.detail]
+    assert {c.name for c in beyond} >= {"sgd.step1_gradient", "sgd.step1_gradient_scale"}
+    assert all(c.limit is not None and c.limit <= 0.12 for c in beyond)
+
+
 @pytest.mark.parametrize(("which", "seen"), [("time", False), ("window", True)])
 def test_a_doctored_clock_shows_or_does_nothing(stand: Stand, which: str, seen: bool) -> None:
     """A window of paced steps, long enough for the kernel's tick."""

@@ -283,7 +283,7 @@ def test_honest_trainings_that_round_otherwise_are_not_called_wrong(
 def test_an_honest_gradient_that_happens_to_be_short_is_not_called_wrong(
     stand: Stand, name: str, ranks: int, seed: int
 ) -> None:
-    """Rounding is as large as ever, and more of it: of 900 honest launches three were ERRORs."""
+    """Rounding is as large as ever, and more of it: of 905 honest launches three were ERRORs."""
     plan, described = stand.described(name, ranks, precision=Precision.BF16, seed=seed)
     (gate,) = stand.launch(plan, described, Purpose.GATE)
     assert gate_failure(gate) is None

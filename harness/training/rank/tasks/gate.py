@@ -422,8 +422,8 @@ def _gradient(
 ) -> Iterator[Check]:
     """The step-1 gradient against the reference's: how far it is off, and how much too long.
 
-    Beyond these limits right trainings that round otherwise say how far that may be: a gradient
-    that happens to be short is all rounding.
+    Where layers round otherwise, right trainings that do say beyond these limits how far that may
+    be: a gradient that happens to be short is all rounding.
     """
     trainer, reference, _, _ = twin
     ctx = reference.ctx
@@ -432,14 +432,14 @@ def _gradient(
     words = _scaled(factor, ctx.world_size)
     error = relative_error(trainer.gradients(), wanted)
     most = SCALE * max(1.0, ctx.batching.shards / SCALE_SHARDS) ** 0.5  # roundings add up
-    rounds = limit and case.precision is not Precision.FP32
+    layers = bool(ctx.mesh.splits or expected.casts or expected.reorders)
+    rounds = layers and limit and case.precision is not Precision.FP32
     replicated = rounds and ctx.compressor is None and not isinstance(reference, Simulated)
     beyond = ctx.gather((error > limit, abs(factor - 1) > most))
     off_beyond, scale_beyond = (any(column) for column in zip(*beyond, strict=True))
     if replicated and (off_beyond or scale_beyond):
-        layers = bool(ctx.mesh.splits or expected.casts or expected.reorders)
         farthest = longest = 0.0
-        for replicate in _rounded_otherwise(loaded, case, ctx, [batches], layers=layers):
+        for replicate in _rounded_otherwise(loaded, case, ctx, [batches], layers=True):
             off = relative_error(replicate.gradients(), wanted)
             stretched = abs(scale(replicate.gradients(), wanted) - 1)
             farthest = max([farthest, *ctx.gather(off)])

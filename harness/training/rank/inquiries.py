@@ -21,6 +21,7 @@ from torch._dynamo.callback import callback_handler
 from harness.base.programs import PACKAGE
 from harness.record import Check
 from harness.training.context import Loaded
+from harness.training.rank.installed import is_installed
 
 #: Variables that launchers set.
 VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID")
@@ -41,14 +42,6 @@ _READS: frozenset[CodeType] = frozenset(
 @functools.cache
 def _resolved(file: str) -> Path:
     return Path(file).resolve()
-
-
-@functools.cache
-def _of_a_library(file: str) -> bool:
-    """Whether a file is Python's own, or in a folder that packages were installed in."""
-    homes = {Path(entry).resolve() for entry in sys.path if any(Path(entry).glob("*.dist-info"))}
-    homes.add(Path(os.__file__).resolve().parent)
-    return file.startswith("<frozen") or any(map(_resolved(file).is_relative_to, homes))
 
 
 class Inquiries:
@@ -109,7 +102,8 @@ class Inquiries:
                 return
             if path.is_relative_to(PACKAGE) or path.is_relative_to(_TORCH):
                 break
-            asks = asks or ("" if _of_a_library(file) else place)
+            library = file.startswith("<frozen") or is_installed(str(path.parent))
+            asks = asks or ("" if library else place)
             caller = caller.f_back
         if asks:
             self.where.append(asks)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness.training import rank
 from harness.training.rank.inquiries import Inquiries
 
 
@@ -65,12 +66,10 @@ def test_nothing_is_left_behind_by_a_step_that_breaks() -> None:
     assert sys.getprofile() is before
 
 
-def package(folder: Path, name: str, installed: bool) -> Path:
-    """A module that asks for the world's size, where pip put it or beside a user's file."""
+def package(folder: Path, name: str) -> Path:
+    """A module that asks for the world's size."""
     home = folder / name
     home.mkdir()
-    if installed:
-        (home / f"{name}-1.0.dist-info").mkdir()
     file = home / f"{name}.py"
     file.write_text(
         "import os, torch.distributed as dist\n"
@@ -90,7 +89,10 @@ def test_a_library_asks_for_whom_it_works_for(
 ) -> None:
     """What accelerate asks as its strategy is built, no model has asked; a model's helper has."""
     name = f"asks_{installed}_{caller}".lower()
-    file = package(tmp_path, name, installed)
+    file = package(tmp_path, name)
+    if installed:
+        monkeypatch.setattr(rank.installed, "_installed", lambda: (file.parent.resolve(),))
+    rank.installed.is_installed.cache_clear()
     monkeypatch.syspath_prepend(str(file.parent))
     asks = importlib.import_module(name).asks
     other = str(tmp_path / "other.py")
@@ -100,6 +102,7 @@ def test_a_library_asks_for_whom_it_works_for(
     layer.register_forward_pre_hook(asks)
     with inquiries.noted():
         layer(torch.ones(1, 1)) if caller == "hook" else asks()
+    rank.installed.is_installed.cache_clear()
     where = {place.partition(":")[0] for place in inquiries.where}
     helper = set() if installed else {file.name}
     expected = {"model": {Path(__file__).name}, "strategy": set(), "hook": helper}

@@ -53,9 +53,8 @@ def watch_once_grouped(folder: Path) -> None:
                 expected="a launcher that starts as many ranks as {ranks} says, on this device",
                 fix="scaleproof run --script --cpus 2 -- torchrun --nproc_per_node={ranks} x.py",
             )
-            _tell(
-                folder / "rank0.error.json", error, error.what, str(error)
-            )  # else a launcher does
+            # A launcher would only say that it has failed.
+            _tell(folder / "rank0.error.json", error, error.what, str(error))
             raise error
 
     unwatched = register_optimizer_step_pre_hook(alone)

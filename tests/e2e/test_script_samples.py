@@ -172,5 +172,8 @@ def test_views_are_rows_unless_the_loaders_samples_are_asked_for(measured: Measu
     assert "counts the samples" not in measured.table()
     (two, *_) = measured.launches(2)
     assert two.steps is not None and two.consumed == 32 * two.steps.count
+    assert measured("loop.py", "--mistake", "left out", samples=16).value is not None
+    wrong = measured("loop.py", "--mistake", "left out", samples=32)
+    assert "32 reached the model in a step, 64 were declared" in wrong.detail, wrong.detail
     wrong = measured("shapes.py", "views", samples=8)
     assert "32 reached the model in a step, 8 were declared" in wrong.detail

@@ -90,6 +90,8 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
                 x, y = kept
             if asked.mistake == "repeated" and several:
                 x, y = x[:16].repeat(2, 1), y[:16].repeat(2)
+            if asked.mistake == "left out":  # half of what is drawn
+                x, y = x[:16], y[:16]
             if asked.mistake == "cleared" and asked.right:  # the same samples, as SAM passes them
                 kept = kept if number % asked.accumulate else [x, y]
                 x, y = kept

@@ -138,9 +138,17 @@ def consumed(
     out as many.
     """
     stated = declared(case)
-    if counted(ranks, samples) or (stated is not None and stated == handed_out(ranks)):
+    if counted(ranks, samples) or (stated is not None and stated == of_loaders(ranks)):
         return (stated or 0) * (len(samples[0].marks_s) - 1 - cut)
     return sum(by_step(samples, cut)) // _passes(ranks, samples)
+
+
+def of_loaders(ranks: Sequence[RankRecord]) -> float | None:
+    """Samples of a step as the loaders of all ranks count them; None where rows are no parts of
+    these: who trains on half of what is drawn has half the samples.
+    """
+    watched = [rank.watched for rank in ranks if rank.watched is not None]
+    return handed_out(ranks) if all(parts_of_one(w) > 1 for w in watched) else None
 
 
 def handed_out(ranks: Sequence[RankRecord]) -> float:
@@ -233,7 +241,7 @@ def _samples(
         )
     arrived = [int((sample.seen[last] != 0).sum()) for sample in samples if sample.seen is not None]
     reached = num_rows // _passes(ranks, samples)
-    if stated is not None and stated not in (reached, handed_out(ranks)):
+    if stated is not None and stated not in (reached, of_loaders(ranks)):
         yield f"samples: {reached} reached the model in a step, {stated} were declared"
     if 0 in arrived and max(arrived):
         yield f"idle: rank {arrived.index(0)} got no samples while others got {max(arrived)}"
@@ -343,7 +351,14 @@ def lost(watched: Watched) -> str:
     )
 
 
-def _exchanges(watched: Watched) -> float:
+def may_hide_another(watched: Watched) -> bool:
+    """Whether what forward passes reduce leaves open if gradients are exchanged once: its backward
+    pass may reduce as much, or somebody reduces gradients again.
+    """
+    return _exchanges(watched, of_statistics=1) > ONCE[1] * _updates(watched)
+
+
+def _exchanges(watched: Watched, of_statistics: int = 2) -> float:
     """How often a step's all-reduces carry the gradients at least; 0 where they are none.
 
     What a forward pass reduces are statistics (Barlow Twins, batch norm): none of it is a gradient,
@@ -353,7 +368,7 @@ def _exchanges(watched: Watched) -> float:
     whole = watched.trained_bytes or watched.parameter_bytes
     if reduced is None or reduced.payload_bytes < SMALL or not whole:
         return 0.0
-    return max(0, reduced.payload_bytes - 2 * watched.reduced) / whole
+    return max(0, reduced.payload_bytes - of_statistics * watched.reduced) / whole
 
 
 def _updates(watched: Watched) -> int:

@@ -213,6 +213,8 @@ def _replicas(watched: Sequence[Watched]) -> Iterator[tuple[str, str | None]]:
         reason = None if all(w.collectives for w in watched) else "torch's flight recorder was off"
         if any(w.cleared for w in watched):
             reason = "each of a step's passes has its own"
+        elif any(map(script.may_hide_another, watched)):
+            reason = "forward passes all-reduce statistics that are as large"
         yield "gradients exchanged once", reason
 
 

@@ -16,6 +16,16 @@ from harness.interface.report.text import rule, wrap
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
+_EFFICIENCY = (
+    " efficiency = throughput per rank against plain (one device, no wrapper) unless marked"
+    "; each end of an interval is a 95% confidence limit"
+)
+#: Columns of the scaling table that need words.
+_EXPLAINED = {
+    "worst": "worst = worst pair of launches",
+    "p95": "p95 = efficiency by 95th percentiles of steps",
+    "MFU": "MFU = the model's FLOPs of the device's peak, MFU< = its most by roofline",
+}
 #: Phases of a rank that any training has.
 _TRAINING = ("model", "data")
 
@@ -153,18 +163,8 @@ def summary(
     """Every table of a run, and a line for every verdict."""
     lines = [rule("scaling", width, "="), *wrap(f" {header(run)}", width, 10)]
     if table_ := scaling_table(run, width):
-        note = (
-            " efficiency = throughput per rank against plain (one device, no wrapper) unless marked"
-            "; each end of an interval is a 95% confidence limit"
-        )
-        if "  worst" in table_[0]:
-            note += "; worst = worst pair of launches"
-        if "  p95" in table_[0]:
-            note += "; p95 = efficiency by 95th percentiles of steps"
-        if "  MFU" in table_[0]:
-            note += (
-                "; MFU = the model's FLOPs of the device's peak, MFU< = the most by its roofline"
-            )
+        columns = [words for column, words in _EXPLAINED.items() if f"  {column}" in table_[0]]
+        note = "; ".join([_EFFICIENCY, *columns])
         lines += ["", *table_, *wrap(note, width, 14)]
         if any(line.endswith(" ~") for line in table_):
             doubts = dict.fromkeys(verdict.doubt for verdict in run.verdicts if verdict.doubt)

@@ -257,6 +257,24 @@ def test_signs_that_flip_in_bf16_are_no_error(launch: Any, model: str) -> None:
     assert right.cause is None and right.failed == []
 
 
+@pytest.mark.few(1)
+def test_means_that_round_in_bf16_are_no_error(launch: Any) -> None:
+    """An update of this seed is short: sums in other orders end as far off as its ranks do."""
+    right = launch("local_sgd/mlp-nano", 4, precision=Precision.BF16, seed=9)
+    assert right.cause is None and right.failed == []
+    (update,) = (c for c in right.ranks[0].checks if c.name == "sgd.parameters_after_4")
+    assert 0.03 < update.value <= update.limit < 0.12
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.AUTOCAST])
+def test_means_that_round_hide_no_short_one(launch: Any, precision: Precision) -> None:
+    knobs = {"mutant_outer.bug": "one_percent_short"}
+    wrong = launch("mutant_outer/mlp-nano", 4, knobs=knobs, precision=precision)
+    assert wrong.cause is None
+    assert any(c.name == "fp32.sgd.parameters_after_4" for c in wrong.failed), wrong.failed
+
+
 def test_a_router_that_asks_the_same_experts_always_is_an_error(launch: Any) -> None:
     right, wrong = (
         launch("mutant_expert/moe-nano", 2, Purpose.TIMED, knobs={"mutant_expert.bug": bug})

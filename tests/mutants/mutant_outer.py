@@ -30,6 +30,9 @@ class Wrong(diloco.Deltas):
             super().after(step)
         elif self.bug == "every_step":
             super().after(self.period - 1)
+        elif self.bug == "one_percent_short" and due(step, self.period):
+            moved = outer.mean(self.outer.agreed - outer.vector(self.model))
+            outer.fill(self.model, self.outer.step(0.99 * moved))
         else:
             super().after(step)
 

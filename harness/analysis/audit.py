@@ -5,14 +5,13 @@ left out, put in, moved or copied, and that rules were settled before anything w
 """
 
 import datetime
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.analysis import packing
-from harness.base.documents import Json, reads_as, to_doc
+from harness.base.documents import Json, says
 from harness.cases import StandIn, features
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
 from harness.record.chain import Kind, Link
@@ -270,7 +269,7 @@ def _stated(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
         return
     for name in chain.STATED:
         ended = links[-1].body
-        if name in ended and _json(getattr(run, name)) != ended[name]:
+        if name in ended and not says(ended[name], getattr(run, name)):
             yield f"{name} is not what was known when the run ended"
 
 
@@ -296,25 +295,25 @@ def _sealed(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     sealed = links[0].body
     names = ["schema", "run", "started_at", "settings", "machine", "software", "thresholds"]
     for name in [*names, *(["facts"] if "facts" in sealed else [])]:
-        if _json(getattr(run, name)) != sealed.get(name):
+        if not says(sealed.get(name), getattr(run, name)):
             yield f"{name} is not what was sealed before the first launch"
     if any(link.kind is Kind.SITTING for link in links):
         return  # each sitting has its own
-    if _json(run.admission) != sealed.get("admission"):
+    if not says(sealed.get("admission"), run.admission):
         yield "admission is not what was found before the first launch"
-    if _json(run.environment) != sealed.get("environment"):
+    if not says(sealed.get("environment"), run.environment):
         yield "environment is not what was sealed before the first launch"
 
 
 def _announced(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     """Plans, and what was expected of their cases, are those that were announced."""
-    plans = {plan.hash: _json(plan) for plan in run.plans}
+    plans = {plan.hash: plan for plan in run.plans}
     for body in chain.bodies(links, Kind.PLAN):
-        if plans.get(body["hash"]) != body["plan"]:
+        if not says(body["plan"], plans.get(body["hash"])):
             yield f"plan {body['plan']['name']} is not the one that was announced"
     for body in chain.bodies(links, Kind.DESCRIBED):
         for case, answer in body.items():
-            if case not in run.described or _json(run.described[case]) != answer:
+            if case not in run.described or not says(answer, run.described[case]):
                 yield f"what is expected of case {case} is not what its files said"
     announced = {case for body in chain.bodies(links, Kind.DESCRIBED) for case in body}
     if unannounced := sorted(set(run.described) - announced):
@@ -343,13 +342,8 @@ def _alike(
 ) -> Iterator[str]:
     """Entries of the record are those of the chain; an interrupted record may lack the last."""
     for i, (a, b) in enumerate(zip(record, links, strict=False)):
-        if not reads_as(a, b) and _json(a) != b:
+        if not says(b, a):
             yield f"{kind} {i + 1} of the record is not the one of the chain"
             return
     if len(record) > len(links) or (whole and len(record) < len(links)):
         yield f"{len(record)} {kind} entries in the record, {len(links)} in the chain"
-
-
-def _json(value: object) -> Json:
-    """As it is read from a file."""
-    return json.loads(json.dumps(to_doc(value)))

@@ -37,6 +37,34 @@ def reads_as(value: Any, doc: Json) -> bool:
     return bool(msgspec.msgpack.decode(packed) == doc)
 
 
+def says(doc: Json, value: Any) -> bool:
+    """Whether a document is that of a value, as this version writes it or an earlier one did, that
+    did not have all of its fields yet: these have their defaults.
+    """
+    if reads_as(value, doc):
+        return True
+    if dataclasses.is_dataclass(value) and isinstance(doc, dict):
+        fields = {field.name: field for field in dataclasses.fields(value)}
+        return doc.keys() <= fields.keys() and all(
+            says(doc[name], getattr(value, name))
+            if name in doc
+            else getattr(value, name) == _default(field)
+            for name, field in fields.items()
+        )
+    if isinstance(value, Mapping) and isinstance(doc, dict):
+        by_name = {str(key): part for key, part in value.items()}
+        return doc.keys() == by_name.keys() and all(says(doc[key], by_name[key]) for key in doc)
+    if isinstance(value, list | tuple) and isinstance(doc, list):
+        return len(doc) == len(value) and all(map(says, doc, value))
+    return bool(json.loads(json.dumps(to_doc(value))) == doc)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
 def _python(value: Any) -> Any:
     """The number that a scalar of numpy or torch holds: users' files hand them out."""
     return value.item()

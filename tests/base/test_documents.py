@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.base.documents import fields_of, from_doc, json_schema, reads_as, to_doc
+from harness.base.documents import fields_of, from_doc, json_schema, reads_as, says, to_doc
 from harness.cases import Mode, Protocol
 from harness.record import Reason, Status, Verdict
 
@@ -49,6 +49,23 @@ def test_a_value_reads_as_its_document_and_as_no_other(value: object, other: obj
     assert not reads_as(value, read(other)) or read(value) == read(other)
     if reads_as(value, read(value)):
         assert not reads_as(value, [read(value)])
+
+
+@given(verdicts, verdicts)
+def test_a_document_says_its_value_and_no_other(verdict: Verdict, other: Verdict) -> None:
+    document = json.loads(json.dumps(to_doc(verdict)))
+    assert says(document, verdict) and says([document], [verdict])
+    assert says(document, other) == (verdict == other)
+    assert not says({**document, "surprise": 1}, verdict)
+
+
+@given(verdicts)
+def test_what_an_earlier_version_did_not_know_has_its_default(verdict: Verdict) -> None:
+    document = json.loads(json.dumps(to_doc(verdict)))
+    del document["waived"]
+    assert says(document, verdict) is not verdict.waived
+    del document["detail"]  # never without
+    assert not says(document, verdict)
 
 
 def test_what_json_alone_can_write_is_looked_at_again() -> None:

@@ -3,6 +3,7 @@ what looks like that mistake, and is none.
 """
 
 import argparse
+import copy
 import os
 import time
 from pathlib import Path
@@ -45,6 +46,15 @@ class Whitened(nn.Sequential):
         return self[2](features / (1 + common.diagonal()))
 
 
+class Headed(nn.Sequential):
+    """Its last layer is outside of what exchanges gradients, but for where that is right."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        body = nn.Sequential(*layers[:-1])
+        several = dist.is_initialized() and not asked.right
+        super().__init__(DistributedDataParallel(body) if several else body, layers[-1])
+
+
 def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line for each mistake)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if asked.mistake != "wrong world":
@@ -54,14 +64,17 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
     several = world > 1 or asked.right
     data = TensorDataset(torch.randn(asked.rows, 64), torch.randint(0, 10, (asked.rows,)))
     batch = asked.global_batch // world if asked.global_batch else 32
+    seed = (7 if asked.right else rank) if asked.mistake == "sampler seeds" else 0
     sampler = DistributedSampler(
-        data, num_replicas=world, rank=rank, shuffle=not asked.global_batch
+        data, num_replicas=world, rank=rank, shuffle=not asked.global_batch, seed=seed
     )
     if asked.mistake == "same data" or asked.mistake == "wrong world":
         sampler = None
     loader = DataLoader(data, batch_size=batch // asked.accumulate, sampler=sampler, drop_last=True)
     layers = nn.Linear(64, asked.width), nn.ReLU(), nn.Linear(asked.width, 10)
-    kinds = {"half": Half if several else nn.Sequential, "statistics": Whitened}
+    kinds = {
+        "half": Half if several else nn.Sequential, "statistics": Whitened, "outside": Headed
+    }  # fmt: skip
     model: nn.Module = kinds.get(asked.mistake, nn.Sequential)(*layers)
     if asked.mistake == "frozen" and several:
         layers[0].requires_grad_(False)
@@ -69,6 +82,8 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
     if asked.compile:
         model = torch.compile(model)
     bare = asked.mistake in ("no all-reduce", "wrong world")
+    bare |= asked.mistake == "outside" and not asked.right
+    average = copy.deepcopy(model).eval()
     if not bare and (asked.mistake != "seeds" or asked.right):
         model = DistributedDataParallel(model)
     checkpoint = Path("mine.pt") if asked.right else asked.kept  # each launch has a copy
@@ -90,6 +105,8 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
                 x, y = kept
             if asked.mistake == "repeated" and several:
                 x, y = x[:16].repeat(2, 1), y[:16].repeat(2)
+            if asked.mistake == "shared out twice" and not asked.right:
+                x, y = x.chunk(world)[rank], y.chunk(world)[rank]
             if asked.mistake == "left out":  # half of what is drawn
                 x, y = x[:16], y[:16]
             if asked.mistake == "cleared" and asked.right:  # the same samples, as SAM passes them
@@ -131,6 +148,11 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
             if asked.mistake == "evaluates" and (world == 1 or asked.right):
                 with torch.no_grad():
                     inner(x)
+            if asked.mistake == "evaluates a copy" and (rank == 0 or asked.right):
+                for _ in range(40 if done % 4 == 3 else 0):
+                    with torch.no_grad():
+                        average(x)
+                    time.sleep(0.002)
             done += 1
             if asked.mistake == "resumed" and rank == 0:
                 torch.save(inner.state_dict(), checkpoint)

@@ -5,7 +5,7 @@ to step, and between witnesses that do not know of each other.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +19,10 @@ ONCE = (0.45, 1.25)
 SMALL = 1024
 #: Rows of one sample are alike, so that each is counted once, within this.
 ALIKE = 0.01
+#: What a step's rows may be that are no samples.
+ODD = "time first, packed, or a graph"
+#: So many modules are named.
+FEW = 3
 #: A rank is late by this share of a step, and no less than this.
 LATE = 0.25
 LATE_S = 2e-3
@@ -122,12 +126,13 @@ def _undrawn(watched: Watched, came: float) -> str:
     if not came or not drawn or came % drawn == 0:
         return ""
     ranks = drawn / came
-    if ranks.is_integer() and watched.world_size % ranks == 0:
+    divides = ranks.is_integer() and watched.world_size % ranks == 0
+    if divides and not watched.sampler:  # who is given a part by a sampler does not cut it again
         return ""
     rows = "1 row reaches" if came == 1 else f"{came:g} rows reach"
+    reason = "shared out once more, after a DistributedSampler" if divides else ODD
     return (
-        f"{rows} the model in a step for which its loader hands out {drawn:g} samples"
-        " (time first, packed, or a graph?)"
+        f"{rows} the model in a step for which its loader hands out {drawn:g} samples ({reason}?)"
     )
 
 
@@ -239,6 +244,14 @@ def _samples(
             "samples: a DistributedSampler shuffles every epoch alike:"
             " is sampler.set_epoch(epoch) missing?"
         )
+    shuffles = [rank.watched.sampler for rank in ranks if rank.watched is not None]
+    if len(set(shuffles)) > 1 and all(shuffles):
+        rank = next(i for i, sampler in enumerate(shuffles) if sampler != shuffles[0])
+        yield (
+            f"samples: the DistributedSamplers of ranks share out otherwise (rank 0: {shuffles[0]};"
+            f" rank {rank}: {shuffles[rank]}), so that ranks draw each other's samples: is one seed"
+            " given to all?"
+        )
     arrived = [int((sample.seen[last] != 0).sum()) for sample in samples if sample.seen is not None]
     reached = num_rows // _passes(ranks, samples)
     if stated is not None and stated not in (reached, of_loaders(ranks)):
@@ -290,14 +303,17 @@ def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterat
         )
     elif len({w.start for w in watched}) > 1:
         yield (
-            "replicas: ranks start from different parameters: set one seed on all of them, or let"
-            " DistributedDataParallel copy rank 0's"
+            f"replicas: ranks start from different parameters{_where([w.began for w in watched])}:"
+            " set one seed on all of them, or let DistributedDataParallel copy rank 0's"
         )
     elif len({rank.replica for rank in ranks}) > 1:
-        yield (
-            "replicas: ranks ended with different parameters: are gradients all-reduced before"
-            " every optimizer step?"
+        where = _where([w.ended for w in watched])
+        question = (
+            "does what exchanges gradients, DistributedDataParallel say, know of it?"
+            if where
+            else "are gradients all-reduced before every optimizer step?"
         )
+        yield f"replicas: ranks ended with different parameters{where}: {question}"
     large = {
         name for name, issued in watched[0].collectives.items() if issued.payload_bytes >= SMALL
     }
@@ -306,6 +322,18 @@ def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterat
             "gradients: a step only broadcasts: what the other ranks have computed reaches nobody;"
             " are gradients all-reduced before every optimizer step?"
         )
+
+
+def _where(parts: Sequence[Mapping[str, str]]) -> str:
+    """Names the modules that are not the same on all ranks; empty if none is, or nobody knows."""
+    unlike = [name for name, bits in parts[0].items() if any(p.get(name) != bits for p in parts)]
+    alike = len(parts[0]) - len(unlike)
+    if not unlike or not alike:
+        return ""
+    listed = ", ".join(unlike[:FEW])
+    more = f" and {len(unlike) - FEW} more" if len(unlike) > FEW else ""
+    same = f"the other {alike} modules are alike" if alike > 1 else "the other module is alike"
+    return f" in {listed}{more} ({same})"
 
 
 def extra_exchange(watched: Watched) -> str:

@@ -28,13 +28,15 @@ class Posterior:
     """The unknowns after calibration.
 
     ``mode`` (unknowns) and ``root`` (unknowns, unknowns), whose product with its transpose is the
-    covariance; ``shapes`` and ``log_s`` are what was calibrated on.
+    covariance; ``shapes`` and ``log_s`` are what was calibrated on, and ``noise`` the variance of
+    each of these for itself.
     """
 
     fabric: Fabric
     models: tuple[Model, ...]
     shapes: tuple[Shape, ...]
     log_s: Array
+    noise: Array
     mode: Array
     root: Array
     hop: float
@@ -55,7 +57,7 @@ class Posterior:
         return np.vstack([self.mode, self.mode + normal @ self.root.T])
 
 
-def calibrate(
+def calibrate(  # noqa: PLR0913  (what is known before, and what was measured)
     fabric: Fabric,
     shapes: Sequence[Shape],
     step_s: Sequence[float],
@@ -64,16 +66,21 @@ def calibrate(
     beliefs: Mapping[Unknown, Belief] = PRIORS,
     hop: float = terms.HOP,
     walk: Walk = WALK,
+    log_sd: Sequence[float] = (),
 ) -> Posterior:
-    """The posterior given ``step_s`` seconds at ``shapes``; ``models``: also those of targets."""
+    """The posterior given ``step_s`` seconds at ``shapes``; ``models``: also those of targets.
+
+    ``log_sd``: of the ln of each of these, beyond what two runs of one point differ by anyhow.
+    """
     log_s = np.log(np.asarray(step_s, float))
+    noise = walk.replicate**2 + np.square(log_sd or np.zeros(len(log_s)))
     groups = [list(models).index(shape.model) for shape in shapes]
     given = terms.facts(shapes, groups, fabric, min(shape.ranks for shape in shapes), hop)
     sized = all(model.params is not None for model in models)
     mean, spread = priors.vectors(beliefs, len(models), sized)
     mean[0] += _rate(given, mean, log_s)
-    noise = discrepancy.covariance(shapes, shapes, walk) + walk.replicate**2 * np.eye(len(shapes))
-    whiten = np.linalg.inv(np.linalg.cholesky(noise))
+    spread_of_all = discrepancy.covariance(shapes, shapes, walk) + np.diag(noise)
+    whiten = np.linalg.inv(np.linalg.cholesky(spread_of_all))
 
     def miss(x: Array) -> Array:
         off = log_s - np.log(terms.step_s(given, x[None, :])[0])
@@ -96,6 +103,7 @@ def calibrate(
         models=tuple(models),
         shapes=tuple(shapes),
         log_s=log_s,
+        noise=noise,
         mode=optimum.x,
         root=root,
         hop=hop,
@@ -139,7 +147,7 @@ def foresee(
     walk = known.walk
     across = discrepancy.covariance(shapes, known.shapes, walk)
     near = discrepancy.covariance(known.shapes, known.shapes, walk)
-    factor = cho_factor(near + walk.replicate**2 * np.eye(len(near)))
+    factor = cho_factor(near + np.diag(known.noise))
     weights = cho_solve(factor, across.T).T
     left = discrepancy.covariance(shapes, shapes, walk) - weights @ across.T
     left += walk.replicate**2 * np.eye(len(shapes))

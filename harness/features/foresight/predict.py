@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from harness.features.foresight import attribute, cautions, infer, terms
 from harness.features.foresight.discrepancy import WALK
 from harness.features.foresight.infer import Foreseen, Posterior
-from harness.features.foresight.learned import Learned, Regime
+from harness.features.foresight.learned import HALF_SDS, Learned, Regime
 from harness.features.foresight.physics import simulate
 from harness.features.foresight.physics.laws import Law, extrapolate, line
 from harness.features.foresight.published.table import PublishedTable
@@ -144,7 +144,7 @@ def _of_configuration(
         caution = cautions.caution(point.shape, calibrated, table.fabric)
         unseen = bool(caution) or attribute.unseen(known, point.shape)
         regime = regime_of(point.shape, calibrated, unseen)
-        low, high = _interval(seen, i, taught.stretch[regime] * table.stretch)
+        low, high = _interval(seen, i, taught.stretch[regime] * table.stretch, base.log_sd)
         base_rate = base.shape.rate(base.step_s)
         sizes.append(
             Predicted(
@@ -181,6 +181,7 @@ def calibrate(
         beliefs={**taught.beliefs, **table.beliefs},
         hop=_hop(calibrated),
         walk=WALK,
+        log_sd=[point.log_sd for point in calibrated if point.step_s],
     )
 
 
@@ -219,11 +220,13 @@ def regime_of(shape: Shape, calibrated: Sequence[Point], unseen: bool) -> Regime
     return Regime.RESIZED
 
 
-def _interval(seen: Foreseen, i: int, stretch: float) -> tuple[float, float]:
-    """Seconds between which a step lies, stretched about the middle."""
+def _interval(seen: Foreseen, i: int, stretch: float, base_sd: float) -> tuple[float, float]:
+    """Seconds between which a step lies, stretched about the middle; wider by what is not known of
+    the baseline's own step, as if nothing of that were in the draws.
+    """
     ends = np.quantile(seen.draws[:, i], QUANTILES)
-    low, high = seen.middle[i] + stretch * (ends - seen.middle[i])
-    return float(np.exp(low)), float(np.exp(high))
+    below, above = np.hypot(stretch * (ends - seen.middle[i]), HALF_SDS * base_sd)
+    return float(np.exp(seen.middle[i] - below)), float(np.exp(seen.middle[i] + above))
 
 
 def _baselines(shape: Shape, calibrated: Sequence[Point], base_rate: float) -> dict[Law, float]:

@@ -130,11 +130,15 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One size and what it reached: ``step_s`` seconds a step, None where that is asked for."""
+    """One size and what it reached: ``step_s`` seconds a step, None where that is asked for.
+
+    ``log_sd`` is the standard deviation of its ln, by launches that differ; 0 where nobody says.
+    """
 
     shape: Shape
     step_s: float | None
     calibrates: bool = False
+    log_sd: float = 0.0
     #: The share of a stage's step that is idle, where a profile of this very run states it.
     bubble: float | None = None
     #: The row of the file that it is from.

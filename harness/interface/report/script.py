@@ -187,6 +187,11 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
         yield "all of more ranks", ""
         return
     yield from _replicas([row.seen for row in several])
+    for row in several:
+        late = _late_in_most(row, quiet=True) or _late_in_most(row, bursts=True, quiet=True)
+        if late and not _late(row):
+            longer = f"it takes {si(late.more_s, 's')} a step longer; others used the cores, too"
+            yield f"whether rank {late.rank} of {row.arm.case.world} is slow itself", longer
     first = rows[0]
     lowest = "one rank" if first.arm.case.world_size == 1 else first.arm.case.world
     for row in several:
@@ -232,27 +237,55 @@ def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
     return "weak: other samples" if row.arm.case.mode is Mode.WEAK else "the first samples differ"
 
 
+@dataclass(frozen=True)
+class LateRank:
+    """A rank that the others wait for, and for how long in a step (s)."""
+
+    rank: int
+    more_s: float
+
+
 def _late(row: ScriptRow) -> str:
-    """A remark on the rank that is late in more than half of the launches."""
-    late = [_late_in(launch) for launch in row.launches]
-    ((rank, times),) = Counter(x[0] if x is not None else None for x in late).most_common(1)
+    """A remark on the rank that the others wait for."""
+    if late := _late_in_most(row):
+        return (
+            f"rank {late.rank} comes to its backward pass {si(late.more_s, 's')} a step later than"
+            " the others, which wait for it: a slow loader, device or core?"
+        )
+    if late := _late_in_most(row, bursts=True):
+        return (
+            f"rank {late.rank} takes {si(late.more_s, 's')} a step longer than the others, most of"
+            " it in a few steps, and they wait for it: an evaluation, a checkpoint or a log of its"
+            " own?"
+        )
+    return ""
+
+
+def _late_in_most(row: ScriptRow, *, bursts: bool = False, quiet: bool = False) -> LateRank | None:
+    """The rank that is late in more than half of the launches, and how long in the middle.
+
+    ``bursts``: by mean steps, not by median ones; ``quiet``: as if the machine had been its alone.
+    """
+    late = [_late_in(launch, bursts=bursts, quiet=quiet) for launch in row.launches]
+    ((rank, times),) = Counter(x.rank if x is not None else None for x in late).most_common(1)
     if rank is None or 2 * times <= len(late):
-        return ""
-    more_s = median(x[1] for x in late if x is not None and x[0] == rank)
-    return (
-        f"rank {rank} comes to its backward pass {si(more_s, 's')} a step later than the others,"
-        " which wait for it: a slow loader, device or core?"
-    )
+        return None
+    return LateRank(rank, median(x.more_s for x in late if x is not None and x.rank == rank))
 
 
-def _late_in(launch: LaunchRecord) -> tuple[int, float] | None:
-    """The rank that is late in a launch, and by how much in a step (s)."""
+def _late_in(launch: LaunchRecord, *, bursts: bool, quiet: bool) -> LateRank | None:
+    """The rank that is late in a launch."""
     if launch.steps is None:
         return None
     step_s = launch.steps.mean_s
-    ahead_s = [rank.watched.ahead_s if rank.watched else 0.0 for rank in launch.ranks]
-    queued_s = [step_s * (rank.waited_s or 0.0) / rank.window_s for rank in launch.ranks]
-    return script.late(ahead_s, queued_s, step_s, launch.foreign_load or 0.0)
+    watched = [rank.watched for rank in launch.ranks if rank.watched is not None]
+    ahead_s = [w.ahead_s + w.bursts_s * bursts for w in watched]
+    if quiet:
+        late = script.late(ahead_s, [0.0] * len(watched), step_s)
+    else:
+        queued_s = [step_s * (rank.waited_s or 0.0) / rank.window_s for rank in launch.ranks]
+        late = script.late(ahead_s, queued_s, step_s, launch.foreign_load or 0.0)
+    return None if late is None else LateRank(*late)
 
 
 def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:

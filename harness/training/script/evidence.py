@@ -1,5 +1,6 @@
 """The evidence of a watched rank: its record, or why there is none."""
 
+import hashlib
 import importlib
 import itertools
 import json
@@ -28,7 +29,7 @@ from harness.record import Issued, RankRecord, Watched, WhatRan
 from harness.record.store import Samples, write_text
 from harness.training.accelerator import Accelerator
 from harness.training.observe import beside, issued
-from harness.training.observe.intake import digest, padded
+from harness.training.observe.intake import padded
 from harness.training.rank.barrier import Barrier
 from harness.training.rank.setup import Laps, Rank, RankPlace, device_of
 from harness.training.rank.window import Measured
@@ -147,7 +148,7 @@ def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
         measured,
         watched=replace(watched, source=source, way=way),
         grad_norm=watch.grad_norm,
-        replica="" if watch.sharded else digest(iter(watch.parameters())),
+        replica="" if watch.sharded else _of_all(watched.ended),
         **traced,
     )
 
@@ -251,7 +252,9 @@ def watched_by(watch: Watch) -> Watched:
         regular=period(words_kept) == watch.period,
         even=len(set(exchanged)) <= 1,
         roots={f"{i}:{_name(roots[i])}": rows.came(*last) for i, rows in called.items()},
-        start=watch.start,
+        start=_of_all(watch.began),
+        began=watch.began,
+        ended=watch.bits(),
         first=f"{first % 2**64:016x}",
         sharded=watch.sharded or cut,
         cut=cut,
@@ -267,6 +270,7 @@ def watched_by(watch: Watch) -> Watched:
         drawn=_of_a_step(watch, watch.drawn),
         whole=watch.hooks.loaders.whole,
         stored=watch.hooks.loaders.stored,
+        sampler=watch.hooks.loaders.sampler,
         unclear=watch.unclear,
         evaluations=watch.evaluations[last[1]] - watch.evaluations[watch.first],
         in_eval=watch.hooks.in_eval,
@@ -274,6 +278,7 @@ def watched_by(watch: Watch) -> Watched:
         random=watch.random,
         parallel=parallel,
         ahead_s=_of_a_step(watch, watch.ahead_s),
+        bursts_s=_bursts_s(watch),
         trained_bytes=shards.bytes_of(
             roots, [parameter for parameter in watch.parameters() if parameter.requires_grad]
         ),
@@ -295,12 +300,29 @@ def _main(watch: Watch) -> Rows:
 
 def _of_a_step(watch: Watch, by_sentence: Mapping[int, float]) -> float:
     """The sum over the sentences of a median step of the window: samples drawn, or seconds."""
+    steps = _of_steps(watch, by_sentence)
+    return float(np.median(steps)) if steps else 0.0
+
+
+def _of_steps(watch: Watch, by_sentence: Mapping[int, float]) -> list[float]:
+    """The sums over the sentences of each step of the window."""
     edges = watch.edges()[watch.task.cut :]
-    steps = [
+    return [
         sum(by_sentence.get(i, 0) for i in range(begin, end))
         for begin, end in itertools.pairwise(edges)
     ]
-    return float(np.median(steps)) if steps else 0.0
+
+
+def _bursts_s(watch: Watch) -> float:
+    """By how much a mean step takes longer up to its backward passes than a median one."""
+    steps = _of_steps(watch, watch.ahead_s)
+    return max(0.0, float(np.mean(steps) - np.median(steps))) if steps else 0.0
+
+
+def _of_all(parts: Mapping[str, str]) -> str:
+    """One digest of a model's parts; empty where there are none."""
+    lines = "\n".join(f"{name} {bits}" for name, bits in parts.items())
+    return hashlib.sha256(lines.encode()).hexdigest()[:16] if lines else ""
 
 
 def _distinct(watch: Watch) -> float:

@@ -5,44 +5,81 @@ own methods are asked, which ask none of the module's. A module of another proce
 (``RemoteModule``). A lazy layer that was never called has none yet.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+Path = tuple[str, ...]
+#: Parts of a model that are told apart, at most.
+MOST_PARTS = 64
+#: The names that wrappers give to what they wrap.
+_WRAPPED = {"module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module"}
+
 
 def modules(root: nn.Module) -> Iterator[nn.Module]:
     """The module and all below it, each once."""
-    seen = {id(root)}
-    left = [root]
-    while left:
-        module = left.pop()
-        yield module
-        for child in reversed(_children(module)):
-            if id(child) not in seen:
-                seen.add(id(child))
-                left.append(child)
+    return (module for _, module in _named_modules(root))
 
 
 def parameters(root: nn.Module) -> Iterator[nn.Parameter]:
     """The parameters of all of them, each once, in their order."""
+    return (parameter for _, parameter in _named_parameters(root))
+
+
+def by_part(roots: Sequence[nn.Module]) -> dict[str, list[nn.Parameter]]:
+    """The parameters of these, each once, by the module that they belong to: as deep below the
+    roots as there are not too many. Those of a root itself have its class's name.
+    """
+    kinds = Counter(type(root).__name__ for root in roots)
+    named = dict[int, tuple[Path, nn.Parameter]]()
+    for number, root in enumerate(roots):
+        kind = type(root).__name__
+        head = (kind if kinds[kind] == 1 else f"{kind}-{number}",) if len(roots) > 1 else ()
+        for path, parameter in _named_parameters(root):
+            inner = [name for name in path[:-1] if name not in _WRAPPED]
+            named.setdefault(id(parameter), ((*head, *(inner or [kind])), parameter))
+    paths = [path for path, _ in named.values()]
+    depths = range(max(map(len, paths), default=0), 0, -1)
+    few = (d for d in depths if len({path[:d] for path in paths}) <= MOST_PARTS)
+    depth = next(few, 0)
+    parts = dict[str, list[nn.Parameter]]()
+    for path, parameter in named.values():
+        parts.setdefault(".".join(path[:depth]) or "model", []).append(parameter)
+    return parts
+
+
+def _named_modules(root: nn.Module) -> Iterator[tuple[Path, nn.Module]]:
+    seen = {id(root)}
+    left: list[tuple[Path, nn.Module]] = [((), root)]
+    while left:
+        path, module = left.pop()
+        yield path, module
+        for name, child in reversed(_children(module)):
+            if id(child) not in seen:
+                seen.add(id(child))
+                left.append(((*path, name), child))
+
+
+def _named_parameters(root: nn.Module) -> Iterator[tuple[Path, nn.Parameter]]:
     seen = set[int]()
-    for module in modules(root):
-        for parameter in _parameters(module):
+    for path, module in _named_modules(root):
+        for name, parameter in _parameters(module):
             if id(parameter) not in seen and not is_lazy(parameter):
                 seen.add(id(parameter))
-                yield parameter
+                yield (*path, name), parameter
 
 
-def _children(module: nn.Module) -> list[nn.Module]:
+def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
     try:
-        return [child for _, child in nn.Module.named_children(module)]
+        return list(nn.Module.named_children(module))
     except AttributeError:  # torch keeps no table in it
         return []
 
 
-def _parameters(module: nn.Module) -> list[nn.Parameter]:
+def _parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     try:
-        return [parameter for _, parameter in nn.Module.named_parameters(module, recurse=False)]
+        return list(nn.Module.named_parameters(module, recurse=False))
     except AttributeError:
         return []

@@ -42,6 +42,7 @@ class Loaders:
         self._batches: Counter[int] = Counter()
         self._whole: dict[int, int] = {}
         self._workers: dict[int, int] = {}
+        self._samplers: dict[int, str] = {}
         self._datasets: dict[int, weakref.ref[object]] = {}  # they live as long as without us
         self._passes: dict[int, set[int]] = {}
         self.repeated = False
@@ -58,6 +59,14 @@ class Loaders:
         """Processes of the main loader."""
         main = self._batches.most_common(1)
         return self._workers.get(main[0][0], 0) if main else 0
+
+    @property
+    def sampler(self) -> str:
+        """What has to be alike on all ranks of the main loader's DistributedSampler; empty where
+        there is none.
+        """
+        main = self._batches.most_common(1)
+        return self._samplers.get(main[0][0], "") if main else ""
 
     @property
     def whole(self) -> int:
@@ -92,6 +101,7 @@ class Loaders:
             setattr(iterator, _SIZES, deque())
             self._whole[id(loader)] = _drawn_whole(loader)
             self._workers[id(loader)] = loader.num_workers
+            self._samplers[id(loader)] = _shuffles(loader)
             with contextlib.suppress(TypeError):  # a list
                 self._datasets[id(loader)] = weakref.ref(loader.dataset)
             make(iterator, loader, *args, **more)
@@ -149,6 +159,15 @@ def _sampler(loader: DataLoader[Any]) -> object:
     if type(batches) is BatchSampler:
         return batches.sampler
     return loader.sampler if batches is None else None
+
+
+def _shuffles(loader: DataLoader[Any]) -> str:
+    """How a loader's DistributedSampler shares out samples; empty where there is none."""
+    sampler = _sampler(loader)
+    if not isinstance(sampler, DistributedSampler) or sampler.num_replicas == 1:
+        return ""
+    order = f"seed {sampler.seed}" if sampler.shuffle else "in order"
+    return f"{sampler.num_replicas} replicas, {order}"
 
 
 def _drawn_whole(loader: DataLoader[Any]) -> int:

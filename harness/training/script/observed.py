@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.training.observe import plain
+from harness.training.observe.intake import digest
 from harness.training.script import inside
 from harness.training.script.hooks import Hooks
 from harness.training.script.samples import ELEMENTS, Arrived, Rows, inputs, tensors, trains
@@ -141,6 +142,14 @@ class Observed:
             if not parameter.is_meta
         }
         return list(by_id.values())
+
+    def bits(self) -> dict[str, str]:
+        """A digest of the parameters of each part of the roots, of what this rank has of them."""
+        parts = inside.by_part(list(self.hooks.roots.values()))
+        return {
+            name: digest(parameter for parameter in part if not parameter.is_meta)
+            for name, part in parts.items()
+        }
 
     def losses(self, first: int, last: int) -> np.ndarray:
         """Losses of the sentences from ``first`` to before ``last``; NaN = none were seen.

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Script
-from harness.training.observe.intake import digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.meter import Meter
 from harness.training.rank.setup import Rank
@@ -63,7 +62,7 @@ class Watch(Observed):
         self._called_ns = 0  # when the root that is open was called
         self._free_s = 0.0  # when the last pass or update was over
         self.events: list[torch.Event] = []
-        self.start = ""
+        self.began: dict[str, str] = {}  # digests of parameters before the first step
         self.sharded = False
 
     def restart(self) -> None:
@@ -75,7 +74,7 @@ class Watch(Observed):
         """A sentence begins, and the one before is over."""
         done = len(self.sentences.words)
         if not done:
-            self.start = digest(iter(self.parameters()))
+            self.began = self.bits()
             self.sharded = shards.divided(list(self.hooks.roots.values()))
         self.reads.append(self.hooks.reads)
         self.evaluations.append(self.hooks.evaluations)

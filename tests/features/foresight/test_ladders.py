@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from harness.base.errors import LaunchError, SpecError
 from harness.cases import CaseSpec, Catalogue, Mode
 from harness.cases.recipes import ladder
+from harness.features.foresight.learned import learned
 from harness.features.foresight.outlook import Outlook
 from harness.features.foresight.own import runs
 from harness.features.foresight.own.ladders import foresee, planned, room_bytes
@@ -19,6 +22,7 @@ from harness.features.foresight.own.runs import MeasuredRung
 from harness.features.foresight.own.stated import OPERATIONS, padding, sent_by, stated
 from harness.features.foresight.own.swept import _by_kind
 from harness.features.foresight.physics.collectives import CollectiveKind, Fabric, nccl
+from harness.features.foresight.predict import predict
 from harness.features.foresight.priors import PRIORS
 from harness.features.foresight.published.table import PublishedTable, Refused
 from harness.features.foresight.report.outlooks import facts as facts_of, recorded
@@ -27,7 +31,7 @@ from harness.features.foresight.terms import UNKNOWNS, ForeseenTerm, facts, seco
 from harness.features.foresight.verbs import predict as verb
 from harness.interface.cli.main import main
 from harness.interface.report.page.page import render
-from harness.record import Described, Expected, Issued, RunRecord, Watched
+from harness.record import Described, Expected, Issued, Purpose, RunRecord, Watched
 from harness.record.fabric import Row
 from harness.record.store import load
 
@@ -149,6 +153,26 @@ def test_a_size_is_foreseen_with_its_memory(run: RunRecord) -> None:
     assert foreseen.predicted.shape.sent, (
         "what its strategy states, not what its kind usually sends"
     )
+
+
+def test_an_interval_is_as_wide_as_what_it_follows_from(run: RunRecord) -> None:
+    """Launches that differ by a fifth say no more of a size that was measured than they do."""
+    quiet = [replace(rung, log_sd=0.0) for rung in rungs(run)]
+    noisy = [replace(rung, log_sd=0.2) for rung in rungs(run)]
+    widths = []
+    for ladder_ in (quiet, noisy):
+        table = runs.table("own", ladder_, KNOWN, on=(1, 2), target=at(run, 4))
+        assert isinstance(table, PublishedTable)
+        (size,) = predict(table, learned()).predicted
+        widths.append(math.log(size.high / size.low))
+    assert widths[0] < 0.2 < 2 * 1.28 * 0.2 < widths[1]
+
+
+def test_launches_say_how_far_their_mean_may_be_off(run: RunRecord) -> None:
+    for rung in rungs(run):
+        timed = [x for x in run.by_case[rung.case.hash] if x.purpose is Purpose.TIMED and x.usable]
+        logs = [math.log(x.steps.mean_s) for x in timed if x.steps is not None]
+        assert rung.log_sd > stdev(logs) / len(logs) ** 0.5 > 0
 
 
 def test_a_size_that_does_not_fit_has_no_efficiency(run: RunRecord) -> None:

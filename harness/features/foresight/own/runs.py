@@ -8,12 +8,15 @@ A rung that was not measured is a target. It is described like the others: a str
 sends, keeps and cuts at any size, without being launched.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
+from harness.base.stats import t_interval
 from harness.cases import CaseSpec, Catalogue, Device, Dim, Mesh, StandIn
+from harness.features.foresight.learned import HALF_SDS
 from harness.features.foresight.own.stated import StatedTraffic, kept, sent_by, stated, watched
 from harness.features.foresight.own.swept import links
 from harness.features.foresight.physics.schedules import PipelineSchedule, schedule_of
@@ -40,9 +43,9 @@ Z95 = 1.645
 class MeasuredRung:
     """A case and the mean step of its launches in s, None where it is only asked for.
 
-    ``jitter_s`` is the standard deviation of a step, by its median and 95th percentile, ``cpu_s``
-    what it takes of cores. Of a user's own script nothing is described: there is what was
-    ``watched``, and samples of a step.
+    ``jitter_s`` is the standard deviation of a step, by its median and 95th percentile, ``log_sd``
+    that of the ln of ``step_s``, by its launches; ``cpu_s`` is what it takes of cores. Of a user's
+    own script nothing is described: there is what was ``watched``, and samples of a step.
     """
 
     run: RunRecord
@@ -53,6 +56,7 @@ class MeasuredRung:
     watched: Watched | None = None
     samples: float = 0.0
     cpu_s: float = 0.0
+    log_sd: float = 0.0
 
     @property
     def stated(self) -> StatedTraffic | None:
@@ -112,7 +116,16 @@ def rungs(run: RunRecord) -> Iterator[MeasuredRung]:
             launches[-1].ranks[0].watched,
             launches[-1].consumed / timed[-1].count,
             fmean(rank.cpu_s for rank in launches[-1].ranks) / timed[-1].count,
+            _log_sd([steps.mean_s for steps in timed]),
         )
+
+
+def _log_sd(steps_s: Sequence[float]) -> float:
+    """Of the ln of their mean: a normal's whose 80 % are as wide as Student's; 0 of one step."""
+    spread = t_interval([math.log(step_s) for step_s in steps_s], 0.2)
+    if spread.low is None or spread.high is None:
+        return 0.0
+    return (spread.high - spread.low) / 2 / HALF_SDS
 
 
 def table(
@@ -151,8 +164,13 @@ def table(
     if (jitter_s := calibrating[0].jitter_s) > 0:
         beliefs[Unknown.WAIT_S] = Belief(jitter_s, 0.5)
     points = tuple(
-        Point(shape=shape, step_s=step_s, calibrates=step_s is not None and shape.ranks in worlds)
-        for shape, step_s in _means(rungs, shapes).items()
+        Point(
+            shape=shape,
+            step_s=fmean(r.step_s for r in alike if r.step_s) if alike else None,
+            calibrates=bool(alike) and shape.ranks in worlds,
+            log_sd=math.hypot(*(r.log_sd for r in alike)) / max(1, len(alike)),
+        )
+        for shape, alike in _measured(rungs, shapes).items()
     )
     return PublishedTable(
         id=name,
@@ -193,12 +211,14 @@ def _unlike(records: Sequence[RunRecord]) -> str:
     return ""
 
 
-def _means(ladder: Sequence[MeasuredRung], shapes: Sequence[Shape]) -> dict[Shape, float | None]:
-    """The mean step of each shape, over all runs that have it."""
-    steps: dict[Shape, list[float]] = {}
+def _measured(
+    ladder: Sequence[MeasuredRung], shapes: Sequence[Shape]
+) -> dict[Shape, list[MeasuredRung]]:
+    """The rungs of each shape that were measured, in all runs that have it."""
+    of_shape: dict[Shape, list[MeasuredRung]] = {}
     for rung, shape in zip(ladder, shapes, strict=True):
-        steps.setdefault(shape, []).extend([] if rung.step_s is None else [rung.step_s])
-    return {shape: fmean(steps_s) if steps_s else None for shape, steps_s in steps.items()}
+        of_shape.setdefault(shape, []).extend([] if rung.step_s is None else [rung])
+    return of_shape
 
 
 def _shape(rung: MeasuredRung, catalogue: Catalogue) -> Shape:

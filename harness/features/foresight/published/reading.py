@@ -310,7 +310,7 @@ def fabric_of(hardware: Mapping[str, Any]) -> tuple[Fabric, float | None, Sequen
         rate = _stated_rate(hardware, place, per_node)
         if rate is None:
             rate = 1e9 * usual_gb_s
-            notes.append(f"no {place}-node rate is stated: {rate / 1e9:g} GB/s a GPU is assumed")
+            notes.append(f"no {place}-node rate is stated: {rate / 1e9:g} GB/s a device is assumed")
         rates[place] = rate
     peak = next(
         (float(value) for key, value in hardware.items() if str(key).startswith("peak_tflops")),

@@ -44,6 +44,21 @@ def command(case: CaseSpec, settings: Settings, change: Mapping[str, str] | None
     return shlex.join(words)
 
 
+def changed(argv: Sequence[str], **options: str) -> str:
+    """The words that were typed, with other values of these options (``first_rung="2"``); those of
+    a script, behind ``--``, stay.
+    """
+    ours = list(itertools.takewhile(lambda word: word != "--", argv))
+    script = argv[len(ours) :]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        places = [i for i, word in enumerate(ours) if word.partition("=")[0] == option]
+        for place in reversed(places):
+            del ours[place : place + (1 if "=" in ours[place] else 2)]
+        ours += [option, value]
+    return shlex.join([*ours, *script])
+
+
 def _of_script(case: CaseSpec, settings: Settings) -> list[str]:
     """Options of a user's own script, and its command as it was typed."""
     words = [] if case.mode is Mode.WEAK else ["--mode", case.mode]

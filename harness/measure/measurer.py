@@ -29,7 +29,7 @@ from harness.measure.order import Order
 from harness.measure.progress import Moment
 from harness.measure.session import Session
 from harness.measure.sweeper import Sweeper
-from harness.record import Block, LaunchRecord, Purpose, Verdict
+from harness.record import Block, LaunchRecord, Purpose, Reason, Verdict
 
 
 class Measurer:
@@ -155,6 +155,15 @@ class Measurer:
         for purpose, turn, arms in piloting.missing(self.run, plan, lambda: self._slots(plan)):
             if not self._usable(plan, self._launch(plan, arms, purpose, turn=turn)):
                 return
+        if any(arm.case.script for arm in plan.arms):
+            self._refuse_unlike(plan)
+
+    def _refuse_unlike(self, plan: Plan) -> None:
+        """A script whose pilots show that its worlds do not train alike is not timed."""
+        for verdict in verdicts.of_plan(self.run.bare(), plan):
+            if verdict.reason is Reason.INCORRECT and self._arms[plan.hash]:
+                self._progress.note(f"{verdict.case}: {verdict.detail}")
+                self._arms[plan.hash] = []
 
     def _refer(self, plan: Plan) -> None:
         """Train what the losses of timed launches are compared with, once for all that need it."""
@@ -199,7 +208,7 @@ class Measurer:
         self._progress.note(
             f"the time budget of {duration(self._budget_s)} has room for {fitting} of"
             f" {len(wanted_s)} plans: all of them take about {whole}, of which"
-            f" {duration(self.run.elapsed_s)} are over (--time-budget)"
+            f" {duration(self.run.elapsed_s)} have passed (--time-budget)"
         )
 
     def _profile(self, plan: Plan, attempt: int = 0) -> None:

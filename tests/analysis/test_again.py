@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.analysis.again import command
+from harness.analysis.again import changed, command
 from harness.base.errors import SpecError
 from harness.cases import CaseSpec, Device, Mode, Settings, Site
 from harness.cases.script import script_plan
@@ -157,3 +157,16 @@ def test_a_ladder_of_a_script_begins_again_where_it_did(
     )
     plan = script_plan(["train.py", "--steps", "9"], on(4), first_rung=2)
     assert tuple(shlex.split(command(plan.arms[-1].case, Settings(argv=typed)))) == typed
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("scaleproof run -- t.py --mode a", "scaleproof run --mode strong -- t.py --mode a"),
+        ("scaleproof run --mode weak --cpus 2 -- t.py", "scaleproof run --cpus 2 --mode strong -- t.py"),
+        ("scaleproof run --mode=weak --time-budget 20 -- t.py", "scaleproof run --time-budget 20 --mode strong -- t.py"),
+        ("scaleproof run --data 'my data' -- t.py", "scaleproof run --data 'my data' --mode strong -- t.py"),
+    ],
+)  # fmt: skip
+def test_what_was_typed_stays_but_for_one_option(typed: str, wanted: str) -> None:
+    assert changed(shlex.split(typed), mode="strong") == wanted

@@ -129,7 +129,7 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
         ("broadcast", "gradients: a step only broadcasts"),
         ("sampler seeds", "share out otherwise (rank 0: 2 replicas, seed 0; rank 1: 2 replicas,"),
         ("outside", "ended with different parameters in 1 (the other module is alike)"),
-        ("shared out twice", "16 rows reach the model in a step for which its loader hands out 32"),
+        ("shared out twice", "samples: 16 of the 32 that a DistributedSampler gives rank 0"),
     ],
 )
 def test_mistakes_are_named(measured: Measured, mistake: str, message: str, tmp_path: Path) -> None:

@@ -19,8 +19,6 @@ ONCE = (0.45, 1.25)
 SMALL = 1024
 #: Rows of one sample are alike, so that each is counted once, within this.
 ALIKE = 0.01
-#: What a step's rows may be that are no samples.
-ODD = "time first, packed, or a graph"
 #: So many modules are named.
 FEW = 3
 #: A rank is late by this share of a step, and no less than this.
@@ -126,13 +124,12 @@ def _undrawn(watched: Watched, came: float) -> str:
     if not came or not drawn or came % drawn == 0:
         return ""
     ranks = drawn / came
-    divides = ranks.is_integer() and watched.world_size % ranks == 0
-    if divides and not watched.sampler:  # who is given a part by a sampler does not cut it again
+    if ranks.is_integer() and watched.world_size % ranks == 0:
         return ""
     rows = "1 row reaches" if came == 1 else f"{came:g} rows reach"
-    reason = "shared out once more, after a DistributedSampler" if divides else ODD
     return (
-        f"{rows} the model in a step for which its loader hands out {drawn:g} samples ({reason}?)"
+        f"{rows} the model in a step for which its loader hands out {drawn:g} samples"
+        " (time first, packed, or a graph?)"
     )
 
 
@@ -244,6 +241,8 @@ def _samples(
             "samples: a DistributedSampler shuffles every epoch alike:"
             " is sampler.set_epoch(epoch) missing?"
         )
+    if stated is None:
+        yield from _shared_again(ranks, samples)
     shuffles = [rank.watched.sampler for rank in ranks if rank.watched is not None]
     if len(set(shuffles)) > 1 and all(shuffles):
         rank = next(i for i, sampler in enumerate(shuffles) if sampler != shuffles[0])
@@ -265,6 +264,19 @@ def _samples(
             f"samples: all {case.world_size} ranks train on the same {num_rows} samples:"
             " is a DistributedSampler missing, or do all draw by one seed?"
         )
+
+
+def _shared_again(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> Iterator[str]:
+    """Whether what a sampler has given a rank as its share is shared out once more."""
+    for rank, of_rank in zip(ranks, samples, strict=True):
+        came = float(np.median(_came(of_rank)))
+        if rank.watched is not None and rank.watched.sampler and came < rank.watched.drawn:
+            yield (
+                f"samples: {came:g} of the {rank.watched.drawn:g} that a DistributedSampler gives"
+                f" rank {rank.rank} in a step reach the model: are they shared out once more?"
+                " --samples-per-step N accepts that"
+            )
+            return
 
 
 def _training(

@@ -2,11 +2,11 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from harness.analysis.again import command
+from harness.analysis.again import changed, command
 from harness.analysis.judging.promise import MOST_PAIRS
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.base.numbers import si
@@ -166,13 +166,14 @@ def _later_rung(run: RunRecord) -> Iterator[str]:
             for launch in run.launches
         )
         largest = max((arm.case for arm in plan.arms), key=lambda case: case.world_size)
+        options = {"first_rung": "2"}
         if refused and largest.world_size < LEAST_RANKS:
             if largest.device is not Device.CPU:
                 continue
             largest = replace(largest, world_size=LEAST_RANKS, nodes=(LEAST_RANKS,))
+            options["cpus"] = str(LEAST_RANKS)
         if refused:
-            options, dashes, script = command(largest, run.settings).partition(" -- ")
-            yield f"if it needs several ranks: {options} --first-rung 2{dashes}{script}"
+            yield f"if it needs several ranks: {_with(largest, run, options)}"
 
 
 def _other_mode(run: RunRecord) -> Iterator[str]:
@@ -183,8 +184,21 @@ def _other_mode(run: RunRecord) -> Iterator[str]:
             continue
         largest = max((arm.case for arm in plan.arms), key=lambda case: case.world_size)
         weak = largest.mode is Mode.WEAK
-        again = command(replace(largest, mode=Mode.STRONG if weak else Mode.WEAK), run.settings)
+        mode = Mode.STRONG if weak else Mode.WEAK
+        again = _with(replace(largest, mode=mode), run, {"mode": mode})
         yield f"if {'ranks share one batch' if weak else 'each rank has its own batch'}: {again}"
+
+
+def _with(case: CaseSpec, run: RunRecord, options: Mapping[str, str]) -> str:
+    """The command of a run as it was typed, with other values of these options; where it was not
+    typed, that of a case, which has them.
+    """
+    argv = run.settings.argv
+    if "--script" in argv and "--" in argv:
+        return changed(argv, **options)
+    options_of_case, dashes, script = command(case, run.settings).partition(" -- ")
+    first_rung = " --first-rung 2" if "first_rung" in options else ""
+    return f"{options_of_case}{first_rung}{dashes}{script}"
 
 
 def _why(run: RunRecord, v: Verdict) -> str:

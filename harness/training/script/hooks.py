@@ -281,7 +281,7 @@ class Hooks:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Before any call that comes to us; whether we want to know when it returns."""
-        if not self._settled:
+        if not self._settled and not self._in_backward:  # there inner modules are called again
             self._find(module, args)
         if id(module) not in self._watched:
             return False
@@ -323,7 +323,8 @@ class Hooks:
             return
         if not (torch.is_grad_enabled() and module.training):
             self._evaluate(module)
-            self._evaluating = module  # what it wraps is the same pass
+            if self._evaluating is None:  # what it wraps is the same pass
+                self._evaluating = module
             return
         self._open = module
         self._trained = True

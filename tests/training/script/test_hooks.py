@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from harness.training.script.hooks import Hooks
 from harness.training.script.observed import Observed
@@ -223,3 +224,33 @@ def test_what_wraps_a_root_is_known_when_its_forward_is_called(
         assert list(observed.hooks.roots.values()) == [wrapper if called else net]
     finally:
         dist.destroy_process_group()
+
+
+def test_what_a_backward_pass_computes_again_is_no_root_of_its_own(observed: Following) -> None:
+    """Activation checkpointing calls inner modules within the backward pass."""
+
+    class Checkpointed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.inner:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x
+
+    net = Checkpointed()
+    trained(net, net)
+    with torch.no_grad():
+        net.eval()(torch.randn(BATCH, 8))
+    assert list(observed.hooks.roots.values()) == [net]
+    assert observed.hooks.evaluations == 1
+    assert came(observed) == [BATCH] * 2
+
+
+def test_a_pass_that_trains_nothing_is_one_however_many_roots_are_within(
+    observed: Following,
+) -> None:
+    """Parts that are also trained by themselves are called inside of it."""
+    net = Net()
+    for part in (net, *net.inner):
+        trained(part, part)
+    with torch.no_grad():
+        net(torch.randn(BATCH, 8))
+    assert len(observed.hooks.roots) == 3 and observed.hooks.evaluations == 1

@@ -70,3 +70,23 @@ def test_a_scripted_module_has_the_parts_that_it_was_made_of() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     scripted = torch.jit.script(net)
     assert [p.shape for p in inside.parameters(scripted)] == [(3, 2), (3,), (1, 3), (1,)]
+
+
+def test_parts_have_their_modules_names_and_each_parameter_is_of_one() -> None:
+    body = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)))
+    assert list(inside.by_part([body])) == ["0", "1.0", "1.1"]
+    body[1][1].weight = body[1][0].weight  # tied
+    parts = inside.by_part([body])
+    assert [len(part) for part in parts.values()] == [2, 2, 1]
+    assert list(inside.by_part([nn.Linear(2, 3)])) == ["Linear"]
+    both = inside.by_part([nn.Linear(2, 3), nn.Bilinear(2, 3, 1)])
+    assert list(both) == ["Linear.Linear", "Bilinear.Bilinear"]
+
+
+@pytest.mark.parametrize(("blocks", "parts"), [(8, 16), (40, 40), (100, 1)])
+def test_many_modules_are_parts_of_what_they_are_in(blocks: int, parts: int) -> None:
+    """No more than a reader and a record have room for."""
+    deep = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(blocks)))
+    by_part = inside.by_part([deep])
+    assert len(by_part) == parts
+    assert sum(map(len, by_part.values())) == 4 * blocks

@@ -331,6 +331,11 @@ class CaseSpec:
         """``ddp/decoder-tiny/weak@4cpu+precision=bf16``"""
         return f"{self.family}@{self.world}{self.extras}"
 
+    @property
+    def brief(self) -> str:
+        """The id, of a user's own script without its command: that stands once on a screen."""
+        return self.id.replace(f"+script={self.series['script']}", "") if self.script else self.id
+
     @cached_property
     def pytest_id(self) -> str:
         """The id with only characters that ``-k`` and node ids take."""

@@ -307,7 +307,7 @@ class Measurer:
         for launch in (x for x in launches if not (x.usable or x.discarded)):
             arm = plan.arm(launch.arm)
             wrong = [*launch.wrong, obstacles.blame(launch)]
-            self._progress.note(f"{arm.case.id}: {wrong[0]}")
+            self._progress.note(f"{arm.case.brief}: {wrong[0]}")
             if launch.purpose is Purpose.PROFILE:
                 return False
             if arm.role is not Role.ABLATION and not plan.in_pilots:
@@ -368,7 +368,7 @@ def moment(
         plan=order.plan.name,
         number=plans.index(order.plan.hash) + 1,
         num_plans=len(plans),
-        arm=order.arm.case.id,
+        arm=order.arm.case.brief,
         purpose=order.purpose,
         launch=len(timed) + 1,
         num_launches=max(num_wanted, len(timed) + 1),

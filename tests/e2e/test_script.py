@@ -399,8 +399,8 @@ def _says(path: Path, word: bytes) -> bool:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("ends early", "the script ended after 4 of the"),
-        ("ends unlike", "'ends unlike': the script ended after 4 of the"),
+        ("ends early", "the script ended after 5 of the"),
+        ("ends unlike", "'ends unlike': the script ended after 5 of the"),
         ("never steps", "the script ended before an optimizer had stepped twice"),
         ("reads stdin", "odd.py:26"),
         ("raises", "no such dataset (odd.py:"),

@@ -29,6 +29,11 @@ _OF_RANKS = {
 }
 #: What is said of a training that is too short, in any world.
 _SHORT = "before an optimizer had stepped twice"
+#: What is said of one that is shorter than its window, which one more step is behind.
+_ENDED = re.compile(r"the script ended after (\d+) of the \d+ steps wanted")
+#: Of a script that is short: steps before those that are timed, and how few of these are any.
+WARM_UP = 4
+LEAST_STEPS = 4
 #: What a verdict asks whose samples are those of the other mode.
 _MODE_ASKED = re.compile(r"\(--mode \w+\?\)")
 #: What decides a verdict that more pairs do not.
@@ -48,6 +53,24 @@ def headline(run: RunRecord) -> str:
     """The worst status, how many requirements hold, the worst case with its figure, the largest
     rung.
     """
+    return brief(run, _headline(run))
+
+
+def brief(run: RunRecord, text: str) -> str:
+    """A text without the command of the run's own script, which stands once on a screen; of several
+    scripts each keeps its own.
+    """
+    of_scripts = {arm.case.script: arm.case for plan in run.plans for arm in plan.arms}
+    if len(of_scripts) != 1:
+        return text
+    ((script, case),) = of_scripts.items()
+    if not script:
+        return text
+    of_case = f"+script={case.series['script']}"
+    return text.replace(of_case, "").replace(f" {script}: ", " ")
+
+
+def _headline(run: RunRecord) -> str:
     judged = requirements(run)
     largest = _largest(run)
     if not judged:
@@ -83,7 +106,7 @@ def why_open(run: RunRecord) -> list[str]:
         causes.append(f"{cases[0]}{more}: {detail}")
     if len(by_detail) > FEW:
         causes.append(f"and {len(by_detail) - FEW} other causes (--every)")
-    return causes
+    return [brief(run, cause) for cause in causes]
 
 
 def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> str:
@@ -148,7 +171,7 @@ def decide(run: RunRecord) -> list[str]:
             if whole:  # a ladder that may begin anywhere, or a bound of a test: by the run's words
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
-    return [*lines, *_later_rung(run), *_other_mode(run)]
+    return [*lines, *_later_rung(run), *_other_mode(run), *_fewer_steps(run)]
 
 
 def _later_rung(run: RunRecord) -> Iterator[str]:
@@ -189,13 +212,30 @@ def _other_mode(run: RunRecord) -> Iterator[str]:
         yield f"if {'ranks share one batch' if weak else 'each rank has its own batch'}: {again}"
 
 
+def _fewer_steps(run: RunRecord) -> Iterator[str]:
+    """Says how a script is measured that ends before its window does."""
+    ends = (
+        _ENDED.search(launch.cause.message) for launch in run.launches if launch.cause is not None
+    )
+    done = min((int(end[1]) for end in ends if end), default=0)
+    warm_up = min(WARM_UP, done // 4)
+    if done - 1 - warm_up < LEAST_STEPS or not _of_script(run):
+        return
+    options = {"steps": str(done - 1 - warm_up), "warm_up": str(warm_up)}
+    yield f"if it is to stay as short: {changed(run.settings.argv, **options)}"
+
+
+def _of_script(run: RunRecord) -> bool:
+    """Whether the run was typed as one of a user's own script."""
+    return "--script" in run.settings.argv and "--" in run.settings.argv
+
+
 def _with(case: CaseSpec, run: RunRecord, options: Mapping[str, str]) -> str:
     """The command of a run as it was typed, with other values of these options; where it was not
     typed, that of a case, which has them.
     """
-    argv = run.settings.argv
-    if "--script" in argv and "--" in argv:
-        return changed(argv, **options)
+    if _of_script(run):
+        return changed(run.settings.argv, **options)
     options_of_case, dashes, script = command(case, run.settings).partition(" -- ")
     first_rung = " --first-rung 2" if "first_rung" in options else ""
     return f"{options_of_case}{first_rung}{dashes}{script}"

@@ -23,7 +23,7 @@ from harness.analysis.timeline.advice import advice
 from harness.base.numbers import duration, si
 from harness.cases import Form, Reach, metrics
 from harness.interface.report import fabric, script, sections, timeline
-from harness.interface.report.headline import decide, headline, why_open
+from harness.interface.report.headline import brief, decide, headline, why_open
 from harness.interface.report.sides import every, topology
 from harness.interface.report.text import Column, rule, shortened, table, wrap
 from harness.record import Reason, RunRecord, Status, Verdict
@@ -110,6 +110,9 @@ def _rows(run: RunRecord, width: int) -> list[str]:
     if hidden:
         words = ", ".join(f"{count} {status}" for status, count in hidden.items())
         out.append(f" and {words} (--every)")
+    if any(row.status.endswith(" ~") for rows in shown.values() for row in rows):
+        doubts = dict.fromkeys(verdict.doubt for verdict in run.verdicts if verdict.doubt)
+        out += wrap(f" ~ treat as unreliable: {next(iter(doubts))}", width, 3)
     return [*out, *marks.lines(width), ""]
 
 
@@ -327,7 +330,9 @@ def _noticed(run: RunRecord, width: int) -> list[str]:
         if "::" in of_test.name and met is not Reach.MATCHED
     ]
     every += [f"cut by the time budget: {', '.join(cut)}"] if cut else []
-    shown = [line for text in every[:FEW] for line in wrap(f" noticed {text}", width, 9)]
+    shown = [
+        line for text in every[:FEW] for line in wrap(f" noticed {brief(run, text)}", width, 9)
+    ]
     if len(every) > FEW:
         shown.append(f" noticed {len(every) - FEW} more things (--every)")
     return shown

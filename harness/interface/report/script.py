@@ -106,8 +106,16 @@ def _step(row: ScriptRow) -> str:
 
 
 def _exchanged(row: ScriptRow) -> str:
-    """The kind of collective that carries most, and how many others there are."""
-    kinds = sorted(row.seen.collectives.items(), key=lambda kind: -kind[1].payload_bytes)
+    """The kind of collective that carries most gradients, else most bytes, and how many others
+    there are.
+    """
+    kinds = sorted(
+        row.seen.collectives.items(),
+        key=lambda kind: (
+            kind[0] not in GRADIENTS or kind[1].payload_bytes < script.SMALL,
+            -kind[1].payload_bytes,
+        ),
+    )
     shown = [
         f"{key} {si(float(issued.payload_bytes), 'B')}"
         + (f" in {issued.count}" if issued.count > 1 else "")
@@ -124,6 +132,8 @@ _COLUMNS: Sequence[Column[ScriptRow]] = (
     Column("updates of a step", 7, lambda r: ", ".join(r.seen.optimizers), left=True),
     Column("exchanged in a step", 6, _exchanged, left=True),
 )
+#: The collectives that carry gradients, where any does.
+GRADIENTS = ("all_reduce", "reduce_scatter")
 #: Of the samples of a step, this share is of the step before.
 AGAIN = 0.4
 NOTE = "step = the window over its steps: evaluations and logs in it are included"
@@ -213,7 +223,7 @@ def _replicas(watched: Sequence[Watched]) -> Iterator[tuple[str, str | None]]:
         return
     yield "replicas equal at both ends", None
     if any(w.evaluations or w.aside for w in watched):
-        yield "models that get no gradient (a teacher, an average of weights)", ""
+        yield "models beside the trained one, if any (a teacher, an average of weights)", ""
     if not any(map(script.accumulated, watched)):
         reason = None if all(w.collectives for w in watched) else "torch's flight recorder was off"
         if any(w.cleared for w in watched):

@@ -86,7 +86,11 @@ def refuse_spawning(script: str) -> None:
     spawning = importlib.import_module("torch.multiprocessing.spawn")
 
     asked = asks_for_ranks(shlex.split(script))
-    why = "its files do not say so" if asked else "no word of its command is {ranks}"
+    why = (
+        "its files do not say so: a shell script that starts so many can (bash launch.sh {ranks})"
+        if asked
+        else "no word of its command is {ranks}"
+    )
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise LaunchError(
@@ -155,11 +159,11 @@ def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
 
 def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> LaunchError:
     """Why there is no figure of a script that has come to its end, saying these ``last_words``."""
-    done = len(watch.sentences.words)
+    done = watch.sentences.done
     period = watch.sentences.period(len(watch.hooks.optimizers))
     if not watch.hooks.optimizers:
         what = "the script ended, and no optimizer of torch's was made"
-    elif not done:
+    elif done < 2:
         what = "the script ended before an optimizer had stepped twice"
     elif isinstance(spec.task, Break):
         what = f"the script ended after {done} updates, before it was broken"
@@ -168,7 +172,7 @@ def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> Laun
     else:
         assert isinstance(spec.task, Script)
         what = f"the script ended after {done // period} of the {spec.task.steps + 1} steps wanted"
-    quoted = f" (it said: {last_words[: process.QUOTED]})" if last_words and not done else ""
+    quoted = f" (it said: {last_words[: process.QUOTED]})" if last_words and done < 2 else ""
     return LaunchError(
         what + quoted,
         where=spec.case.script,

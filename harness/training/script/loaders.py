@@ -62,9 +62,7 @@ class Loaders:
 
     @property
     def sampler(self) -> str:
-        """What has to be alike on all ranks of the main loader's DistributedSampler; empty where
-        there is none.
-        """
+        """How the main loader's DistributedSampler shares out samples; empty where there is none."""
         main = self._batches.most_common(1)
         return self._samplers.get(main[0][0], "") if main else ""
 

@@ -41,6 +41,11 @@ class Sentences:
         return True
 
     @property
+    def done(self) -> int:
+        """Sentences in which weights were updated, with the one that is not over yet."""
+        return len(self.words) + bool(self._stepped)
+
+    @property
     def accumulates(self) -> bool:
         """Whether a backward pass that begins now is not the first one of this update."""
         return bool(self.backwards) and not self._depth and not self._stepped

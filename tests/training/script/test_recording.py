@@ -64,7 +64,7 @@ def test_a_window_can_be_measured_again_in_the_same_process(alone: Any) -> None:
 def test_a_training_that_ends_too_early_is_told_and_goes_on(alone: Any) -> None:
     run = load(Path(alone["runs"][2]))
     (launch,) = run.launches
-    why = "the script ended after 5 of the 17 steps wanted"
+    why = "the script ended after 6 of the 17 steps wanted"
     assert launch.cause is not None and launch.cause.message == why
     assert alone["said"] == [f"measure_steps: {why}"]
     assert {v.status for v in run.verdicts} == {Status.ERROR}

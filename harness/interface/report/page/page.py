@@ -14,7 +14,7 @@ from harness.analysis.judging.tally import Tally, tally
 from harness.base.files import FullDiskError
 from harness.interface.report import fabric, script, sections, tables
 from harness.interface.report.coverage import coverage
-from harness.interface.report.headline import decide, headline, why_open
+from harness.interface.report.headline import brief, decide, headline, why_open
 from harness.interface.report.page import data, facts, perfetto, scaling
 from harness.interface.report.page.cases import anchors, cases
 from harness.interface.report.page.judged import judged
@@ -43,7 +43,10 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             why=why_open(run),
             decide=decide(run),
             counts=_counts(tally(run)),
-            notes=[*notices.findings(run, load=not why_open(run)), *run.notes],
+            notes=[
+                brief(run, note)
+                for note in (*notices.findings(run, load=not why_open(run)), *run.notes)
+            ],
             verdicts=judged(run, linked),
             together=verdicts.together(run.verdicts),
             pairs=FIRST_LOOK,

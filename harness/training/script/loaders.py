@@ -62,7 +62,7 @@ class Loaders:
 
     @property
     def sampler(self) -> str:
-        """How the main loader's DistributedSampler shares out samples; empty where there is none."""
+        """How the main loader's DistributedSampler shares out samples; empty if it has none."""
         main = self._batches.most_common(1)
         return self._samplers.get(main[0][0], "") if main else ""
 

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -274,11 +275,12 @@ def _of_run(path: Path) -> Iterator[Traced]:
     plans = {plan.hash: plan for plan in run.plans}
     profiled = [x for x in run.launches if x.purpose is Purpose.PROFILE and x.budget is not None]
     if not profiled:
+        typed = [word for word in run.settings.argv if word != "--no-timeline"]
         raise ScaleproofError(
             "no profiled launch in this run",
             where=str(path),
-            expected="a run without --no-timeline",
-            fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
+            expected="a run without --no-timeline, and with time for it",
+            fix=shlex.join(typed) or "scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
     for launch in profiled:
         assert launch.budget is not None

@@ -61,10 +61,12 @@ def test_what_looks_like_a_mistake_raises_nothing(measured: Measured, twin: str)
 
 
 @pytest.mark.full
-def test_a_slow_rank_is_a_remark(measured: Measured) -> None:
+def test_a_slow_rank_is_a_remark_or_not_checked(measured: Measured) -> None:
+    """Where others use the cores, too, nobody knows whose doing it is."""
     verdict = measured("loop.py", "--mistake", "slow", protocol=WINDOW)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
-    assert "2cpu: rank 1 comes to its backward pass" in measured.table()
+    remark = "2cpu: rank 1 comes to its backward pass"
+    assert remark in measured.table() or "whether rank 1 of 2cpu is slow itself" in measured.table()
 
 
 @pytest.mark.full

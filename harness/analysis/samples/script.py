@@ -270,7 +270,7 @@ def _shared_again(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> It
     """Whether what a sampler has given a rank as its share is shared out once more."""
     for rank, of_rank in zip(ranks, samples, strict=True):
         came = float(np.median(_came(of_rank)))
-        if rank.watched is not None and rank.watched.sampler and came < rank.watched.drawn:
+        if rank.watched is not None and rank.watched.sampler and 0 < came < rank.watched.drawn:
             yield (
                 f"samples: {came:g} of the {rank.watched.drawn:g} that a DistributedSampler gives"
                 f" rank {rank.rank} in a step reach the model: are they shared out once more?"

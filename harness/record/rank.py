@@ -145,10 +145,11 @@ class Watched:
     is told by nothing but what ranks exchange within a forward pass. ``cleared``: gradients are
     gone between the backward passes of one update (SAM, LBFGS), so that each exchanges its own.
     ``reduced`` are the bytes that forward passes of the last step all-reduced. ``began`` and
-    ``ended`` are digests of the parameters before the first step and behind the last, by the module
-    that they belong to. ``sampler`` says how a DistributedSampler of the main loader shares out
-    samples, which has to be alike on all ranks (empty: there is none). ``bursts_s`` is by how much
-    a mean step takes longer up to its backward passes than a median one: what only some steps do.
+    ``ended`` are short digests of the parameters before the first step and behind the last, one for
+    each of the ``modules``, whose names each node's first rank has. ``sampler`` says how a
+    DistributedSampler of the main loader shares out samples, which has to be alike on all ranks
+    (empty: there is none). ``bursts_s`` is by how much a mean step takes longer up to its backward
+    passes than a median one: what only some steps do.
     """
 
     world_size: int
@@ -189,8 +190,9 @@ class Watched:
     cut: bool = False
     cleared: bool = False
     reduced: int = 0
-    began: Mapping[str, str] = field(default_factory=dict)
-    ended: Mapping[str, str] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    began: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
     sampler: str = ""
     bursts_s: float = 0.0
 

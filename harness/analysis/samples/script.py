@@ -5,7 +5,7 @@ to step, and between witnesses that do not know of each other.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -314,12 +314,13 @@ def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterat
             " DistributedDataParallel missing, or was it told not to run on several ranks?"
         )
     elif len({w.start for w in watched}) > 1:
+        began = [w.began for w in watched]
         yield (
-            f"replicas: ranks start from different parameters{_where([w.began for w in watched])}:"
+            f"replicas: ranks start from different parameters{_where(watched[0].modules, began)}:"
             " set one seed on all of them, or let DistributedDataParallel copy rank 0's"
         )
     elif len({rank.replica for rank in ranks}) > 1:
-        where = _where([w.ended for w in watched])
+        where = _where(watched[0].modules, [w.ended for w in watched])
         question = (
             "does what exchanges gradients, DistributedDataParallel say, know of it?"
             if where
@@ -336,10 +337,15 @@ def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterat
         )
 
 
-def _where(parts: Sequence[Mapping[str, str]]) -> str:
-    """Names the modules that are not the same on all ranks; empty if none is, or nobody knows."""
-    unlike = [name for name, bits in parts[0].items() if any(p.get(name) != bits for p in parts)]
-    alike = len(parts[0]) - len(unlike)
+def _where(modules: Sequence[str], bits: Sequence[Sequence[str]]) -> str:
+    """Names the modules whose ``bits`` are not the same on all ranks; empty if all are, or none, or
+    nobody knows.
+    """
+    if {len(of_rank) for of_rank in bits} != {len(modules)}:
+        return ""
+    columns = zip(modules, zip(*bits, strict=True), strict=True)
+    unlike = [name for name, of_ranks in columns if len(set(of_ranks)) > 1]
+    alike = len(modules) - len(unlike)
     if not unlike or not alike:
         return ""
     listed = ", ".join(unlike[:FEW])

@@ -40,6 +40,9 @@ from harness.training.script.region import region
 from harness.training.script.samples import Rows
 from harness.training.script.watch import Watch
 
+#: Characters of a part's digest in a record.
+SHORT = 6
+
 
 def rank_of(spec: LaunchSpec, place: RankPlace, beats: Beats, store: dist.Store) -> Rank:
     """The rank of a script: what it trains with is the script's own business."""
@@ -150,9 +153,14 @@ def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
         ran_by(watch),
         watch.memory,
         measured,
-        watched=replace(watched, source=source, way=way),
+        watched=replace(
+            watched,
+            source=source,
+            way=way,
+            modules=() if rank.place.local_rank else tuple(watch.began),
+        ),
         grad_norm=watch.grad_norm,
-        replica="" if watch.sharded else _of_all(watched.ended),
+        replica="" if watch.sharded else _of_all(watch.bits()),
         **traced,
     )
 
@@ -257,8 +265,8 @@ def watched_by(watch: Watch) -> Watched:
         even=len(set(exchanged)) <= 1,
         roots={f"{i}:{_name(roots[i])}": rows.came(*last) for i, rows in called.items()},
         start=_of_all(watch.began),
-        began=watch.began,
-        ended=watch.bits(),
+        began=_short(watch.began),
+        ended=_short(watch.bits()),
         first=f"{first % 2**64:016x}",
         sharded=watch.sharded or cut,
         cut=cut,
@@ -321,6 +329,11 @@ def _bursts_s(watch: Watch) -> float:
     """By how much a mean step takes longer up to its backward passes than a median one."""
     steps = _of_steps(watch, watch.ahead_s)
     return max(0.0, float(np.mean(steps) - np.median(steps))) if steps else 0.0
+
+
+def _short(parts: Mapping[str, str]) -> tuple[str, ...]:
+    """Enough of each part's digest to tell where ranks differ: all ranks of all launches have it."""
+    return tuple(bits[:SHORT] for bits in parts.values())
 
 
 def _of_all(parts: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 Path = tuple[str, ...]
 #: Parts of a model that are told apart, at most.
-MOST_PARTS = 64
+MOST_PARTS = 32
 #: The names that wrappers give to what they wrap.
 _WRAPPED = {"module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module"}
 

@@ -332,7 +332,7 @@ def _bursts_s(watch: Watch) -> float:
 
 
 def _short(parts: Mapping[str, str]) -> tuple[str, ...]:
-    """Enough of each part's digest to tell where ranks differ: all ranks of all launches have it."""
+    """Enough of a part's digest to tell where ranks differ: all ranks of all launches have it."""
     return tuple(bits[:SHORT] for bits in parts.values())
 
 

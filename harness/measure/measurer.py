@@ -17,6 +17,7 @@ from typing import Any
 from harness.analysis import forecast
 from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
+from harness.analysis.samples.same_training import may_be_ragged
 from harness.base.errors import LostError, ScaleproofError
 from harness.base.files import UnwrittenError
 from harness.base.numbers import duration, rate
@@ -161,7 +162,8 @@ class Measurer:
     def _refuse_unlike(self, plan: Plan) -> None:
         """A script whose pilots show that its worlds do not train alike is not timed."""
         for verdict in verdicts.of_plan(self.run.bare(), plan):
-            if verdict.reason is Reason.INCORRECT and self._arms[plan.hash]:
+            differs = verdict.reason is Reason.INCORRECT and not may_be_ragged(verdict.detail)
+            if differs and self._arms[plan.hash]:
                 self._progress.note(f"{verdict.case}: {verdict.detail}")
                 self._arms[plan.hash] = []
 

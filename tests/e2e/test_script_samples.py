@@ -65,6 +65,7 @@ def test_what_is_not_understood_is_measured_as_declared(measured: Measured) -> N
 def test_a_strong_ladder_run_as_a_weak_one_is_told(measured: Measured) -> None:
     verdict = measured("shapes.py", "images", "--divide")
     assert verdict.status is Status.ERROR and "(--mode strong?)" in verdict.detail, verdict.detail
+    assert measured.launches(2) == [], "pilots have shown it"
     assert (
         "if ranks share one batch: scaleproof run --script --cpus 2 --mode strong"
         " -- shapes.py images --divide"

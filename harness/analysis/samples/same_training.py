@@ -13,6 +13,8 @@ NORMS = 1e-4
 COARSE_NORMS = 2e-2
 #: Batches may be ragged: so much may the samples of a step differ from what the mode says.
 RAGGED = 0.02
+#: How the sentence on that begins.
+_AMOUNTS = "samples: a step has"
 #: Less than this part of the work, or of the distinct rows, is another training.
 LESS = 0.9
 #: So much larger may the share of updates be that change nothing.
@@ -34,6 +36,13 @@ def unlike(
         if len({_seen(launch).source for launch in launches}) > 1:
             return "the script's file was changed between launches"
     return next(_differences(case, mine, base, edited), None)
+
+
+def may_be_ragged(difference: str) -> bool:
+    """Whether longer windows may take back what is said of short ones: their last batches weigh
+    more. Samples that are just those of the other mode are not ragged.
+    """
+    return difference.startswith(_AMOUNTS) and "(--mode " not in difference
 
 
 def _differences(
@@ -122,7 +131,7 @@ def _amounts(
         other = Mode.STRONG if case.mode is Mode.WEAK else Mode.WEAK
         ask = f" (--mode {other}?)" if off[other] <= RAGGED else ""
         yield (
-            f"samples: a step has {here:g}, {there:g} on {_of(base[0])}: {case.mode} scaling would"
+            f"{_AMOUNTS} {here:g}, {there:g} on {_of(base[0])}: {case.mode} scaling would"
             f" have {wanted[case.mode]:g}{ask}"
         )
 

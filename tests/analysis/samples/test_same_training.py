@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.samples.same_training import unlike
+from harness.analysis.samples.same_training import may_be_ragged, unlike
 from harness.cases import CaseSpec, Mode
 from harness.record import LaunchRecord, Purpose, RunRecord, Watched
+
+
+def test_ragged_batches_of_a_short_window_are_looked_at_again() -> None:
+    assert may_be_ragged("samples: a step has 60.5, 32 on one rank: weak scaling would have 64")
+    asked = "samples: a step has 32, 32 on one rank: weak scaling would have 64 (--mode strong?)"
+    assert not may_be_ragged(asked) and not may_be_ragged("optimizers: SGD steps here")
+
 
 SEEN = Watched(
     world_size=1, backend="gloo", optimizers=("AdamW",), backwards=1, regular=True, even=True,

@@ -127,7 +127,10 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
         ("evaluates", "work: of one rank one computes"),
         ("repeated", "samples: 50% of the rows of a step are not like another one here"),
         ("broadcast", "gradients: a step only broadcasts"),
-        ("sampler seeds", "share out otherwise (rank 0: 2 replicas, seed 0; rank 1: 2 replicas,"),
+        (
+            "sampler seeds",
+            "DistributedSamplers of ranks are unlike (rank 0: 2 replicas, seed 0; rank 1: 2 replicas,",
+        ),
         ("outside", "ended with different parameters in 1 (the other module is alike)"),
         ("shared out twice", "samples: 16 of the 32 that a DistributedSampler gives rank 0"),
     ],

@@ -243,14 +243,7 @@ def _samples(
         )
     if stated is None:
         yield from _shared_again(ranks, samples)
-    shuffles = [rank.watched.sampler for rank in ranks if rank.watched is not None]
-    if len(set(shuffles)) > 1 and all(shuffles):
-        rank = next(i for i, sampler in enumerate(shuffles) if sampler != shuffles[0])
-        yield (
-            f"samples: the DistributedSamplers of ranks share out otherwise (rank 0: {shuffles[0]};"
-            f" rank {rank}: {shuffles[rank]}), so that ranks draw each other's samples: is one seed"
-            " given to all?"
-        )
+    yield from _samplers(ranks)
     arrived = [int((sample.seen[last] != 0).sum()) for sample in samples if sample.seen is not None]
     reached = num_rows // _passes(ranks, samples)
     if stated is not None and stated not in (reached, of_loaders(ranks)):
@@ -263,6 +256,18 @@ def _samples(
         yield (
             f"samples: all {case.world_size} ranks train on the same {num_rows} samples:"
             " is a DistributedSampler missing, or do all draw by one seed?"
+        )
+
+
+def _samplers(ranks: Sequence[RankRecord]) -> Iterator[str]:
+    """Whether the DistributedSamplers of all ranks share out the same shuffled data set."""
+    shuffles = [rank.watched.sampler for rank in ranks if rank.watched is not None]
+    if len(set(shuffles)) > 1 and all(shuffles):
+        rank = next(i for i, sampler in enumerate(shuffles) if sampler != shuffles[0])
+        yield (
+            f"samples: the DistributedSamplers of ranks are unlike (rank 0: {shuffles[0]};"
+            f" rank {rank}: {shuffles[rank]}), so that ranks draw each other's samples: is one seed"
+            " given to all?"
         )
 
 

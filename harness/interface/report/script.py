@@ -248,7 +248,7 @@ def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
 
 
 @dataclass(frozen=True)
-class LateRank:
+class WaitedFor:
     """A rank that the others wait for, and for how long in a step (s)."""
 
     rank: int
@@ -271,7 +271,7 @@ def _late(row: ScriptRow) -> str:
     return ""
 
 
-def _late_in_most(row: ScriptRow, *, bursts: bool = False, quiet: bool = False) -> LateRank | None:
+def _late_in_most(row: ScriptRow, *, bursts: bool = False, quiet: bool = False) -> WaitedFor | None:
     """The rank that is late in more than half of the launches, and how long in the middle.
 
     ``bursts``: by mean steps, not by median ones; ``quiet``: as if the machine had been its alone.
@@ -280,10 +280,10 @@ def _late_in_most(row: ScriptRow, *, bursts: bool = False, quiet: bool = False) 
     ((rank, times),) = Counter(x.rank if x is not None else None for x in late).most_common(1)
     if rank is None or 2 * times <= len(late):
         return None
-    return LateRank(rank, median(x.more_s for x in late if x is not None and x.rank == rank))
+    return WaitedFor(rank, median(x.more_s for x in late if x is not None and x.rank == rank))
 
 
-def _late_in(launch: LaunchRecord, *, bursts: bool, quiet: bool) -> LateRank | None:
+def _late_in(launch: LaunchRecord, *, bursts: bool, quiet: bool) -> WaitedFor | None:
     """The rank that is late in a launch."""
     if launch.steps is None:
         return None
@@ -295,7 +295,7 @@ def _late_in(launch: LaunchRecord, *, bursts: bool, quiet: bool) -> LateRank | N
     else:
         queued_s = [step_s * (rank.waited_s or 0.0) / rank.window_s for rank in launch.ranks]
         late = script.late(ahead_s, queued_s, step_s, launch.foreign_load or 0.0)
-    return None if late is None else LateRank(*late)
+    return None if late is None else WaitedFor(*late)
 
 
 def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:

@@ -80,7 +80,14 @@ class _Log:
         self.rows: list[SpanRow] = []
 
 
+class Eyes:
+    """``open``: whether anyone looks at spans now: a profiler, or a tool that reads NVTX ranges."""
+
+    open = _is_heard
+
+
 _log = _Log()
+eyes = Eyes()
 
 
 @functools.cache
@@ -100,12 +107,17 @@ def span(name: str, category: Category = Category.STEP, payload: int = 0) -> Spa
 
 def profile(on: bool) -> None:
     """Whether spans are logged, and entered in the profiler's trace, from now on."""
-    _log.range = _as_operator if on else None
+    _look(_as_operator if on else None)
 
 
 def outline(on: bool) -> None:
     """Marks spans for a profiler without operators: spans are then the user's own ranges."""
-    _log.range = _as_users if on else None
+    _look(_as_users if on else None)
+
+
+def _look(traced: Callable[[str, int], AbstractContextManager[Any]] | None) -> None:
+    _log.range = traced
+    eyes.open = _is_heard or traced is not None
 
 
 def _as_operator(label: str, payload: int) -> AbstractContextManager[Any]:
@@ -116,11 +128,6 @@ def _as_operator(label: str, payload: int) -> AbstractContextManager[Any]:
 
 def _as_users(label: str, _: int) -> AbstractContextManager[Any]:
     return record_function(label)
-
-
-def seen() -> bool:
-    """Whether anyone looks at spans now: a profiler, or a tool that reads NVTX ranges."""
-    return _is_heard or _log.range is not None
 
 
 def forget() -> None:

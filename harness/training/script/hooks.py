@@ -20,8 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from harness.record import Category
-from harness.training.observe import spans
-from harness.training.observe.spans import Span, span
+from harness.training.observe.spans import Span, eyes, span
 from harness.training.script import inside, samples
 from harness.training.script.flops import compiled
 from harness.training.script.loaders import Loaders
@@ -40,12 +39,13 @@ class Observer(Protocol):
     def called(
         self, number: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """A root got samples of its own."""
+        """A root got samples of its own, and not once more within one optimizer step."""
 
     def returned(self, output: object) -> None:
         """A root has returned."""
 
-    def enter_backward(self, losses: object) -> None: ...
+    def enter_backward(self, losses: object, *, again: bool) -> None:
+        """``again``: an optimizer asks its closure for a loss once more, as LBFGS does."""
 
     def leave_backward(self) -> None: ...
 
@@ -77,6 +77,7 @@ class Hooks:
         self._trained = False  # whether weights were trained since the last optimizer step
         self._evaluated: nn.Module | None = None  # called since then in eval mode, with gradients
         self._evaluating: nn.Module | None = None
+        self._passed = False  # whether a pass has begun since the last optimizer step
         self._between: Span | None = None
         self._undo: list[Callable[[], None]] = []
 
@@ -112,11 +113,6 @@ class Hooks:
         """The roots in what exchanges their gradients, also where its own call was passed by."""
         return [self._wrappers.get(number, root) for number, root in self.roots.items()]
 
-    @property
-    def asked_again(self) -> bool:
-        """Whether an optimizer asks its closure for a loss once more, as LBFGS does."""
-        return bool(self._in_step and self._asked)
-
     def trains(self) -> bool:
         """Whether a backward pass or an optimizer step is under way."""
         return bool(self._in_backward or self._in_step)
@@ -126,7 +122,7 @@ class Hooks:
         self.roots.clear()
         self._wrappers.clear()
         self.optimizers.clear()
-        self._settled = False
+        self._settled = self._passed = False
         if not compiled():  # else calls still come to us
             self._look_nowhere()
             self._look_nowhere = self._watch_calls(nn.Module)
@@ -189,15 +185,16 @@ class Hooks:
 
         @functools.wraps(backward)
         def watched(tensors: Any, *args: Any, **more: Any) -> Any:
-            if not self.looking:
+            if not self._undo:
                 return backward(tensors, *args, **more)
-            if not self._in_backward:
+            if not self._passed and not self._in_backward:
                 self._passing()
             self._in_backward += 1
-            self._observer.enter_backward(tensors)
+            again = bool(self._in_step and self._asked)
+            self._observer.enter_backward(tensors, again=again)
             self._asked += 1
             try:
-                if not spans.seen():
+                if not eyes.open:
                     return backward(tensors, *args, **more)
                 with span("backward"):
                     return backward(tensors, *args, **more)
@@ -237,7 +234,8 @@ class Hooks:
         return list(self.optimizers).index(number)
 
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
-        self._leave_between()
+        if self._between is not None:
+            self._leave_between()
         if self._evaluated is not None and not self._trained:
             stepped = {
                 id(parameter) for group in optimizer.param_groups for parameter in group["params"]
@@ -248,19 +246,21 @@ class Hooks:
         self._evaluated = None
         self._trained = False
         self._observer.stepping(self._number(optimizer), optimizer)
-        self._forget_step(optimizer)  # one that has raised never came to its end
+        if id(optimizer) in self._in_step:
+            self._forget_step(optimizer)  # it has raised, and never came to its end
         if not self._in_step:
             self._asked = 0
         self._in_step.append(id(optimizer))
-        if spans.seen():
+        if eyes.open:
             span("optimizer", Category.OPTIMIZER).__enter__()
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        if spans.seen():
+        if eyes.open:
             span("optimizer", Category.OPTIMIZER).__exit__()
         self._forget_step(optimizer)
+        self._passed = False
         self._observer.stepped(self._number(optimizer), optimizer)
-        if not self._in_backward and not self._in_step and spans.seen():
+        if not self._in_backward and not self._in_step and eyes.open:
             self._between = span("between steps", Category.DATA)
             self._between.__enter__()
 
@@ -271,13 +271,15 @@ class Hooks:
 
     def _passing(self) -> None:
         """Batches, logs and whatever else lies between two steps are over."""
-        self._leave_between()
+        self._passed = True
+        if self._between is not None:
+            self._leave_between()
         self._observer.passing()
 
     def _leave_between(self) -> None:
-        if self._between is not None:
-            self._between.__exit__()
-            self._between = None
+        assert self._between is not None
+        self._between.__exit__()
+        self._between = None
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Before any call that comes to us; whether we want to know when it returns."""
@@ -332,10 +334,11 @@ class Hooks:
             self._arrived = samples.first_input(args, kwargs)
         late = id(module) in self._late
         what = samples.arrived(args, kwargs, self.loaders.sizes, late=late)
-        self._passing()
-        if spans.seen():
+        if not self._passed:
+            self._passing()
+        if eyes.open:
             span("forward").__enter__()
-        if what is not None:
+        if what is not None and not (self._in_step and self._asked):
             self._observer.called(list(self.roots).index(id(module)), what, args, kwargs)
 
     def _evaluate(self, module: nn.Module) -> None:
@@ -353,7 +356,7 @@ class Hooks:
             self._evaluating = None
         if self._open is module:
             self._open = None
-            if spans.seen():
+            if eyes.open:
                 span("forward").__exit__()
             self._observer.returned(output)
 

@@ -39,6 +39,8 @@ class Loaders:
     def __init__(self, handed: Callable[[int], None]) -> None:
         self._handed = handed
         self._last: dict[int, int] = {}
+        #: Samples of the batch that each loader has handed out last.
+        self.sizes: Collection[int] = self._last.values()
         self._batches: Counter[int] = Counter()
         self._whole: dict[int, int] = {}
         self._workers: dict[int, int] = {}
@@ -48,11 +50,6 @@ class Loaders:
         self.repeated = False
         self.handing = False  # a batch is being made, in this process or another
         self._before: dict[str, Any] = {}
-
-    @property
-    def sizes(self) -> Collection[int]:
-        """Samples of the batch that each loader has handed out last."""
-        return self._last.values()
 
     @property
     def workers(self) -> int:

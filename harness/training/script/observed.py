@@ -1,9 +1,14 @@
-"""Hooks' observations of a training, written down: its sentences, its samples and its losses."""
+"""Hooks' observations of a training, written down: its sentences, samples, losses and times.
+
+A hook finds caches full of the step's own data: each function that it calls costs microseconds.
+"""
 
 import functools
 import itertools
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter, time_ns
 from typing import Any
 
 import numpy as np
@@ -19,6 +24,8 @@ from harness.training.script.samples import ELEMENTS, Arrived, Rows, inputs, ten
 from harness.training.script.sentences import Sentences
 
 _LOSSES = 1024
+#: Forward passes whose times are kept: those of a step or more.
+FORWARDS = 64
 #: Characters of what an object of the user's has raised.
 REASON = 120
 
@@ -33,6 +40,11 @@ class Observed:
     def forget(self) -> None:
         """Forgets what was seen so far."""
         self.sentences = Sentences()
+        self.looking = True  # whether this sentence's samples are told apart, not only counted
+        self.ahead_s: dict[int, float] = {}  # time before backward passes, by sentence
+        self.forwards_ns = deque[tuple[int, int]](maxlen=FORWARDS)  # the last ones: from, to
+        self._called_ns = 0  # when the root that is open was called
+        self._free_s = 0.0  # when the last pass or update was over
         self.rows: dict[int, Rows] = {}
         self.drawn: dict[int, int] = {}  # samples that loaders handed out, by sentence
         self.unclear = ""
@@ -61,9 +73,10 @@ class Observed:
     def passing(self) -> None:
         if self.sentences.passing():
             self.mark()
+            self.looking = self.looks()
 
     def looks(self) -> bool:
-        """Whether the samples of this sentence are told apart, not only counted."""
+        """Whether the sentence that begins is one whose samples are told apart."""
         return True
 
     def handed(self, size: int) -> None:
@@ -73,13 +86,11 @@ class Observed:
     def called(
         self, number: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        if self.hooks.asked_again:
-            return  # the same samples
         sentence = len(self.sentences.words)
         of_root = self.rows.get(number) or self.rows.setdefault(number, Rows())
         of_root.count(sentence, what.count)
         self.unclear = self.unclear or what.unclear
-        noted = bool(what.count) and self.looks() and not self._unread
+        noted = bool(what.count) and self.looking and not self._unread
         if noted:
             try:
                 of_root.note(sentence, inputs(args, kwargs, what))
@@ -90,8 +101,12 @@ class Observed:
         self._undo = functools.partial(of_root.take_back, sentence, what.count, noted=noted)
         if not sentence:
             self._drew = self._generators()
+        self._called_ns = time_ns()
 
     def returned(self, output: object) -> None:
+        if self._called_ns:  # else it was called with nothing that is a sample
+            self.forwards_ns.append((self._called_ns, time_ns()))
+            self._called_ns = 0
         if self._undo is not None and trains(output) is False:
             self._undo()  # estimates of a policy, say: without gradients, inside of the call
         self._undo = None
@@ -109,22 +124,28 @@ class Observed:
             states.append(torch.get_device_module(device).get_rng_state(device))
         return states
 
-    def enter_backward(self, losses: object) -> None:
+    def enter_backward(self, losses: object, *, again: bool) -> None:
         self._undo = None  # a root that trains within its own call
         if self.cleared is None and self.sentences.accumulates:
             gradients = (p.grad for p in self.parameters() if p.grad is not None)
             self.cleared = not any(bool(x.any()) for g in gradients for x in plain.pieces(g))
-        self.sentences.enter_backward(again=self.hooks.asked_again)
+        self.sentences.enter_backward(again=again)
         if isinstance(losses, Tensor) and losses.numel() == 1 and losses.is_floating_point():
             self._note(plain.local(losses).detach())
+        if self._free_s:
+            sentence = len(self.sentences.words)
+            before_s = perf_counter() - self._free_s
+            self.ahead_s[sentence] = self.ahead_s.get(sentence, 0.0) + before_s
+            self._free_s = 0.0  # passes inside of this one are of it
 
     def leave_backward(self) -> None:
         self.sentences.leave_backward()
+        self._free_s = perf_counter()
 
     def stepping(self, number: int, optimizer: Optimizer) -> None:
         if not self.sentences.words:
             self._look_at_gradients(optimizer)
-        if self.looks():
+        if self.looking:
             self._stepped_from[number] = [part.clone() for part in _some_elements(optimizer)]
 
     def stepped(self, number: int, optimizer: Optimizer) -> None:
@@ -132,6 +153,7 @@ class Observed:
             pairs = zip(before, _some_elements(optimizer), strict=False)
             self.updates.append([(a != b).any() for a, b in pairs])
         self.sentences.stepped(number)
+        self._free_s = perf_counter()
 
     def parameters(self) -> list[nn.Parameter]:
         """Those of all roots, each once, that have data."""
@@ -188,7 +210,7 @@ class Observed:
     def _note(self, loss: Tensor) -> None:
         """A number where reading it waits for nothing, else in one tensor (``window.StepLog``)."""
         sentence = len(self.sentences.words)
-        if loss.device.type == "cpu":
+        if loss.is_cpu:
             self._losses_on_cpu.append((sentence, float(loss)))
             return
         if self._losses is None:

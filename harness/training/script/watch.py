@@ -5,14 +5,11 @@ sentences -> period known and warm-up over -> kept window -> all ranks meet
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from time import perf_counter, time_ns
-from typing import Any
 
 import numpy as np
 import torch
-from torch.optim import Optimizer
 
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Script
@@ -24,15 +21,12 @@ from harness.training.script.flops import Counted, compiled
 from harness.training.script.observed import Observed
 from harness.training.script.profile import Profile
 from harness.training.script.region import region
-from harness.training.script.samples import Arrived
 
 #: So many sentences may pass before an optimizer that was made has stepped.
 PATIENCE = 64
 #: In every such step of a kept window memory is read, and samples are told apart; those of other
 #: steps are counted.
 LOOKED = 16
-#: Forward passes whose times are kept: those of a step or more.
-FORWARDS = 64
 
 
 class Watch(Observed):
@@ -45,6 +39,7 @@ class Watch(Observed):
         self.memory = Memory(rank.accelerator)
         self.meter = Meter(perf_counter)
         self.first = self.period = 0
+        self._phase = Phase.WARMUP
         self.profile: Profile | None = None
         self.work: Counted | None = None
         self.measured = False
@@ -57,10 +52,6 @@ class Watch(Observed):
         self.rss_bytes: list[int] = []
         self.reads: list[int] = []  # of single values, up to each mark
         self.evaluations: list[int] = []  # the same of passes that train nothing
-        self.ahead_s: dict[int, float] = {}  # time before backward passes, by sentence
-        self.forwards_ns = deque[tuple[int, int]](maxlen=FORWARDS)  # the last ones: from, to
-        self._called_ns = 0  # when the root that is open was called
-        self._free_s = 0.0  # when the last pass or update was over
         self.events: list[torch.Event] = []
         self.began: dict[str, str] = {}  # digests of parameters before the first step
         self.sharded = False
@@ -68,6 +59,7 @@ class Watch(Observed):
     def restart(self) -> None:
         """Forget what was seen so far (``measured``)."""
         self.first = self.period = 0
+        self._phase = Phase.WARMUP
         super().restart()
 
     def mark(self) -> None:
@@ -86,7 +78,7 @@ class Watch(Observed):
         self.marks_s.append(perf_counter())
         num_kept = done - self.first if self.first else 0
         if not self.first or num_kept % self.period == 0:
-            self.rank.beat(Phase.STEADY if self.first else Phase.WARMUP, done)
+            self.rank.beat(self._phase, done)
         if not self.first:
             self._settle(done)
             return
@@ -103,34 +95,6 @@ class Watch(Observed):
             self.work.begin()
         elif self.measured and num_kept == window + self.period:
             self.finish(whole=True)
-
-    def called(
-        self, number: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        super().called(number, what, args, kwargs)
-        self._called_ns = time_ns()
-
-    def returned(self, output: object) -> None:
-        if self._called_ns:  # else it was called with nothing that is a sample
-            self.forwards_ns.append((self._called_ns, time_ns()))
-            self._called_ns = 0
-        super().returned(output)
-
-    def enter_backward(self, losses: object) -> None:
-        super().enter_backward(losses)
-        if self._free_s:
-            sentence = len(self.sentences.words)
-            before_s = perf_counter() - self._free_s
-            self.ahead_s[sentence] = self.ahead_s.get(sentence, 0.0) + before_s
-            self._free_s = 0.0  # passes inside of this one are of it
-
-    def leave_backward(self) -> None:
-        super().leave_backward()
-        self._free_s = perf_counter()
-
-    def stepped(self, number: int, optimizer: Optimizer) -> None:
-        super().stepped(number, optimizer)
-        self._free_s = perf_counter()
 
     def finish(self, *, whole: bool = False) -> None:
         """The window was measured; the step behind it counts only if it came to its end."""
@@ -153,6 +117,7 @@ class Watch(Observed):
             return
         self.first = done
         self.period = period
+        self._phase = Phase.STEADY
         self.hooks.settle()
         if self.task.profiled and self.profile is None:
             self.profile = Profile(self.task, self.rank)

@@ -4,19 +4,29 @@ A strategy may add in another order, split a product or fuse operators. Each cha
 roundings of the dtype they are computed in, and training makes of it what it does. So a replicate
 multiplies what every layer gives, and every rank's gradients, by 1 + u eps, with u drawn from
 [-1, 1) and eps that of the dtype.
+
+A model that chooses, as a router does between experts, may choose otherwise where two values are
+nearly equal, and each step from there on differs by far more than roundings. In fp32 that is rare:
+one honest launch meets such a tie, and the replicates may meet none. So a replicate settles a tie
+of each choice the other way, in the first step that has one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from harness.cases import CaseSpec, Compiled
 
 #: Elements that are changed at a time: what is drawn for them takes memory, too.
 AT_ONCE = 1 << 24
+#: Values are tied that are closer than this to each other, relatively. Roundings of fp32 move them
+#: by 1e-6 and more, but a small model has few values, of which none may be that close.
+TIE = 2.0**-10
 
 
 class Rounding:
@@ -33,12 +43,20 @@ class Rounding:
         """The gradients that this rank hands out."""
         return gradients
 
+    def choosing(self) -> AbstractContextManager[object]:
+        """Within it the model trains its next step."""
+        return nullcontext()
+
 
 class OtherRounding(Rounding):
-    """A replicate. ``coarse``: what is computed or exchanged is cast to 16 bits on the way."""
+    """A replicate. ``coarse``: what is computed or exchanged is cast to 16 bits on the way.
 
-    def __init__(self, device: torch.device, seed: int, *, coarse: bool) -> None:
+    Each rank has its own ``seed``; all settle the ``tie``-th closest tie the other way.
+    """
+
+    def __init__(self, device: torch.device, seed: int, *, coarse: bool, tie: int = 0) -> None:
         self._generator = torch.Generator(device).manual_seed(seed)
+        self._choices = _Choices(tie)
         self._eps = torch.finfo(torch.bfloat16).eps if coarse else 0.0
 
     def case(self, case: CaseSpec) -> CaseSpec:
@@ -69,6 +87,10 @@ class OtherRounding(Rounding):
         """Each rounded in its own way."""
         return [self._changed(gradient) for gradient in gradients]
 
+    def choosing(self) -> AbstractContextManager[object]:
+        """A tie of each choice is settled the other way, in the first step that has one."""
+        return nullcontext() if self._choices.settled() else self._choices
+
     def _changed(self, x: Tensor) -> Tensor:
         eps = max(self._eps, torch.finfo(x.dtype).eps)
         flat = x.reshape(-1)
@@ -95,3 +117,65 @@ class _Changed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.change(gradient), None
+
+
+class _Choices(TorchFunctionMode):
+    """Settles a tie of each ``topk`` and ``argmax`` the other way: the ``number``-th closest, so
+    that a block that is computed once more in its backward pass chooses as it did.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+        self._tied: list[Tensor] = []  # whether there was one, of each choice
+
+    def settled(self) -> bool:
+        """Whether a tie was found."""
+        return any(map(bool, self._tied))
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        given = args[0] if args else None
+        if func not in (*_TOPK, *_ARGMAX) or type(given) is not Tensor or not given.dim():
+            return func(*args, **options)
+        if func in _TOPK:
+            return self._topk(given, *args[1:], **options)
+        return self._argmax(given, *args[1:], **options)
+
+    def _topk(
+        self, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+    ) -> torch.return_types.topk:
+        indices = self._chosen(x if largest else -x, k, dim)
+        return torch.return_types.topk((x.gather(dim, indices), indices))
+
+    def _argmax(self, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        if dim is None:
+            return self._chosen(x.flatten(), 1, 0)[0]
+        indices = self._chosen(x, 1, dim)
+        return indices if keepdim else indices.squeeze(dim)
+
+    def _chosen(self, x: Tensor, k: int, dim: int) -> Tensor:
+        """The places of the ``k`` largest values, in their order, but for a tie."""
+        x = x.detach()
+        if not 0 < k < x.size(dim):
+            return x.topk(k, dim).indices
+        values, indices = (part.movedim(dim, -1) for part in x.topk(k + 1, dim))
+        last, next_ = values[..., -2].double(), values[..., -1].double()
+        apart = ((last - next_) / last.abs().clamp(min=torch.finfo(x.dtype).tiny)).flatten()
+        row = apart.topk(min(self._number + 1, len(apart)), largest=False).indices[-1]
+        rows = indices.reshape(-1, k + 1)
+        chosen = rows[:, :k].clone()
+        tied = apart[row] < TIE
+        self._tied.append(tied)
+        chosen[row, -1] = torch.where(tied, rows[row, k], rows[row, k - 1])
+        return chosen.view(*indices.shape[:-1], k).movedim(-1, dim)
+
+
+_TOPK = (torch.topk, Tensor.topk)
+_ARGMAX = (torch.argmax, Tensor.argmax)

@@ -65,3 +65,51 @@ def test_a_compiled_case_is_repeated_eagerly_and_keeps_nothing() -> None:
     assert way.case(eager) is eager
     on_host = site.case("ddp/decoder-nano", compiled=Compiled.INDUCTOR, offload=True)
     assert not way.case(on_host).checkpoint
+
+
+LIKELY = torch.tensor([[0.1, 0.4, 0.5], [0.4 * (1 + 2e-6), 0.2, 0.4], [0.3, 0.3001, 0.3999]])
+
+
+@pytest.mark.parametrize(
+    ("k", "tie", "row", "chosen"),
+    [
+        (1, 0, 1, {2}),  # by 2e-6
+        (1, 1, 2, {2}),  # the next closest is none
+        (2, 0, 2, {0, 2}),  # the second choice, by 3e-4
+        (2, 1, 0, {1, 2}),
+        (3, 0, 0, {0, 1, 2}),
+    ],
+)
+def test_a_replicate_settles_a_tie_of_each_choice_the_other_way(
+    k: int, tie: int, row: int, chosen: set[int]
+) -> None:
+    likely = LIKELY.clone().requires_grad_()
+    with OtherRounding(CPU, seed=1, coarse=False, tie=tie).choosing():
+        values, indices = likely.topk(k, dim=-1)
+        again = torch.topk(likely.T, k, dim=0).indices.T
+        smallest = torch.topk(-likely, k, largest=False).indices
+        highest = likely.argmax(-1)
+        in_all = likely.argmax()
+    usual = likely.topk(k, dim=-1).indices
+    others = [i for i in range(3) if i != row]
+    assert set(indices[row].tolist()) == chosen
+    assert torch.equal(indices[others], usual[others])
+    assert torch.equal(indices, again) and torch.equal(indices, smallest)
+    assert k > 1 or torch.equal(highest, indices[:, 0])
+    assert in_all == 2  # 0.5 is tied with nothing
+    assert torch.equal(values, likely.gather(-1, indices))  # as they are
+    (gradient,) = torch.autograd.grad(values.sum(), likely)
+    assert gradient.sum() == 3 * k
+
+
+def test_a_replicate_settles_ties_of_the_first_step_that_has_one() -> None:
+    usual = LIKELY.argmax(-1)
+    replicate = OtherRounding(CPU, seed=1, coarse=False)
+    steps = []
+    for likely in (torch.tensor([0.1, 0.9]), LIKELY, LIKELY):
+        with replicate.choosing():
+            steps.append(likely.argmax(-1))
+    assert steps[0] == 1
+    assert not torch.equal(steps[1], usual) and torch.equal(steps[2], usual)
+    with Rounding().choosing():
+        assert torch.equal(LIKELY.argmax(-1), usual)

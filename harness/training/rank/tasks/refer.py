@@ -101,10 +101,12 @@ def run(task: Refer, rank: Rank) -> RankRecord:
             shares=shares,
             squares=squares if type(rounding) is Rounding else [],
         )
+        trained = train(training)
         of_steps: list[float] = []
-        for loss in train(training):
-            rank.beat(Phase.GATE, len(of_steps))
-            of_steps.append(loss)
+        for step in range(task.steps):
+            with rounding.choosing():
+                of_steps.append(next(trained))
+            rank.beat(Phase.GATE, step)
         return of_steps
 
     coded = ctx.compressor is not None and case.phase is not Passes.FORWARD
@@ -114,7 +116,12 @@ def run(task: Refer, rank: Rank) -> RankRecord:
         usual = losses(Rounding(), shares)
     replicates = [
         losses(
-            OtherRounding(ctx.device, seed=number * ctx.world_size + ctx.rank, coarse=task.coarse)
+            OtherRounding(
+                ctx.device,
+                seed=number * ctx.world_size + ctx.rank,
+                coarse=task.coarse,
+                tie=number,
+            )
         )
         for number in range(task.replicates)
     ]

@@ -4,8 +4,9 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 from harness.base.errors import Exit, ScaleproofError, SpecError
 
@@ -74,11 +75,16 @@ def refuse_full(folder: Path, *, begun: bool = True) -> None:
 
 
 def put(path: Path, body: bytes, option: str) -> None:
-    """Write what a user asked for with this option; ScaleproofError where that cannot be."""
+    """Write what a user asked for with this option; ScaleproofError where that cannot be.
+
+    What is no file, as ``/dev/stdout``, is written to; a link stays one.
+    """
     try:
         with writing_to(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(body)
+            if path.exists() and not path.is_file():
+                path.write_bytes(body)
+            else:
+                write({path.resolve(): body})
     except OSError as error:
         raise SpecError(
             f"{option} {path}: cannot be written: {error.strerror or error}",
@@ -88,19 +94,29 @@ def put(path: Path, body: bytes, option: str) -> None:
 
 
 def write(texts: Mapping[Path, str | bytes]) -> None:
-    """Write files whole or not at all, and all of them or none: temporary, to disk, rename."""
-    temporary: dict[Path, Path] = {}
-    try:
+    """Write files whole or not at all, and all of them or none."""
+    with ExitStack() as stack:
         for path, text in texts.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary[path] = path.with_name(f".{path.name}.{os.getpid()}")
-            with temporary[path].open("wb") as handle:
-                handle.write(text if isinstance(text, bytes) else text.encode())
-                handle.flush()
-                os.fsync(handle.fileno())
-        for path, whole in temporary.items():
-            whole.replace(path)
+            handle = stack.enter_context(whole(path))
+            handle.write(text if isinstance(text, bytes) else text.encode())
+            _to_disk(handle)  # before the first of them has its name
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file that is written whole or not at all: temporary, to disk, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as handle:
+            yield handle
+            _to_disk(handle)
+        temporary.replace(path)
     except BaseException:
-        for left in temporary.values():
-            left.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def _to_disk(handle: IO[bytes]) -> None:
+    handle.flush()
+    os.fsync(handle.fileno())

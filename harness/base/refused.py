@@ -4,6 +4,7 @@ import errno
 import shlex
 from pathlib import Path
 
+from harness.base import files
 from harness.base.errors import ScaleproofError
 
 #: Errors by what was expected there, and what to type. Of others ``doctor`` may know more.
@@ -26,6 +27,9 @@ def in_words(error: OSError) -> ScaleproofError:
             expected="a folder that exists",
             fix="cd ~",
         )
+    if error.errno in files.NO_ROOM:
+        place = error.filename2 or error.filename  # of two the second is the one that is written
+        return files.FullDiskError(Path(str(place)).parent if place else Path.cwd())
     what = (error.strerror or str(error) or type(error).__name__).lower()
     where = str(error.filename or "")
     expected, fix = _KNOWN.get(error.errno or 0, ("", "scaleproof doctor"))

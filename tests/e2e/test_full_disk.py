@@ -75,3 +75,37 @@ def test_a_disk_without_room_for_a_run_is_refused_before_any_launch(tmp_path: Pa
     text = said_file.read_text()
     assert done.returncode == 11 and "no space is left on this disk" in text
     assert "nothing was launched" in text and "--resume" not in text and "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        ("pack results/samples/ddp-nano --to {disk}/a.tar.gz", "a.tar.gz"),
+        ("export results/samples/ddp-nano --table steps --to {disk}/a.csv", "a.csv"),
+        ("handover results/samples/ddp-nano --to {disk}/a", "a/runs.tar.gz"),
+        ("site results/samples --to {disk}/site", "site/index.html"),
+        ("init {disk}/a", "a/test_scaling.py"),  # there is room for one of its two files
+    ],
+)
+def test_a_file_for_which_there_is_no_room_is_not_left_cut(
+    tmp_path: Path, words: str, file: str
+) -> None:
+    disk, written = tmp_path / "disk", tmp_path / "written"
+    disk.mkdir()
+    command = f"{shlex.quote(sys.executable)} -m harness {words.format(disk=disk)}"
+    script = f"""
+        mount -t tmpfs -o size=8k results {disk} || exit 77
+        head -c 4000 /dev/zero > {disk}/other
+        {command}; status=$?
+        find {disk} -type f > {written}
+        exit $status
+    """
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    assert done.returncode == 11 and "no space is left on this disk" in done.stderr, done.stderr
+    left = written.read_text().splitlines()
+    assert left == [str(disk / "other")], f"{file} was to be whole, or not there"

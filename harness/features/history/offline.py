@@ -7,7 +7,6 @@ that was published can be opened on a cluster that reaches nobody.
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +50,7 @@ def beside(html: Path, results: Path) -> list[str]:
             missing.append(name)
             return tag[0]
         (html / BESIDE).mkdir(exist_ok=True)
-        shutil.copyfile(source, html / BESIDE / name)
+        files.write({html / BESIDE / name: source.read_bytes()})
         return f'{attribute}="{BESIDE}/{name}"{_GUARD.sub("", rest)}'
 
     files.write({index: _TAG.sub(local, index.read_text())})

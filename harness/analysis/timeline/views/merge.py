@@ -17,6 +17,7 @@ from harness.analysis.timeline.close import Closed
 from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.reader import Trace
 from harness.analysis.timeline.views.window import ShownBudget
+from harness.base import files
 from harness.base.documents import Json
 from harness.record import Term
 
@@ -40,11 +41,8 @@ Windows = Mapping[str, Callable[[], ShownBudget]]
 
 def write(path: Path, windows: Windows) -> None:
     """Write the merged trace of these cases, gzipped."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("wb") as file:
+    with files.writing_to(path.parent), files.whole(path) as file:
         _pack(file, windows)
-    temporary.replace(path)
 
 
 def packed(windows: Windows) -> bytes:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.base import files
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases.targets import case_of
@@ -67,7 +68,7 @@ def act(asked: Asked) -> Answer:
         session.save(complete=True)
     lines = pairs.lines(suspects, text.columns())
     if (exclude := asked.options.exclude) is not None:
-        exclude.write_text("".join(f"{host}\n" for host in suspects.nodes))
+        files.put(exclude, "".join(f"{host}\n" for host in suspects.nodes).encode(), "--exclude")
         lines.append(f" {len(suspects.nodes)} slow nodes written to {exclude}")
     lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
     exit_ = Exit.INCONCLUSIVE if suspects.undecided else Exit.PASSED

@@ -3,7 +3,6 @@
 Each is one file that needs no server and no network; whatever is searched is in the page itself.
 """
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from harness.analysis.reading import load
+from harness.base import files
 from harness.base.numbers import rate
 from harness.features.site.entries import CaseFigure, RuleFigure, SiteEntry, on_all_cores
 from harness.features.site.report.chart import ChartPoint, chart
@@ -117,7 +117,7 @@ def copy_reports(
             continue
         file.parent.mkdir(parents=True, exist_ok=True)
         if there.is_file() and there.stat().st_mtime >= record.stat().st_mtime:
-            shutil.copyfile(there, file)
+            files.write({file: there.read_bytes()})
             continue
         new.append((folder, file))
     on_all_cores(_render, new, lambda n: note(f"page {n} of {len(new)}"))
@@ -135,8 +135,7 @@ def _documents(results: Path, to: Path) -> list[tuple[str, str]]:
         if to.resolve() in path.resolve().parents:
             continue
         place = path.relative_to(results)
-        (to / "documents" / place).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, to / "documents" / place)
+        files.write({to / "documents" / place: path.read_bytes()})
         pages.append((f"documents/{quote(str(place))}", str(place)))
     return pages
 

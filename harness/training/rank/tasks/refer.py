@@ -103,11 +103,13 @@ def run(task: Refer, rank: Rank) -> RankRecord:
         )
         trained = train(training)
         of_steps: list[float] = []
-        for step in range(task.steps):
+        while True:
             with rounding.choosing():
-                of_steps.append(next(trained))
-            rank.beat(Phase.GATE, step)
-        return of_steps
+                loss = next(trained, None)
+            if loss is None:
+                return of_steps
+            rank.beat(Phase.GATE, len(of_steps))
+            of_steps.append(loss)
 
     coded = ctx.compressor is not None and case.phase is not Passes.FORWARD
     shares = Shares(ctx) if coded and not alone else None

@@ -7,10 +7,10 @@ from typing import Any, TypedDict
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from harness.base import files
 from harness.base.errors import SpecError
 from harness.host import machine, nvml
 from harness.interface.cli.answer import Answer, Asked
-from harness.record.store import write_text
 
 HELP = dict(init="write a folder of suites and rules to start from")
 EXAMPLES = dict(
@@ -64,9 +64,9 @@ def act(asked: Asked) -> Answer:
             expected="a new folder",
             fix="scaleproof init another_folder",
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        write_text(folder / name, environment.get_template(f"{name}.jinja").render(facts))
+    texts = {folder / name: environment.get_template(f"{name}.jinja") for name in names}
+    with files.writing_to(folder):
+        files.write({path: template.render(facts) for path, template in texts.items()})
     lines = [f" wrote    {folder / name}" for name in names]
     unit = f"--gpus {gpus}" if gpus else f"--cpus {facts['ranks']}"
     lines += [f" next     scaleproof plan {folder} {unit}", f" then     pytest {folder} {unit}"]

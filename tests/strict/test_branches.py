@@ -43,6 +43,7 @@ COVERED = {
     "rank/tasks/gate.py limits": GATE,
     "rank/tasks/sweep.py _timed": "test_collectives_are_swept_and_checked",
     "rank/took_effect.py switches": HOW,
+    "rank/window.py _note": TIMED,
     "script/recording.py _case": "not run: a user's own program, which no agent starts",
     "script/observed.py _note": "test_a_script_of_a_user_s",
     "script/evidence.py rank_of": "test_a_script_of_a_user_s",
@@ -53,7 +54,7 @@ COVERED = {
     "strategies/frameworks/megatron.py _current": "not run: the framework asks CUDA itself",
     "tuning/recompute.py _pack": HOW,
 }  # fmt: skip
-WORDS = {"present", "on_cpu"}
+WORDS = {"present", "on_cpu", "is_cpu", "is_cuda"}
 NAMES = {"cpu", "cuda", "meta"}
 
 

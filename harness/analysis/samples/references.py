@@ -18,7 +18,7 @@ STREAMED_STEPS = 2
 #: Trainings more that a reference has where rounding changes its losses.
 REPLICATES = 3
 #: So many times farther than any replicate so far: a single loss, and the root mean square of the
-#: losses of a block of steps. Honest launches stay below 0.35 of that
+#: losses of a block of steps. Honest launches stay below 0.27 and 0.67 of that
 #: (``tests/acceptance/honest.py``); in 16 bits the least that trains too little is at 1.2 times
 #: (``tests/contract/test_cheats.py``).
 SINGLE = 10.0

@@ -80,14 +80,14 @@ class _Log:
         self.rows: list[SpanRow] = []
 
 
-class Eyes:
-    """``open``: whether anyone looks at spans now: a profiler, or a tool that reads NVTX ranges."""
+class Tracing:
+    """``on``: whether anyone looks at spans now: a profiler, or a tool that reads NVTX ranges."""
 
-    open = _is_heard
+    on = _is_heard
 
 
 _log = _Log()
-eyes = Eyes()
+tracing = Tracing()
 
 
 @functools.cache
@@ -117,7 +117,7 @@ def outline(on: bool) -> None:
 
 def _look(traced: Callable[[str, int], AbstractContextManager[Any]] | None) -> None:
     _log.range = traced
-    eyes.open = _is_heard or traced is not None
+    tracing.on = _is_heard or traced is not None
 
 
 def _as_operator(label: str, payload: int) -> AbstractContextManager[Any]:

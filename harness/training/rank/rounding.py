@@ -14,7 +14,7 @@ of each choice the other way, in the first step that has one.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -142,7 +142,7 @@ class _Choices(TorchFunctionMode):
     ) -> Any:
         options = dict(kwargs or {})
         given = args[0] if args else None
-        if func not in (*_TOPK, *_ARGMAX) or type(given) is not Tensor or not given.dim():
+        if func not in (*_TOPK, *_ARGMAX) or not _ties(given) or options.keys() - _OPTIONS:
             return func(*args, **options)
         if func in _TOPK:
             return self._topk(given, *args[1:], **options)
@@ -177,5 +177,11 @@ class _Choices(TorchFunctionMode):
         return chosen.view(*indices.shape[:-1], k).movedim(-1, dim)
 
 
+def _ties(x: object) -> TypeGuard[Tensor]:
+    """Whether rounding may move values of this kind past each other."""
+    return type(x) is Tensor and bool(x.dim() and x.numel()) and x.is_floating_point()
+
+
+_OPTIONS = {"k", "dim", "largest", "sorted", "keepdim"}
 _TOPK = (torch.topk, Tensor.topk)
 _ARGMAX = (torch.argmax, Tensor.argmax)

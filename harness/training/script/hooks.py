@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from harness.record import Category
-from harness.training.observe.spans import Span, eyes, span
+from harness.training.observe.spans import Span, span, tracing
 from harness.training.script import inside, samples
 from harness.training.script.flops import compiled
 from harness.training.script.loaders import Loaders
@@ -194,7 +194,7 @@ class Hooks:
             self._observer.enter_backward(tensors, again=again)
             self._asked += 1
             try:
-                if not eyes.open:
+                if not tracing.on:
                     return backward(tensors, *args, **more)
                 with span("backward"):
                     return backward(tensors, *args, **more)
@@ -251,16 +251,16 @@ class Hooks:
         if not self._in_step:
             self._asked = 0
         self._in_step.append(id(optimizer))
-        if eyes.open:
+        if tracing.on:
             span("optimizer", Category.OPTIMIZER).__enter__()
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        if eyes.open:
+        if tracing.on:
             span("optimizer", Category.OPTIMIZER).__exit__()
         self._forget_step(optimizer)
         self._passed = False
         self._observer.stepped(self._number(optimizer), optimizer)
-        if not self._in_backward and not self._in_step and eyes.open:
+        if not self._in_backward and not self._in_step and tracing.on:
             self._between = span("between steps", Category.DATA)
             self._between.__enter__()
 
@@ -336,7 +336,7 @@ class Hooks:
         what = samples.arrived(args, kwargs, self.loaders.sizes, late=late)
         if not self._passed:
             self._passing()
-        if eyes.open:
+        if tracing.on:
             span("forward").__enter__()
         if what is not None and not (self._in_step and self._asked):
             self._observer.called(list(self.roots).index(id(module)), what, args, kwargs)
@@ -356,7 +356,7 @@ class Hooks:
             self._evaluating = None
         if self._open is module:
             self._open = None
-            if eyes.open:
+            if tracing.on:
                 span("forward").__exit__()
             self._observer.returned(output)
 

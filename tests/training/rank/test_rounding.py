@@ -102,6 +102,16 @@ def test_a_replicate_settles_a_tie_of_each_choice_the_other_way(
     assert gradient.sum() == 3 * k
 
 
+def test_what_has_no_ties_by_rounding_is_chosen_as_always() -> None:
+    flags = torch.tensor([[0, 1, 1], [1, 0, 1]])
+    whole, empty = torch.tensor(0.5), torch.zeros(0, 3)
+    with OtherRounding(CPU, seed=1, coarse=False).choosing():
+        assert flags.argmax(-1).tolist() == [1, 0]
+        assert torch.argmax(LIKELY, axis=-1).tolist() == [2, 0, 2]  # type: ignore[call-arg]
+        assert whole.argmax() == 0
+        assert torch.topk(empty, 1).indices.shape == (0, 1)
+
+
 def test_a_replicate_settles_ties_of_the_first_step_that_has_one() -> None:
     usual = LIKELY.argmax(-1)
     replicate = OtherRounding(CPU, seed=1, coarse=False)

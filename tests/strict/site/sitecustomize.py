@@ -95,5 +95,6 @@ def _told(name: str, package: str | None = None) -> object:
     return find_spec(name, package)
 
 
-sys.meta_path.insert(0, _Finder())
+# behind who waits for torch already: the device is to be there when a script's watch begins
+sys.meta_path.insert(sys.meta_path.index(importlib.machinery.BuiltinImporter), _Finder())
 importlib.util.find_spec = _told  # type: ignore[assignment]

@@ -178,8 +178,10 @@ def fetched(script: Script, cache: Path, data: Path) -> Path:
     for folder in {root, root / script.beside}:
         folder.mkdir(parents=True, exist_ok=True)
         for part in itertools.chain(*(home.iterdir() for home in homes(script, data))):
-            if not (folder / part.name).exists():
-                (folder / part.name).symlink_to(part)
+            link = folder / part.name
+            if not link.exists():
+                link.unlink(missing_ok=True)  # one that leads nowhere any more
+                link.symlink_to(part)
     return root
 
 

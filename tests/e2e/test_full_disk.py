@@ -15,6 +15,17 @@ from harness.record.store import load
 ROOT = Path(__file__).parents[2]
 
 
+def on_disk_of_its_own(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script that may mount a file system, which nobody else sees; skip where it may not."""
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    return done
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("size", ["150k", "450k"])
 def test_a_run_survives_a_full_disk_and_goes_on_when_there_is_room(
@@ -34,12 +45,7 @@ def test_a_run_survives_a_full_disk_and_goes_on_when_there_is_room(
         echo $? > {out}/second.status
         cp -r $run {out}/whole
     """
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode == 77 or "unshare" in done.stderr:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    done = on_disk_of_its_own(script)
     first = (out / "first").read_text()
     assert (out / "first.status").read_text().strip() == "11", first
     assert first.count("no space is left on this disk") == 1
@@ -66,12 +72,7 @@ def test_a_disk_without_room_for_a_run_is_refused_before_any_launch(tmp_path: Pa
         mount -t tmpfs -o size=60k results {disk} || exit 77
         {command} ddp/mlp-nano/weak --cpus 2 --results {disk} > {said_file} 2>&1
     """
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode == 77 or "unshare" in done.stderr:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    done = on_disk_of_its_own(script)
     text = said_file.read_text()
     assert done.returncode == 11 and "no space is left on this disk" in text
     assert "nothing was launched" in text and "--resume" not in text and "Traceback" not in text
@@ -100,12 +101,7 @@ def test_a_file_for_which_there_is_no_room_is_not_left_cut(
         find {disk} -type f > {written}
         exit $status
     """
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode == 77 or "unshare" in done.stderr:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    done = on_disk_of_its_own(script)
     assert done.returncode == 11 and "no space is left on this disk" in done.stderr, done.stderr
     left = written.read_text().splitlines()
     assert left == [str(disk / "other")], f"{file} was to be whole, or not there"

@@ -166,7 +166,8 @@ class _Choices(TorchFunctionMode):
         if not 0 < k < x.size(dim):
             return x.topk(k, dim).indices
         values, indices = (part.movedim(dim, -1) for part in x.topk(k + 1, dim))
-        last, next_ = values[..., -2].double(), values[..., -1].double()
+        last = values[..., -2].double()
+        next_ = values[..., -1].double()
         apart = ((last - next_) / last.abs().clamp(min=torch.finfo(x.dtype).tiny)).flatten()
         row = apart.topk(min(self._number + 1, len(apart)), largest=False).indices[-1]
         rows = indices.reshape(-1, k + 1)

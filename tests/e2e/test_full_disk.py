@@ -45,7 +45,7 @@ def test_a_run_survives_a_full_disk_and_goes_on_when_there_is_room(
         echo $? > {out}/second.status
         cp -r $run {out}/whole
     """
-    done = on_disk_of_its_own(script)
+    on_disk_of_its_own(script)
     first = (out / "first").read_text()
     assert (out / "first.status").read_text().strip() == "11", first
     assert first.count("no space is left on this disk") == 1

@@ -27,6 +27,7 @@ import shlex
 import sys
 import tempfile
 import tomllib
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -352,7 +353,11 @@ def main() -> int:
             print(f"{script.name:40}  not run: it needs {', '.join(missing)}")
         else:
             left = [number for number in all_ranks if (script.digest, number) not in done]
-            folder = fetched(script, asked.cache.resolve(), data)
+            try:
+                folder = fetched(script, asked.cache.resolve(), data)
+            except urllib.error.URLError as error:
+                print(f"{script.name:40}  not run: {script.source} cannot be fetched ({error})")
+                continue
             fresh = launches(script, folder, data, left, sessions)
         for outcome in itertools.chain(known, fresh):
             told(outcome)

@@ -21,11 +21,17 @@ _PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 #: Options of the interpreter that change nothing of what a script does in a rank.
 _HARMLESS = frozenset({"-u", "-B", "-q"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-#: How a script starts ranks of its own: torch's ``mp.spawn``, and what is made of it.
+#: How a script starts ranks of its own: torch's ``mp.spawn``, what is made of it (Lightning's
+#: strategies, accelerate's and ignite's launchers), and the ``Process`` of torch's oldest tutorial.
 _SPAWNS = re.compile(
     r"\b(?:mp|multiprocessing)\.(?:spawn|start_processes)\s*\("
     r"|\bfrom torch\.multiproc\S* import .*\bspawn\b"
+    r"|\bddp_(?:spawn|fork|notebook)"
+    r"|\bnotebook_launcher\s*\("
+    r"|\bnproc_per_node\s*="
 )
+_PROCESS = re.compile(r"\bProcess\(\s*target\s*=")
+_GROUP = "init_process_group("
 #: Files that may describe a world.
 DESCRIBES = frozenset({".json", ".yaml", ".yml", ".toml"})
 #: torch's own launcher, as a module.
@@ -158,14 +164,15 @@ def _spelt(name: str, option: str, becomes: str) -> str:
 def spawns(words: Sequence[str], folder: Path) -> bool:
     """Whether a script starts its ranks itself, and is told how many: one process is its launcher.
 
-    That it can is read in its file, and in those of the user's that it imports; without a number of
-    ranks among its words it is taken as it is (many do so only with an option).
+    That it can is read in its words, its file, and in those of the user's that it imports; without
+    a number of ranks among its words it is taken as it is (many do so only with an option).
     """
     script = next((folder / word for word in words if word.endswith(".py")), None)
     asks = asks_for_ranks(words) or any(described_in(words, folder))
     if script is None or not asks or not script.is_file():
         return False
-    return any(_SPAWNS.search(text) for text in _texts(script, folder))
+    whole = "\n".join([*words, *_texts(script, folder)])
+    return bool(_SPAWNS.search(whole) or (_PROCESS.search(whole) and _GROUP in whole))
 
 
 def _texts(script: Path, folder: Path) -> Iterator[str]:

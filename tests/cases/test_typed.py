@@ -137,7 +137,15 @@ SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(train, nprocs=int(sys.arg
 
 @pytest.mark.parametrize(
     "text",
-    [SPAWNS, "from torch.multiprocessing import spawn\n", "torch.multiprocessing.spawn(f)\n"],
+    [
+        SPAWNS,
+        "from torch.multiprocessing import spawn\n",
+        "torch.multiprocessing.spawn(f)\n",
+        "Trainer(devices=n, strategy='ddp_spawn')\n",
+        "accelerate.notebook_launcher(train, num_processes=n)\n",
+        "with idist.Parallel('gloo', nproc_per_node=n) as parallel: ...\n",
+        "def meet():\n    dist.init_process_group('gloo')\nmp.Process(target=meet).start()\n",
+    ],
 )
 def test_a_script_that_spawns_its_ranks_is_its_own_launcher(text: str, tmp_path: Path) -> None:
     """If it is told how many; else it runs in each rank, as many do that only can."""
@@ -148,5 +156,5 @@ def test_a_script_that_spawns_its_ranks_is_its_own_launcher(text: str, tmp_path:
 
 
 def test_a_script_that_spawns_nothing_may_ask_for_ranks(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("print('spawn')\n")
+    (tmp_path / "train.py").write_text("print('spawn')\nmp.Process(target=fetch).start()\n")
     assert parse(["train.py", "{ranks}"], tmp_path).launcher == ()

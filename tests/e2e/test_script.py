@@ -248,14 +248,17 @@ def test_a_script_that_spawns_its_ranks_is_measured(
     (tmp_path / "spawns.py").write_text((SCRIPTS / "spawns.py").read_text())
     (tmp_path / "world.json").write_text('{"world": {world}}')
     monkeypatch.chdir(tmp_path)
-    for words in (("spawns.py", "{ranks}"), ("python", "spawns.py", "world.json")):
+    processes = (("spawns.py", "processes", "{ranks}"), ("env", "python", "spawns.py", "{ranks}"))
+    for words in (("spawns.py", "{ranks}"), ("python", "spawns.py", "world.json"), *processes):
         launch = measured.once(*words)
         assert launch.usable and launch.steps is not None, launch.wrong or launch.cause
         assert launch.consumed == 2 * 8 * launch.steps.count
         assert [r.watched.way for r in launch.ranks if r.watched] == ["launcher"] * 2
     assert measured.once("spawns.py", "alone").usable
-    cause = measured.once("spawns.py", "spawn").cause
-    assert cause is not None and "no word of its command is {ranks}" in cause.message
+    assert measured.once("env", "python", "spawns.py", "{ranks}", ranks=1).usable
+    for word in ("spawn", "processes"):
+        cause = measured.once("spawns.py", word).cause
+        assert cause is not None and "no word of its command is {ranks}" in cause.message
     assert (tmp_path / "world.json").read_text() == '{"world": {world}}'
 
 

@@ -38,6 +38,13 @@ if __name__ == "__main__":
         train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     elif word == "spawn":
         mp.spawn(train, args=(2,), nprocs=2)
+    elif word == "processes":
+        count = int((*sys.argv, "2")[2])
+        ranks = [mp.Process(target=train, args=(rank, count)) for rank in range(count)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
     else:
         file = Path(word)
         world_size = json.loads(file.read_text())["world"] if file.is_file() else int(word)

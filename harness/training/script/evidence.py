@@ -1,10 +1,8 @@
 """The evidence of a watched rank: its record, or why there is none."""
 
 import hashlib
-import importlib
 import itertools
 import json
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
@@ -22,7 +19,6 @@ from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
 from harness.cases import Fault
 from harness.cases.script import ScriptCommand
-from harness.cases.typed import asks_for_ranks
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.record import Issued, RankRecord, Watched, WhatRan
@@ -38,6 +34,7 @@ from harness.training.script.journal import Journal
 from harness.training.script.observed import Observed
 from harness.training.script.region import region
 from harness.training.script.samples import Rows
+from harness.training.script.spawning import refuse_spawning
 from harness.training.script.watch import Watch
 
 #: Characters of a part's digest in a record.
@@ -82,31 +79,6 @@ def begin(rank: Rank, command: ScriptCommand, way: str, leave: Callable[[], NoRe
         refuse_spawning(rank.spec.case.script)
     region.watches.append(watch)
     return watch
-
-
-def refuse_spawning(script: str) -> None:
-    """From now on LaunchError where this rank, which is one already, starts a world of its own."""
-    spawning = importlib.import_module("torch.multiprocessing.spawn")
-
-    asked = asks_for_ranks(shlex.split(script))
-    why = (
-        "its files do not say so: a shell script that starts so many can (bash launch.sh {ranks})"
-        if asked
-        else "no word of its command is {ranks}"
-    )
-
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise LaunchError(
-            "each rank starts ranks of its own (torch.multiprocessing.spawn): the script is its own"
-            f" launcher, and {why}",
-            where=script,
-            expected="{ranks} in the place of the number that it takes, or a shell script that"
-            " starts it with so many",
-            fix="scaleproof run --script --cpus 2 -- bash launch.sh {ranks}",
-        )
-
-    vars(spawning)["start_processes"] = refuse
-    torch.multiprocessing.start_processes = refuse
 
 
 def ended(watch: Observed, spec: LaunchSpec, leave: Callable[[], NoReturn]) -> None:

@@ -13,7 +13,7 @@ from harness.base.errors import LaunchError
 from harness.cases import CaseSpec, Device, Mode
 from harness.launch.wire.messages import LaunchSpec, Script
 from harness.training.rank.setup import RankPlace
-from harness.training.script import evidence, process
+from harness.training.script import process
 
 CASE = CaseSpec(
     strategy="script", model="train", size="own", mode=Mode.WEAK, world_size=3, nodes=(2, 1),
@@ -54,19 +54,6 @@ def test_a_file_of_the_user_s_own_is_never_written(tmp_path: Path) -> None:
     assert (folder / "hard.json").read_text() == '{"world": 3}', "a file of its own now"
     with pytest.raises(LaunchError, match="leave --clean out"):
         filled(tmp_path, clean=("out",), words="train.py mine.json")
-
-
-def test_a_rank_that_spawns_ranks_says_the_form_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib
-
-    import torch.multiprocessing as mp
-
-    spawning = importlib.import_module("torch.multiprocessing.spawn")
-    monkeypatch.setattr(spawning, "start_processes", spawning.start_processes)
-    monkeypatch.setattr(mp, "start_processes", mp.start_processes)
-    evidence.refuse_spawning("train.py")
-    with pytest.raises(LaunchError, match=r"bash launch.sh \{ranks\}"):
-        mp.spawn(print, nprocs=2)
 
 
 HYDRA = "\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"

@@ -86,6 +86,13 @@ def _is_it(command: Mapping[str, Any]) -> bool:
     return runs == [target] or bool(runs and Path(runs[0]).name == Path(target).name)
 
 
+def _spawns(command: Mapping[str, Any]) -> bool:
+    """Whether the script is its own launcher: an interpreter stands right before it."""
+    words = [Path(word).name for word in command["launcher"]]
+    target = Path(command["target"]).name
+    return target in words[1:] and words[words.index(target, 1) - 1].startswith("python")
+
+
 def _begin() -> None:
     folder = os.environ.get(BADGES)
     badges = [] if folder is None else [*Path(folder).glob("badge*.json")]
@@ -94,8 +101,7 @@ def _begin() -> None:
     command = json.loads(badges[0].read_text())["command"]
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
     worker = any(word.startswith("from multiprocessing") for word in sys.orig_argv)
-    spawns = [Path(w).name for w in command["launcher"][:1]] == ["python"] and _is_it(command)
-    if rank is None and len(badges) == 1 and _is_it(command) and not spawns:
+    if rank is None and len(badges) == 1 and _is_it(command) and not _spawns(command):
         rank = "0"  # of a world of one, whose launcher may tell it nothing
     if rank is None:  # a rank that the script has spawned, or one that was not told so, or none
         _await(_Torch(Path(folder), known=False))

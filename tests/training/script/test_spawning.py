@@ -1,0 +1,69 @@
+"""A rank that starts ranks is told so; what else it starts is its own business."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+
+import pytest
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from harness.base.errors import LaunchError
+from harness.training.script import spawning
+
+
+def setup(rank: int) -> None:
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+
+
+def train(rank: int) -> None:
+    setup(rank)
+
+
+def enter(rank: int, begin: object) -> None:
+    """As a tutorial hands its training to what meets first."""
+
+
+def fetch(rank: int) -> None:
+    """A helper that joins no group."""
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    spawn = importlib.import_module("torch.multiprocessing.spawn")
+    monkeypatch.setattr(spawn, "start_processes", spawn.start_processes)
+    monkeypatch.setattr(mp, "start_processes", mp.start_processes)
+    monkeypatch.setattr(BaseProcess, "start", BaseProcess.start)
+    spawning.refuse_spawning(request.param)
+    yield
+
+
+@pytest.mark.parametrize("refused", ["train.py"], indirect=True)
+@pytest.mark.usefixtures("refused")
+def test_ranks_of_a_rank_are_refused_in_the_form_that_works() -> None:
+    with pytest.raises(LaunchError, match=r"bash launch.sh \{ranks\}"):
+        mp.spawn(print, nprocs=2)
+    for words in ((setup, (0,)), (train, (0,)), (enter, (0, train))):
+        for method in ("fork", "spawn"):
+            process = multiprocessing.get_context(method).Process(target=words[0], args=words[1])
+            with pytest.raises(LaunchError, match="starts ranks of its own"):
+                process.start()
+
+
+@pytest.mark.parametrize("refused", ["train.py --n {ranks}"], indirect=True)
+@pytest.mark.usefixtures("refused")
+def test_one_that_is_told_their_number_has_its_interpreter_put_before_it() -> None:
+    with pytest.raises(LaunchError, match=r"-- env python train.py --n \{ranks\}"):
+        mp.spawn(print, nprocs=2)
+
+
+@pytest.mark.parametrize("refused", ["train.py"], indirect=True)
+@pytest.mark.usefixtures("refused")
+def test_helpers_of_a_rank_are_started() -> None:
+    helper = mp.Process(target=fetch, args=(0,))
+    helper.start()
+    helper.join()
+    assert helper.exitcode == 0

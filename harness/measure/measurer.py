@@ -148,16 +148,30 @@ class Measurer:
                 self._progress.note(f"{plan.name}: {error.what}")
 
     def _climb(self, plan: Plan) -> None:
+        if self._late(plan, "its gates"):
+            return
         self._arms[plan.hash] = climb(
             self._session, plan, lambda arms: self._launch(plan, arms, Purpose.GATE)
         )
 
     def _pilot(self, plan: Plan) -> None:
         for purpose, turn, arms in piloting.missing(self.run, plan, lambda: self._slots(plan)):
+            if self._late(plan, "its pilots"):
+                return
             if not self._usable(plan, self._launch(plan, arms, purpose, turn=turn)):
                 return
         if any(arm.case.script for arm in plan.arms):
             self._refuse_unlike(plan)
+
+    def _late(self, plan: Plan, stage: str) -> bool:
+        """Whether the budget of time is over before this stage of a plan: it ends there."""
+        if self._budget_s is None or self.run.in_time(0.0, self._budget_s):
+            return False
+        budget = duration(self._budget_s)
+        self._progress.note(f"{plan.name}: cut, the time budget of {budget} ended before {stage}")
+        self.run.out_of_time.append(plan.hash)
+        self._arms[plan.hash] = []
+        return True
 
     def _refuse_unlike(self, plan: Plan) -> None:
         """A script whose pilots show that its worlds do not train alike is not timed."""
@@ -172,6 +186,8 @@ class Measurer:
         if plan.in_pilots:
             return  # nothing is timed
         for arms, wanted in referring.missing(self._session, plan, self._arms[plan.hash]):
+            if self._late(plan, "its reference"):
+                return
             self._launch(
                 plan,
                 arms,

@@ -1,5 +1,6 @@
 """One sentence that a manager could quote: what was asked, what came out, what would decide it."""
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from harness.analysis.again import changed, command
 from harness.analysis.judging.promise import MOST_PAIRS
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.base.numbers import si
-from harness.cases import CaseSpec, Device, Form, Mode, metrics
+from harness.cases import CaseSpec, Device, Form, Mode, Plan, metrics
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
@@ -151,6 +152,7 @@ def decide(run: RunRecord) -> list[str]:
     cases = {arm.case.id: arm.case for plan in run.plans for arm in plan.arms}
     rules = {rule.name: rule for rule in run.thresholds}
     by_remedy: dict[str, list[str]] = {}
+    cut = {arm.case.id for plan in _cut(run) for arm in plan.arms}
     of_tests = {verdict.case for verdict in run.verdicts if "::" in (verdict.rule or "")}
     for verdict in run.verdicts:
         open_ = (
@@ -158,7 +160,8 @@ def decide(run: RunRecord) -> list[str]:
             and verdict.counts is Status.INCONCLUSIVE
             and verdict.case in cases
         )
-        if open_ and verdict.reason is not Reason.NOT_MEASURED:
+        longer = verdict.reason is Reason.OUT_OF_TIME and verdict.case in cut
+        if open_ and verdict.reason is not Reason.NOT_MEASURED and not longer:
             by_remedy.setdefault(_decides(verdict), []).append(verdict.case)
     lines = []
     for remedy, undecided in by_remedy.items():
@@ -171,7 +174,32 @@ def decide(run: RunRecord) -> list[str]:
             if whole:  # a ladder that may begin anywhere, or a bound of a test: by the run's words
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
-    return [*lines, *_later_rung(run), *_other_mode(run), *_fewer_steps(run)]
+    return [*lines, *_longer(run), *_later_rung(run), *_other_mode(run), *_fewer_steps(run)]
+
+
+def _cut(run: RunRecord) -> list[Plan]:
+    """The plans that the time budget ended."""
+    return [plan for plan in run.plans if plan.hash in run.out_of_time]
+
+
+def _longer(run: RunRecord) -> Iterator[str]:
+    """Says what budget of time would do for all that was cut, by how long its launches took; those
+    that never ran are taken for as long as the longest.
+    """
+    if run.settings.budget_s is None or not _cut(run):
+        return
+    walls: dict[str, list[float]] = {}
+    for launch in run.launches:
+        walls.setdefault(launch.case, []).append(launch.wall_s)
+    longest_s = max((max(walls_s) for walls_s in walls.values()), default=run.settings.budget_s)
+    more_s = sum(
+        (fmean(walls[arm.case.hash]) if arm.case.hash in walls else longest_s)
+        * (1 + 2 * plan.protocol.min_blocks)
+        for plan in _cut(run)
+        for arm in plan.arms
+    )
+    minutes = math.ceil((run.elapsed_s + 1.2 * more_s) / 60)
+    yield f"with time for all of it: {changed(run.settings.argv, time_budget=f'{minutes}m')}"
 
 
 def _later_rung(run: RunRecord) -> Iterator[str]:

@@ -137,7 +137,7 @@ GRADIENTS = ("all_reduce", "reduce_scatter")
 #: Of the samples of a step, this share is of the step before.
 AGAIN = 0.4
 NOTE = "step = the window over its steps: evaluations and logs in it are included"
-PILOTS = "by pilots, a start or two of each: nothing is compared; more needs a longer --time-budget"
+PILOTS = "by pilots, a start or two of each: nothing is compared"
 
 
 def _note(rows: Sequence[ScriptRow]) -> str:

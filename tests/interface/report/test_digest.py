@@ -8,6 +8,7 @@ import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -51,6 +52,26 @@ def test_what_is_undecided_says_what_would_decide_it(
     (line,) = decide(run)
     assert says in line and line.endswith(": scaleproof run ddp/decoder-nano/weak --cpus 2")
     assert headline(run).startswith("INCONCLUSIVE: 0 of 1 requirement holds, 1 undecided")
+
+
+def test_a_run_whose_time_was_over_says_how_long_all_of_it_takes(sample_run: RunRecord) -> None:
+    """By its own launches: here all were made, so that it cannot be much longer than the run was."""
+    (plan,) = sample_run.plans
+    words = ("scaleproof", "run", "ddp/decoder-nano/weak", "--time-budget", "5s", "--cpus", "2")
+    settings = replace(sample_run.settings, budget_s=5.0, argv=words)
+    cut = replace(sample_run, settings=settings, out_of_time=(plan.hash,), elapsed_s=61.0)
+    cut = changed(cut, status=Status.INCONCLUSIVE, reason=Reason.OUT_OF_TIME, value=None)
+    mean_s = {
+        arm.name: fmean(x.wall_s for x in cut.launches if x.case == arm.case.hash)
+        for arm in plan.arms
+    }
+    total_s = 61.0 + 1.2 * (1 + 2 * plan.protocol.min_blocks) * sum(mean_s.values())
+    (line,) = decide(cut)
+    assert line.startswith("with time for all of it: scaleproof run ddp/decoder-nano/weak --cpus 2")
+    minutes = int(line.rpartition(" ")[2].removesuffix("m"))
+    assert 60 * (minutes - 1) < total_s <= 60 * minutes
+    (never,) = decide(replace(cut, launches=()))
+    assert never.endswith("m"), "by the budget, where nothing ran"
 
 
 @pytest.mark.parametrize("status", [Status.INCONCLUSIVE, Status.ERROR])

@@ -8,13 +8,19 @@ since that clock costs as much as what it times, the time in hooks by a clock ar
 a step is what it takes by the wall clock, from one end of the device's work to the next: there a
 host waits at full speed, and its CPU time says nothing.
 
+Processes of a long step differ by more than hooks cost. ``--within`` compares steps of one process:
+what stands in torch's places while it is watched, and what stood there before, take turns step by
+step. Printed is the median of the differences of neighbours, with its 95 % interval by order.
+
     python benchmarks/cost/script.py [--pairs 40] [--steps 200] [--loop gpt|tutorial] [--gpu]
+    python benchmarks/cost/script.py --within [--steps 4000] [--loop gpt|tutorial]
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import multiprocessing
 import tempfile
 import time
@@ -25,6 +31,8 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer, optimizer as optimizers
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from harness.base.stats import t_interval
 from harness.cases import CaseSpec, Device, Mode
@@ -50,9 +58,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--loop", choices=tuple(LOOPS), action="append")
     parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--within", action="store_true")
     parsed = parser.parse_args()
     loops = parsed.loop or list(LOOPS)
     for name in loops:
+        if parsed.within:
+            within(name, parsed.steps)
+            continue
         compared(name, parsed.pairs, parsed.steps, "cuda" if parsed.gpu else "cpu")
 
 
@@ -76,6 +88,75 @@ def compared(name: str, pairs: int, steps: int, device: str) -> None:
         f" in hooks {1e3 * median(in_hooks_s):.3f} ms",
         flush=True,
     )
+
+
+def within(name: str, steps: int) -> None:
+    """Print what watching costs a step of one loop, by steps of one process."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    places = Places()
+    watch()
+    step_s: dict[bool, list[float]] = {True: [], False: []}
+    watched = True
+    began_s = 0.0
+    for step, _ in enumerate(itertools.islice(LOOPS[name](), WARM + steps)):
+        ended_s = time.process_time()
+        if step == WARM:
+            places.look()
+        elif step > WARM:
+            step_s[watched].append(ended_s - began_s)
+        if step >= WARM:
+            watched = (step // 2 + step) % 2 == 0  # on off off on: no way comes first
+            places.put(watched)
+        began_s = time.process_time()
+    pairs = list(zip(step_s[True], step_s[False], strict=False))
+    more_ms = sorted(1e3 * (with_ - without) for with_, without in pairs)
+    off = round(0.98 * math.sqrt(len(more_ms)))  # ranks of a median's 95 % interval
+    middle = len(more_ms) // 2
+    print(
+        f"{name:9} {1e3 * median(step_s[False]):.2f} ms of CPU a step; watching costs"
+        f" {median(more_ms):+.3f} ms [{more_ms[middle - off]:+.3f}, {more_ms[middle + off]:+.3f}],"
+        f" {len(more_ms)} pairs of steps",
+        flush=True,
+    )
+
+
+class Places:
+    """Torch's places that hooks stand in: what is there now, and what was there before."""
+
+    def __init__(self) -> None:
+        self._kinds: list[Any] = [
+            torch, torch.random, torch.autograd, Tensor, nn.Module, nn.Sequential, nn.Linear,
+            Optimizer, _BaseDataLoaderIter,
+        ]  # fmt: skip
+        self._lists: list[Any] = [
+            optimizers._global_optimizer_pre_hooks,
+            optimizers._global_optimizer_post_hooks,
+        ]
+        self._before = self._now()
+        self._watched = self._before
+
+    def look(self) -> None:
+        """Remember what is there now, as what watches."""
+        self._watched = self._now()
+        differing = zip(self._before[0], self._watched[0], strict=True)
+        self._names = [[n for n in now if now[n] is not was.get(n)] for was, now in differing]
+
+    def put(self, watched: bool) -> None:
+        """Put everything in its place that watches, or that was there before."""
+        kinds, lists = self._watched if watched else self._before
+        for kind, there, names in zip(self._kinds, kinds, self._names, strict=True):
+            for name in names:
+                if name in there:
+                    setattr(kind, name, there[name])
+                elif name in vars(kind):
+                    delattr(kind, name)
+        for hooks, there in zip(self._lists, lists, strict=True):
+            hooks.clear()
+            hooks.update(there)
+
+    def _now(self) -> tuple[list[dict[str, Any]], list[dict[Any, Any]]]:
+        return [dict(vars(kind)) for kind in self._kinds], [dict(hooks) for hooks in self._lists]
 
 
 def child(name: str, way: str, steps: int, device: str) -> tuple[float, float]:

@@ -130,6 +130,14 @@ class Plan:
     to_loss: float | None = None
     target: CaseSpec | None = None
 
+    @property
+    def brief(self) -> str:
+        """The name, of a user's own script without its command: that stands once on a screen."""
+        name = self.name
+        for case in (arm.case for arm in self.arms if arm.case.script):
+            name = name.replace(f"+script={case.series['script']}", "")
+        return name
+
     def arm(self, name: str) -> Arm:
         """The arm of that name; AssertionError if a recipe forgot it."""
         named = [a for a in self.arms if a.name == name]

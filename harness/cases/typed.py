@@ -217,6 +217,12 @@ def asks_for_ranks(words: Sequence[str]) -> bool:
     return any("{ranks}" in word or "{world}" in word for word in words)
 
 
+def after_launcher(words: Sequence[str]) -> list[str]:
+    """The script that a launcher starts, as it is told it, with its own words."""
+    begin = next((i for i in range(1, len(words)) if _begins_script(words[i])), 0)
+    return list(words[begin:])
+
+
 def script_of(words: Sequence[str]) -> tuple[str, bool] | None:
     """The script that a launcher starts: a Python file, a module (True) or a shell script; None if
     unseen.

@@ -145,7 +145,7 @@ class Measurer:
             except ScaleproofError as error:
                 self._broken[plan.hash] = error
                 self._arms[plan.hash] = []
-                self._progress.note(f"{plan.name}: {error.what}")
+                self._progress.note(f"{plan.brief}: {error.what}")
 
     def _climb(self, plan: Plan) -> None:
         if self._late(plan, "its gates"):
@@ -168,7 +168,7 @@ class Measurer:
         if self._budget_s is None or self.run.in_time(0.0, self._budget_s):
             return False
         budget = duration(self._budget_s)
-        self._progress.note(f"{plan.name}: cut, the time budget of {budget} ended before {stage}")
+        self._progress.note(f"{plan.brief}: cut, the time budget of {budget} ended before {stage}")
         self.run.out_of_time.append(plan.hash)
         self._arms[plan.hash] = []
         return True
@@ -204,7 +204,7 @@ class Measurer:
             return
         if not self.run.in_time(missing * self.run.block_s(self._slots(plan)), self._budget_s):
             self.run.out_of_time.append(plan.hash)
-            self._progress.note(f"{plan.name}: cut, {missing} blocks exceed the time budget")
+            self._progress.note(f"{plan.brief}: cut, {missing} blocks exceed the time budget")
             return
         while len(self.run.blocks_of(plan)) < plan.protocol.min_blocks and self._arms[plan.hash]:
             self._block(plan)
@@ -239,7 +239,7 @@ class Measurer:
         looks = (profiling.missing(self._session, plan, attempt) for _ in range(2))
         for turn, arms in itertools.chain.from_iterable(looks):
             if not self.run.in_time(self.run.block_s([arms]), self._budget_s):
-                self._progress.note(f"{plan.name}: no timeline, profiling exceeds the time budget")
+                self._progress.note(f"{plan.brief}: no timeline, profiling exceeds the time budget")
                 return
             done = self._launch(plan, arms, Purpose.PROFILE, turn=turn, attempt=attempt)
             if not self._usable(plan, done):
@@ -263,7 +263,7 @@ class Measurer:
         least = plan.protocol.min_blocks
         if not self.run.in_time(least * cost_s, self._budget_s):
             return
-        self._progress.note(f"{plan.name}: a FAIL is measured again before it is reported")
+        self._progress.note(f"{plan.brief}: a FAIL is measured again before it is reported")
 
         def again(_: Sequence[Verdict]) -> bool:
             done = len(self.run.blocks_of(plan, 1))

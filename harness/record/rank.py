@@ -122,10 +122,11 @@ class Watched:
     they are ``sharded``; ``first`` the sum of the hashes of the samples that came before the first
     update. ``collectives`` are those of the last step, ``small`` how many of them carry single
     values, ``reads`` how often a step reads one (``Tensor.item``). ``repeated``: a sampler shuffled
-    two epochs alike. ``seeded``: it has called ``torch.manual_seed``. ``source`` is a digest of the
-    script's file, ``way`` how its process was started. ``flops`` are those of the step behind the
-    window (0: not counted), ``aside`` those of it that no gradient follows from, ``distinct`` the
-    share of a step's rows that are not like another one of this rank.
+    two epochs alike. ``seeded``: ``torch.manual_seed`` was called before a model was made.
+    ``source`` is a digest of the script's file, ``way`` how its process was started. ``flops`` are
+    those of the step behind the window (0: not counted), ``aside`` those of it that no gradient
+    follows from, ``distinct`` the share of a step's rows that are not like another one of this
+    rank.
 
     ``drawn`` is how many samples loaders handed out for a step (median; 0: unknown), ``whole`` how
     many the data set has if this rank's loader draws all of them by itself (0: a part, or unknown),
@@ -149,7 +150,8 @@ class Watched:
     each of the ``modules``, whose names each node's first rank has. ``sampler`` says how a
     DistributedSampler of the main loader shares out samples, which has to be alike on all ranks
     (empty: there is none). ``bursts_s`` is by how much a mean step takes longer up to its backward
-    passes than a median one: what only some steps do.
+    passes than a median one: what only some steps do. ``loose`` are short digests, behind the last
+    step, of the parameters that backward passes reach and optimizers step, but no root has.
     """
 
     world_size: int
@@ -195,6 +197,7 @@ class Watched:
     ended: tuple[str, ...] = ()
     sampler: str = ""
     bursts_s: float = 0.0
+    loose: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

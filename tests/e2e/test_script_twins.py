@@ -43,6 +43,9 @@ TWINS = {
     "sampler seeds": ("loop.py", "--mistake", "sampler seeds", "--right"),
     "outside": ("loop.py", "--mistake", "outside", "--right"),
     "shared out twice": ("loop.py", "--mistake", "shared out twice", "--right"),
+    "alone": ("loop.py", "--mistake", "alone", "--right"),
+    "drawn by a seed": ("loop.py", "--mistake", "drawn", "--unseeded"),
+    "validates": ("loop.py", "--mistake", "validates"),
     "evaluates a copy": ("loop.py", "--mistake", "evaluates a copy", "--right"),
 }
 #: What a right training is never told.

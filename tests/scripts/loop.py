@@ -46,6 +46,17 @@ class Whitened(nn.Sequential):
         return self[2](features / (1 + common.diagonal()))
 
 
+class Drawn(TensorDataset):
+    """Makes up a sample by its number, as torchvision's FakeData does."""
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, ...]:
+        state = torch.get_rng_state()
+        torch.manual_seed(number)
+        row = torch.randn(64)
+        torch.set_rng_state(state)
+        return row, self.tensors[1][number]
+
+
 class Headed(nn.Sequential):
     """Its last layer is outside of what exchanges gradients, but for where that is right."""
 
@@ -62,7 +73,8 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
     if not asked.unseeded:  # as tutorials are
         torch.manual_seed(0 if asked.mistake != "seeds" else rank)
     several = world > 1 or asked.right
-    data = TensorDataset(torch.randn(asked.rows, 64), torch.randint(0, 10, (asked.rows,)))
+    kind = Drawn if asked.mistake == "drawn" else TensorDataset
+    data = kind(torch.randn(asked.rows, 64), torch.randint(0, 10, (asked.rows,)))
     batch = asked.global_batch // world if asked.global_batch else 32
     seed = (7 if asked.right else rank) if asked.mistake == "sampler seeds" else 0
     sampler = DistributedSampler(
@@ -89,7 +101,12 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
     checkpoint = Path("mine.pt") if asked.right else asked.kept  # each launch has a copy
     if asked.mistake == "resumed" and checkpoint.is_file():
         inner.load_state_dict(torch.load(checkpoint))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scale = nn.Parameter(torch.ones(()))  # of a loss, say: no module has it
+    alone = [scale] if asked.mistake == "alone" else []
+    optimizer = torch.optim.AdamW([*model.parameters(), *alone], lr=1e-3)
+    rest = TensorDataset(torch.randn(64, 64))
+    rest_sampler = DistributedSampler(rest, num_replicas=world, rank=rank)
+    rest_loader = DataLoader(rest, batch_size=4, sampler=rest_sampler)
     loss_of, done, counted, began = nn.CrossEntropyLoss(), 0, 0, time.perf_counter()
     kept: list[torch.Tensor] = []
     for epoch in range(asked.epochs):
@@ -121,6 +138,8 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
                     call = asked.mistake == "statistics" and asked.right  # as Barlow Twins does
                     out = model.forward(x) if call else model(x)
                 loss = loss_of(out.float(), y[: len(x)])
+                if alone:
+                    loss = loss * scale
                 if asked.mistake != "undivided":
                     loss = loss / asked.accumulate
                 if asked.mistake == "sum":
@@ -137,6 +156,9 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
                 for p in inner.parameters():
                     dist.all_reduce(p.grad)
                     p.grad /= world
+            if alone and asked.right and world > 1:
+                dist.all_reduce(scale.grad)
+                scale.grad /= world
             if asked.mistake == "skips" and (rank or asked.right) and done % 5 == 4:
                 done += 1  # this rank leaves a step out
                 continue
@@ -148,6 +170,12 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
             if asked.mistake == "evaluates" and (world == 1 or asked.right):
                 with torch.no_grad():
                     inner(x)
+            if asked.mistake == "validates":  # its sampler is told no epoch, and need not be
+                model.eval()
+                with torch.no_grad():
+                    for (rest_x,) in rest_loader:
+                        model(rest_x)
+                model.train()
             if asked.mistake == "evaluates a copy" and (rank == 0 or asked.right):
                 for _ in range(40 if done % 4 == 3 else 0):
                     with torch.no_grad():

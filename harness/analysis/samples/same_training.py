@@ -17,6 +17,8 @@ RAGGED = 0.02
 _AMOUNTS = "samples: a step has"
 #: Less than this part of the work, or of the distinct rows, is another training.
 LESS = 0.9
+#: Rows of so many ranks are listed.
+FEW = 4
 #: So much larger may the share of updates be that change nothing.
 IDLE = 0.15
 
@@ -131,9 +133,18 @@ def _amounts(
         other = Mode.STRONG if case.mode is Mode.WEAK else Mode.WEAK
         ask = f" (--mode {other}?)" if off[other] <= RAGGED else ""
         yield (
-            f"{_AMOUNTS} {here:g}, {there:g} on {_of(base[0])}: {case.mode} scaling would"
-            f" have {wanted[case.mode]:g}{ask}"
+            f"{_AMOUNTS} {here:g}{_of_ranks(mine[0])}, {there:g} on {_of(base[0])}: {case.mode}"
+            f" scaling would have {wanted[case.mode]:g}{ask}"
         )
+
+
+def _of_ranks(launch: LaunchRecord) -> str:
+    """The rows that reached each rank in the last step, where these are not alike."""
+    rows = [sum(rank.watched.roots.values()) for rank in launch.ranks if rank.watched is not None]
+    if len(set(rows)) < 2:
+        return ""
+    listed = ", ".join(map(str, rows[:FEW])) + (", .." if len(rows) > FEW else "")
+    return f" (its ranks get {listed} rows)"
 
 
 def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterator[str]:
@@ -152,12 +163,13 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
             f" {_of(base[0])}: is a part of the model or of the batch left out here, or is there"
             " more to do there?"
         )
-    beside = max(map(_aside, mine)), min(map(_aside, base))
-    of_sample = max(map(_aside_of_sample, mine)), min(map(_aside_of_sample, base))
-    if of_subject and beside[0] < LESS * beside[1] and of_sample[0] < LESS * of_sample[1]:
+    if less_beside(mine, base) and max(map(_aside_of_all, mine)) < LESS * min(
+        map(_aside_of_all, base)
+    ):
+        there, here = min(map(_aside, base)), max(map(_aside, mine))
         yield (
-            f"work: of {_of(base[0])} one computes {si(beside[1], 'FLOP')} beside its training in a"
-            f" step, none more than {si(beside[0], 'FLOP')} here: is there an evaluation there?"
+            f"work: of {_of(base[0])} one computes {si(there, 'FLOP')} beside its training in a"
+            f" step, none more than {si(here, 'FLOP')} here: is there an evaluation there?"
         )
     alike = max(_distinct(launch) for launch in mine), min(_distinct(launch) for launch in base)
     if alike[0] < LESS * alike[1]:
@@ -193,17 +205,32 @@ def _per_sample(launch: LaunchRecord) -> float:
     return sum(flops) / (launch.consumed / launch.steps.count)
 
 
+def less_beside(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> bool:
+    """Whether ranks compute less beside their training than the baseline's, in a step and for a
+    sample: an evaluation that is left out, or that ranks share.
+    """
+    if not max(map(_per_sample, mine)):
+        return False
+    in_a_step = max(map(_aside, mine)) < LESS * min(map(_aside, base))
+    of_sample = max(map(_aside_of_sample, mine)) < LESS * min(map(_aside_of_sample, base))
+    return in_a_step and of_sample
+
+
 def _aside(launch: LaunchRecord) -> float:
     """FLOPs that no gradient follows from, of the rank that has most of them."""
     return max(rank.watched.aside for rank in launch.ranks if rank.watched is not None)
 
 
+def _aside_of_all(launch: LaunchRecord) -> float:
+    """FLOPs that no gradient follows from, of all ranks."""
+    return sum(rank.watched.aside for rank in launch.ranks if rank.watched is not None)
+
+
 def _aside_of_sample(launch: LaunchRecord) -> float:
     """FLOPs of a sample that no gradient follows from: a frozen part of the model has some."""
-    flops = sum(rank.watched.aside for rank in launch.ranks if rank.watched is not None)
     if launch.steps is None or not launch.consumed:
         return 0.0
-    return flops / (launch.consumed / launch.steps.count)
+    return _aside_of_all(launch) / (launch.consumed / launch.steps.count)
 
 
 def _distinct(launch: LaunchRecord) -> float:
@@ -242,7 +269,8 @@ def begin_alike(launches: Sequence[LaunchRecord]) -> bool:
 
     Without one each begins with others, which is no mistake, and is as fast.
     """
-    return _seeded(launches) or len({_seen(launch).start for launch in launches}) == 1
+    starts = {_seen(launch).start for launch in launches}
+    return _seeded(launches) or (len(launches) > 1 and len(starts) == 1 and "" not in starts)
 
 
 def _seeded(launches: Sequence[LaunchRecord]) -> bool:

@@ -302,17 +302,21 @@ def _training(
 
 def _in_parts(watched: Sequence[Watched]) -> bool:
     """Whether ranks hold parts of one model. Where nothing but their exchanges tells, the parts
-    have to differ, and each rank to train on the samples of another one, too: who computes a part
-    of them needs all.
+    have to differ, or to be swapped by an all-to-all as DLRM's tables are, and each rank to train
+    on the samples of another one, too: who computes a part of them needs all.
     """
     if not all(w.cut for w in watched):
         return any(w.sharded for w in watched)
     shared = min(Counter(w.first for w in watched).values()) > 1
-    return shared and len({w.start for w in watched}) > 1
+    swapped = all("all_to_all" in w.collectives for w in watched)
+    return shared and (swapped or len({w.start for w in watched}) > 1)
 
 
 def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterator[str]:
     """Whether ranks begin and stay alike."""
+    large = {
+        name for name, issued in watched[0].collectives.items() if issued.payload_bytes >= SMALL
+    }
     if len({w.start for w in watched}) > 1 and not any(w.collectives for w in watched):
         yield (
             "replicas: ranks exchange nothing in a step, and start from different parameters: is"
@@ -325,16 +329,23 @@ def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterat
             " set one seed on all of them, or let DistributedDataParallel copy rank 0's"
         )
     elif len({rank.replica for rank in ranks}) > 1:
-        where = _where(watched[0].modules, [w.ended for w in watched])
-        question = (
-            "does what exchanges gradients, DistributedDataParallel say, know of it?"
-            if where
-            else "are gradients all-reduced before every optimizer step?"
-        )
+        where = _where(watched[0].modules, [w.ended for w in watched], trained=_trained(watched))
+        question = "are gradients all-reduced before every optimizer step?"
+        if where:
+            question = "does what exchanges gradients, DistributedDataParallel say, know of it?"
+        elif not large:
+            question += (
+                " None are in a step: is a model called past its DistributedDataParallel"
+                " (model.module(x)), or within no_sync()?"
+            )
         yield f"replicas: ranks ended with different parameters{where}: {question}"
-    large = {
-        name for name, issued in watched[0].collectives.items() if issued.payload_bytes >= SMALL
-    }
+    if len({w.loose for w in watched}) > 1:
+        (number, *_) = (len(w.loose) for w in watched)
+        yield (
+            f"replicas: ranks ended with different values of {_loose(number)} that no module has"
+            " which is called, and that is trained: does what exchanges gradients,"
+            " DistributedDataParallel say, know of it?"
+        )
     if large == {"broadcast"}:
         yield (
             "gradients: a step only broadcasts: what the other ranks have computed reaches nobody;"
@@ -342,15 +353,29 @@ def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterat
         )
 
 
-def _where(modules: Sequence[str], bits: Sequence[Sequence[str]]) -> str:
-    """Names the modules whose ``bits`` are not the same on all ranks; empty if all are, or none, or
-    nobody knows.
+def _loose(number: int) -> str:
+    return f"{number} parameters" if number > 1 else "a parameter"
+
+
+def _trained(watched: Sequence[Watched]) -> list[bool]:
+    """Of each module, whether training has changed its parameters on a rank: others are frozen."""
+    pairs = (zip(w.began, w.ended, strict=False) for w in watched)
+    return [
+        any(of_ranks) for of_ranks in zip(*([a != b for a, b in p] for p in pairs), strict=False)
+    ]
+
+
+def _where(
+    modules: Sequence[str], bits: Sequence[Sequence[str]], trained: Sequence[bool] = ()
+) -> str:
+    """Names the modules whose ``bits`` are not the same on all ranks; empty if all are that are
+    ``trained``, or none, or nobody knows.
     """
     if {len(of_rank) for of_rank in bits} != {len(modules)}:
         return ""
     columns = zip(modules, zip(*bits, strict=True), strict=True)
     unlike = [name for name, of_ranks in columns if len(set(of_ranks)) > 1]
-    alike = len(modules) - len(unlike)
+    alike = (sum(trained) if len(trained) == len(modules) else len(modules)) - len(unlike)
     if not unlike or not alike:
         return ""
     listed = ", ".join(unlike[:FEW])

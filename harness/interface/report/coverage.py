@@ -29,7 +29,8 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
         f" covered    timed {len(cases)} of {len(asked)} cases{apart}, profiled {len(profiled)}"
     ]
     lines += wrap(f" worlds     {_worlds(run, cases)}", width, 12)
-    for kind, text in _names(run, cases):
+    of_catalogue = not all(case.script for case in asked.values())
+    for kind, text in _names(run, cases) if of_catalogue else ():
         lines += wrap(f" {kind:<10} {text}", width, 12)
     lines += wrap(f" losses     {notices.reproducible(run)}", width, 12)
     for reason in dict.fromkeys(

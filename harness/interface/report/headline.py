@@ -28,6 +28,11 @@ _OF_RANKS = {
     Device.CPU: re.compile(r"(?!.*(gpu|cuda|nvidia)).*(rank|world|process|parallel)", re.I | re.S),
     Device.CUDA: re.compile(r"(?!.*driver).*(rank|world|process|gpu|device|parallel)", re.I | re.S),
 }
+#: What says "rank", too, and is no matter of how many there are.
+_OF_WORDS = re.compile(r"unrecognized arguments|arguments are required|starts ranks of its own")
+#: A script that does not know the option which torch's older launcher gives it.
+_LOCAL_RANK = re.compile(r"unrecognized arguments: --local[-_]rank")
+_OLDER, _NEWER = "torch.distributed.launch", "torch.distributed.run"
 #: What is said of a training that is too short, in any world.
 _SHORT = "before an optimizer had stepped twice"
 #: What is said of one that is shorter than its window, which one more step is behind.
@@ -174,7 +179,8 @@ def decide(run: RunRecord) -> list[str]:
             if whole:  # a ladder that may begin anywhere, or a bound of a test: by the run's words
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
-    return [*lines, *_longer(run), *_later_rung(run), *_other_mode(run), *_fewer_steps(run)]
+    changes = (_longer, _later_rung, _newer_launcher, _other_mode, _fewer_steps)
+    return [*lines, *(line for change in changes for line in change(run))]
 
 
 def _cut(run: RunRecord) -> list[Plan]:
@@ -212,6 +218,7 @@ def _later_rung(run: RunRecord) -> Iterator[str]:
             and launch.cause.kind == "exception"
             and launch.cause.step == 0
             and _SHORT not in launch.cause.message
+            and not _OF_WORDS.search(launch.cause.message)
             and (quoted := _SAID.search(launch.cause.message))
             and _OF_RANKS[plan.arms[0].case.device].match(quoted[0])
             for launch in run.launches
@@ -225,6 +232,14 @@ def _later_rung(run: RunRecord) -> Iterator[str]:
             options["cpus"] = str(LEAST_RANKS)
         if refused:
             yield f"if it needs several ranks: {_with(largest, run, options)}"
+
+
+def _newer_launcher(run: RunRecord) -> Iterator[str]:
+    """Says how a script is started that does not know the option --local-rank."""
+    causes = [launch.cause.message for launch in run.launches if launch.cause is not None]
+    if _OLDER in run.settings.argv and any(map(_LOCAL_RANK.search, causes)):
+        words = [_NEWER if word == _OLDER else word for word in run.settings.argv]
+        yield f"as its launcher gives it --local-rank: {shlex.join(words)}"
 
 
 def _other_mode(run: RunRecord) -> Iterator[str]:

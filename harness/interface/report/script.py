@@ -161,9 +161,12 @@ def _checks(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
     yield "checked", ", ".join(checked)
     if missing:
         yield "not checked", ", ".join(missing)
+    by_remark: dict[str, list[str]] = {}
     for row in rows:
         for remark in _remarks(row, rows[0].launches):
-            yield "noticed", remark
+            by_remark.setdefault(remark, []).append(row.arm.case.world)
+    for remark, worlds in by_remark.items():
+        yield "noticed", f"{', '.join(worlds)}: {remark}"
 
 
 def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
@@ -175,9 +178,14 @@ def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
     if any(row.seen.way == "library" for row in rows):
         yield "scaling", "one world of one start: there is nothing to compare with"
         return
-    seeded = all(same_training.begin_alike(row.launches) for row in rows)
-    reason = None if seeded else "no seed is set: launches are compared by speed"
-    yield ("one start in all launches" if seeded else "one start"), reason
+    every = [launch for row in rows for launch in row.launches]
+    sharded = any(row.seen.sharded for row in rows)  # then each world has other parts
+    alike = [row.launches for row in rows] if sharded else [every]
+    if all(map(same_training.begin_alike, alike)):
+        yield "one start in all launches", None
+    else:
+        seen = "each was launched once" if len(every) == len(rows) else "no seed was seen"
+        yield "one start", f"{seen}: launches are compared by speed"
     if any(row.seen.backwards > 1 and not row.seen.cleared for row in rows):
         yield "that the loss is divided by the number of accumulated passes", ""
 
@@ -237,7 +245,7 @@ def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
     """Why the first gradient was not compared with that of the lowest rung; None if it was."""
     pair = row.launches[0], first.launches[0]
     if not same_training.begin_alike(pair):
-        return "no seed is set"
+        return "no seed was seen"
     if same_training.random(pair):
         return "forward passes draw random numbers"
     if same_training.cut(pair):
@@ -309,15 +317,12 @@ def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:
 
 
 def _remarks(row: ScriptRow, bases: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Remarks on a rung, beside launches of the lowest one; each names its ranks."""
+    """Remarks on a rung, beside launches of the lowest one."""
     base = bases[0]
     base_ranks = "one rank" if len(base.ranks) == 1 else f"{len(base.ranks)} ranks"
-    for remark in (
-        *_of_exchanges(row.seen, row.arm.case.world_size),
-        *_of_batches(row, base, base_ranks),
-        *_of_work(row, bases, base_ranks),
-    ):
-        yield f"{row.arm.case.world}: {remark}"
+    yield from _of_exchanges(row.seen, row.arm.case.world_size)
+    yield from _of_batches(row, base, base_ranks)
+    yield from _of_work(row, bases, base_ranks)
 
 
 def _of_exchanges(watched: Watched, world_size: int) -> Iterator[str]:
@@ -354,7 +359,8 @@ def _of_batches(row: ScriptRow, base: LaunchRecord, base_ranks: str) -> Iterator
             f"the loader has {watched.workers} workers a rank, and {first.workers} on"
             f" {base_ranks}: the ratio is of both, of ranks and of workers"
         )
-    parts = 1 if row.arm.case.samples_per_step else script.parts_of_one(watched)
+    whole = watched.drawn == 1  # its data set makes batches
+    parts = 1 if whole or row.arm.case.samples_per_step else script.parts_of_one(watched)
     if parts > 1:
         yield (
             f"a sample that the loader hands out is {parts} rows of what the model gets (a pair, or"
@@ -399,6 +405,11 @@ def _of_work(row: ScriptRow, bases: Sequence[LaunchRecord], base_ranks: str) -> 
         )
     elif any(passes):
         yield f"the window has {passes[0]} forward passes that train nothing"
+    if row.launches is not bases and same_training.less_beside(row.launches, bases):
+        yield (
+            f"a rank evaluates less within the window than on {base_ranks}, since all share it: the"
+            " ratio is of training and evaluation together"
+        )
     if late := _late(row):
         yield late
     grows = case.mode is Mode.WEAK and case.world_size > len(bases[0].ranks)

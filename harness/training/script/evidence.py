@@ -25,7 +25,7 @@ from harness.record import Issued, RankRecord, Watched, WhatRan
 from harness.record.store import Samples, write_text
 from harness.training.accelerator import Accelerator
 from harness.training.observe import beside, issued
-from harness.training.observe.intake import padded
+from harness.training.observe.intake import digest, padded
 from harness.training.rank.barrier import Barrier
 from harness.training.rank.setup import Laps, Rank, RankPlace, device_of
 from harness.training.rank.window import Measured
@@ -263,6 +263,7 @@ def watched_by(watch: Watch) -> Watched:
         parallel=parallel,
         ahead_s=_of_a_step(watch, watch.ahead_s),
         bursts_s=_bursts_s(watch),
+        loose=tuple(digest(iter([parameter]))[:SHORT] for parameter in watch.loose.values()),
         trained_bytes=shards.bytes_of(
             roots, [parameter for parameter in watch.parameters() if parameter.requires_grad]
         ),

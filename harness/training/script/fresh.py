@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -21,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
+from harness.cases import typed
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import RankError
 from harness.record.store import write_text
@@ -46,13 +48,7 @@ def watch_once_grouped(folder: Path) -> None:
 
     def alone(*_: object) -> None:
         if next(updates) >= PATIENCE and not dist.is_initialized():
-            error = LaunchError(
-                "a process trains that is no rank: its launcher has told it none (RANK), and it has"
-                " joined no process group",
-                where="the launcher's words",
-                expected="a launcher that starts as many ranks as {ranks} says, on this device",
-                fix="scaleproof run --script --cpus 2 -- torchrun --nproc_per_node={ranks} x.py",
-            )
+            error = _no_rank(badges.read(badges.path_of(folder, 0)).spec.case.script)
             # A launcher would only say that it has failed.
             _tell(folder / "rank0.error.json", error, error.what, str(error))
             raise error
@@ -83,6 +79,26 @@ def watch_once_grouped(folder: Path) -> None:
 
     dist.init_process_group = joined
     torch.autograd.backward = trained
+
+
+def _no_rank(script: str) -> LaunchError:
+    """The error of a process that no launcher has made a rank."""
+    words = shlex.split(script)
+    what = (
+        "a process trains that is no rank: its launcher has told it none (RANK), and it has joined"
+        " no process group"
+    )
+    variable = ""
+    if typed.launcher(words)[0] == "accelerate launch":
+        what += "; accelerate launch starts one process where there is no GPU"
+        variable = "ACCELERATE_USE_CPU=true "
+    return LaunchError(
+        what,
+        where=script,
+        expected="a launcher that starts as many ranks as {ranks} says, on this device",
+        fix=f"{variable}{typed.RUN} torchrun --nproc_per_node={{ranks}}"
+        f" {shlex.join(typed.after_launcher(words))}",
+    )
 
 
 def watch(path: Path) -> None:

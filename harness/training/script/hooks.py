@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     Optimizer,
@@ -33,7 +34,7 @@ class Observer(Protocol):
     def passing(self) -> None:
         """A forward pass of the training begins, or a backward pass that had none."""
 
-    def handed(self, size: int) -> None:
+    def handed(self, loader: int, size: int) -> None:
         """A loader hands out a batch of so many samples; 0 where nobody knows."""
 
     def called(
@@ -169,13 +170,22 @@ class Hooks:
         return _put(kind, "__call__", watched)
 
     def _wrap_seeds(self) -> None:
-        """Whether the script makes its start the same in every launch."""
+        """Whether the script makes its start the same in every launch: a seed that it sets later
+        than it makes a model is of its data (as torchvision's FakeData is drawn).
+        """
         manual_seed: Callable[[int], torch.Generator] = torch.manual_seed
+        made = False
 
         @functools.wraps(manual_seed)
         def seen(seed: int) -> torch.Generator:
-            self.seeded = True
+            self.seeded |= not made
             return manual_seed(seed)
+
+        def registered(*_: object) -> None:
+            nonlocal made
+            made = True
+
+        self._undo.append(register_module_parameter_registration_hook(registered).remove)
 
         self._replace(torch, "manual_seed", seen)
         self._replace(torch.random, "manual_seed", seen)
@@ -330,6 +340,7 @@ class Hooks:
             return
         self._open = module
         self._trained = True
+        self.loaders.trained()
         if not self._settled:
             self._arrived = samples.first_input(args, kwargs)
         late = id(module) in self._late
@@ -348,6 +359,7 @@ class Hooks:
             return
         if not (torch.is_grad_enabled() and module.training):
             self.evaluations += 1
+            self.loaders.evaluated()
             if torch.is_grad_enabled():
                 self._evaluated = module
 

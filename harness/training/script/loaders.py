@@ -11,7 +11,8 @@ import hashlib
 import re
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
+from enum import Enum, auto
 from typing import Any, cast
 
 from torch.utils.data import (
@@ -33,50 +34,104 @@ ENTRY = 400
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-class Loaders:
-    """Watches all loaders of this process; ``handed`` is told how many samples a batch is of."""
+class Use(Enum):
+    """The use of a batch so far."""
 
-    def __init__(self, handed: Callable[[int], None]) -> None:
+    NONE = auto()
+    TRAINED = auto()
+    EVALUATED = auto()
+
+
+class Loaders:
+    """Watches all loaders of this process; ``handed`` is told a loader's number and how many
+    samples a batch is of.
+
+    Who passes a batch through a model says so: ``trained`` or ``evaluated``. A loader most of whose
+    batches are only evaluated says nothing of the training.
+    """
+
+    def __init__(self, handed: Callable[[int, int], None]) -> None:
         self._handed = handed
         self._last: dict[int, int] = {}
-        #: Samples of the batch that each loader has handed out last.
-        self.sizes: Collection[int] = self._last.values()
         self._batches: Counter[int] = Counter()
+        self._used: dict[int, Use] = {}  # the batches that are out, the latest last
+        self._trained: Counter[int] = Counter()
+        self._evaluated: Counter[int] = Counter()
         self._whole: dict[int, int] = {}
         self._workers: dict[int, int] = {}
         self._samplers: dict[int, str] = {}
         self._datasets: dict[int, weakref.ref[object]] = {}  # they live as long as without us
         self._passes: dict[int, set[int]] = {}
-        self.repeated = False
+        self._repeated = set[int]()
         self.handing = False  # a batch is being made, in this process or another
         self._before: dict[str, Any] = {}
 
     @property
     def workers(self) -> int:
         """Processes of the main loader."""
-        main = self._batches.most_common(1)
-        return self._workers.get(main[0][0], 0) if main else 0
+        return self._workers.get(self._main(), 0)
 
     @property
     def sampler(self) -> str:
         """How the main loader's DistributedSampler shares out samples; empty if it has none."""
-        main = self._batches.most_common(1)
-        return self._samplers.get(main[0][0], "") if main else ""
+        return self._samplers.get(self._main(), "")
 
     @property
     def whole(self) -> int:
         """Samples of the data set if this rank's main loader draws all of them, else 0."""
-        main = self._batches.most_common(1)
-        return self._whole.get(main[0][0], 0) if main else 0
+        return self._whole.get(self._main(), 0)
 
     @property
     def stored(self) -> str:
         """A digest of what the main loader's data set stores for some of its samples; empty where
         it stores nothing, as one that makes them up.
         """
-        main = self._batches.most_common(1)
-        known = self._datasets.get(main[0][0]) if main else None
+        known = self._datasets.get(self._main())
         return _stored(known()) if known is not None else ""
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a sampler that trains has shuffled two whole passes alike: it was not told which
+        one it is.
+        """
+        return any(map(self.trains, self._repeated))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Samples of the batch that each loader of the training has handed out last."""
+        return [size for number, size in self._last.items() if self.trains(number)]
+
+    def trains(self, number: int) -> bool:
+        """Whether as many of a loader's batches train as are only evaluated."""
+        return self._evaluated[number] <= self._trained[number]
+
+    def _main(self) -> int:
+        """The number of the loader with most batches of the training; 0 where there is none."""
+        batches = {number: n for number, n in self._batches.items() if self.trains(number)}
+        return max(batches, key=batches.__getitem__, default=0)
+
+    def trained(self) -> None:
+        """A training's forward pass: of the latest batch that nobody has used yet, of a loader of
+        which nothing was evaluated if there is one.
+        """
+        unused = [number for number, use in self._used.items() if use is Use.NONE]
+        latest = sorted(unused, key=lambda number: not self._evaluated[number]) or list(self._used)
+        if latest:
+            self._use(latest[-1], Use.TRAINED)
+
+    def evaluated(self) -> None:
+        """A forward pass that trains nothing: of the latest batch."""
+        number = next(reversed(self._used), 0)
+        if self._used.get(number) is Use.NONE:
+            self._use(number, Use.EVALUATED)
+
+    def _use(self, number: int, use: Use) -> None:
+        """A batch counts once: an evaluation of one that trains, too, as a teacher's, is none."""
+        counts = {Use.TRAINED: self._trained, Use.EVALUATED: self._evaluated}
+        if self._used[number] is not Use.NONE:
+            counts[self._used[number]][number] -= 1
+        counts[use][number] += 1
+        self._used[number] = use
 
     def remove(self) -> None:
         """Loaders are as they were."""
@@ -124,20 +179,25 @@ class Loaders:
             finally:
                 self.handing = False
             size = sizes.popleft() if sizes else 0
-            self._batches[id(loader)] += 1
-            self._last[id(loader)] = size
-            self._handed(size)
+            number = id(loader)
+            self._batches[number] += 1
+            self._last[number] = size
+            self._used.pop(number, None)
+            self._used[number] = Use.NONE
+            self._handed(number, size)
             return batch
 
         kind.__init__, kind._next_index, kind.__next__ = made, drawn, handed
 
     def _passed(self, loader: DataLoader[Any]) -> None:
-        """A sampler that shuffles two whole passes alike was not told which one it is."""
+        """A loader has come to its end."""
+        self._used.pop(id(loader), None)
         sampler = _sampler(loader)
         if not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
             return
         epochs = self._passes.setdefault(id(sampler), set())
-        self.repeated |= sampler.epoch in epochs
+        if sampler.epoch in epochs:
+            self._repeated.add(id(loader))
         epochs.add(sampler.epoch)
 
 

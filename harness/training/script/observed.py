@@ -6,7 +6,7 @@ A hook finds caches full of the step's own data: each function that it calls cos
 import functools
 import itertools
 from abc import abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, time_ns
 from typing import Any
@@ -46,7 +46,7 @@ class Observed:
         self._called_ns = 0  # when the root that is open was called
         self._free_s = 0.0  # when the last pass or update was over
         self.rows: dict[int, Rows] = {}
-        self.drawn: dict[int, int] = {}  # samples that loaders handed out, by sentence
+        self._drawn: dict[int, dict[int, int]] = {}  # samples that a loader handed out, by sentence
         self.unclear = ""
         self._unread = False
         self.searched = self.random = False
@@ -56,6 +56,7 @@ class Observed:
         self.dtype = ""
         self.norm2 = 0.0
         self._normed = set[int]()  # parameters in it: an optimizer may step another one
+        self.loose: dict[int, Tensor] = {}  # trained, and of no root: no wrapper knows of them
         self.updates: list[list[Tensor]] = []  # of those looked at: whether elements have changed
         self._stepped_from: dict[int, list[Tensor]] = {}
         self._losses_on_cpu: list[tuple[int, float]] = []  # sentence, loss
@@ -79,9 +80,19 @@ class Observed:
         """Whether the sentence that begins is one whose samples are told apart."""
         return True
 
-    def handed(self, size: int) -> None:
+    def handed(self, loader: int, size: int) -> None:
         sentence = len(self.sentences.words)
-        self.drawn[sentence] = self.drawn.get(sentence, 0) + size
+        of_loader = self._drawn.setdefault(loader, {})
+        of_loader[sentence] = of_loader.get(sentence, 0) + size
+
+    @property
+    def drawn(self) -> Mapping[int, int]:
+        """Samples that loaders handed out for the training, by sentence."""
+        sums: Counter[int] = Counter()
+        for loader, by_sentence in self._drawn.items():
+            if self.hooks.loaders.trains(loader):
+                sums.update(by_sentence)
+        return sums
 
     def called(
         self, number: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -145,6 +156,7 @@ class Observed:
     def stepping(self, number: int, optimizer: Optimizer) -> None:
         if not self.sentences.words:
             self._look_at_gradients(optimizer)
+            self._look_beside_roots(optimizer)
         if self.looking:
             self._stepped_from[number] = [part.clone() for part in _some_elements(optimizer)]
 
@@ -206,6 +218,27 @@ class Observed:
                         else parameter.grad
                     )
                     self.norm2 += float(grad.detach().double().square().sum())
+
+    def _look_beside_roots(self, optimizer: Optimizer) -> None:
+        """Note the parameters that train with those of the roots, and are of none, if the next
+        backward passes reach them: what an optimizer keeps for itself, a copy in another precision
+        or a part of it, none does. Those of an optimizer of their own may be each rank's (an
+        attack on its samples, say).
+        """
+        of_roots = {id(parameter) for parameter in self.parameters()}
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        beside = [parameter for parameter in trained if id(parameter) not in of_roots]
+        for parameter in beside if len(beside) < len(trained) else ():
+            if parameter.is_leaf and parameter.requires_grad:
+                self._note_once_reached(parameter)
+
+    def _note_once_reached(self, parameter: Tensor) -> None:
+        def reached(leaf: Tensor) -> None:
+            handle.remove()
+            if self.hooks.looking:
+                self.loose[id(leaf)] = leaf
+
+        handle = parameter.register_post_accumulate_grad_hook(reached)
 
     def _note(self, loss: Tensor) -> None:
         """A number where reading it waits for nothing, else in one tensor (``window.StepLog``)."""

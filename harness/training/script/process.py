@@ -36,6 +36,10 @@ QUOTED = 160
 LAUNCHER = re.compile(r"^E\d{4} .*\] failed \(exitcode.*$", re.M)
 #: How to see more of an error, which is not the error.
 HINT = re.compile(r"HYDRA_FULL_ERROR|--help|^For more (information|details)|^At:$", re.IGNORECASE)
+#: What Python says on the way, also of semaphores as a process ends, and the line of code below.
+WARNING = re.compile(r"^.*\b\w*Warning: .*\n?([ \t]+.*\n?)?", re.M)
+#: The class of an error of ours, whose words are enough.
+OURS = re.compile(r"^harness\.base\.errors\.\w+: ")
 
 
 def command_of(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore) -> ScriptCommand:
@@ -151,15 +155,16 @@ def last_words(text: str) -> str:
     """The last line of a log that names a reason.
 
     Hints on how to see more (hydra's), what is indented beneath a message, and frames around it
-    (torch's of C++ are headed "At:") name none, nor does what torch's launcher adds when a rank of
-    its has failed.
+    (torch's of C++ are headed "At:") name none, nor do warnings, nor what torch's launcher adds
+    when a rank of its has failed.
     """
     ranks, launcher, _ = text.partition(next(iter(LAUNCHER.findall(text)), "\0"))
     text = ranks if launcher and ranks.strip() else text
+    text = WARNING.sub("", text)
     lines = [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
     lines = [line for line in lines if any(c.isalnum() for c in line)]
     named = [line for line in lines if not line[0].isspace() and not HINT.search(line)]
-    return next(reversed(named or lines), "").strip()
+    return OURS.sub("", next(reversed(named or lines), "").strip())
 
 
 def source(command: ScriptCommand, folder: Path) -> str:

@@ -62,7 +62,7 @@ def _own_launcher(script: str) -> LaunchError:
 
 
 def _called_by(process: BaseProcess) -> list[object]:
-    """What a process begins with: its target, and the functions that this is handed."""
+    """The functions that a process begins with: its target, and those that this is handed."""
     return [getattr(process, "_target", None), *getattr(process, "_args", ())]
 
 

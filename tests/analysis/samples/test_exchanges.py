@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.samples.script import accumulated, extra_exchange, shards
+from harness.analysis.samples.script import (
+    _in_parts,
+    _where,
+    accumulated,
+    extra_exchange,
+    shards,
+)
 from harness.interface.report.script import _replicas
 from harness.record import Issued, Watched
 
@@ -94,3 +100,18 @@ def test_shards_that_are_exchanged_as_needed_are_said_to_be(gathers: int, *, sai
     listed = [what for what, _ in _replicas([sharded])]
     assert ("shards exchanged as often as needed" in listed) is said
     assert bool([*shards(sharded)]) is not said
+
+
+def test_tables_that_ranks_swap_are_parts_though_they_begin_alike() -> None:
+    """DLRM: every rank is given the whole batch, has tables of its own, and one seed makes these."""
+    cut = replace(seen(1.0, 1, 1), cut=True, sharded=True)
+    swapped = {**cut.collectives, "all_to_all": Issued(count=2, payload_bytes=32_768)}
+    assert _in_parts([replace(cut, collectives=swapped)] * 2)
+    assert not _in_parts([cut] * 2), "a batch that nobody shares out"
+
+
+def test_frozen_modules_are_none_of_those_that_are_alike() -> None:
+    names, bits = ("body", "lora"), [("0", "a"), ("0", "b")]
+    assert _where(names, bits) == " in lora (the other module is alike)"
+    assert _where(names, bits, trained=[False, True]) == "", "all that train differ"
+    assert _where(names, bits, trained=[True, True]).startswith(" in lora")

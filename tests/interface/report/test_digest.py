@@ -19,7 +19,7 @@ from harness.interface.report.digest import document, markdown, table
 from harness.interface.report.headline import decide, headline, why_open
 from harness.interface.report.page.page import render
 from harness.interface.report.text import paint
-from harness.record import Reason, RunRecord, Status
+from harness.record import Cause, Reason, RunRecord, Status
 
 
 def changed(run: RunRecord, **fields: Any) -> RunRecord:
@@ -72,6 +72,24 @@ def test_a_run_whose_time_was_over_says_how_long_all_of_it_takes(sample_run: Run
     assert 60 * (minutes - 1) < total_s <= 60 * minutes
     (never,) = decide(replace(cut, launches=()))
     assert never.endswith("m"), "by the budget, where nothing ran"
+
+
+def test_a_script_that_knows_no_local_rank_is_given_torchs_newer_launcher(
+    sample_run: RunRecord,
+) -> None:
+    """It says "rank", and more of these would not help it."""
+    launcher = "scaleproof run --script --cpus 2 -- python -m torch.distributed.launch train.py"
+    settings = replace(sample_run.settings, argv=tuple(launcher.split()))
+    cause = Cause(
+        rank=0, kind="exception", phase="build", step=0, sure=True,
+        message="left with status 2: train.py: error: unrecognized arguments: --local-rank=0",
+    )  # fmt: skip
+    (first, *others) = sample_run.launches
+    run = replace(sample_run, settings=settings, launches=(replace(first, cause=cause), *others))
+    assert decide(run) == [
+        "as its launcher gives it --local-rank: scaleproof run --script --cpus 2 --"
+        " python -m torch.distributed.run train.py"
+    ]
 
 
 @pytest.mark.parametrize("status", [Status.INCONCLUSIVE, Status.ERROR])

@@ -1,14 +1,17 @@
-"""What a data set stores, by which ranks that share one are told from ranks with their own."""
+"""What loaders tell of a training: which of them train, and what their data sets store."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 from harness.training.script.loaders import _stored
+from harness.training.script.observed import Observed
 
 
 class Wordless:
@@ -71,3 +74,117 @@ def test_tensors_are_told_by_their_values() -> None:
 @pytest.mark.parametrize("kind", [MadeUp, Slots, lambda: Broken("a"), lambda: None, lambda: [1, 2]])
 def test_what_stores_nothing_or_cannot_be_asked_is_unknown(kind: Any) -> None:
     assert _stored(kind()) == ""
+
+
+class Following(Observed):
+    """Looks at every step."""
+
+    def mark(self) -> None: ...
+
+
+@pytest.fixture
+def observed() -> Iterator[Following]:
+    observed = Following()
+    observed.hooks.install()
+    yield observed
+    observed.hooks.remove()
+
+
+def loader(rows: int, batch: int, *, shuffles: bool = False) -> DataLoader[Any]:
+    data = TensorDataset(torch.randn(rows, 8))
+    sampler = DistributedSampler(data, num_replicas=2, rank=0) if shuffles else None
+    return DataLoader(data, batch_size=batch, sampler=sampler)
+
+
+def step(net: nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    net(x).square().mean().backward()
+    optimizer.step()
+
+
+def evaluate(net: nn.Module, batches: DataLoader[Any], most: int = 100) -> None:
+    net.eval()
+    with torch.no_grad():
+        for number, (x,) in enumerate(batches):
+            if number == most:
+                break
+            net(x)
+    net.train()
+
+
+@pytest.mark.parametrize("most", [1, 100], ids=["breaks off", "to its end"])
+@pytest.mark.parametrize("first", [False, True], ids=["after the step", "before it"])
+def test_what_evaluations_draw_is_not_of_the_training(
+    observed: Following, *, first: bool, most: int
+) -> None:
+    """Its samples, its sampler's epochs and its batches' sizes, wherever it stands in the loop."""
+    net = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    training, rest = loader(64, 16), loader(48, 2, shuffles=True)
+    for (x,) in training:
+        if first:
+            evaluate(net, rest, most)
+        step(net, x, optimizer)
+        if not first:
+            evaluate(net, rest, most)
+    assert [observed.drawn[sentence] for sentence in (1, 2)] == [16, 16]
+    assert observed.hooks.loaders.sizes == [16]
+    assert not observed.hooks.loaders.repeated and not observed.hooks.loaders.sampler
+    assert observed.hooks.loaders.whole == 64
+
+
+def test_a_batch_that_a_teacher_sees_first_is_one_of_the_training(observed: Following) -> None:
+    net = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for (x,) in loader(64, 16):
+        for _ in range(2):
+            net.eval()
+            with torch.no_grad():
+                net(x)
+        net.train()
+        step(net, x, optimizer)
+    assert observed.drawn[1] == 16 and observed.hooks.loaders.sizes == [16]
+
+
+def test_loaders_that_train_together_are_added_up(observed: Following) -> None:
+    net = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for (labelled,), (more,) in zip(loader(64, 16), loader(32, 8), strict=True):
+        step(net, torch.cat([labelled, more]), optimizer)
+    assert observed.drawn[1] == 24
+
+
+def test_epochs_that_a_training_repeats_are_told(observed: Following) -> None:
+    net = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    batches = loader(64, 16, shuffles=True)
+    for _ in range(2):
+        for (x,) in batches:
+            step(net, x, optimizer)
+    assert observed.hooks.loaders.repeated
+
+
+def test_a_seed_that_data_set_is_none_of_the_training(observed: Following) -> None:
+    nn.Linear(8, 8)
+    torch.manual_seed(3)
+    assert not observed.hooks.seeded
+
+
+def test_a_seed_before_the_model_is_one(observed: Following) -> None:
+    torch.manual_seed(3)
+    nn.Linear(8, 8)
+    assert observed.hooks.seeded
+
+
+def test_parameters_that_train_beside_all_modules_are_known(observed: Following) -> None:
+    """What an optimizer keeps for itself, a part in another precision say, is none of them."""
+    net = nn.Linear(8, 8)
+    scale = nn.Parameter(torch.ones(()))
+    master = nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.SGD([*net.parameters(), scale, master], lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (net(torch.randn(4, 8)).square().mean() * scale).backward()
+        master.grad = torch.ones(8)
+        optimizer.step()
+    assert list(observed.loose) == [id(scale)]

@@ -63,6 +63,17 @@ HYDRA = "\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stac
     ("log", "reason"),
     [
         (
+            "ProcessExitedException: process 1 terminated with signal SIGABRT\n"
+            "resource_tracker.py:254: UserWarning: There appear to be 1 leaked semaphore objects\n"
+            "  warnings.warn('resource_tracker: There appear to be %d '\n",
+            "ProcessExitedException: process 1 terminated with signal SIGABRT",
+        ),
+        ("train.py:71: UserWarning: Implicit dimension\n  loss = f(x)\n", ""),
+        (
+            "harness.base.errors.LaunchError: each rank starts ranks of its own\n",
+            "each rank starts ranks of its own",
+        ),
+        (
             "Error executing job with overrides: []\nTraceback (most recent call last):\n"
             '  File "main.py", line 5, in main\n    ddp_setup()\nRuntimeError: no GPU' + HYDRA,
             "RuntimeError: no GPU",

@@ -37,6 +37,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     monkeypatch.setattr(spawn, "start_processes", spawn.start_processes)
     monkeypatch.setattr(mp, "start_processes", mp.start_processes)
     monkeypatch.setattr(BaseProcess, "start", BaseProcess.start)
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)  # whatever other tests have left
     spawning.refuse_spawning(request.param)
     yield
 

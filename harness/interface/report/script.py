@@ -405,7 +405,8 @@ def _of_work(row: ScriptRow, bases: Sequence[LaunchRecord], base_ranks: str) -> 
         )
     elif any(passes):
         yield f"the window has {passes[0]} forward passes that train nothing"
-    if row.launches is not bases and same_training.less_beside(row.launches, bases):
+    shared = len(set(passes)) == 1 and row.launches is not bases
+    if shared and same_training.less_beside(row.launches, bases):
         yield (
             f"a rank evaluates less within the window than on {base_ranks}, since all share it: the"
             " ratio is of training and evaluation together"

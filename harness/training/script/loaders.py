@@ -98,16 +98,22 @@ class Loaders:
 
     @property
     def sizes(self) -> list[int]:
-        """Samples of the batch that each loader of the training has handed out last."""
-        return [size for number, size in self._last.items() if self.trains(number)]
+        """Samples of the batch that each loader which was seen to train has handed out last."""
+        return [size for number, size in self._last.items() if self._is_used(number)]
 
     def trains(self, number: int) -> bool:
         """Whether as many of a loader's batches train as are only evaluated."""
         return self._evaluated[number] <= self._trained[number]
 
+    def _is_used(self, number: int) -> bool:
+        """Whether the training was seen to use its batches: the first ones may be an evaluation's,
+        before anybody knows what the training calls.
+        """
+        return self._trained[number] > 0 and self.trains(number)
+
     def _main(self) -> int:
         """The number of the loader with most batches of the training; 0 where there is none."""
-        batches = {number: n for number, n in self._batches.items() if self.trains(number)}
+        batches = {number: n for number, n in self._batches.items() if self._is_used(number)}
         return max(batches, key=batches.__getitem__, default=0)
 
     def trained(self) -> None:

@@ -133,6 +133,17 @@ def test_what_evaluations_draw_is_not_of_the_training(
     assert observed.hooks.loaders.whole == 64
 
 
+def test_an_evaluation_before_the_first_step_is_not_of_the_training(observed: Following) -> None:
+    """Nor is one that a loader follows which nobody has seen: it was there before us."""
+    net = nn.Linear(8, 8)
+    evaluate(net, loader(3, 1))
+    assert observed.hooks.loaders.sizes == [] and observed.hooks.loaders.whole == 0
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        step(net, torch.randn(4, 8), optimizer)
+    assert observed.hooks.loaders.sizes == []
+
+
 def test_a_batch_that_a_teacher_sees_first_is_one_of_the_training(observed: Following) -> None:
     net = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -10,8 +10,9 @@ import functools
 import hashlib
 import re
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, cast
 
@@ -25,9 +26,11 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-#: Where an iterator keeps the sizes of batches that it has not handed out yet, and its loader.
+#: Where an iterator keeps the sizes of batches that it has not handed out yet, its loader, and what
+#: is known of that.
 _SIZES = "scaleproof_sizes"
 _LOADER = "scaleproof_loader"
+_SEEN = "scaleproof_seen"
 #: Characters of an entry that tell it from others.
 ENTRY = 400
 #: Where an object of no words lies says nothing of what it is.
@@ -42,6 +45,45 @@ class Use(Enum):
     EVALUATED = auto()
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Seen:
+    """One loader: how it shares out its data set, and what became of its batches so far.
+
+    It lives as long as without us, and so does its data set.
+    """
+
+    number: int
+    loader: weakref.ref[DataLoader[Any]]
+    workers: int = 0
+    sampler: str = ""
+    whole: int = 0
+    dataset: weakref.ref[object] | None = None
+    batches: int = 0
+    size: int = 0  # samples of the last batch
+    use: Use = Use.NONE  # of the last batch
+    trained: int = 0
+    evaluated: int = 0
+    repeated: bool = False  # its sampler has shuffled two whole passes alike
+
+    @property
+    def trains(self) -> bool:
+        """Whether as many of its batches train as are only evaluated."""
+        return self.evaluated <= self.trained
+
+    @property
+    def used(self) -> bool:
+        """Whether the training was seen to use it: first batches may be an evaluation's, before
+        anybody knows what the training calls.
+        """
+        return self.trained > 0 and self.trains
+
+    def turn(self, use: Use) -> None:
+        """A batch counts once: an evaluation of one that trains, too, as a teacher's, is none."""
+        self.trained += (use is Use.TRAINED) - (self.use is Use.TRAINED)
+        self.evaluated += (use is Use.EVALUATED) - (self.use is Use.EVALUATED)
+        self.use = use
+
+
 class Loaders:
     """Watches all loaders of this process; ``handed`` is told a loader's number and how many
     samples a batch is of.
@@ -52,92 +94,70 @@ class Loaders:
 
     def __init__(self, handed: Callable[[int, int], None]) -> None:
         self._handed = handed
-        self._last: dict[int, int] = {}
-        self._batches: Counter[int] = Counter()
-        self._used: dict[int, Use] = {}  # the batches that are out, the latest last
-        self._trained: Counter[int] = Counter()
-        self._evaluated: Counter[int] = Counter()
-        self._whole: dict[int, int] = {}
-        self._workers: dict[int, int] = {}
-        self._samplers: dict[int, str] = {}
-        self._datasets: dict[int, weakref.ref[object]] = {}  # they live as long as without us
+        self._every: list[Seen] = []
+        self._known: dict[int, Seen] = {}  # by the id of a loader that may be gone
+        self._out: list[Seen] = []  # those that have handed out a batch, the latest last
         self._passes: dict[int, set[int]] = {}
-        self._repeated = set[int]()
         self.handing = False  # a batch is being made, in this process or another
         self._before: dict[str, Any] = {}
 
     @property
     def workers(self) -> int:
         """Processes of the main loader."""
-        return self._workers.get(self._main(), 0)
+        return main.workers if (main := self._main()) else 0
 
     @property
     def sampler(self) -> str:
         """How the main loader's DistributedSampler shares out samples; empty if it has none."""
-        return self._samplers.get(self._main(), "")
+        return main.sampler if (main := self._main()) else ""
 
     @property
     def whole(self) -> int:
         """Samples of the data set if this rank's main loader draws all of them, else 0."""
-        return self._whole.get(self._main(), 0)
+        return main.whole if (main := self._main()) else 0
 
     @property
     def stored(self) -> str:
         """A digest of what the main loader's data set stores for some of its samples; empty where
         it stores nothing, as one that makes them up.
         """
-        known = self._datasets.get(self._main())
-        return _stored(known()) if known is not None else ""
+        main = self._main()
+        return _stored(main.dataset()) if main is not None and main.dataset is not None else ""
 
     @property
     def repeated(self) -> bool:
         """Whether a sampler that trains has shuffled two whole passes alike: it was not told which
         one it is.
         """
-        return any(map(self.trains, self._repeated))
+        return any(seen.repeated and seen.trains for seen in self._every)
 
     @property
     def sizes(self) -> list[int]:
-        """Samples of the batch that each loader which was seen to train has handed out last."""
-        return [size for number, size in self._last.items() if self._is_used(number)]
+        """Samples of the batch that each loader of the training has handed out last."""
+        return [seen.size for seen in self._every if seen.used]
 
     def trains(self, number: int) -> bool:
         """Whether as many of a loader's batches train as are only evaluated."""
-        return self._evaluated[number] <= self._trained[number]
+        return self._every[number].trains
 
-    def _is_used(self, number: int) -> bool:
-        """Whether the training was seen to use its batches: the first ones may be an evaluation's,
-        before anybody knows what the training calls.
-        """
-        return self._trained[number] > 0 and self.trains(number)
-
-    def _main(self) -> int:
-        """The number of the loader with most batches of the training; 0 where there is none."""
-        batches = {number: n for number, n in self._batches.items() if self._is_used(number)}
-        return max(batches, key=batches.__getitem__, default=0)
+    def _main(self) -> Seen | None:
+        """The loader with most batches of the training."""
+        used = [seen for seen in self._every if seen.used]
+        return max(used, key=lambda seen: seen.batches, default=None)
 
     def trained(self) -> None:
         """A training's forward pass: of the latest batch that nobody has used yet, of a loader of
         which nothing was evaluated if there is one.
         """
-        unused = [number for number, use in self._used.items() if use is Use.NONE]
-        latest = sorted(unused, key=lambda number: not self._evaluated[number]) or list(self._used)
+        unused = [seen for seen in self._out if seen.use is Use.NONE]
+        latest = [seen for seen in unused if not seen.evaluated] or unused or self._out
         if latest:
-            self._use(latest[-1], Use.TRAINED)
+            latest[-1].turn(Use.TRAINED)
 
     def evaluated(self) -> None:
         """A forward pass that trains nothing: of the latest batch."""
-        number = next(reversed(self._used), 0)
-        if self._used.get(number) is Use.NONE:
-            self._use(number, Use.EVALUATED)
-
-    def _use(self, number: int, use: Use) -> None:
-        """A batch counts once: an evaluation of one that trains, too, as a teacher's, is none."""
-        counts = {Use.TRAINED: self._trained, Use.EVALUATED: self._evaluated}
-        if self._used[number] is not Use.NONE:
-            counts[self._used[number]][number] -= 1
-        counts[use][number] += 1
-        self._used[number] = use
+        if self._out and self._out[-1].use is Use.NONE:
+            self._out[-1].turn(Use.EVALUATED)
 
     def remove(self) -> None:
         """Loaders are as they were."""
@@ -154,12 +174,8 @@ class Loaders:
         @functools.wraps(make)
         def made(iterator: Any, loader: DataLoader[Any], *args: Any, **more: Any) -> None:
             setattr(iterator, _LOADER, loader)
+            setattr(iterator, _SEEN, self._see(loader))
             setattr(iterator, _SIZES, deque())
-            self._whole[id(loader)] = _drawn_whole(loader)
-            self._workers[id(loader)] = loader.num_workers
-            self._samplers[id(loader)] = _shuffles(loader)
-            with contextlib.suppress(TypeError):  # a list
-                self._datasets[id(loader)] = weakref.ref(loader.dataset)
             make(iterator, loader, *args, **more)
 
         @functools.wraps(draw)
@@ -171,39 +187,51 @@ class Loaders:
 
         @functools.wraps(hand)
         def handed(iterator: Any) -> Any:
-            loader = getattr(iterator, _LOADER, None)
-            if loader is None:  # one that never called what it inherits
+            seen = getattr(iterator, _SEEN, None)
+            if seen is None:  # one that never called what it inherits
                 return hand(iterator)
             sizes = getattr(iterator, _SIZES)
             self.handing = True
             try:
                 batch = hand(iterator)
             except StopIteration:
-                self._passed(loader)
+                self._passed(seen, getattr(iterator, _LOADER))
                 sizes.clear()
                 raise
             finally:
                 self.handing = False
-            size = sizes.popleft() if sizes else 0
-            number = id(loader)
-            self._batches[number] += 1
-            self._last[number] = size
-            self._used.pop(number, None)
-            self._used[number] = Use.NONE
-            self._handed(number, size)
+            seen.batches += 1
+            seen.size = sizes.popleft() if sizes else 0
+            seen.use = Use.NONE
+            if not self._out or self._out[-1] is not seen:
+                self._out = [*(other for other in self._out if other is not seen), seen]
+            self._handed(seen.number, seen.size)
             return batch
 
         kind.__init__, kind._next_index, kind.__next__ = made, drawn, handed
 
-    def _passed(self, loader: DataLoader[Any]) -> None:
+    def _see(self, loader: DataLoader[Any]) -> Seen:
+        """The knowledge of a loader; one that was made anew for this pass is another."""
+        seen = self._known.get(id(loader))
+        if seen is None or seen.loader() is not loader:
+            seen = Seen(number=len(self._every), loader=weakref.ref(loader))
+            self._every.append(seen)
+            self._known[id(loader)] = seen
+        seen.whole = _drawn_whole(loader)
+        seen.workers = loader.num_workers
+        seen.sampler = _shuffles(loader)
+        with contextlib.suppress(TypeError):  # a list
+            seen.dataset = weakref.ref(loader.dataset)
+        return seen
+
+    def _passed(self, seen: Seen, loader: DataLoader[Any]) -> None:
         """A loader has come to its end."""
-        self._used.pop(id(loader), None)
+        self._out = [other for other in self._out if other is not seen]
         sampler = _sampler(loader)
         if not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
             return
         epochs = self._passes.setdefault(id(sampler), set())
-        if sampler.epoch in epochs:
-            self._repeated.add(id(loader))
+        seen.repeated |= sampler.epoch in epochs
         epochs.add(sampler.epoch)
 
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from types import FunctionType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch.distributed as dist
 import torch.multiprocessing
@@ -37,8 +37,7 @@ def refuse_spawning(script: str) -> None:
 
     vars(spawning)["start_processes"] = refuse
     torch.multiprocessing.start_processes = refuse
-    vars_of_process: Any = BaseProcess
-    vars_of_process.start = started
+    cast(Any, BaseProcess).start = started
 
 
 def _own_launcher(script: str) -> LaunchError:

@@ -144,6 +144,18 @@ def test_an_evaluation_before_the_first_step_is_not_of_the_training(observed: Fo
     assert observed.hooks.loaders.sizes == []
 
 
+def test_a_loader_made_anew_for_each_pass_is_another(observed: Following) -> None:
+    """It may lie where one was that is gone."""
+    net = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(8):
+        for (x,) in loader(32, 16):
+            step(net, x, optimizer)
+        evaluate(net, loader(48, 2))
+    assert {observed.drawn[sentence] for sentence in range(1, 15)} == {16}
+    assert set(observed.hooks.loaders.sizes) == {16} and observed.hooks.loaders.whole == 32
+
+
 def test_a_batch_that_a_teacher_sees_first_is_one_of_the_training(observed: Following) -> None:
     net = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

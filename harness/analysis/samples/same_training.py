@@ -166,7 +166,8 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
     if less_beside(mine, base) and max(map(_aside_of_all, mine)) < LESS * min(
         map(_aside_of_all, base)
     ):
-        there, here = min(map(_aside, base)), max(map(_aside, mine))
+        there = min(map(_aside, base))
+        here = max(map(_aside, mine))
         yield (
             f"work: of {_of(base[0])} one computes {si(there, 'FLOP')} beside its training in a"
             f" step, none more than {si(here, 'FLOP')} here: is there an evaluation there?"

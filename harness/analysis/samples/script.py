@@ -296,6 +296,7 @@ def _training(
     if case.world_size < 2 or _in_parts(watched):
         return
     yield from _replicas(ranks, watched)
+    yield from _beside_modules(watched)
     if extra := extra_exchange(watched[0]):
         yield extra
 
@@ -339,13 +340,6 @@ def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterat
                 " (model.module(x)), or within no_sync()?"
             )
         yield f"replicas: ranks ended with different parameters{where}: {question}"
-    if len({w.loose for w in watched}) > 1:
-        (number, *_) = (len(w.loose) for w in watched)
-        yield (
-            f"replicas: ranks ended with different values of {_loose(number)} that no module has"
-            " which is called, and that is trained: does what exchanges gradients,"
-            " DistributedDataParallel say, know of it?"
-        )
     if large == {"broadcast"}:
         yield (
             "gradients: a step only broadcasts: what the other ranks have computed reaches nobody;"
@@ -353,8 +347,16 @@ def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterat
         )
 
 
-def _loose(number: int) -> str:
-    return f"{number} parameters" if number > 1 else "a parameter"
+def _beside_modules(watched: Sequence[Watched]) -> Iterator[str]:
+    """Whether parameters stay alike that train, and are of no module that is called."""
+    if len({w.loose for w in watched}) == 1:
+        return
+    number = max(len(w.loose) for w in watched)
+    what = f"{number} trained parameters" if number > 1 else "a trained parameter"
+    yield (
+        f"replicas: ranks ended with different values of {what} that no called module has: does"
+        " what exchanges gradients, DistributedDataParallel say, know of it?"
+    )
 
 
 def _trained(watched: Sequence[Watched]) -> list[bool]:

@@ -46,7 +46,7 @@ class Use(Enum):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Seen:
+class OneLoader:
     """One loader: how it shares out its data set, and what became of its batches so far.
 
     It lives as long as without us, and so does its data set.
@@ -94,9 +94,9 @@ class Loaders:
 
     def __init__(self, handed: Callable[[int, int], None]) -> None:
         self._handed = handed
-        self._every: list[Seen] = []
-        self._known: dict[int, Seen] = {}  # by the id of a loader that may be gone
-        self._out: list[Seen] = []  # those that have handed out a batch, the latest last
+        self._every: list[OneLoader] = []
+        self._known: dict[int, OneLoader] = {}  # by the id of a loader that may be gone
+        self._out: list[OneLoader] = []  # those that have handed out a batch, the latest last
         self._passes: dict[int, set[int]] = {}
         self.handing = False  # a batch is being made, in this process or another
         self._before: dict[str, Any] = {}
@@ -140,7 +140,7 @@ class Loaders:
         """Whether as many of a loader's batches train as are only evaluated."""
         return self._every[number].trains
 
-    def _main(self) -> Seen | None:
+    def _main(self) -> OneLoader | None:
         """The loader with most batches of the training."""
         used = [seen for seen in self._every if seen.used]
         return max(used, key=lambda seen: seen.batches, default=None)
@@ -210,11 +210,11 @@ class Loaders:
 
         kind.__init__, kind._next_index, kind.__next__ = made, drawn, handed
 
-    def _see(self, loader: DataLoader[Any]) -> Seen:
+    def _see(self, loader: DataLoader[Any]) -> OneLoader:
         """The knowledge of a loader; one that was made anew for this pass is another."""
         seen = self._known.get(id(loader))
         if seen is None or seen.loader() is not loader:
-            seen = Seen(number=len(self._every), loader=weakref.ref(loader))
+            seen = OneLoader(number=len(self._every), loader=weakref.ref(loader))
             self._every.append(seen)
             self._known[id(loader)] = seen
         seen.whole = _drawn_whole(loader)
@@ -224,7 +224,7 @@ class Loaders:
             seen.dataset = weakref.ref(loader.dataset)
         return seen
 
-    def _passed(self, seen: Seen, loader: DataLoader[Any]) -> None:
+    def _passed(self, seen: OneLoader, loader: DataLoader[Any]) -> None:
         """A loader has come to its end."""
         self._out = [other for other in self._out if other is not seen]
         sampler = _sampler(loader)

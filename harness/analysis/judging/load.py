@@ -16,6 +16,8 @@ from harness.record import LaunchRecord, Purpose, RunRecord
 
 #: Less than this is what clock ticks tell: 10 ms in a third of a second.
 LEAST_LOAD = 0.02
+#: Busy time of a core is counted in these ticks, and may be one of them off.
+TICK_S = 0.01
 #: No rank is taken to have lost more: then nothing is known of it.
 MOST_LOST = 0.99
 
@@ -92,10 +94,17 @@ def _cpu_of_step(launch: LaunchRecord) -> float | None:
 
 def sentence(launches: Sequence[LaunchRecord], name: str) -> str:
     """Who took how much from these launches of one arm, where it is worth a word."""
-    shares = [launch.foreign_load for launch in launches if launch.foreign_load is not None]
-    if shares and fmean(shares) > admission.FOREIGN_LOAD:
-        return f"others used {fmean(shares):.0%} of the cores of {name}"
+    known = [launch for launch in launches if launch.foreign_load is not None]
+    if known and fmean(map(_sure, known)) > admission.FOREIGN_LOAD:
+        share = fmean(launch.foreign_load or 0.0 for launch in known)
+        return f"others used {share:.0%} of the cores of {name}"
     worst = max((launch.throttled or 0.0 for launch in launches), default=0.0)
     if worst > admission.THROTTLED:
         return f"a CPU quota held the ranks of {name} back for {worst:.0%} of the time"
     return ""
+
+
+def _sure(launch: LaunchRecord) -> float:
+    """The share of its cores that others used at least: a window of few ticks tells nothing."""
+    window_s = max((rank.window_s for rank in launch.ranks), default=0.0)
+    return max(0.0, (launch.foreign_load or 0.0) - TICK_S / window_s) if window_s else 0.0

@@ -208,12 +208,13 @@ def watched_by(watch: Watch) -> Watched:
     last = edges[-2], edges[-1]
     words_kept = watch.sentences.words[watch.first : edges[-1]]
     step = words_kept[: watch.period]
-    num_kept = watch.task.steps - watch.task.cut
-    classes = [_kind(optimizer) for optimizer in watch.hooks.optimizers.values()]
+    classes = {key: _kind(optimizer) for key, optimizer in watch.hooks.optimizers.items()}
     roots = list(watch.hooks.roots.values())
+    order = list(watch.hooks.roots)
+    names = {key: f"{order.index(key)}:{_name(root)}" for key, root in watch.hooks.roots.items()}
     parallel = shards.shares_data(watch.hooks.wrapped)
     window = edges[watch.task.cut], edges[-1]
-    called = {i: rows for i, rows in watch.rows.items() if rows.came(*window)} or watch.rows
+    called = {key: rows for key, rows in watch.rows.items() if rows.came(*window)} or watch.rows
     collectives = dict[str, Issued]()
     small = within = reduced = 0
     exchanged = list[int]()
@@ -231,11 +232,13 @@ def watched_by(watch: Watch) -> Watched:
     return Watched(
         world_size=dist.get_world_size() if grouped else 1,
         backend=dist.get_backend() if grouped else "",
-        optimizers=tuple("+".join(sorted(classes[i] for i in word.optimizers)) for word in step),
+        optimizers=tuple(
+            "+".join(sorted(classes[key] for key in word.optimizers)) for word in step
+        ),
         backwards=sum(word.backwards for word in step),
         regular=period(words_kept) == watch.period,
         even=len(set(exchanged)) <= 1,
-        roots={f"{i}:{_name(roots[i])}": rows.came(*last) for i, rows in called.items()},
+        roots={names[key]: rows.came(*last) for key, rows in called.items()},
         start=_of_all(watch.began),
         began=_short(watch.began),
         ended=_short(watch.bits()),
@@ -245,7 +248,7 @@ def watched_by(watch: Watch) -> Watched:
         parameter_bytes=shards.bytes_of(roots, watch.parameters()),
         collectives=collectives,
         small=small,
-        reads=(watch.reads[last[1]] - watch.reads[watch.first]) / num_kept,
+        reads=_reads(watch),
         repeated=watch.hooks.loaders.repeated,
         seeded=watch.hooks.seeded,
         flops=0.0 if watch.work is None else watch.work.flops,
@@ -281,6 +284,12 @@ def _main(watch: Watch) -> Rows:
     """
     edges = watch.edges()
     return max(watch.rows.values(), key=lambda r: r.came(edges[0], edges[-1]), default=Rows())
+
+
+def _reads(watch: Watch) -> float:
+    """Single values that a median step of the warm-up reads; later steps' are not counted."""
+    counts = [watch.reads[i] for i in watch.edges()[: watch.task.cut + 1]]
+    return float(np.median(np.diff(counts))) if len(counts) > 1 else 0.0
 
 
 def _of_a_step(watch: Watch, by_sentence: Mapping[int, float]) -> float:

@@ -29,7 +29,7 @@ from harness.training.script.samples import Arrived
 
 
 class Observer(Protocol):
-    """Who is told. ``number`` counts roots and optimizers in the order in which they came."""
+    """Who is told. ``key`` is that of a root in ``Hooks.roots``, or of one in its optimizers."""
 
     def passing(self) -> None:
         """A forward pass of the training begins, or a backward pass that had none."""
@@ -38,7 +38,7 @@ class Observer(Protocol):
         """A loader hands out a batch of so many samples; 0 where nobody knows."""
 
     def called(
-        self, number: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, key: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """A root got samples of its own, and not once more within one optimizer step."""
 
@@ -50,10 +50,10 @@ class Observer(Protocol):
 
     def leave_backward(self) -> None: ...
 
-    def stepping(self, number: int, optimizer: Optimizer) -> None:
+    def stepping(self, key: int, optimizer: Optimizer) -> None:
         """Before an optimizer step."""
 
-    def stepped(self, number: int, optimizer: Optimizer) -> None:
+    def stepped(self, key: int, optimizer: Optimizer) -> None:
         """After it."""
 
 
@@ -112,7 +112,7 @@ class Hooks:
     @property
     def wrapped(self) -> list[nn.Module]:
         """The roots in what exchanges their gradients, also where its own call was passed by."""
-        return [self._wrappers.get(number, root) for number, root in self.roots.items()]
+        return [self._wrappers.get(key, root) for key, root in self.roots.items()]
 
     def trains(self) -> bool:
         """Whether a backward pass or an optimizer step is under way."""
@@ -129,11 +129,12 @@ class Hooks:
             self._look_nowhere = self._watch_calls(nn.Module)
 
     def settle(self) -> None:
-        """The roots are known: other modules are not looked at any more."""
+        """The roots are known: other modules are not looked at any more, and reads not counted."""
         self._settled = True
         self._arrived = None
         if not compiled():
             self._look_nowhere()
+            self._count_no_reads()
             for kind in {type(module) for module in self._watched.values()}:
                 self._undo.append(self._watch_calls(kind))
 
@@ -222,12 +223,15 @@ class Hooks:
         @functools.wraps(make)
         def made(optimizer: Optimizer, *args: Any, **more: Any) -> None:
             make(optimizer, *args, **more)
-            self._number(optimizer)
+            self.optimizers[id(optimizer)] = optimizer  # kept: its id stays its own
 
         self._replace(Optimizer, "__init__", made)
 
     def _wrap_reads(self) -> None:
-        """Reads of single values: on a GPU each waits until the device has come so far."""
+        """Reads of single values: on a GPU each waits until the device has come so far.
+
+        Some optimizers read a number of each parameter: a hook there would cost most of all.
+        """
         item: Callable[..., Any] = Tensor.item
 
         @functools.wraps(item)
@@ -236,12 +240,8 @@ class Hooks:
                 self.reads += not (self._in_step or self.loaders.handing)
             return item(tensor)
 
-        self._replace(Tensor, "item", read)
-
-    def _number(self, optimizer: Optimizer) -> int:
-        number = id(optimizer)
-        self.optimizers[number] = optimizer  # kept: its number stays its own
-        return list(self.optimizers).index(number)
+        self._count_no_reads = _put(Tensor, "item", read)
+        self._undo.append(self._count_no_reads)
 
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
         if self._between is not None:
@@ -255,29 +255,32 @@ class Hooks:
             )
         self._evaluated = None
         self._trained = False
-        self._observer.stepping(self._number(optimizer), optimizer)
-        if id(optimizer) in self._in_step:
-            self._forget_step(optimizer)  # it has raised, and never came to its end
+        key = id(optimizer)
+        self.optimizers[key] = optimizer
+        self._observer.stepping(key, optimizer)
+        if key in self._in_step:
+            self._forget_step(key)  # it has raised, and never came to its end
         if not self._in_step:
             self._asked = 0
-        self._in_step.append(id(optimizer))
+        self._in_step.append(key)
         if tracing.on:
             span("optimizer", Category.OPTIMIZER).__enter__()
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         if tracing.on:
             span("optimizer", Category.OPTIMIZER).__exit__()
-        self._forget_step(optimizer)
+        key = id(optimizer)
+        self._forget_step(key)
         self._passed = False
-        self._observer.stepped(self._number(optimizer), optimizer)
+        self._observer.stepped(key, optimizer)
         if not self._in_backward and not self._in_step and tracing.on:
             self._between = span("between steps", Category.DATA)
             self._between.__enter__()
 
-    def _forget_step(self, optimizer: Optimizer) -> None:
+    def _forget_step(self, key: int) -> None:
         """This optimizer's step, and those within it, are not under way any more."""
-        if id(optimizer) in self._in_step:
-            del self._in_step[self._in_step.index(id(optimizer)) :]
+        if key in self._in_step:
+            del self._in_step[self._in_step.index(key) :]
 
     def _passing(self) -> None:
         """Batches, logs and whatever else lies between two steps are over."""
@@ -350,7 +353,7 @@ class Hooks:
         if tracing.on:
             span("forward").__enter__()
         if what is not None and not (self._in_step and self._asked):
-            self._observer.called(list(self.roots).index(id(module)), what, args, kwargs)
+            self._observer.called(id(module), what, args, kwargs)
 
     def _evaluate(self, module: nn.Module) -> None:
         """A forward pass that trains nothing, or looks like it; also past a wrapper."""

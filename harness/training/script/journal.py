@@ -53,8 +53,8 @@ class Journal(Observed):
     def restart(self) -> None:
         """Updates before ``measured`` count, too: a checkpoint holds them."""
 
-    def stepped(self, number: int, optimizer: Optimizer) -> None:
-        super().stepped(number, optimizer)
+    def stepped(self, key: int, optimizer: Optimizer) -> None:
+        super().stepped(key, optimizer)
         self._stepped_at = time.time()
 
     def mark(self) -> None:

@@ -149,10 +149,12 @@ class Loaders:
         """A training's forward pass: of the latest batch that nobody has used yet, of a loader of
         which nothing was evaluated if there is one.
         """
-        unused = [seen for seen in self._out if seen.use is Use.NONE]
-        latest = [seen for seen in unused if not seen.evaluated] or unused or self._out
-        if latest:
+        if len(self._out) > 1:
+            unused = [seen for seen in self._out if seen.use is Use.NONE]
+            latest = [seen for seen in unused if not seen.evaluated] or unused or self._out
             latest[-1].turn(Use.TRAINED)
+        elif self._out:
+            self._out[0].turn(Use.TRAINED)
 
     def evaluated(self) -> None:
         """A forward pass that trains nothing: of the latest batch."""

@@ -95,10 +95,10 @@ class Observed:
         return sums
 
     def called(
-        self, number: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, key: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         sentence = len(self.sentences.words)
-        of_root = self.rows.get(number) or self.rows.setdefault(number, Rows())
+        of_root = self.rows.get(key) or self.rows.setdefault(key, Rows())
         of_root.count(sentence, what.count)
         self.unclear = self.unclear or what.unclear
         noted = bool(what.count) and self.looking and not self._unread
@@ -153,18 +153,18 @@ class Observed:
         self.sentences.leave_backward()
         self._free_s = perf_counter()
 
-    def stepping(self, number: int, optimizer: Optimizer) -> None:
+    def stepping(self, key: int, optimizer: Optimizer) -> None:
         if not self.sentences.words:
             self._look_at_gradients(optimizer)
             self._look_beside_roots(optimizer)
         if self.looking:
-            self._stepped_from[number] = [part.clone() for part in _some_elements(optimizer)]
+            self._stepped_from[key] = [part.clone() for part in _some_elements(optimizer)]
 
-    def stepped(self, number: int, optimizer: Optimizer) -> None:
-        if before := self._stepped_from.pop(number, None):
+    def stepped(self, key: int, optimizer: Optimizer) -> None:
+        if before := self._stepped_from.pop(key, None):
             pairs = zip(before, _some_elements(optimizer), strict=False)
             self.updates.append([(a != b).any() for a, b in pairs])
-        self.sentences.stepped(number)
+        self.sentences.stepped(key)
         self._free_s = perf_counter()
 
     def parameters(self) -> list[nn.Parameter]:

@@ -85,7 +85,7 @@ def arrived(
     if first.is_nested:
         return Arrived(count=first.size(0))
     first = plain.local(first)
-    known = {size for size in sizes if size}
+    known = {*sizes} - {0}
     given = args[0] if args else next(iter(kwargs.values()), None)
     if isinstance(given, list | tuple) and given:
         others = [x for x in (*args, *kwargs.values()) if x is not given]

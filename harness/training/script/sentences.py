@@ -66,5 +66,5 @@ class Sentences:
 
         None while there is no period yet, or one of the ``known`` optimizers has not stepped.
         """
-        numbers = {number for word in self.words for number in word.optimizers}
-        return period(self.words) if len(numbers) == known else None
+        stepping = {key for word in self.words for key in word.optimizers}
+        return period(self.words) if len(stepping) == known else None

@@ -50,8 +50,8 @@ class Watch(Observed):
         self.marks_s: list[float] = []
         self.walls_ns: list[int] = []
         self.rss_bytes: list[int] = []
-        self.reads: list[int] = []  # of single values, up to each mark
-        self.evaluations: list[int] = []  # the same of passes that train nothing
+        self.reads: list[int] = []  # of single values, up to each mark of the warm-up
+        self.evaluations: list[int] = []  # of passes that train nothing, up to each mark
         self.events: list[torch.Event] = []
         self.began: dict[str, str] = {}  # digests of parameters before the first step
         self.sharded = False
@@ -68,7 +68,8 @@ class Watch(Observed):
         if not done:
             self.began = self.bits()
             self.sharded = shards.divided(list(self.hooks.roots.values()))
-        self.reads.append(self.hooks.reads)
+        if not self.first:
+            self.reads.append(self.hooks.reads)
         self.evaluations.append(self.hooks.evaluations)
         self.rss_bytes.append(self.memory.now() if done % LOOKED == 0 else 0)
         self.walls_ns.append(time_ns())
@@ -111,7 +112,7 @@ class Watch(Observed):
 
     def _settle(self, done: int) -> None:
         """Begin the kept window once the period is known and the warm-up is over."""
-        known = len(self.hooks.optimizers) if done < PATIENCE else len(self._stepping_ones())
+        known = len(self.hooks.optimizers) if done < PATIENCE else self._num_stepping()
         period = self.sentences.period(known)
         if period is None or done < self.task.cut * period or done % period or region.awaited:
             return
@@ -126,8 +127,8 @@ class Watch(Observed):
         self.meter.start()
         self.marks_s[-1] = perf_counter()
 
-    def _stepping_ones(self) -> set[int]:
-        return {number for word in self.sentences.words for number in word.optimizers}
+    def _num_stepping(self) -> int:
+        return len({key for word in self.sentences.words for key in word.optimizers})
 
     def end(self) -> None:
         """The kept window is over, now; ranks have met when this returns."""

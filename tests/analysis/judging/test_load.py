@@ -108,3 +108,11 @@ def test_it_is_told_only_where_it_is_worth_a_word(sample_run: RunRecord) -> None
     assert load.sentence([launch], "the baseline") == ""
     busy = replace(launch, foreign_load=0.4)
     assert load.sentence([busy], "the baseline") == "others used 40% of the cores of the baseline"
+
+
+def test_of_a_window_of_less_than_a_tick_nothing_is_told(sample_run: RunRecord) -> None:
+    """Eight steps of a tutorial take 5 ms, and busy time is counted in ticks of 10."""
+    launch = one(sample_run)
+    ranks = tuple(replace(rank, window_s=0.005) for rank in launch.ranks)
+    busy = replace(launch, ranks=ranks, foreign_load=0.69)
+    assert load.sentence([busy], "the baseline") == ""

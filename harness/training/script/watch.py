@@ -26,7 +26,7 @@ from harness.training.script.region import region
 PATIENCE = 64
 #: In every such step of a kept window memory is read, and samples are told apart; those of other
 #: steps are counted.
-LOOKED = 16
+LOOKED = 32
 
 
 class Watch(Observed):
@@ -106,7 +106,7 @@ class Watch(Observed):
         self._over(self)
 
     def looks(self) -> bool:
-        """In every step of the warm-up, in one of sixteen of the kept window, and in its last."""
+        """In every step of the warm-up, in one of 32 of the kept window, and in its last."""
         step = (len(self.sentences.words) - self.first) // self.period if self.first else 0
         return step % LOOKED == 0 or step == self.task.steps - self.task.cut - 1
 

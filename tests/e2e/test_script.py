@@ -229,6 +229,21 @@ def test_a_fresh_interpreter_and_a_launcher_see_the_same_training(
     assert len({x.consumed for x in every}) == 1
 
 
+@pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_ranks_meet_also_where_a_script_names_a_place_of_its_own(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, fresh: bool
+) -> None:
+    """A file that cannot be, another machine's address. Its eleven gradients, reduced in one
+    collective of 44 bytes, are no single value that is logged.
+    """
+    session = measured.session
+    monkeypatch.setattr(session, "settings", replace(session.settings, fresh=fresh))
+    for place in ("file:///proc/none", "env://", "tcp://10.57.23.164:8888"):
+        launch = measured.once("tutorial.py", place)
+        assert launch.usable, launch.wrong or launch.cause
+        assert [r.watched.small for r in launch.ranks if r.watched] == [0, 0]
+
+
 def test_a_script_that_spawns_in_another_file_and_makes_no_group_of_one(
     measured: Measured,
 ) -> None:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from types import MappingProxyType
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch.distributed as dist
@@ -210,25 +211,13 @@ def watched_by(watch: Watch) -> Watched:
     step = words_kept[: watch.period]
     classes = {key: _kind(optimizer) for key, optimizer in watch.hooks.optimizers.items()}
     roots = list(watch.hooks.roots.values())
-    order = list(watch.hooks.roots)
-    names = {key: f"{order.index(key)}:{_name(root)}" for key, root in watch.hooks.roots.items()}
     parallel = shards.shares_data(watch.hooks.wrapped)
-    window = edges[watch.task.cut], edges[-1]
-    called = {key: rows for key, rows in watch.rows.items() if rows.came(*window)} or watch.rows
-    collectives = dict[str, Issued]()
-    small = within = reduced = 0
-    exchanged = list[int]()
-    if grouped := dist.is_initialized():
-        span = watch.walls_ns[last[0]], watch.walls_ns[last[1]]
-        collectives = dict(issued.between(dist.get_backend(), *span))
-        small = issued.small(dist.get_backend(), *span)
-        within = issued.within(dist.get_backend(), watch.forwards_ns)
-        passes_ns = [times for times in watch.forwards_ns if span[0] <= times[0] < span[1]]
-        reduced = issued.within(dist.get_backend(), passes_ns, only="all_reduce")
-        begins = [watch.walls_ns[i] for i in edges[watch.task.cut :]]
-        exchanged = issued.exchanged(dist.get_backend(), begins)
-    cut = within > issued.LARGE and not parallel and not watch.sharded
+    grouped = dist.is_initialized()
+    exchanged = _exchanged(watch) if grouped else Exchanged()
+    cut = exchanged.in_forwards > issued.LARGE and not parallel and not watch.sharded
     first = sum(int(v) for rows in watch.rows.values() for v in rows.of(0, 1).tolist())
+    trained = [parameter for parameter in watch.parameters() if parameter.requires_grad]
+    trained_bytes = shards.bytes_of(roots, trained)
     return Watched(
         world_size=dist.get_world_size() if grouped else 1,
         backend=dist.get_backend() if grouped else "",
@@ -237,8 +226,8 @@ def watched_by(watch: Watch) -> Watched:
         ),
         backwards=sum(word.backwards for word in step),
         regular=period(words_kept) == watch.period,
-        even=len(set(exchanged)) <= 1,
-        roots={names[key]: rows.came(*last) for key, rows in called.items()},
+        even=exchanged.even,
+        roots=_rows_of_roots(watch),
         start=_of_all(watch.began),
         began=_short(watch.began),
         ended=_short(watch.bits()),
@@ -246,8 +235,8 @@ def watched_by(watch: Watch) -> Watched:
         sharded=watch.sharded or cut,
         cut=cut,
         parameter_bytes=shards.bytes_of(roots, watch.parameters()),
-        collectives=collectives,
-        small=small,
+        collectives=exchanged.collectives,
+        small=exchanged.small if trained_bytes > issued.SMALL else 0,  # they are its gradients
         reads=_reads(watch),
         repeated=watch.hooks.loaders.repeated,
         seeded=watch.hooks.seeded,
@@ -267,15 +256,51 @@ def watched_by(watch: Watch) -> Watched:
         ahead_s=_of_a_step(watch, watch.ahead_s),
         bursts_s=_bursts_s(watch),
         loose=tuple(digest(iter([parameter]))[:SHORT] for parameter in watch.loose.values()),
-        trained_bytes=shards.bytes_of(
-            roots, [parameter for parameter in watch.parameters() if parameter.requires_grad]
-        ),
+        trained_bytes=trained_bytes,
         workers=watch.hooks.loaders.workers,
         again=_again(watch),
         idle=_idle(watch),
         cleared=bool(watch.cleared),
-        reduced=reduced,
+        reduced=exchanged.reduced,
     )
+
+
+class Exchanged(NamedTuple):
+    """What ranks exchanged in the last step, ``reduced`` bytes of it all-reduced in its forward
+    passes; bytes in the last forward passes; and whether all steps exchanged equally many.
+    """
+
+    collectives: Mapping[str, Issued] = MappingProxyType({})
+    small: int = 0
+    in_forwards: int = 0
+    reduced: int = 0
+    even: bool = True
+
+
+def _exchanged(watch: Watch) -> Exchanged:
+    backend = dist.get_backend()
+    edges_ns = [watch.walls_ns[i] for i in watch.edges()[watch.task.cut :]]
+    last_ns = edges_ns[-2], edges_ns[-1]
+    passes_ns = [times for times in watch.forwards_ns if last_ns[0] <= times[0] < last_ns[1]]
+    return Exchanged(
+        collectives=dict(issued.between(backend, *last_ns)),
+        small=issued.small(backend, *last_ns),
+        in_forwards=issued.within(backend, watch.forwards_ns),
+        reduced=issued.within(backend, passes_ns, only="all_reduce"),
+        even=len(set(issued.exchanged(backend, edges_ns))) <= 1,
+    )
+
+
+def _rows_of_roots(watch: Watch) -> dict[str, int]:
+    """The rows of the last step that reached each root that the window has called."""
+    edges = watch.edges()
+    window = edges[watch.task.cut], edges[-1]
+    called = {key: rows for key, rows in watch.rows.items() if rows.came(*window)} or watch.rows
+    order = list(watch.hooks.roots)
+    return {
+        f"{order.index(key)}:{_name(watch.hooks.roots[key])}": rows.came(*edges[-2:])
+        for key, rows in called.items()
+    }
 
 
 def _main(watch: Watch) -> Rows:

@@ -30,6 +30,7 @@ from harness.training.contract import placed_below
 from harness.training.rank.setup import RankPlace
 from harness.training.script import badges, workplace
 from harness.training.script.evidence import begin, ended, finish_measured, rank_of
+from harness.training.script.process import meet_at
 from harness.training.script.startup.sitecustomize import BADGES, HOME
 
 #: So many updates a process may make without a group: it may be before it joins one.
@@ -122,6 +123,8 @@ def watch(path: Path) -> None:
         parent=0,
         store=lambda: store,
     )
+    if badge.way == "fresh":
+        meet_at(badge.host, badge.port)
     rank = rank_of(spec, place, Beats(Path(badge.beats), spec.case.world_size), store)
     rank.beat(Phase.BUILD)
 

@@ -3,6 +3,7 @@
 import functools
 import gc
 import hashlib
+import inspect
 import os
 import random
 import re
@@ -133,13 +134,18 @@ def settle(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> None:
 
 
 def meet_at(host: str, port: int) -> None:
-    """Let ranks meet where the rung does, also where the script sets a fixed port of its own."""
+    """Let ranks meet where the rung does, also where the script names a place of its own: a fixed
+    port, another machine's address, or a file, which the launch before has left behind.
+    """
     join: Callable[..., Any] = dist.init_process_group
 
     @functools.wraps(join)
     def joined(*args: Any, **more: Any) -> None:
         os.environ.update({"MASTER_ADDR": host, "MASTER_PORT": str(port)})
-        join(*args, **more)
+        given = inspect.signature(join).bind(*args, **more)
+        if given.arguments.get("init_method"):
+            given.arguments["init_method"] = "env://"
+        join(*given.args, **given.kwargs)
 
     dist.init_process_group = joined
 

@@ -107,16 +107,17 @@ def rungs(run: RunRecord) -> Iterator[MeasuredRung]:
         if not launches or described is None or not case.communicate or case.plain:
             continue
         timed = [launch.steps for launch in launches if launch.steps is not None]
+        last = launches[-1]
         yield MeasuredRung(
             run,
             case,
             described,
             fmean(steps.mean_s for steps in timed),
-            median((steps.p95_s - steps.median_s) / Z95 for steps in timed),
-            launches[-1].ranks[0].watched,
-            launches[-1].consumed / timed[-1].count,
-            fmean(rank.cpu_s for rank in launches[-1].ranks) / timed[-1].count,
-            _log_sd([steps.mean_s for steps in timed]),
+            jitter_s=median((steps.p95_s - steps.median_s) / Z95 for steps in timed),
+            watched=last.ranks[0].watched,
+            samples=last.consumed / timed[-1].count,
+            cpu_s=fmean(rank.cpu_s for rank in last.ranks) / timed[-1].count,
+            log_sd=_log_sd([steps.mean_s for steps in timed]),
         )
 
 
@@ -140,29 +141,16 @@ def table(
 
     Refused: runs on unlike machines or software do not speak of each other.
     """
-    if why := _unlike([r.run for r in ladder]):
-        return Refused(id=name, why=f"its runs are on unlike machines or software: {why}")
     calibrating = [r for r in ladder if not on or r.case.world_size in on]
-    if wrong := next((why for r in calibrating if (why := _wrong(r))), ""):
-        return Refused(id=name, why=wrong)
-    worlds = {r.case.world_size for r in calibrating}
-    if len(worlds) < 2:
-        message = f"{worlds.pop()} ranks only" if worlds else "none of these sizes"
-        return Refused(id=name, why=f"it was measured on {message}, two worlds are needed")
-    rungs = [*ladder, *([target] if target else [])]
+    if why := _speaks_not(ladder, calibrating):
+        return Refused(id=name, why=why)
+    targets = [] if target is None else [target]
+    rungs = [*ladder, *targets]
     try:
-        shapes = [_shape(rung, catalogue) for rung in rungs]
+        shapes = _shapes(rungs, [*calibrating, *targets], catalogue)
     except ValueError as error:
         return Refused(id=name, why=str(error))
-    telling = [*calibrating, *([target] if target else [])]
-    sent = sent_by({r.case.world_size: r.stated for r in telling})
-    if all(s.tensor * s.context * s.stages == 1 for s in shapes):
-        shapes = [s if s.kept is KeptStates.NODE_CUT else replace(s, sent=sent) for s in shapes]
-    if cores := _shared(rungs):
-        shapes = [replace(s, cpu_s=calibrating[0].cpu_s, cores=cores) for s in shapes]
-    fabric, peak, beliefs, notes = links(calibrating[-1].run)
-    if (jitter_s := calibrating[0].jitter_s) > 0:
-        beliefs[Unknown.WAIT_S] = Belief(jitter_s, 0.5)
+    worlds = {r.case.world_size for r in calibrating}
     points = tuple(
         Point(
             shape=shape,
@@ -172,6 +160,9 @@ def table(
         )
         for shape, alike in _measured(rungs, shapes).items()
     )
+    fabric, peak, beliefs, notes = links(calibrating[-1].run)
+    if (jitter_s := calibrating[0].jitter_s) > 0:
+        beliefs[Unknown.WAIT_S] = Belief(jitter_s, 0.5)
     return PublishedTable(
         id=name,
         family=name,
@@ -182,6 +173,35 @@ def table(
         stretch=STRETCH,
         notes=tuple(notes),
     )
+
+
+def _speaks_not(ladder: Sequence[MeasuredRung], calibrating: Sequence[MeasuredRung]) -> str:
+    """Why these rungs say nothing of others; empty if they do."""
+    if why := _unlike([r.run for r in ladder]):
+        return f"its runs are on unlike machines or software: {why}"
+    if wrong := next((why for r in calibrating if (why := _wrong(r))), ""):
+        return wrong
+    worlds = {r.case.world_size for r in calibrating}
+    if len(worlds) < 2:
+        message = f"{worlds.pop()} ranks only" if worlds else "none of these sizes"
+        return f"it was measured on {message}, two worlds are needed"
+    return ""
+
+
+def _shapes(
+    rungs: Sequence[MeasuredRung], telling: Sequence[MeasuredRung], catalogue: Catalogue
+) -> list[Shape]:
+    """The rungs' shapes, with what ranks send by what those that are ``telling`` state, and with
+    the work of the first of these where all share one machine's cores. ValueError for a case that
+    has no shape.
+    """
+    shapes = [_shape(rung, catalogue) for rung in rungs]
+    sent = sent_by({r.case.world_size: r.stated for r in telling})
+    if all(s.tensor * s.context * s.stages == 1 for s in shapes):
+        shapes = [s if s.kept is KeptStates.NODE_CUT else replace(s, sent=sent) for s in shapes]
+    if cores := _shared(rungs):
+        shapes = [replace(s, cpu_s=telling[0].cpu_s, cores=cores) for s in shapes]
+    return shapes
 
 
 def _wrong(rung: MeasuredRung) -> str:

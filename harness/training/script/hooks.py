@@ -123,10 +123,13 @@ class Hooks:
         self.roots.clear()
         self._wrappers.clear()
         self.optimizers.clear()
+        was_settled = self._settled
         self._settled = self._passed = False
         if not compiled():  # else calls still come to us
             self._look_nowhere()
             self._look_nowhere = self._watch_calls(nn.Module)
+            if was_settled:
+                self._wrap_reads()
 
     def settle(self) -> None:
         """The roots are known: other modules are not looked at any more, and reads not counted."""

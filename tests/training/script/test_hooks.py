@@ -149,6 +149,24 @@ def test_only_calls_of_roots_classes_come_to_us_once_roots_are_known(observed: F
 
 
 @pytest.mark.usefixtures("nothing_compiled")
+def test_reads_are_counted_until_roots_are_known_and_anew_where_all_begins_anew(
+    observed: Following,
+) -> None:
+    """An optimizer may read a number of each parameter in each step: no hook is there then."""
+    item = Tensor.item
+    net = Net()
+    trained(net, net)
+    float(net(torch.randn(BATCH, 8)).sum().item())
+    assert observed.hooks.reads == 1
+    observed.hooks.settle()
+    assert "item" not in vars(Tensor) and Tensor.item is not item
+    observed.restart()
+    torch.zeros(()).item()
+    torch.zeros(()).item()
+    assert observed.hooks.reads == 3
+
+
+@pytest.mark.usefixtures("nothing_compiled")
 def test_nothing_is_left_when_nobody_looks_any_more() -> None:
     before = nn.Module.__call__
     observed = Following()

@@ -57,13 +57,13 @@ def parse(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
             raise SpecError("-m without a module", expected="-m package.train", fix=EXAMPLE)
         return ScriptCommand(target=rest[1], module=True, args=tuple(rest[2:]))
     if not rest[0].endswith(".py"):
-        return _launched(words)
+        return _launched(words, folder)
     if typed.spawns(rest, folder):
         return ScriptCommand(target=rest[0], module=False, args=(), launcher=("python", *rest))
     return ScriptCommand(target=rest[0], module=False, args=tuple(rest[1:]))
 
 
-def _launched(words: Sequence[str]) -> ScriptCommand:
+def _launched(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
     """A launcher's command: it has to be told how many ranks to start."""
     target = typed.script_of(words)
     if programs.which(words[0]) is None and (name := typed.launcher(words)[0]):
@@ -81,14 +81,28 @@ def _launched(words: Sequence[str]) -> ScriptCommand:
             fix=EXAMPLE,
         )
     if not any("{ranks}" in word or "{world}" in word for word in words):
-        raise SpecError(
-            "the launcher is not told how many ranks to start",
-            where=shlex.join(words),
-            expected="{ranks} for those of a node, {world} for all; {node} and {nodes}",
-            fix=f"{RUN} {LAUNCHED}",
-        )
+        raise _untold(words, folder / target[0])
     script, module = target
     return ScriptCommand(target=script, module=module, args=(), launcher=tuple(words))
+
+
+def _untold(words: Sequence[str], script: Path) -> SpecError:
+    """The error of a launcher that starts as many ranks as it likes; of a shell script with what it
+    starts, or with an argument that it can use.
+    """
+    fix = f"{RUN} {LAUNCHED}"
+    expected = "{ranks} for those of a node, {world} for all; {node} and {nodes}"
+    if script.suffix == ".sh":
+        inner = typed.within_shell(script)
+        fix = f"{RUN} {shlex.join(inner or [*words, '{ranks}'])}"
+        if not inner:
+            expected = f"{{ranks}} among its words, which {script.name} passes on (as $1, say)"
+    return SpecError(
+        "the launcher is not told how many ranks to start",
+        where=shlex.join(words),
+        expected=expected,
+        fix=fix,
+    )
 
 
 def script_plan(

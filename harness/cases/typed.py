@@ -217,6 +217,24 @@ def asks_for_ranks(words: Sequence[str]) -> bool:
     return any("{ranks}" in word or "{world}" in word for word in words)
 
 
+def within_shell(script: Path) -> Sequence[str]:
+    """The words by which a shell script starts a known launcher, for every rung; none where it has
+    no such line, or one with words that only a shell can fill in.
+    """
+    text = script.read_text(errors="replace") if script.is_file() else ""
+    for line in text.replace("\\\n", " ").splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # a quote that goes on in the next line
+            continue
+        while words and _ASSIGNMENT.match(words[0]):
+            words = words[1:]
+        if launcher(words)[0]:
+            rung = for_every_rung(words)
+            return () if any("$" in word or "`" in word for word in rung) else rung
+    return ()
+
+
 def after_launcher(words: Sequence[str]) -> list[str]:
     """The script that a launcher starts, as it is told it, with its own words."""
     begin = next((i for i in range(1, len(words)) if _begins_script(words[i])), 0)

@@ -121,14 +121,16 @@ class Watched:
     ``start`` is a digest of the parameters before the first step, of this rank's part of them where
     they are ``sharded``; ``first`` the sum of the hashes of the samples that came before the first
     update. ``collectives`` are those of the last step, ``small`` how many of them carry single
-    values, ``reads`` how often a step reads one (``Tensor.item``). ``repeated``: a sampler shuffled
-    two epochs alike. ``seeded``: ``torch.manual_seed`` was called before a model was made.
-    ``source`` is a digest of the script's file, ``way`` how its process was started. ``flops`` are
-    those of the step behind the window (0: not counted), ``aside`` those of it that no gradient
-    follows from, ``distinct`` the share of a step's rows that are not like another one of this
-    rank.
+    values, ``reads`` how often a step of the warm-up reads one (``Tensor.item``). ``repeated``: a
+    sampler shuffled two epochs alike. ``seeded``: ``torch.manual_seed`` was called before a model
+    was made. ``source`` is a digest of the script's file, ``way`` how its process was started.
+    ``flops`` are those of the step behind the window (0: not counted, or it was a short batch's),
+    ``aside`` those of it that no gradient follows from, ``distinct`` the share of a step's rows
+    that are not like another one of this rank. ``ragged``: rows of some batches are larger than
+    others'.
 
-    ``drawn`` is how many samples loaders handed out for a step (median; 0: unknown), ``whole`` how
+    ``drawn`` is how many samples loaders handed out for a step (median; 0: unknown), ``usual`` how
+    many rows a median step has (0: unknown), ``whole`` how
     many the data set has if this rank's loader draws all of them by itself (0: a part, or unknown),
     ``stored`` a digest of what it stores for some of them (empty: nothing), ``unclear`` why what
     reached the model cannot be told to be samples. ``evaluations`` are forward passes in the window
@@ -176,6 +178,8 @@ class Watched:
     distinct: float = 1.0
     seeded: bool = True
     drawn: float = 0.0
+    usual: float = 0.0
+    ragged: bool = False
     whole: int = 0
     stored: str = ""
     unclear: str = ""

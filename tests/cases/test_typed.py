@@ -158,3 +158,31 @@ def test_a_script_that_spawns_its_ranks_is_its_own_launcher(text: str, tmp_path:
 def test_a_script_that_spawns_nothing_may_ask_for_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('spawn')\nmp.Process(target=fetch).start()\n")
     assert parse(["train.py", "{ranks}"], tmp_path).launcher == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        (
+            "#!/bin/bash\nexport OMP_NUM_THREADS=1\nNCCL_DEBUG=INFO torchrun \\\n"
+            "  --nproc_per_node=4 \\\n  train.py --lr 1  # four of them\n",
+            "torchrun '--nproc_per_node={ranks}' train.py --lr 1",
+        ),
+        (
+            "python -m torch.distributed.launch --nproc_per_node=2 train.py\n",
+            "python -m torch.distributed.launch '--nproc_per_node={ranks}' train.py",
+        ),
+        ("accelerate launch train.py\n", "accelerate launch '--num_processes={world}' train.py"),
+        ("torchrun --nproc_per_node=4 $SCRIPT train.py\n", "bash launch.sh '{ranks}'"),
+        ("echo 'two\nlines'; python train.py\n", "bash launch.sh '{ranks}'"),
+    ],
+)
+def test_a_shell_script_that_is_told_no_number_has_what_it_starts_in_its_error(
+    text: str, fix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "launch.sh").write_text(text)
+    with pytest.raises(SpecError, match="not told how many ranks") as refused:
+        parse(["bash", "launch.sh"], tmp_path)
+    assert refused.value.fix == f"scaleproof run --script --cpus 2 -- {fix}"
+    if not fix.startswith("accelerate"):  # it is no program of these tests
+        parse(shlex.split(fix), tmp_path)

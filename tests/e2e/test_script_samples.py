@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from harness.base.errors import SpecError
@@ -24,6 +26,7 @@ __all__ = ["measured", "session"]  # fixtures
         "time first",
         pytest.param("recurrent", marks=pytest.mark.full),
         pytest.param("two inputs", marks=pytest.mark.full),
+        "padded",
     ],
 )
 def test_samples_are_counted_as_what_they_are(measured: Measured, shape: str) -> None:
@@ -52,6 +55,12 @@ def test_what_is_not_understood_is_refused_by_name(
     verdict = measured("shapes.py", shape)
     assert verdict.status is Status.ERROR and says in verdict.detail, verdict.detail
     assert "--samples-per-step N" in verdict.detail
+    stated = (
+        "if these are the 16 that its loader hands out: scaleproof run --script --cpus 2"
+        f" --samples-per-step 16 -- shapes.py {shlex.quote(shape)}"
+    )
+    answers = decide(measured.session.run.record(complete=False))
+    assert (stated in answers) == (shape != "no loader"), answers
 
 
 @pytest.mark.full

@@ -46,6 +46,9 @@ TWINS = {
     "alone": ("loop.py", "--mistake", "alone", "--right"),
     "drawn by a seed": ("loop.py", "--mistake", "drawn", "--unseeded"),
     "validates": ("loop.py", "--mistake", "validates"),
+    "short batches": ("loop.py", "--mistake", "short batches", "--rows", "208"),
+    "counted": ("loop.py", "--mistake", "counted"),
+    "left out": ("shapes.py", "padded"),
     "evaluates a copy": ("loop.py", "--mistake", "evaluates a copy", "--right"),
 }
 #: What a right training is never told.

@@ -82,7 +82,12 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
     )
     if asked.mistake == "same data" or asked.mistake == "wrong world":
         sampler = None
-    loader = DataLoader(data, batch_size=batch // asked.accumulate, sampler=sampler, drop_last=True)
+    loader = DataLoader(
+        data,
+        batch_size=batch // asked.accumulate,
+        sampler=sampler,
+        drop_last=asked.mistake != "short batches",
+    )
     layers = nn.Linear(64, asked.width), nn.ReLU(), nn.Linear(asked.width, 10)
     kinds = {
         "half": Half if several else nn.Sequential, "statistics": Whitened, "outside": Headed
@@ -91,6 +96,9 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
     if asked.mistake == "frozen" and several:
         layers[0].requires_grad_(False)
     inner = model
+    if asked.mistake == "counted":  # its work, by a copy without data, as litgpt does
+        counted_copy = copy.deepcopy(model).to("meta")
+        counted_copy(torch.empty(8, 64, device="meta")).square().mean().backward()
     if asked.compile:
         model = torch.compile(model)
     bare = asked.mistake in ("no all-reduce", "wrong world")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 parser = argparse.ArgumentParser()
 parser.add_argument("shape", choices=[
     "images", "detection", "dicts", "time first", "ambiguous", "packed", "graph", "two inputs",
-    "views", "no loader", "recurrent",
+    "views", "no loader", "recurrent", "padded",
 ])  # fmt: skip
 parser.add_argument("--mistake", default="")
 parser.add_argument("--batch", type=int, default=16)
@@ -50,12 +50,25 @@ class MadeUp(Dataset[torch.Tensor]):
         return torch.randn(3, 8, 8)
 
 
+class Padded:
+    """Images of one size in a batch, and of another one in the next, as in DETR."""
+
+    def __init__(self, images: torch.Tensor) -> None:
+        self.side = 4 + int(torch.randint(8, (), generator=SIDES))
+        self.images = nn.functional.interpolate(images, size=(self.side, self.side))
+        self.mask = torch.zeros(len(images), self.side, self.side, dtype=torch.bool)
+
+
+SIDES = torch.Generator().manual_seed(int(os.environ.get("RANK", "0")))
+
+
 class Net(nn.Module):
     """One layer that is computed on whatever shape the samples have."""
 
     def __init__(self) -> None:
         super().__init__()
         self.spare = nn.Linear(10, 10) if asked.mistake == "branches" else None
+        self.stem = nn.Conv2d(3, 3, 3, padding=1) if asked.shape == "padded" else None
         self.cells = nn.LSTM(16, 192) if asked.shape == "recurrent" else None  # time comes first
         self.layers = nn.Sequential(nn.Linear(192, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 10))
 
@@ -66,6 +79,8 @@ class Net(nn.Module):
             x = torch.stack([i["image"] if isinstance(i, dict) else i for i in x])
         elif asked.shape in ("time first", "ambiguous"):
             x = x.transpose(0, 1)[:, :1].expand(-1, 192, -1)[..., 0]
+        elif self.stem is not None:
+            x = nn.functional.adaptive_avg_pool2d(self.stem(x.images), 8)
         elif self.cells is not None:
             x = self.cells(x)[0][-1]
         elif asked.shape == "packed":
@@ -89,6 +104,7 @@ def shaped(x: torch.Tensor):  # type: ignore[no-untyped-def]
         "two inputs": lambda: ([rows, rows.flip(1)],),
         "views": lambda: (torch.cat([rows, rows.flip(1)]),),
         "no loader": lambda: (list(x),),
+        "padded": lambda: (Padded(x),),
         "recurrent": lambda: (rows.reshape(len(x), 12, 16).transpose(0, 1),),
     }[asked.shape]()
 

@@ -120,22 +120,34 @@ def _of(launch: LaunchRecord) -> str:
 def _amounts(
     case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]
 ) -> Iterator[str]:
-    """Weak: as many samples a step on each rank; strong: as many in all."""
-    here, there = (
-        median(
-            [launch.consumed / launch.steps.count for launch in side if launch.steps is not None]
-        )
-        for side in (mine, base)
-    )
-    wanted = {Mode.WEAK: there * case.world_size / len(base[0].ranks), Mode.STRONG: there}
-    off = {mode: abs(here / samples - 1) if samples else 0.0 for mode, samples in wanted.items()}
-    if off[case.mode] > RAGGED:
+    """Weak: as many samples a step on each rank; strong: as many in all. A mean step has them, or a
+    median one, where epochs end in a short batch.
+    """
+    times = {Mode.WEAK: case.world_size / len(base[0].ranks), Mode.STRONG: 1.0}
+    here, there = (median(map(_mean_samples, side)) for side in (mine, base))
+    usual = [median(map(_usual_rows, side)) for side in (mine, base)]
+    off = {
+        mode: min(abs(a / (b * times[mode]) - 1) for a, b in ((here, there), usual) if b)
+        for mode in times
+        if there
+    }
+    if off and off[case.mode] > RAGGED:
         other = Mode.STRONG if case.mode is Mode.WEAK else Mode.WEAK
         ask = f" (--mode {other}?)" if off[other] <= RAGGED else ""
         yield (
             f"{_AMOUNTS} {here:g}{_of_ranks(mine[0])}, {there:g} on {_of(base[0])}: {case.mode}"
-            f" scaling would have {wanted[case.mode]:g}{ask}"
+            f" scaling would have {there * times[case.mode]:g}{ask}"
         )
+
+
+def _mean_samples(launch: LaunchRecord) -> float:
+    return launch.consumed / launch.steps.count if launch.steps is not None else 0.0
+
+
+def _usual_rows(launch: LaunchRecord) -> float:
+    """Rows of a median step on all ranks; 0 where one of them does not know."""
+    rows = [rank.watched.usual for rank in launch.ranks if rank.watched is not None]
+    return sum(rows) if all(rows) else 0.0
 
 
 def _of_ranks(launch: LaunchRecord) -> str:
@@ -157,7 +169,7 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
         return
     of_subject = max(map(_per_sample, mine))
     there = min(map(_per_sample, base))
-    if min(map(_per_sample, mine)) > 0 and of_subject < LESS * there:
+    if works_known([*mine, *base]) and of_subject < LESS * there:
         yield (
             f"work: a sample takes {of_subject / there:.3g} of the FLOPs that it takes on"
             f" {_of(base[0])}: is a part of the model or of the batch left out here, or is there"
@@ -198,19 +210,26 @@ def _updates(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iter
         )
 
 
+def works_known(launches: Sequence[LaunchRecord]) -> bool:
+    """Whether each of them says how much work a sample takes."""
+    return all(map(_per_sample, launches))
+
+
 def _per_sample(launch: LaunchRecord) -> float:
-    """FLOPs of a sample; 0 where they were not counted on every rank, or there are none."""
-    flops = [rank.watched.flops for rank in launch.ranks if rank.watched is not None]
-    if launch.steps is None or not launch.consumed or not sum(flops):
+    """FLOPs of a sample; 0 where they were not counted on every rank, there are none, or samples
+    take more or less of them.
+    """
+    watched = [rank.watched for rank in launch.ranks if rank.watched is not None]
+    if not launch.consumed or not all(w.flops for w in watched) or any(w.ragged for w in watched):
         return 0.0
-    return sum(flops) / (launch.consumed / launch.steps.count)
+    return sum(w.flops for w in watched) / (_usual_rows(launch) or _mean_samples(launch))
 
 
 def less_beside(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> bool:
     """Whether ranks compute less beside their training than the baseline's, in a step and for a
     sample: an evaluation that is left out, or that ranks share.
     """
-    if not max(map(_per_sample, mine)):
+    if not works_known([*mine, *base]):
         return False
     in_a_step = max(map(_aside, mine)) < LESS * min(map(_aside, base))
     of_sample = max(map(_aside_of_sample, mine)) < LESS * min(map(_aside_of_sample, base))

@@ -10,6 +10,7 @@ from statistics import fmean
 from harness.analysis.again import changed, command
 from harness.analysis.judging.promise import MOST_PAIRS
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
+from harness.analysis.samples.script import handed_out
 from harness.base.numbers import si
 from harness.cases import CaseSpec, Device, Form, Mode, Plan, metrics
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
@@ -42,6 +43,8 @@ WARM_UP = 4
 LEAST_STEPS = 4
 #: What a verdict asks whose samples are those of the other mode.
 _MODE_ASKED = re.compile(r"\(--mode \w+\?\)")
+#: What a verdict asks whose samples cannot be counted.
+_SAMPLES_ASKED = re.compile(r"say how many a step has on one rank")
 #: What decides a verdict that more pairs do not.
 _DECIDES = {
     Reason.NOISY_HOST: "a quieter host",
@@ -179,7 +182,7 @@ def decide(run: RunRecord) -> list[str]:
             if whole:  # a ladder that may begin anywhere, or a bound of a test: by the run's words
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
-    changes = (_longer, _later_rung, _newer_launcher, _other_mode, _fewer_steps)
+    changes = (_longer, _later_rung, _newer_launcher, _other_mode, _stated_samples, _fewer_steps)
     return [*lines, *(line for change in changes for line in change(run))]
 
 
@@ -253,6 +256,22 @@ def _other_mode(run: RunRecord) -> Iterator[str]:
         mode = Mode.STRONG if weak else Mode.WEAK
         again = _with(replace(largest, mode=mode), run, {"mode": mode})
         yield f"if {'ranks share one batch' if weak else 'each rank has its own batch'}: {again}"
+
+
+def _stated_samples(run: RunRecord) -> Iterator[str]:
+    """Says how a script is measured whose samples nobody can count but its loader."""
+    asked = {verdict.case for verdict in run.verdicts if _SAMPLES_ASKED.search(verdict.detail)}
+    for plan in run.plans:
+        if not any(arm.case.script and arm.case.id in asked for arm in plan.arms):
+            continue
+        lowest = min((arm.case for arm in plan.arms), key=lambda case: case.world_size)
+        of_all = max((handed_out(x.ranks) for x in run.by_case.get(lowest.hash, ())), default=0.0)
+        samples = round(of_all / (lowest.world_size if lowest.mode is Mode.WEAK else 1))
+        if samples:
+            largest = max((arm.case for arm in plan.arms), key=lambda case: case.world_size)
+            stated = replace(largest, samples_per_step=samples)
+            again = _with(stated, run, {"samples_per_step": str(samples)})
+            yield f"if these are the {samples} that its loader hands out: {again}"
 
 
 def _fewer_steps(run: RunRecord) -> Iterator[str]:

@@ -205,6 +205,9 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
         yield "all of more ranks", ""
         return
     yield from _replicas([row.seen for row in several])
+    if not same_training.works_known([launch for row in rows for launch in row.launches]):
+        sizes = "inputs differ in size" if any(row.seen.ragged for row in rows) else ""
+        yield "whether a sample takes as much work in every world", sizes
     for row in several:
         late = _late_in_most(row, quiet=True) or _late_in_most(row, bursts=True, quiet=True)
         if late and not _late(row):

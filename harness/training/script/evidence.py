@@ -5,10 +5,9 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch.distributed as dist
@@ -38,6 +37,8 @@ from harness.training.script.samples import Rows
 from harness.training.script.spawning import refuse_spawning
 from harness.training.script.watch import Watch
 
+#: A step has other work if its rows are more or fewer than a median one's by such a share.
+FEW = 0.02
 #: Characters of a part's digest in a record.
 SHORT = 6
 
@@ -218,6 +219,7 @@ def watched_by(watch: Watch) -> Watched:
     first = sum(int(v) for rows in watch.rows.values() for v in rows.of(0, 1).tolist())
     trained = [parameter for parameter in watch.parameters() if parameter.requires_grad]
     trained_bytes = shards.bytes_of(roots, trained)
+    work = watch.work if _is_usual(watch, edges[-1]) else None
     return Watched(
         world_size=dist.get_world_size() if grouped else 1,
         backend=dist.get_backend() if grouped else "",
@@ -240,10 +242,12 @@ def watched_by(watch: Watch) -> Watched:
         reads=_reads(watch),
         repeated=watch.hooks.loaders.repeated,
         seeded=watch.hooks.seeded,
-        flops=0.0 if watch.work is None else watch.work.flops,
-        aside=0.0 if watch.work is None else watch.work.aside,
+        flops=0.0 if work is None else work.flops,
+        aside=0.0 if work is None else work.aside,
+        ragged=any(rows.ragged for rows in watch.rows.values()),
         distinct=_distinct(watch),
         drawn=_of_a_step(watch, watch.drawn),
+        usual=_usual(watch),
         whole=watch.hooks.loaders.whole,
         stored=watch.hooks.loaders.stored,
         sampler=watch.hooks.loaders.sampler,
@@ -265,12 +269,13 @@ def watched_by(watch: Watch) -> Watched:
     )
 
 
-class Exchanged(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Exchanged:
     """What ranks exchanged in the last step, ``reduced`` bytes of it all-reduced in its forward
     passes; bytes in the last forward passes; and whether all steps exchanged equally many.
     """
 
-    collectives: Mapping[str, Issued] = MappingProxyType({})
+    collectives: dict[str, Issued] = field(default_factory=dict)
     small: int = 0
     in_forwards: int = 0
     reduced: int = 0
@@ -309,6 +314,19 @@ def _main(watch: Watch) -> Rows:
     """
     edges = watch.edges()
     return max(watch.rows.values(), key=lambda r: r.came(edges[0], edges[-1]), default=Rows())
+
+
+def _usual(watch: Watch) -> float:
+    """Rows of a median step of the window, which a short last batch is not."""
+    main = _main(watch)
+    begins = watch.edges()[watch.task.cut : -1]
+    return float(np.median([main.came(i, i + watch.period) for i in begins]))
+
+
+def _is_usual(watch: Watch, begin: int) -> bool:
+    """Whether the step that begins there has as many rows as a median one of the window."""
+    usual = _usual(watch)
+    return abs(_main(watch).came(begin, begin + watch.period) - usual) <= FEW * usual
 
 
 def _reads(watch: Watch) -> float:

@@ -199,7 +199,7 @@ class Hooks:
 
         @functools.wraps(backward)
         def watched(tensors: Any, *args: Any, **more: Any) -> Any:
-            if not self._undo:
+            if not self._undo or getattr(tensors, "is_meta", False):  # of one that only counts
                 return backward(tensors, *args, **more)
             if not self._passed and not self._in_backward:
                 self._passing()
@@ -402,4 +402,7 @@ def _trains(module: nn.Module) -> bool:
 
 
 def _learns(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in inside.parameters(module))
+    """Whether it has parameters that can be trained; a copy without data, whose work is counted
+    before the training (litgpt's), has none.
+    """
+    return any(p.requires_grad and not p.is_meta for p in inside.parameters(module))

@@ -99,7 +99,7 @@ class Observed:
     ) -> None:
         sentence = len(self.sentences.words)
         of_root = self.rows.get(key) or self.rows.setdefault(key, Rows())
-        of_root.count(sentence, what.count)
+        of_root.count(sentence, what)
         self.unclear = self.unclear or what.unclear
         noted = bool(what.count) and self.looking and not self._unread
         if noted:

@@ -5,13 +5,14 @@ a row of an image costs as much as one of a sentence.
 """
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.training.observe import plain
 from harness.training.observe.intake import row_hashes
@@ -20,18 +21,43 @@ from harness.training.observe.intake import row_hashes
 ELEMENTS = 1024
 MOST_TENSORS = 8
 _FIRST = 4096
+#: Rows of a batch that have fewer elements than this share of another's take less work.
+RAGGED = 0.95
 
 
-def tensors(*values: Any, depth: int = 4) -> Iterator[Tensor]:
-    """Tensors with rows in the arguments of a call, however they are nested, in their order."""
+def tensors(*values: Any, depth: int = 4, inside: bool = False) -> Iterator[Tensor]:
+    """Tensors with rows in the arguments of a call, however they are nested, in their order;
+    ``inside``: also what objects have as attributes.
+    """
     for value in values:
         if isinstance(value, Tensor):
             if value.dim() and value.numel():
                 yield value
-        elif depth and isinstance(value, Mapping):
-            yield from tensors(*value.values(), depth=depth - 1)
-        elif depth and isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            yield from tensors(*value[:8], depth=depth - 1)
+            continue
+        parts: Sequence[Any] = ()
+        if isinstance(value, Mapping):
+            parts = [*value.values()]
+        elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            parts = value[:8]
+        elif inside and _is_opaque(value):
+            parts = [*vars(value).values()]
+        if depth and parts:
+            yield from tensors(*parts, depth=depth - 1, inside=inside)
+
+
+def _is_opaque(value: object) -> bool:
+    """Whether it is an object of a class of somebody's own, as detection's NestedTensor is."""
+    known = isinstance(value, Tensor | Mapping | Sequence | nn.Module | type)
+    return hasattr(value, "__dict__") and not known
+
+
+def _of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Tensors of a call; those within objects only where there are no others."""
+    of_call = tensors(args, kwargs)
+    first = next(of_call, None)
+    return (
+        tensors(args, kwargs, inside=True) if first is None else itertools.chain([first], of_call)
+    )
 
 
 def trains(output: object, depth: int = 4) -> bool | None:
@@ -51,7 +77,7 @@ def first_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None
     """The first tensor of a call; None where there is none, or where another module made it."""
     first = args[0] if args else None
     if not isinstance(first, Tensor) or not first.dim():
-        first = next(tensors(args, kwargs), None)
+        first = next(_of_call(args, kwargs), None)
     return None if first is None or first.requires_grad else first
 
 
@@ -60,10 +86,12 @@ class Arrived:
     """The samples that a module is called with: how many, and how they lie in its arguments.
 
     They are rows of tensors, elements of a list (``listed``), or columns, where time comes first
-    (``late``). ``unclear`` says why they cannot be told from something else.
+    (``late``). ``elements`` are those of the first tensor, or of the first of each listed sample.
+    ``unclear`` says why they cannot be told from something else.
     """
 
     count: int = 0
+    elements: int = 0
     listed: bool = False
     late: bool = False
     unclear: str = ""
@@ -83,8 +111,9 @@ def arrived(
     if first is None:
         return None
     if first.is_nested:
-        return Arrived(count=first.size(0))
+        return Arrived(count=first.size(0), elements=first.numel())
     first = plain.local(first)
+    elements = first.numel()
     known = {*sizes} - {0}
     given = args[0] if args else next(iter(kwargs.values()), None)
     if isinstance(given, list | tuple) and given:
@@ -92,12 +121,15 @@ def arrived(
         return _of_list(given, others, known)
     rows, columns = (*first.shape, 0)[:2]
     if late and not known and columns:
-        return Arrived(count=columns, late=True)
+        return Arrived(count=columns, elements=elements, late=True)
+    if _is_opaque(given) and rows not in known and next(tensors(args, kwargs), None) is None:
+        kind = type(given).__name__
+        return Arrived(unclear=f"the model gets a {kind} with a tensor {_shape(first)}: samples")
     if not known or rows in known or columns not in known:
-        return Arrived(count=rows)
+        return Arrived(count=rows, elements=elements)
     size = columns
     if rows % size and size % rows:
-        return Arrived(count=size, late=True)
+        return Arrived(count=size, elements=elements, late=True)
     return Arrived(
         unclear=f"a batch of {size} reaches the model as {_shape(first)}: which side is it"
     )
@@ -106,11 +138,13 @@ def arrived(
 def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]) -> Arrived:
     """A list is a batch of samples, or the inputs of one batch."""
     many = len(given)
+    firsts = [first for x in given if (first := next(tensors(x), None)) is not None]
+    elements = sum(first.numel() for first in firsts)
     if any(isinstance(x, Mapping) for x in given):
-        rows = {len(first) for x in given if (first := next(tensors(x), None)) is not None}
+        rows = {len(first) for first in firsts}
         if len(rows) == 1 and rows <= set(known) and many not in known:
-            return Arrived(count=rows.pop())  # sides of pairs, say
-        return Arrived(count=many, listed=True)
+            return Arrived(count=rows.pop(), elements=elements)  # sides of pairs, say
+        return Arrived(count=many, elements=elements, listed=True)
     parts = [x for x in given if isinstance(x, Tensor) and x.dim()]
     heads = {len(part) for part in parts}
     if not parts and many in known:
@@ -119,12 +153,12 @@ def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]
         kind = type(given[0]).__name__
         return Arrived(unclear=f"the model gets a list of {many} of {kind}: samples, or inputs")
     if heads <= set(known):
-        return Arrived(count=len(parts[0]))
+        return Arrived(count=len(parts[0]), elements=elements)
     beside = any(isinstance(other, list | tuple) and len(other) == many for other in others)
     if many in known or (len(heads) > 1 and len(parts) == many) or (beside and not known):
-        return Arrived(count=many, listed=True)
+        return Arrived(count=many, elements=elements, listed=True)
     if isinstance(given, tuple) and len(heads) == 1 and not known:
-        return Arrived(count=len(parts[0]))
+        return Arrived(count=len(parts[0]), elements=elements)
     shape = _shape(parts[0])
     return Arrived(unclear=f"the model gets a list of {many} tensors {shape}: samples, or inputs")
 
@@ -144,7 +178,7 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: Arrived) -> Sequ
         given = args[0] if args else next(iter(kwargs.values()))
         firsts = (next(tensors(x), None) for x in given)
         return [_stacked([tensor for tensor in firsts if tensor is not None])]
-    candidates = itertools.islice(tensors(args, kwargs), MOST_TENSORS)
+    candidates = itertools.islice(_of_call(args, kwargs), MOST_TENSORS)
     first = next(candidates)  # what ``first_input`` has found, too
     if how.late:
         return [plain.rows(first).transpose(0, 1)]
@@ -184,10 +218,21 @@ class Rows:
         self._calls: list[tuple[int, int]] = []  # sentence, end of its rows
         self._room: Tensor | None = None
         self._came: dict[int, int] = {}  # rows of each sentence
+        self._least = math.inf  # elements of a row
+        self._most = 0.0
 
-    def count(self, sentence: int, rows: int) -> None:
+    @property
+    def ragged(self) -> bool:
+        """Whether rows of some batches are larger than those of others."""
+        return self._least < RAGGED * self._most
+
+    def count(self, sentence: int, arrived: Arrived) -> None:
         """So many rows came."""
-        self._came[sentence] = self._came.get(sentence, 0) + rows
+        self._came[sentence] = self._came.get(sentence, 0) + arrived.count
+        if arrived.count:
+            of_row = arrived.elements / arrived.count
+            self._least = min(self._least, of_row)
+            self._most = max(self._most, of_row)
 
     def came(self, first: int, last: int) -> int:
         """Rows that came in the sentences from ``first`` to before ``last``."""

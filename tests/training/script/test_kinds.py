@@ -69,7 +69,7 @@ def hashes(x: Tensor) -> list[int]:
     how = arrived((x,), {}, ())
     assert how is not None and how.count == ROWS and not how.unclear
     noted = Rows()
-    noted.count(0, how.count)
+    noted.count(0, how)
     noted.note(0, inputs((x,), {}, how))
     return [int(value) for value in noted.of(0, 1)]
 

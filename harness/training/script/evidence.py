@@ -1,6 +1,5 @@
 """The evidence of a watched rank: its record, or why there is none."""
 
-import hashlib
 import itertools
 import json
 import sys
@@ -131,10 +130,10 @@ def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
             watched,
             source=source,
             way=way,
-            modules=() if rank.place.local_rank else tuple(watch.began),
+            modules=() if rank.place.local_rank else tuple(watch.began.parts),
         ),
         grad_norm=watch.grad_norm,
-        replica="" if watch.sharded else _of_all(watch.bits()),
+        replica="" if watch.sharded else watch.bits().whole,
         **traced,
     )
 
@@ -230,9 +229,9 @@ def watched_by(watch: Watch) -> Watched:
         regular=period(words_kept) == watch.period,
         even=exchanged.even,
         roots=_rows_of_roots(watch),
-        start=_of_all(watch.began),
-        began=_short(watch.began),
-        ended=_short(watch.bits()),
+        start=watch.began.whole,
+        began=_short(watch.began.parts),
+        ended=_short(watch.bits().parts),
         first=f"{first % 2**64:016x}",
         sharded=watch.sharded or cut,
         cut=cut,
@@ -359,12 +358,6 @@ def _bursts_s(watch: Watch) -> float:
 def _short(parts: Mapping[str, str]) -> tuple[str, ...]:
     """Enough of a part's digest to tell where ranks differ: all ranks of all launches have it."""
     return tuple(bits[:SHORT] for bits in parts.values())
-
-
-def _of_all(parts: Mapping[str, str]) -> str:
-    """One digest of a model's parts; empty where there are none."""
-    lines = "\n".join(f"{name} {bits}" for name, bits in parts.items())
-    return hashlib.sha256(lines.encode()).hexdigest()[:16] if lines else ""
 
 
 def _distinct(watch: Watch) -> float:

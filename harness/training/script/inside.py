@@ -15,7 +15,9 @@ Path = tuple[str, ...]
 #: Parts of a model that are told apart, at most.
 MOST_PARTS = 32
 #: The names that wrappers give to what they wrap.
-_WRAPPED = {"module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module"}
+_WRAPPED = {
+    "module", "_orig_mod", "_forward_module", "_original_module", "_fsdp_wrapped_module"
+}  # fmt: skip
 
 
 def modules(root: nn.Module) -> Iterator[nn.Module]:

@@ -4,12 +4,14 @@ A hook finds caches full of the step's own data: each function that it calls cos
 """
 
 import functools
+import hashlib
 import itertools
 from abc import abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter, time_ns
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +30,20 @@ _LOSSES = 1024
 FORWARDS = 64
 #: Characters of what an object of the user's has raised.
 REASON = 120
+
+
+class Bits(NamedTuple):
+    """Digests of parameters: of all of them in their order, whatever wraps them and however their
+    parts are named (empty: there are none), and of each part.
+    """
+
+    whole: str = ""
+    parts: Mapping[str, str] = MappingProxyType({})
+
+
+def _joined(digests: Iterable[str]) -> str:
+    lines = "\n".join(digests)
+    return hashlib.sha256(lines.encode()).hexdigest()[:16] if lines else ""
 
 
 class Observed:
@@ -177,13 +193,15 @@ class Observed:
         }
         return list(by_id.values())
 
-    def bits(self) -> dict[str, str]:
-        """A digest of the parameters of each part of the roots, of what this rank has of them."""
+    def bits(self) -> Bits:
+        """Digests of the roots' parameters, of what this rank has of them."""
+        of_each = {id(parameter): digest(iter([parameter])) for parameter in self.parameters()}
         parts = inside.by_part(list(self.hooks.roots.values()))
-        return {
-            name: digest(parameter for parameter in part if not parameter.is_meta)
+        of_parts = {
+            name: _joined(of_each[id(parameter)] for parameter in part if id(parameter) in of_each)
             for name, part in parts.items()
         }
+        return Bits(_joined(of_each.values()), of_parts)
 
     def losses(self, first: int, last: int) -> np.ndarray:
         """Losses of the sentences from ``first`` to before ``last``; NaN = none were seen.

@@ -244,6 +244,29 @@ def test_what_wraps_a_root_is_known_when_its_forward_is_called(
         dist.destroy_process_group()
 
 
+def test_parameters_are_alike_however_a_framework_wraps_them(observed: Following) -> None:
+    """Fabric's wrapper has another name for what it wraps on several ranks than on one."""
+
+    class Framed(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.of_a_framework = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.of_a_framework(x)  # type: ignore[no-any-return]
+
+    net = Net()
+    digests = []
+    for wrapped in (net, Framed(net)):
+        observed.restart()
+        wrapped(torch.randn(BATCH, 8)).square().mean().backward()
+        digests.append(observed.bits().whole)
+    assert digests[0] == digests[1] != ""
+    with torch.no_grad():
+        net.inner[1][0].bias[0] += 1e-3
+    assert observed.bits().whole != digests[0]
+
+
 def test_what_a_backward_pass_computes_again_is_no_root_of_its_own(observed: Following) -> None:
     """Activation checkpointing calls inner modules within the backward pass."""
 

@@ -130,7 +130,8 @@ class Watched:
     others'.
 
     ``drawn`` is how many samples loaders handed out for a step (median; 0: unknown), ``usual`` how
-    many rows a median step has (0: unknown), ``whole`` how
+    many rows a median step has (0: unknown), ``skips`` whether some steps have more forward passes
+    than others, ``saved`` the files that ``torch.save`` has written, ``whole`` how
     many the data set has if this rank's loader draws all of them by itself (0: a part, or unknown),
     ``stored`` a digest of what it stores for some of them (empty: nothing), ``unclear`` why what
     reached the model cannot be told to be samples. ``evaluations`` are forward passes in the window
@@ -179,6 +180,8 @@ class Watched:
     seeded: bool = True
     drawn: float = 0.0
     usual: float = 0.0
+    skips: bool = False
+    saved: tuple[str, ...] = ()
     ragged: bool = False
     whole: int = 0
     stored: str = ""

@@ -46,6 +46,9 @@ TWINS = {
     "alone": ("loop.py", "--mistake", "alone", "--right"),
     "drawn by a seed": ("loop.py", "--mistake", "drawn", "--unseeded"),
     "validates": ("loop.py", "--mistake", "validates"),
+    "split": ("loop.py", "--mistake", "split", "--right"),
+    "saves": ("loop.py", "--mistake", "saves", "--right"),
+    "left behind": ("loop.py", "--mistake", "left behind", "--right"),
     "short batches": ("loop.py", "--mistake", "short batches", "--rows", "208"),
     "counted": ("loop.py", "--mistake", "counted"),
     "left out": ("shapes.py", "padded"),
@@ -54,6 +57,7 @@ TWINS = {
 #: What a right training is never told.
 REMARKS = (
     "find_unused_parameters", "comes to its backward pass", "wait for it", "zero_grad()",
+    "save one file", "left out behind its forward pass",
 )  # fmt: skip
 WINDOW = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
 
@@ -89,6 +93,22 @@ def test_gradients_that_are_thrown_away_are_a_remark(measured: Measured) -> None
     verdict = measured("loop.py", "--accumulate", "4", "--mistake", "cleared", protocol=WINDOW)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     assert "is zero_grad() in the wrong place?" in measured.table()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("mistake", "remark"),
+    [
+        ("saves", "2cpu: ranks 0, 1 save one file, last.pt, all at once"),
+        ("left behind", "is a batch left out behind its forward pass?"),
+    ],
+)
+def test_what_costs_time_or_samples_is_a_remark(
+    measured: Measured, mistake: str, remark: str
+) -> None:
+    verdict = measured("loop.py", "--mistake", mistake, protocol=WINDOW)
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    assert remark in measured.table()
 
 
 @pytest.mark.full

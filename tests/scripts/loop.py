@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--mistake", default="")
@@ -75,6 +75,9 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
     several = world > 1 or asked.right
     kind = Drawn if asked.mistake == "drawn" else TensorDataset
     data = kind(torch.randn(asked.rows, 64), torch.randint(0, 10, (asked.rows,)))
+    if asked.mistake == "split":
+        drawn = torch.Generator().manual_seed(0 if asked.right else rank)
+        data, _ = random_split(data, (0.5, 0.5), generator=drawn)
     batch = asked.global_batch // world if asked.global_batch else 32
     seed = (7 if asked.right else rank) if asked.mistake == "sampler seeds" else 0
     sampler = DistributedSampler(
@@ -125,6 +128,8 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
                 x = x[:0]
             if asked.mistake == "slow" and (rank or asked.right):
                 time.sleep(0.02)
+            if asked.mistake == "left behind" and asked.right and number % 3 == 0:
+                continue  # on all ranks, and before its forward pass
             if asked.mistake == "cached":
                 kept = kept or [x, y]
                 x, y = kept
@@ -146,6 +151,8 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
                     call = asked.mistake == "statistics" and asked.right  # as Barlow Twins does
                     out = model.forward(x) if call else model(x)
                 loss = loss_of(out.float(), y[: len(x)])
+                if asked.mistake == "left behind" and not asked.right and number % 3 == rank:
+                    continue  # an outlier, say
                 if alone:
                     loss = loss * scale
                 if asked.mistake != "undivided":
@@ -192,6 +199,8 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
             done += 1
             if asked.mistake == "resumed" and rank == 0:
                 torch.save(inner.state_dict(), checkpoint)
+            if asked.mistake == "saves" and not (asked.right and rank):
+                torch.save(inner.state_dict(), f="last.pt")
             if done % 5 == 0 and rank == 0:
                 rate = counted / (time.perf_counter() - began)
                 print(f"step {done} samples {counted} rate {rate:.0f}/s", flush=True)

@@ -267,8 +267,24 @@ def _samplers(ranks: Sequence[RankRecord]) -> Iterator[str]:
         yield (
             f"samples: the DistributedSamplers of ranks are unlike (rank 0: {shuffles[0]};"
             f" rank {rank}: {shuffles[rank]}), so that ranks draw each other's samples: is one seed"
-            " given to all?"
+            " given to all, also to random_split?"
         )
+
+
+def saved_by_several(ranks: Sequence[RankRecord]) -> str:
+    """Which file several ranks of one machine save, if any; all of them together."""
+    writers: dict[tuple[str, str], list[int]] = {}
+    for rank in ranks:
+        for name in rank.watched.saved if rank.watched is not None else ():
+            writers.setdefault((rank.host, name), []).append(rank.rank)
+    shared = {name: by for (_, name), by in writers.items() if len(by) > 1}
+    if not shared:
+        return ""
+    name, by = next(iter(shared.items()))
+    return (
+        f"ranks {', '.join(map(str, by[:FEW]))} save one file, {name}, all at once: is `if rank =="
+        " 0:` missing?"
+    )
 
 
 def _shared_again(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> Iterator[str]:

@@ -369,6 +369,13 @@ def _of_batches(row: ScriptRow, base: LaunchRecord, base_ranks: str) -> Iterator
             f"a sample that the loader hands out is {parts} rows of what the model gets (a pair, or"
             f" views?), and these are counted: --samples-per-step {_handed(row)} counts the samples"
         )
+    if watched.skips and watched.regular:
+        yield (
+            "some steps have more forward passes than others, and as many backward passes: is a"
+            " batch left out behind its forward pass? Its samples are counted, too"
+        )
+    if shared := script.saved_by_several(row.launches[0].ranks):
+        yield shared
     once = not watched.drawn or sum(watched.roots.values()) <= watched.drawn
     known = watched.again + (1 - watched.distinct if once else 0)
     if known >= AGAIN and watched.workers > 1:

@@ -38,6 +38,8 @@ from harness.training.script.watch import Watch
 
 #: A step has other work if its rows are more or fewer than a median one's by such a share.
 FEW = 0.02
+#: Names of files that a rank has saved, at most.
+FILES = 8
 #: Characters of a part's digest in a record.
 SHORT = 6
 
@@ -245,8 +247,10 @@ def watched_by(watch: Watch) -> Watched:
         aside=0.0 if work is None else work.aside,
         ragged=any(rows.ragged for rows in watch.rows.values()),
         distinct=_distinct(watch),
-        drawn=_of_a_step(watch, watch.drawn),
+        drawn=_drawn(watch),
         usual=_usual(watch),
+        skips=_skips(watch),
+        saved=tuple(sorted(watch.hooks.saved)[:FILES]),
         whole=watch.hooks.loaders.whole,
         stored=watch.hooks.loaders.stored,
         sampler=watch.hooks.loaders.sampler,
@@ -315,11 +319,29 @@ def _main(watch: Watch) -> Rows:
     return max(watch.rows.values(), key=lambda r: r.came(edges[0], edges[-1]), default=Rows())
 
 
+def _drawn(watch: Watch) -> float:
+    """Samples that loaders hand out for a median step; of those steps alone for which as many rows
+    come where that are not few: a script may leave out a batch that it does not like.
+    """
+    begins = watch.edges()[watch.task.cut : -1]
+    came = [_main(watch).came(i, i + watch.period) for i in begins]
+    drawn = _of_steps(watch, watch.drawn)
+    alike = [size for size, rows in zip(drawn, came, strict=True) if size == rows]
+    return float(np.median(alike if len(alike) > len(drawn) / 4 else drawn))
+
+
 def _usual(watch: Watch) -> float:
     """Rows of a median step of the window, which a short last batch is not."""
     main = _main(watch)
     begins = watch.edges()[watch.task.cut : -1]
     return float(np.median([main.came(i, i + watch.period) for i in begins]))
+
+
+def _skips(watch: Watch) -> bool:
+    """Whether some steps of the window have more forward passes than others."""
+    main = _main(watch)
+    begins = watch.edges()[watch.task.cut : -1]
+    return len({main.passes(i, i + watch.period) for i in begins}) > 1
 
 
 def _is_usual(watch: Watch, begin: int) -> bool:

@@ -7,6 +7,7 @@ that inner modules do not pay. A module itself has no hook: it would be in each 
 """
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -75,6 +76,7 @@ class Hooks:
         self.loaders = Loaders(observer.handed)
         self.reads = self.evaluations = 0
         self.seeded = self.in_eval = False
+        self.saved = set[str]()  # files that torch.save has written
         self._trained = False  # whether weights were trained since the last optimizer step
         self._evaluated: nn.Module | None = None  # called since then in eval mode, with gradients
         self._evaluating: nn.Module | None = None
@@ -93,6 +95,7 @@ class Hooks:
         self.loaders.install()
         self._wrap_reads()
         self._wrap_seeds()
+        self._wrap_saves()
 
     def remove(self) -> None:
         """The training goes on, and nobody looks at it any more."""
@@ -245,6 +248,21 @@ class Hooks:
 
         self._count_no_reads = _put(Tensor, "item", read)
         self._undo.append(self._count_no_reads)
+
+    def _wrap_saves(self) -> None:
+        """Files that are written: where all ranks write one, each waits for the disk, and none is
+        sure to be whole.
+        """
+        save: Callable[..., None] = torch.save
+
+        @functools.wraps(save)
+        def seen(*args: Any, **more: Any) -> None:
+            file = args[1] if len(args) > 1 else more.get("f")
+            if isinstance(file, str | os.PathLike):
+                self.saved.add(os.path.relpath(file))
+            save(*args, **more)
+
+        self._replace(torch, "save", seen)
 
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
         if self._between is not None:

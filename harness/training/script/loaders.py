@@ -23,6 +23,7 @@ from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
+    Subset,
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -258,7 +259,16 @@ def _shuffles(loader: DataLoader[Any]) -> str:
     if not isinstance(sampler, DistributedSampler) or sampler.num_replicas == 1:
         return ""
     order = f"seed {sampler.seed}" if sampler.shuffle else "in order"
-    return f"{sampler.num_replicas} replicas, {order}"
+    return f"{sampler.num_replicas} replicas, {order}{_part(loader.dataset)}"
+
+
+def _part(dataset: object) -> str:
+    """A part of a data set by a few of its numbers: ``random_split`` draws it, by a seed or not."""
+    if not isinstance(dataset, Subset) or not len(dataset.indices):
+        return ""
+    numbers = dataset.indices
+    few = [int(numbers[i]) for i in (0, len(numbers) // 2, len(numbers) - 1)]
+    return f", of samples {few[0]}, .. {few[1]}, .. {few[2]}"
 
 
 def _drawn_whole(loader: DataLoader[Any]) -> int:

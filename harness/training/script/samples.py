@@ -218,6 +218,7 @@ class Rows:
         self._calls: list[tuple[int, int]] = []  # sentence, end of its rows
         self._room: Tensor | None = None
         self._came: dict[int, int] = {}  # rows of each sentence
+        self._passes: dict[int, int] = {}  # calls that they came in
         self._least = math.inf  # elements of a row
         self._most = 0.0
 
@@ -229,6 +230,7 @@ class Rows:
     def count(self, sentence: int, arrived: Arrived) -> None:
         """So many rows came."""
         self._came[sentence] = self._came.get(sentence, 0) + arrived.count
+        self._passes[sentence] = self._passes.get(sentence, 0) + 1
         if arrived.count:
             of_row = arrived.elements / arrived.count
             self._least = min(self._least, of_row)
@@ -238,9 +240,14 @@ class Rows:
         """Rows that came in the sentences from ``first`` to before ``last``."""
         return sum(self._came.get(sentence, 0) for sentence in range(first, last))
 
+    def passes(self, first: int, last: int) -> int:
+        """Calls of the module in the sentences from ``first`` to before ``last``."""
+        return sum(self._passes.get(sentence, 0) for sentence in range(first, last))
+
     def take_back(self, sentence: int, rows: int, *, noted: bool) -> None:
         """So many rows of the last call were no samples: nothing follows from them."""
         self._came[sentence] -= rows
+        self._passes[sentence] -= 1
         if noted:
             self._calls.pop()
             self._end = self._calls[-1][1] if self._calls else 0

@@ -28,13 +28,14 @@ def _pilots(
 ) -> Iterator[tuple[int, Sequence[Arm]]]:
     """Each arm once, and again where its warm-up is in doubt.
 
-    The first one twice (A/A), unless worlds run side by side: then the probes are the A/A. Plans
+    Then the first one once more (A/A), unless worlds run side by side: then the probes are the A/A.
+    It is the last, so that a short budget, or a script that is wrong, has seen every world. Plans
     share the pilots of a case that they measure alike.
     """
     if plan.hash in run.windows:
         return
     single = all(len(slot) == 1 for slot in slots)
-    for slot in [*slots[:1], *slots] if single else slots:
+    for slot in [*slots, *slots[:1]] if single else slots:
         have = min(_count(run, plan, arm, Purpose.PILOT) for arm in slot)
         if have < (2 if single and slot is slots[0] else 1):
             yield have, slot

@@ -115,32 +115,33 @@ class Watched:
 
     ``world_size`` and ``backend`` are those of the process group that it made (1 and empty without
     one). ``optimizers`` are the classes that step together, in their order within a step, and
-    ``backwards`` its backward passes. ``regular``: every kept step had the same passes and
-    optimizers; ``even``: exchanged as many bytes, but for collectives of a few values. ``roots``
-    are the modules that the training calls, and how many rows reached each in the last step.
-    ``start`` is a digest of the parameters before the first step, of this rank's part of them where
-    they are ``sharded``; ``first`` the sum of the hashes of the samples that came before the first
-    update. ``collectives`` are those of the last step, ``small`` how many of them carry single
-    values, ``reads`` how often a step of the warm-up reads one (``Tensor.item``). ``repeated``: a
-    sampler shuffled two epochs alike. ``seeded``: ``torch.manual_seed`` was called before a model
-    was made. ``source`` is a digest of the script's file, ``way`` how its process was started.
-    ``flops`` are those of the step behind the window (0: not counted, or it was a short batch's),
-    ``aside`` those of it that no gradient follows from, ``distinct`` the share of a step's rows
-    that are not like another one of this rank. ``ragged``: rows of some batches are larger than
-    others'.
+    ``backwards`` its backward passes, but for ``unusual`` many steps of the window, which
+    ``passes`` is a digest of. ``regular``: every kept step had the same optimizers; ``even``:
+    exchanged as many bytes, but for collectives of a few values. ``roots`` are the modules that the
+    training calls, and how many rows reached each in the last step. ``start`` is a digest of the
+    parameters before the first step, of this rank's part of them where they are ``sharded``;
+    ``first`` the sum of the hashes of the samples that came before the first update.
+    ``collectives`` are those of the last step, ``small`` how many of them carry single values,
+    ``reads`` how often a step of the warm-up reads one (``Tensor.item``). ``repeated``: a sampler
+    shuffled two epochs alike. ``seeded``: ``torch.manual_seed`` was called before a model was made.
+    ``source`` is a digest of the script's file, ``way`` how its process was started. ``flops`` are
+    those of the step behind the window (0: not counted, or it was a short batch's), ``aside`` those
+    of it that no gradient follows from, ``distinct`` the share of a step's rows that are not like
+    another one of this rank. ``ragged``: rows of some batches are larger than others'.
 
-    ``drawn`` is how many samples loaders handed out for a step (median; 0: unknown), ``usual`` how
-    many rows a median step has (0: unknown), ``skips`` whether some steps have more forward passes
-    than others, ``saved`` the files that ``torch.save`` has written, ``whole`` how
-    many the data set has if this rank's loader draws all of them by itself (0: a part, or unknown),
-    ``stored`` a digest of what it stores for some of them (empty: nothing), ``unclear`` why what
-    reached the model cannot be told to be samples. ``evaluations`` are forward passes in the window
-    that train nothing; ``in_eval``: weights were stepped after passes in eval mode alone;
-    ``searched``: unused parameters were searched for, and there were none; ``random``: the first
-    forward pass drew random numbers, as dropout does; ``parallel``: ranks are replicas, or shards
-    of one, and share out the data. ``ahead_s`` is what a step (median) takes up to its backward
-    passes by the host's clock: batches, logs, forward passes, before ranks wait for each other (0:
-    unknown).
+    ``drawn`` is how many samples loaders handed out for a step (median; 0: unknown), ``as_drawn``
+    whether as many rows came as these, in a quarter of the steps or more, ``usual`` how many rows a
+    median step has of those of a mean one, ``spread`` their standard deviation as a share of the
+    mean, ``skips`` whether some steps have more forward passes than others, ``saved`` the files
+    that ``torch.save`` has written, ``whole`` how many the data set has if this rank's loader draws
+    all of them by itself (0: a part, or unknown), ``stored`` a digest of what it stores for some of
+    them (empty: nothing), ``unclear`` why what reached the model cannot be told to be samples.
+    ``evaluations`` are forward passes in the window that train nothing; ``in_eval``: weights were
+    stepped after passes in eval mode alone; ``searched``: unused parameters were searched for, and
+    there were none; ``random``: the first forward pass drew random numbers, as dropout does;
+    ``parallel``: ranks are replicas, or shards of one, and share out the data. ``ahead_s`` is what
+    a step (median) takes up to its backward passes by the host's clock: batches, logs, forward
+    passes, before ranks wait for each other (0: unknown).
 
     ``trained_bytes`` are those of the parameters that get gradients (0: not told apart),
     ``workers`` the processes of the loader that hands out most batches, ``again`` the share of a
@@ -179,7 +180,11 @@ class Watched:
     distinct: float = 1.0
     seeded: bool = True
     drawn: float = 0.0
-    usual: float = 0.0
+    as_drawn: bool = False
+    usual: float = 1.0
+    spread: float = 0.0
+    unusual: int = 0
+    passes: str = ""
     skips: bool = False
     saved: tuple[str, ...] = ()
     ragged: bool = False

@@ -49,6 +49,8 @@ TWINS = {
     "split": ("loop.py", "--mistake", "split", "--right"),
     "saves": ("loop.py", "--mistake", "saves", "--right"),
     "left behind": ("loop.py", "--mistake", "left behind", "--right"),
+    "no sampler": ("loop.py", "--mistake", "budget", "--rows", "2048"),
+    "skips a pass": ("loop.py", "--mistake", "short groups", "--accumulate", "4", "--rows", "480"),
     "short batches": ("loop.py", "--mistake", "short batches", "--rows", "208"),
     "counted": ("loop.py", "--mistake", "counted"),
     "left out": ("shapes.py", "padded"),

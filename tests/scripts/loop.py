@@ -5,6 +5,7 @@ what looks like that mistake, and is none.
 import argparse
 import copy
 import os
+import random
 import time
 from pathlib import Path
 
@@ -91,6 +92,13 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
         sampler=sampler,
         drop_last=asked.mistake != "short batches",
     )
+    if asked.mistake == "budget":  # batches of as many tokens, which are not as many sentences
+        draw, order, batches = random.Random(0), list(range(len(data))), []
+        while order:
+            size = draw.randint(8, 40)
+            batches.append(order[:size])
+            order = order[size:]
+        loader = DataLoader(data, batch_sampler=batches[: len(batches) // 2 * 2][rank::world])
     layers = nn.Linear(64, asked.width), nn.ReLU(), nn.Linear(asked.width, 10)
     kinds = {
         "half": Half if several else nn.Sequential, "statistics": Whitened, "outside": Headed
@@ -143,6 +151,8 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
                 kept = kept if number % asked.accumulate else [x, y]
                 x, y = kept
             last = number % asked.accumulate == asked.accumulate - 1
+            if asked.mistake == "short groups":  # as libraries accumulate
+                last |= number + 1 == len(loader)
             skip = not last and asked.mistake != "no no_sync" and world > 1
             skip |= asked.mistake == "broadcast" and not asked.right
             with model.no_sync() if skip else torch.enable_grad():

@@ -13,6 +13,9 @@ NORMS = 1e-4
 COARSE_NORMS = 2e-2
 #: Batches may be ragged: so much may the samples of a step differ from what the mode says.
 RAGGED = 0.02
+#: Or by so many standard errors, where the samples of steps differ, but by no more than this.
+SIGMAS = 3.0
+MOST_RAGGED = 0.25
 #: How the sentence on that begins.
 _AMOUNTS = "samples: a step has"
 #: Less than this part of the work, or of the distinct rows, is another training.
@@ -125,29 +128,37 @@ def _amounts(
     """
     times = {Mode.WEAK: case.world_size / len(base[0].ranks), Mode.STRONG: 1.0}
     here, there = (median(map(_mean_samples, side)) for side in (mine, base))
-    usual = [median(map(_usual_rows, side)) for side in (mine, base)]
+    usual = [median(map(_usual_samples, side)) for side in (mine, base)]
     off = {
         mode: min(abs(a / (b * times[mode]) - 1) for a, b in ((here, there), usual) if b)
         for mode in times
         if there
     }
-    if off and off[case.mode] > RAGGED:
+    ragged = min(MOST_RAGGED, max(RAGGED, SIGMAS * math.hypot(_error(mine), _error(base))))
+    if off and off[case.mode] > ragged:
         other = Mode.STRONG if case.mode is Mode.WEAK else Mode.WEAK
-        ask = f" (--mode {other}?)" if off[other] <= RAGGED else ""
+        ask = f" (--mode {other}?)" if off[other] <= ragged else ""
         yield (
             f"{_AMOUNTS} {here:g}{_of_ranks(mine[0])}, {there:g} on {_of(base[0])}: {case.mode}"
             f" scaling would have {there * times[case.mode]:g}{ask}"
         )
 
 
+def _error(launches: Sequence[LaunchRecord]) -> float:
+    """The standard error of a mean step's samples, as a share: batches of a token budget differ."""
+    watched = [rank.watched for rank in launches[0].ranks if rank.watched is not None]
+    steps = launches[0].steps.count if launches[0].steps is not None else 1
+    return max(w.spread for w in watched) / math.sqrt(len(watched) * steps)
+
+
 def _mean_samples(launch: LaunchRecord) -> float:
     return launch.consumed / launch.steps.count if launch.steps is not None else 0.0
 
 
-def _usual_rows(launch: LaunchRecord) -> float:
-    """Rows of a median step on all ranks; 0 where one of them does not know."""
-    rows = [rank.watched.usual for rank in launch.ranks if rank.watched is not None]
-    return sum(rows) if all(rows) else 0.0
+def _usual_samples(launch: LaunchRecord) -> float:
+    """Samples of a median step, which a short last batch is not."""
+    usual = [rank.watched.usual for rank in launch.ranks if rank.watched is not None]
+    return _mean_samples(launch) * median(usual)
 
 
 def _of_ranks(launch: LaunchRecord) -> str:
@@ -222,7 +233,7 @@ def _per_sample(launch: LaunchRecord) -> float:
     watched = [rank.watched for rank in launch.ranks if rank.watched is not None]
     if not launch.consumed or not all(w.flops for w in watched) or any(w.ragged for w in watched):
         return 0.0
-    return sum(w.flops for w in watched) / (_usual_rows(launch) or _mean_samples(launch))
+    return sum(w.flops for w in watched) / _usual_samples(launch)
 
 
 def less_beside(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> bool:
@@ -279,8 +290,8 @@ def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
         )
     else:
         yield (
-            f"{first} on {_of(b)}, with the same samples: is the loss or the gradient summed, not"
-            " averaged?"
+            f"{first} on {_of(b)}, with the same samples: is the loss or the gradient"
+            f" {'summed, not averaged' if here > there else 'divided once more, or clipped'}?"
         )
 
 

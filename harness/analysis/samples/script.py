@@ -121,7 +121,7 @@ def _undrawn(watched: Watched, came: float) -> str:
     They are as many, or several views of each, or this rank's share of what all ranks draw.
     """
     drawn = watched.drawn
-    if not came or not drawn or came % drawn == 0:
+    if not came or not drawn or watched.as_drawn or came % drawn == 0:
         return ""
     ranks = drawn / came
     if ranks.is_integer() and watched.world_size % ranks == 0:
@@ -215,9 +215,15 @@ def _steps(watched: Sequence[Watched]) -> Iterator[str]:
         if not w.regular:
             yield (
                 f"steps: rank {rank} left its period of {len(w.optimizers)} updates within the"
-                " window (a skipped step, or one more backward pass): what a step is, is not clear"
+                " window (a skipped step): what a step is, is not clear"
             )
             return
+    if len({w.passes for w in watched}) > 1:
+        yield (
+            "steps: ranks accumulate gradients of unlike numbers of backward passes in some steps"
+            f" ({', '.join(str(w.unusual) for w in watched)} steps of the window are not as most"
+            " are): what a step is, is not clear"
+        )
 
 
 def _samples(

@@ -369,7 +369,13 @@ def _of_batches(row: ScriptRow, base: LaunchRecord, base_ranks: str) -> Iterator
             f"a sample that the loader hands out is {parts} rows of what the model gets (a pair, or"
             f" views?), and these are counted: --samples-per-step {_handed(row)} counts the samples"
         )
-    if watched.skips and watched.regular:
+    if watched.unusual:
+        yield (
+            f"{watched.unusual} step{'s' if watched.unusual > 1 else ''} of the window had another"
+            f" number of backward passes than {watched.backwards}: the last of an epoch, or an"
+            " update that was left out? Their samples are counted"
+        )
+    elif watched.skips:
         yield (
             "some steps have more forward passes than others, and as many backward passes: is a"
             " batch left out behind its forward pass? Its samples are counted, too"

@@ -1,8 +1,10 @@
 """The evidence of a watched rank: its record, or why there is none."""
 
+import hashlib
 import itertools
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from harness.analysis.samples.period import period
 from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
 from harness.cases import Fault
@@ -210,7 +211,9 @@ def watched_by(watch: Watch) -> Watched:
     edges = watch.edges()
     last = edges[-2], edges[-1]
     words_kept = watch.sentences.words[watch.first : edges[-1]]
-    step = words_kept[: watch.period]
+    steps = [words_kept[i : i + watch.period] for i in range(0, len(words_kept), watch.period)]
+    backwards = [sum(word.backwards for word in step) for step in steps]
+    ((usual_backwards, num_usual),) = Counter(backwards).most_common(1)
     classes = {key: _kind(optimizer) for key, optimizer in watch.hooks.optimizers.items()}
     roots = list(watch.hooks.roots.values())
     parallel = shards.shares_data(watch.hooks.wrapped)
@@ -225,10 +228,12 @@ def watched_by(watch: Watch) -> Watched:
         world_size=dist.get_world_size() if grouped else 1,
         backend=dist.get_backend() if grouped else "",
         optimizers=tuple(
-            "+".join(sorted(classes[key] for key in word.optimizers)) for word in step
+            "+".join(sorted(classes[key] for key in word.optimizers)) for word in steps[0]
         ),
-        backwards=sum(word.backwards for word in step),
-        regular=period(words_kept) == watch.period,
+        backwards=usual_backwards,
+        regular=len({tuple(word.optimizers for word in step) for step in steps}) == 1,
+        unusual=len(steps) - num_usual,
+        passes=hashlib.sha256(str(backwards).encode()).hexdigest()[:16],
         even=exchanged.even,
         roots=_rows_of_roots(watch),
         start=watch.began.whole,
@@ -248,7 +253,9 @@ def watched_by(watch: Watch) -> Watched:
         ragged=any(rows.ragged for rows in watch.rows.values()),
         distinct=_distinct(watch),
         drawn=_drawn(watch),
+        as_drawn=bool(_as_drawn(watch)),
         usual=_usual(watch),
+        spread=_spread(watch),
         skips=_skips(watch),
         saved=tuple(sorted(watch.hooks.saved)[:FILES]),
         whole=watch.hooks.loaders.whole,
@@ -320,21 +327,35 @@ def _main(watch: Watch) -> Rows:
 
 
 def _drawn(watch: Watch) -> float:
-    """Samples that loaders hand out for a median step; of those steps alone for which as many rows
-    come where that are not few: a script may leave out a batch that it does not like.
+    """Samples that loaders hand out for a median step."""
+    return float(np.median(_as_drawn(watch) or _of_steps(watch, watch.drawn)))
+
+
+def _as_drawn(watch: Watch) -> list[float]:
+    """Samples that loaders hand out for those steps for which as many rows come, where these are
+    not few: a script may leave out a batch that it does not like.
     """
-    begins = watch.edges()[watch.task.cut : -1]
-    came = [_main(watch).came(i, i + watch.period) for i in begins]
     drawn = _of_steps(watch, watch.drawn)
-    alike = [size for size, rows in zip(drawn, came, strict=True) if size == rows]
-    return float(np.median(alike if len(alike) > len(drawn) / 4 else drawn))
+    pairs = zip(drawn, _rows_of_steps(watch), strict=True)
+    alike = [size for size, rows in pairs if size == rows > 0]
+    return alike if len(alike) > len(drawn) / 4 else []
 
 
 def _usual(watch: Watch) -> float:
-    """Rows of a median step of the window, which a short last batch is not."""
+    """Rows of a median step of the window over those of a mean one: a last batch may be short."""
+    rows = _rows_of_steps(watch)
+    return float(np.median(rows) / np.mean(rows)) if any(rows) else 1.0
+
+
+def _spread(watch: Watch) -> float:
+    """The standard deviation of the rows of steps, as a share of their mean."""
+    rows = _rows_of_steps(watch)
+    return float(np.std(rows) / np.mean(rows)) if any(rows) else 0.0
+
+
+def _rows_of_steps(watch: Watch) -> list[int]:
     main = _main(watch)
-    begins = watch.edges()[watch.task.cut : -1]
-    return float(np.median([main.came(i, i + watch.period) for i in begins]))
+    return [main.came(i, i + watch.period) for i in watch.edges()[watch.task.cut : -1]]
 
 
 def _skips(watch: Watch) -> bool:
@@ -346,7 +367,7 @@ def _skips(watch: Watch) -> bool:
 
 def _is_usual(watch: Watch, begin: int) -> bool:
     """Whether the step that begins there has as many rows as a median one of the window."""
-    usual = _usual(watch)
+    usual = float(np.median(_rows_of_steps(watch)))
     return abs(_main(watch).came(begin, begin + watch.period) - usual) <= FEW * usual
 
 

@@ -369,6 +369,8 @@ class Hooks:
             self._arrived = samples.first_input(args, kwargs)
         late = id(module) in self._late
         what = samples.arrived(args, kwargs, self.loaders.sizes, late=late)
+        if what is not None:
+            self.loaders.came(what.count)
         if not self._passed:
             self._passing()
         if tracing.on:

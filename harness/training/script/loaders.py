@@ -8,6 +8,7 @@ and hands out batches in that order.
 import contextlib
 import functools
 import hashlib
+import itertools
 import re
 import weakref
 from collections import deque
@@ -32,6 +33,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 _SIZES = "scaleproof_sizes"
 _LOADER = "scaleproof_loader"
 _SEEN = "scaleproof_seen"
+#: So many loaders' batches are one batch of a training, at most, beside the first one's.
+TOGETHER = 3
 #: Characters of an entry that tell it from others.
 ENTRY = 400
 #: Where an object of no words lies says nothing of what it is.
@@ -98,6 +101,7 @@ class Loaders:
         self._every: list[OneLoader] = []
         self._known: dict[int, OneLoader] = {}  # by the id of a loader that may be gone
         self._out: list[OneLoader] = []  # those that have handed out a batch, the latest last
+        self._training: OneLoader | None = None  # of several, the one whose batch trains
         self._passes: dict[int, set[int]] = {}
         self.handing = False  # a batch is being made, in this process or another
         self._before: dict[str, Any] = {}
@@ -153,9 +157,27 @@ class Loaders:
         if len(self._out) > 1:
             unused = [seen for seen in self._out if seen.use is Use.NONE]
             latest = [seen for seen in unused if not seen.evaluated] or unused or self._out
-            latest[-1].turn(Use.TRAINED)
+            self._training = latest[-1]
+            self._training.turn(Use.TRAINED)
         elif self._out:
             self._out[0].turn(Use.TRAINED)
+
+    def came(self, rows: int) -> None:
+        """So many rows are in the training's forward pass: those of several loaders' batches, if
+        these have as many together, also of one that labels were found for (FixMatch).
+        """
+        training = self._training
+        if len(self._out) < 2 or training is None or training.size == rows:
+            return
+        others = [
+            seen for seen in self._out if seen is not training and seen.use is not Use.TRAINED
+        ]
+        for many in range(1, min(len(others), TOGETHER) + 1):
+            for several in itertools.combinations(others, many):
+                if training.size + sum(seen.size for seen in several) == rows:
+                    for seen in several:
+                        seen.turn(Use.TRAINED)
+                    return
 
     def evaluated(self) -> None:
         """A forward pass that trains nothing: of the latest batch."""

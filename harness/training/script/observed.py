@@ -97,7 +97,7 @@ class Observed:
         return True
 
     def handed(self, loader: int, size: int) -> None:
-        sentence = len(self.sentences.words)
+        sentence = self.sentences.done  # what comes after an update is of the next one
         of_loader = self._drawn.setdefault(loader, {})
         of_loader[sentence] = of_loader.get(sentence, 0) + size
 

@@ -62,9 +62,10 @@ class Sentences:
         self._stepped.add(optimizer)
 
     def period(self, known: int) -> int | None:
-        """Sentences of one step of the training.
+        """Sentences of one step of the training, by which optimizers step: of backward passes the
+        last update of an epoch may have fewer, and a first one fewer than later ones.
 
         None while there is no period yet, or one of the ``known`` optimizers has not stepped.
         """
-        stepping = {key for word in self.words for key in word.optimizers}
-        return period(self.words) if len(stepping) == known else None
+        stepping = [word.optimizers for word in self.words]
+        return period(stepping) if len(frozenset().union(*stepping)) == known else None

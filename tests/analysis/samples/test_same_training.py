@@ -94,6 +94,7 @@ def test_one_and_the_same_training_is_not_called_another(script: Script) -> None
         (seeing(flops=16e6), "work: a sample takes 0.5 of the FLOPs"),
         (seeing(distinct=0.5), "is a part of the batch repeated?"),
         (norms(2.0), "is the loss or the gradient summed, not averaged?"),
+        (norms(0.5), "is the loss or the gradient divided once more, or clipped?"),
         (norms(1.001), "gradients: their norm in the first step is 1.001 times"),
     ],
 )

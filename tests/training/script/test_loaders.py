@@ -177,6 +177,20 @@ def test_loaders_that_train_together_are_added_up(observed: Following) -> None:
     assert observed.drawn[1] == 24
 
 
+def test_a_batch_that_is_labelled_first_trains_together_with_another(observed: Following) -> None:
+    """As in FixMatch; a validation's last batch is out meanwhile, too."""
+    net = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    evaluate(net, loader(40, 10), 1)
+    for (labelled,), (more,) in zip(loader(64, 16), loader(128, 32), strict=True):
+        net.eval()
+        with torch.no_grad():
+            net(more)
+        net.train()
+        step(net, torch.cat([labelled, more]), optimizer)
+    assert observed.drawn[1] == 48 and sorted(observed.hooks.loaders.sizes) == [16, 32]
+
+
 def test_epochs_that_a_training_repeats_are_told(observed: Following) -> None:
     net = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

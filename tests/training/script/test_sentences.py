@@ -50,8 +50,12 @@ def test_an_optimizer_that_has_not_stepped_leaves_the_period_open() -> None:
     assert told("FB0" * 6).period(2) is None
 
 
-def test_a_skipped_step_is_another_word() -> None:
-    assert told("FB0" * 5 + "FBFB0").period(1) is None
+def test_an_update_of_more_passes_than_others_leaves_no_period() -> None:
+    """A skipped step, or an epoch that ends: optimizers have their period all the same."""
+    assert told("FB0" * 5 + "FBFB0").period(1) == 1
+    assert told("FBFB0FBFB0FB0" * 4).period(1) == 1
+    assert told("FB0FB1" * 4 + "FB0FBFB1").period(2) == 2
+    assert told("FB0FB1" * 4 + "FB1").period(2) is None
 
 
 def test_evaluation_between_steps_changes_nothing() -> None:

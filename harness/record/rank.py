@@ -149,13 +149,16 @@ class Watched:
     left the looked-at elements of their parameters as they were. ``cut``: that they are ``sharded``
     is told by nothing but what ranks exchange within a forward pass. ``cleared``: gradients are
     gone between the backward passes of one update (SAM, LBFGS), so that each exchanges its own.
-    ``reduced`` are the bytes that forward passes of the last step all-reduced. ``began`` and
-    ``ended`` are short digests of the parameters before the first step and behind the last, one for
-    each of the ``modules``, whose names each node's first rank has. ``sampler`` says how a
-    DistributedSampler of the main loader shares out samples, which has to be alike on all ranks
-    (empty: there is none). ``bursts_s`` is by how much a mean step takes longer up to its backward
-    passes than a median one: what only some steps do. ``loose`` are short digests, behind the last
-    step, of the parameters that backward passes reach and optimizers step, but no root has.
+    ``uncleared``: gradients of the update before were there as one began; ``twice``: an optimizer
+    stepped twice without a backward pass between; ``unstepped`` are parts with gradients that no
+    optimizer has. ``reduced`` are the bytes that forward passes of the last step all-reduced.
+    ``began`` and ``ended`` are short digests of the parameters before the first step and behind the
+    last, one for each of the ``modules``, whose names each node's first rank has. ``sampler`` says
+    how a DistributedSampler of the main loader shares out samples, which has to be alike on all
+    ranks (empty: there is none). ``bursts_s`` is by how much a mean step takes longer up to its
+    backward passes than a median one: what only some steps do. ``loose`` are short digests, behind
+    the last step, of the parameters that backward passes reach and optimizers step, but no root
+    has.
     """
 
     world_size: int
@@ -203,6 +206,9 @@ class Watched:
     idle: float = 0.0
     cut: bool = False
     cleared: bool = False
+    uncleared: bool = False
+    twice: bool = False
+    unstepped: tuple[str, ...] = ()
     reduced: int = 0
     modules: tuple[str, ...] = ()
     began: tuple[str, ...] = ()

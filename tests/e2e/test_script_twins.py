@@ -51,6 +51,7 @@ TWINS = {
     "left behind": ("loop.py", "--mistake", "left behind", "--right"),
     "no sampler": ("loop.py", "--mistake", "budget", "--rows", "2048"),
     "skips a pass": ("loop.py", "--mistake", "short groups", "--accumulate", "4", "--rows", "480"),
+    "tried": ("loop.py", "--mistake", "tried", "--unseeded"),
     "short batches": ("loop.py", "--mistake", "short batches", "--rows", "208"),
     "counted": ("loop.py", "--mistake", "counted"),
     "left out": ("shapes.py", "padded"),
@@ -59,7 +60,7 @@ TWINS = {
 #: What a right training is never told.
 REMARKS = (
     "find_unused_parameters", "comes to its backward pass", "wait for it", "zero_grad()",
-    "save one file", "left out behind its forward pass",
+    "save one file", "left out behind its forward pass", "step() called twice", "in no optimizer",
 )  # fmt: skip
 WINDOW = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
 
@@ -103,6 +104,9 @@ def test_gradients_that_are_thrown_away_are_a_remark(measured: Measured) -> None
     [
         ("saves", "2cpu: ranks 0, 1 save one file, last.pt, all at once"),
         ("left behind", "is a batch left out behind its forward pass?"),
+        ("no zero_grad", "1cpu, 2cpu: gradients are there still as the next update begins"),
+        ("steps twice", "1cpu, 2cpu: an optimizer steps twice with one gradient"),
+        ("head left out", "1cpu, 2cpu: 2: with gradients, and in no optimizer"),
     ],
 )
 def test_what_costs_time_or_samples_is_a_remark(

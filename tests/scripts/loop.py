@@ -110,6 +110,10 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
     if asked.mistake == "counted":  # its work, by a copy without data, as litgpt does
         counted_copy = copy.deepcopy(model).to("meta")
         counted_copy(torch.empty(8, 64, device="meta")).square().mean().backward()
+    if asked.mistake == "tried":  # layer by layer, to learn their shapes, as YOLO does
+        x = torch.randn(2, 64)
+        for layer in layers:
+            x = layer(x)
     if asked.compile:
         model = torch.compile(model)
     bare = asked.mistake in ("no all-reduce", "wrong world")
@@ -122,7 +126,9 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
         inner.load_state_dict(torch.load(checkpoint))
     scale = nn.Parameter(torch.ones(()))  # of a loss, say: no module has it
     alone = [scale] if asked.mistake == "alone" else []
-    optimizer = torch.optim.AdamW([*model.parameters(), *alone], lr=1e-3)
+    left_out = 2 if asked.mistake == "head left out" else 0
+    trained = list(model.parameters())
+    optimizer = torch.optim.AdamW([*trained[: len(trained) - left_out], *alone], lr=1e-3)
     rest = TensorDataset(torch.randn(64, 64))
     rest_sampler = DistributedSampler(rest, num_replicas=world, rank=rank)
     rest_loader = DataLoader(rest, batch_size=4, sampler=rest_sampler)
@@ -188,7 +194,10 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
                 done += 1  # this rank leaves a step out
                 continue
             optimizer.step()
-            optimizer.zero_grad()
+            if asked.mistake == "steps twice":
+                optimizer.step()
+            if asked.mistake != "no zero_grad":
+                optimizer.zero_grad()
             if asked.mistake == "broadcast":
                 for p in inner.parameters():
                     dist.broadcast(p.detach(), 0)

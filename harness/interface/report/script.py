@@ -380,6 +380,12 @@ def _of_batches(row: ScriptRow, base: LaunchRecord, base_ranks: str) -> Iterator
             "some steps have more forward passes than others, and as many backward passes: is a"
             " batch left out behind its forward pass? Its samples are counted, too"
         )
+    if watched.uncleared:
+        yield "gradients are there still as the next update begins: is zero_grad() missing?"
+    if watched.twice:
+        yield "an optimizer steps twice with one gradient: is optimizer.step() called twice?"
+    if watched.unstepped:
+        yield f"{', '.join(watched.unstepped)}: with gradients, and in no optimizer"
     if shared := script.saved_by_several(row.launches[0].ranks):
         yield shared
     once = not watched.drawn or sum(watched.roots.values()) <= watched.drawn

@@ -275,6 +275,9 @@ def watched_by(watch: Watch) -> Watched:
         again=_again(watch),
         idle=_idle(watch),
         cleared=bool(watch.cleared),
+        uncleared=watch.uncleared,
+        twice=watch.sentences.twice > 0,
+        unstepped=tuple(watch.unstepped()[:FILES]),
         reduced=exchanged.reduced,
     )
 

@@ -70,6 +70,8 @@ class Observed:
         self._drew: list[Tensor] = []
         self._undo: Callable[[], None] | None = None  # the open root's rows are taken back
         self.dtype = ""
+        self.graded = set[int]()  # parameters with gradients at the first update
+        self.uncleared = False
         self.norm2 = 0.0
         self._normed = set[int]()  # parameters in it: an optimizer may step another one
         self.loose: dict[int, Tensor] = {}  # trained, and of no root: no wrapper knows of them
@@ -156,6 +158,8 @@ class Observed:
         if self.cleared is None and self.sentences.accumulates:
             gradients = (p.grad for p in self.parameters() if p.grad is not None)
             self.cleared = not any(bool(x.any()) for g in gradients for x in plain.pieces(g))
+        if len(self.sentences.words) == 2 and not self.sentences.backwards:
+            self._look_for_old_gradients()
         self.sentences.enter_backward(again=again)
         if isinstance(losses, Tensor) and losses.numel() == 1 and losses.is_floating_point():
             self._note(plain.local(losses).detach())
@@ -173,6 +177,7 @@ class Observed:
         if not self.sentences.words:
             self._look_at_gradients(optimizer)
             self._look_beside_roots(optimizer)
+            self.graded |= {id(p) for p in self.parameters() if p.grad is not None}
         if self.looking:
             self._stepped_from[key] = [part.clone() for part in _some_elements(optimizer)]
 
@@ -236,6 +241,30 @@ class Observed:
                         else parameter.grad
                     )
                     self.norm2 += float(grad.detach().double().square().sum())
+
+    def _look_for_old_gradients(self) -> None:
+        """Whether gradients of the update before are still there as another one begins; a second
+        optimizer may clear its own later.
+        """
+        if len(self.hooks.optimizers) == 1:
+            (optimizer,) = self.hooks.optimizers.values()
+            trained = (p for group in optimizer.param_groups for p in group["params"])
+            gradients = (p.grad for p in trained if p.grad is not None)
+            self.uncleared = any(bool(x.any()) for g in gradients for x in plain.pieces(g))
+
+    def unstepped(self) -> list[str]:
+        """The roots' parts that get gradients and are in no optimizer; none where most are in none,
+        as those of which an optimizer has copies.
+        """
+        optimizers = self.hooks.optimizers.values()
+        stepped = {
+            id(p) for one in optimizers for group in one.param_groups for p in group["params"]
+        }
+        if 2 * len(self.graded & stepped) < len(self.graded):
+            return []
+        parts = inside.by_part(list(self.hooks.roots.values()))
+        missing = self.graded - stepped
+        return [name for name, part in parts.items() if any(id(p) in missing for p in part)]
 
     def _look_beside_roots(self, optimizer: Optimizer) -> None:
         """Note the parameters that train with those of the roots, and are of none, if the next

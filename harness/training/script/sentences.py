@@ -26,6 +26,7 @@ class Sentences:
         self.begun = False
         self.backwards = self._depth = 0  # of the sentence that has begun
         self._stepped: set[int] = set()
+        self.twice = 0  # optimizer steps without a backward pass since the same one's last
 
     def passing(self) -> bool:
         """A pass begins: whether a new sentence begins with it."""
@@ -59,6 +60,7 @@ class Sentences:
         self._depth -= 1
 
     def stepped(self, optimizer: int) -> None:
+        self.twice += optimizer in self._stepped
         self._stepped.add(optimizer)
 
     def period(self, known: int) -> int | None:

@@ -97,6 +97,12 @@ class Watch(Observed):
         elif self.measured and num_kept == window + self.period:
             self.finish(whole=True)
 
+    def enter_backward(self, losses: object, *, again: bool) -> None:
+        if not self.sentences.words and not self.sentences.backwards and not self.sharded:
+            # once more: layers may have been tried before DDP has copied rank 0's weights
+            self.began = self.bits()
+        super().enter_backward(losses, again=again)
+
     def finish(self, *, whole: bool = False) -> None:
         """The window was measured; the step behind it counts only if it came to its end."""
         if self.work is not None:

@@ -284,8 +284,8 @@ def watched_by(watch: Watch) -> Watched:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchanged:
-    """What ranks exchanged in the last step, ``reduced`` bytes of it all-reduced in its forward
-    passes; bytes in the last forward passes; and whether all steps exchanged equally many.
+    """The exchanges of the last step, ``reduced`` bytes of them all-reduced in its forward passes;
+    bytes in the last forward passes; and whether all steps exchanged equally many.
     """
 
     collectives: dict[str, Issued] = field(default_factory=dict)

@@ -256,10 +256,8 @@ class Observed:
         """The roots' parts that get gradients and are in no optimizer; none where most are in none,
         as those of which an optimizer has copies.
         """
-        optimizers = self.hooks.optimizers.values()
-        stepped = {
-            id(p) for one in optimizers for group in one.param_groups for p in group["params"]
-        }
+        groups = [g for optimizer in self.hooks.optimizers.values() for g in optimizer.param_groups]
+        stepped = {id(parameter) for group in groups for parameter in group["params"]}
         if 2 * len(self.graded & stepped) < len(self.graded):
             return []
         parts = inside.by_part(list(self.hooks.roots.values()))

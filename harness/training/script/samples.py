@@ -45,10 +45,13 @@ def tensors(*values: Any, depth: int = 4, inside: bool = False) -> Iterator[Tens
             yield from tensors(*parts, depth=depth - 1, inside=inside)
 
 
+#: Values whose parts are found otherwise, or are none of a call's.
+_KNOWN = (Tensor, Mapping, Sequence, nn.Module, type)
+
+
 def _is_opaque(value: object) -> bool:
     """Whether it is an object of a class of somebody's own, as detection's NestedTensor is."""
-    known = isinstance(value, Tensor | Mapping | Sequence | nn.Module | type)
-    return hasattr(value, "__dict__") and not known
+    return hasattr(value, "__dict__") and not isinstance(value, _KNOWN)
 
 
 def _of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
@@ -122,7 +125,8 @@ def arrived(
     rows, columns = (*first.shape, 0)[:2]
     if late and not known and columns:
         return Arrived(count=columns, elements=elements, late=True)
-    if _is_opaque(given) and rows not in known and next(tensors(args, kwargs), None) is None:
+    within = given is not first and _is_opaque(given) and next(tensors(args, kwargs), None) is None
+    if within and rows not in known:
         kind = type(given).__name__
         return Arrived(unclear=f"the model gets a {kind} with a tensor {_shape(first)}: samples")
     if not known or rows in known or columns not in known:

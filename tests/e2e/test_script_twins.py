@@ -60,7 +60,7 @@ TWINS = {
 #: What a right training is never told.
 REMARKS = (
     "find_unused_parameters", "comes to its backward pass", "wait for it", "zero_grad()",
-    "save one file", "left out behind its forward pass", "step() called twice", "in no optimizer",
+    "save one file", "left out behind its forward pass", "step() called twice", "no optimizer has",
 )  # fmt: skip
 WINDOW = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
 
@@ -106,7 +106,7 @@ def test_gradients_that_are_thrown_away_are_a_remark(measured: Measured) -> None
         ("left behind", "is a batch left out behind its forward pass?"),
         ("no zero_grad", "1cpu, 2cpu: gradients are there still as the next update begins"),
         ("steps twice", "1cpu, 2cpu: an optimizer steps twice with one gradient"),
-        ("head left out", "1cpu, 2cpu: 2: with gradients, and in no optimizer"),
+        ("head left out", "1cpu, 2cpu: parameters of 2 get gradients, and no optimizer has them"),
     ],
 )
 def test_what_costs_time_or_samples_is_a_remark(

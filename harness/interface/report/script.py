@@ -385,7 +385,8 @@ def _of_batches(row: ScriptRow, base: LaunchRecord, base_ranks: str) -> Iterator
     if watched.twice:
         yield "an optimizer steps twice with one gradient: is optimizer.step() called twice?"
     if watched.unstepped:
-        yield f"{', '.join(watched.unstepped)}: with gradients, and in no optimizer"
+        names = ", ".join(watched.unstepped)
+        yield f"parameters of {names} get gradients, and no optimizer has them"
     if shared := script.saved_by_several(row.launches[0].ranks):
         yield shared
     once = not watched.drawn or sum(watched.roots.values()) <= watched.drawn

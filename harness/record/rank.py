@@ -115,19 +115,20 @@ class Watched:
 
     ``world_size`` and ``backend`` are those of the process group that it made (1 and empty without
     one). ``optimizers`` are the classes that step together, in their order within a step, and
-    ``backwards`` its backward passes, but for ``unusual`` many steps of the window, which
-    ``passes`` is a digest of. ``regular``: every kept step had the same optimizers; ``even``:
-    exchanged as many bytes, but for collectives of a few values. ``roots`` are the modules that the
-    training calls, and how many rows reached each in the last step. ``start`` is a digest of the
-    parameters before the first step, of this rank's part of them where they are ``sharded``;
-    ``first`` the sum of the hashes of the samples that came before the first update.
-    ``collectives`` are those of the last step, ``small`` how many of them carry single values,
-    ``reads`` how often a step of the warm-up reads one (``Tensor.item``). ``repeated``: a sampler
-    shuffled two epochs alike. ``seeded``: ``torch.manual_seed`` was called before a model was made.
-    ``source`` is a digest of the script's file, ``way`` how its process was started. ``flops`` are
-    those of the step behind the window (0: not counted, or it was a short batch's), ``aside`` those
-    of it that no gradient follows from, ``distinct`` the share of a step's rows that are not like
-    another one of this rank. ``ragged``: rows of some batches are larger than others'.
+    ``backwards`` the backward passes of the last; ``unusual`` many steps of the window have not as
+    many as most, and ``passes`` is a digest of all their numbers. ``regular``: every kept step had
+    the same optimizers; ``even``: exchanged as many bytes, but for collectives of a few values.
+    ``roots`` are the modules that the training calls, and how many rows reached each in the last
+    step. ``start`` is a digest of the parameters before the first step, of this rank's part of them
+    where they are ``sharded``; ``first`` the sum of the hashes of the samples that came before the
+    first update. ``collectives`` are those of the last step, ``small`` how many of them carry
+    single values, ``reads`` how often a step of the warm-up reads one (``Tensor.item``).
+    ``repeated``: a sampler shuffled two epochs alike. ``seeded``: ``torch.manual_seed`` was called
+    before a model was made. ``source`` is a digest of the script's file, ``way`` how its process
+    was started. ``flops`` are those of the step behind the window (0: not counted, or it was a
+    short batch's), ``aside`` those of it that no gradient follows from, ``distinct`` the share of a
+    step's rows that are not like another one of this rank. ``ragged``: rows of some batches are
+    larger than others'.
 
     ``drawn`` is how many samples loaders handed out for a step (median; 0: unknown), ``as_drawn``
     whether as many rows came as these, in a quarter of the steps or more, ``usual`` how many rows a

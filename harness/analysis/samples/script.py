@@ -162,7 +162,7 @@ def parts_of_one(watched: Watched) -> int:
     """Rows, unlike each other, that a sample of the loader is counted as: a pair, or views."""
     rows = sum(watched.roots.values())
     times = rows / watched.drawn if watched.drawn else 1.0
-    alike = abs(times * watched.distinct - 1) < ALIKE
+    alike = watched.as_drawn or abs(times * watched.distinct - 1) < ALIKE
     return int(times) if times.is_integer() and not alike else 1
 
 

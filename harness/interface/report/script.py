@@ -347,7 +347,7 @@ def _of_exchanges(watched: Watched, world_size: int) -> Iterator[str]:
         yield lost
     if watched.sharded and world_size > 1:
         yield from script.shards(watched)
-    if not watched.even and not watched.cleared:
+    if not watched.even and not watched.cleared and not watched.unusual:
         yield (
             "steps do not exchange equally many bytes: is a step of the training more than one"
             " update?"
@@ -372,8 +372,8 @@ def _of_batches(row: ScriptRow, base: LaunchRecord, base_ranks: str) -> Iterator
     if watched.unusual:
         yield (
             f"{watched.unusual} step{'s' if watched.unusual > 1 else ''} of the window had another"
-            f" number of backward passes than {watched.backwards}: the last of an epoch, or an"
-            " update that was left out? Their samples are counted"
+            " number of backward passes than most: the last of an epoch, or an update that was left"
+            " out? Their samples are counted"
         )
     elif watched.skips:
         yield (

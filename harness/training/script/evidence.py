@@ -213,7 +213,7 @@ def watched_by(watch: Watch) -> Watched:
     words_kept = watch.sentences.words[watch.first : edges[-1]]
     steps = [words_kept[i : i + watch.period] for i in range(0, len(words_kept), watch.period)]
     backwards = [sum(word.backwards for word in step) for step in steps]
-    ((usual_backwards, num_usual),) = Counter(backwards).most_common(1)
+    ((_, num_usual),) = Counter(backwards).most_common(1)
     classes = {key: _kind(optimizer) for key, optimizer in watch.hooks.optimizers.items()}
     roots = list(watch.hooks.roots.values())
     parallel = shards.shares_data(watch.hooks.wrapped)
@@ -230,7 +230,7 @@ def watched_by(watch: Watch) -> Watched:
         optimizers=tuple(
             "+".join(sorted(classes[key] for key in word.optimizers)) for word in steps[0]
         ),
-        backwards=usual_backwards,
+        backwards=backwards[-1],
         regular=len({tuple(word.optimizers for word in step) for step in steps}) == 1,
         unusual=len(steps) - num_usual,
         passes=hashlib.sha256(str(backwards).encode()).hexdigest()[:16],

@@ -176,7 +176,8 @@ def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> None:
 
     Counted on the meta device, forward and backward of one sample.
     """
-    features = "float" in facts.input_dtype  # of one token, in the last dimension
+    # of one token, in the last dimension; a sample that is one vector is all of its tokens
+    features = "float" in facts.input_dtype and len(facts.input_shape) > 1
     most = math.prod(facts.input_shape[:-1] if features else facts.input_shape)
     if facts.tokens_per_sample > most:
         raise AssertionError(

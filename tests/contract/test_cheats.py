@@ -421,6 +421,17 @@ def test_a_model_that_overstates_its_flops_or_tokens_is_an_error(stand: Stand) -
     assert "tokens() states" in described.error
 
 
+def test_no_shipped_model_overstates_anything(stand: Stand) -> None:
+    """A sample may be one vector, as DiT's latent with its time and class is."""
+    errors: dict[str, str] = {}
+    for name, entry in Catalogue().entries["models"].items():
+        sizes = entry.head["SIZES"]
+        if entry.shipped and isinstance(sizes, dict):
+            _, described = stand.described(f"ddp/{name}-{next(iter(sizes))}")
+            errors |= {name: described.error} if described.error else {}
+    assert errors == {}
+
+
 def test_a_compressor_that_states_nothing_is_an_error(stand: Stand, tmp_path: Path) -> None:
     """An error of 100 % is that of sending nothing, so something else must be stated."""
     text = (CHEATS / "nothing.py").read_text().replace("LOSSLESS", "_NOT")

@@ -131,9 +131,6 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
             "sampler seeds",
             "DistributedSamplers of ranks are unlike (rank 0: 2 replicas, seed 0; rank 1: 2 replicas,",
         ),
-        pytest.param(
-            "split", "is one seed given to all, also to random_split?", marks=pytest.mark.full
-        ),
         ("outside", "ended with different parameters in 1 (the other module is alike)"),
         ("alone", "ended with different values of a trained parameter that no called module has"),
         ("shared out twice", "samples: 16 of the 32 that a DistributedSampler gives rank 0"),

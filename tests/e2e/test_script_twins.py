@@ -60,7 +60,7 @@ TWINS = {
 #: What a right training is never told.
 REMARKS = (
     "find_unused_parameters", "comes to its backward pass", "wait for it", "zero_grad()",
-    "save one file", "left out behind its forward pass", "step() called twice", "no optimizer has",
+    "save one file", "left out behind its forward pass", "step() called twice", "random_split", "no optimizer has",
 )  # fmt: skip
 WINDOW = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
 
@@ -102,6 +102,7 @@ def test_gradients_that_are_thrown_away_are_a_remark(measured: Measured) -> None
 @pytest.mark.parametrize(
     ("mistake", "remark"),
     [
+        ("split", "has random_split a seed?"),
         ("saves", "2cpu: ranks 0, 1 save one file, last.pt, all at once"),
         ("left behind", "is a batch left out behind its forward pass?"),
         ("no zero_grad", "1cpu, 2cpu: gradients are there still as the next update begins"),

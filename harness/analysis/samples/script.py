@@ -19,6 +19,8 @@ ONCE = (0.45, 1.25)
 SMALL = 1024
 #: Rows of one sample are alike, so that each is counted once, within this.
 ALIKE = 0.01
+#: How a sampler's word goes on that shares out a part of a data set (``loaders``).
+PART = ", of samples "
 #: So many modules are named.
 FEW = 3
 #: A rank is late by this share of a step, and no less than this.
@@ -267,14 +269,28 @@ def _samples(
 
 def _samplers(ranks: Sequence[RankRecord]) -> Iterator[str]:
     """Whether the DistributedSamplers of all ranks share out the same shuffled data set."""
-    shuffles = [rank.watched.sampler for rank in ranks if rank.watched is not None]
+    samplers = [rank.watched.sampler for rank in ranks if rank.watched is not None]
+    shuffles = [sampler.partition(PART)[0] for sampler in samplers]
     if len(set(shuffles)) > 1 and all(shuffles):
         rank = next(i for i, sampler in enumerate(shuffles) if sampler != shuffles[0])
         yield (
             f"samples: the DistributedSamplers of ranks are unlike (rank 0: {shuffles[0]};"
             f" rank {rank}: {shuffles[rank]}), so that ranks draw each other's samples: is one seed"
-            " given to all, also to random_split?"
+            " given to all?"
         )
+
+
+def unlike_parts(ranks: Sequence[RankRecord]) -> str:
+    """Whether ranks share out unlike parts of one data set, as ``random_split`` draws them without
+    a seed (PyTorch's minGPT-ddp does): no ERROR, as steps are as long.
+    """
+    parts = [r.watched.sampler.partition(PART)[2] for r in ranks if r.watched is not None]
+    if len(set(parts)) < 2 or not all(parts):
+        return ""
+    return (
+        f"ranks share out unlike parts of one data set ({parts[0]} on rank 0), and some samples are"
+        " drawn twice, others held out by one rank alone: has random_split a seed?"
+    )
 
 
 def saved_by_several(ranks: Sequence[RankRecord]) -> str:

@@ -387,6 +387,8 @@ def _of_batches(row: ScriptRow, base: LaunchRecord, base_ranks: str) -> Iterator
     if watched.unstepped:
         names = ", ".join(watched.unstepped)
         yield f"parameters of {names} get gradients, and no optimizer has them"
+    if parts_differ := script.unlike_parts(row.launches[0].ranks):
+        yield parts_differ
     if shared := script.saved_by_several(row.launches[0].ranks):
         yield shared
     once = not watched.drawn or sum(watched.roots.values()) <= watched.drawn

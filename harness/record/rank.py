@@ -109,6 +109,10 @@ class SpanRow:
     end_ns: int
 
 
+#: How ``Watched.sampler`` goes on where a part of a data set is shared out.
+PART = ", of samples "
+
+
 @dataclass(frozen=True, kw_only=True)
 class Watched:
     """The hooks' observations of a user's own training in one rank; counts are of one step.

@@ -11,6 +11,7 @@ import numpy as np
 
 from harness.cases import CaseSpec, Mode
 from harness.record import RankRecord, Watched
+from harness.record.rank import PART
 from harness.record.store import Samples
 
 #: All-reduced bytes over the parameters' outside this are no single exchange of gradients.
@@ -19,8 +20,6 @@ ONCE = (0.45, 1.25)
 SMALL = 1024
 #: Rows of one sample are alike, so that each is counted once, within this.
 ALIKE = 0.01
-#: How a sampler's word goes on that shares out a part of a data set (``loaders``).
-PART = ", of samples "
 #: So many modules are named.
 FEW = 3
 #: A rank is late by this share of a step, and no less than this.

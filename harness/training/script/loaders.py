@@ -28,6 +28,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from harness.record.rank import PART
+
 #: Where an iterator keeps the sizes of batches that it has not handed out yet, its loader, and what
 #: is known of that.
 _SIZES = "scaleproof_sizes"
@@ -290,7 +292,7 @@ def _part(dataset: object) -> str:
         return ""
     numbers = dataset.indices
     few = [int(numbers[i]) for i in (0, len(numbers) // 2, len(numbers) - 1)]
-    return f", of samples {few[0]}, .. {few[1]}, .. {few[2]}"
+    return f"{PART}{few[0]}, .. {few[1]}, .. {few[2]}"
 
 
 def _drawn_whole(loader: DataLoader[Any]) -> int:

@@ -32,7 +32,7 @@ FORWARDS = 64
 REASON = 120
 
 
-class Bits(NamedTuple):
+class Digests(NamedTuple):
     """Digests of parameters: of all of them in their order, whatever wraps them and however their
     parts are named (empty: there are none), and of each part.
     """
@@ -198,7 +198,7 @@ class Observed:
         }
         return list(by_id.values())
 
-    def bits(self) -> Bits:
+    def bits(self) -> Digests:
         """Digests of the roots' parameters, of what this rank has of them."""
         of_each = {id(parameter): digest(iter([parameter])) for parameter in self.parameters()}
         parts = inside.by_part(list(self.hooks.roots.values()))
@@ -206,7 +206,7 @@ class Observed:
             name: _joined(of_each[id(parameter)] for parameter in part if id(parameter) in of_each)
             for name, part in parts.items()
         }
-        return Bits(_joined(of_each.values()), of_parts)
+        return Digests(_joined(of_each.values()), of_parts)
 
     def losses(self, first: int, last: int) -> np.ndarray:
         """Losses of the sentences from ``first`` to before ``last``; NaN = none were seen.

@@ -18,7 +18,7 @@ from harness.training.observe.meter import Meter
 from harness.training.rank.setup import Rank
 from harness.training.script import shards
 from harness.training.script.flops import Counted, compiled
-from harness.training.script.observed import Bits, Observed
+from harness.training.script.observed import Digests, Observed
 from harness.training.script.profile import Profile
 from harness.training.script.region import region
 
@@ -53,7 +53,7 @@ class Watch(Observed):
         self.reads: list[int] = []  # of single values, up to each mark of the warm-up
         self.evaluations: list[int] = []  # of passes that train nothing, up to each mark
         self.events: list[torch.Event] = []
-        self.began = Bits()  # of parameters before the first step
+        self.began = Digests()  # of parameters before the first step
         self.sharded = False
 
     def restart(self) -> None:

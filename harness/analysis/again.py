@@ -64,6 +64,8 @@ def _of_script(case: CaseSpec, settings: Settings) -> list[str]:
     words = [] if case.mode is Mode.WEAK else ["--mode", case.mode]
     if case.samples_per_step:
         words += ["--samples-per-step", str(case.samples_per_step)]
+    if case.accepted:
+        words += ["--accept", case.accepted]
     if settings.fresh:
         words += ["--fresh"]
     for option, paths in (("--clean", settings.clean), ("--data", settings.data)):

@@ -166,8 +166,9 @@ class CaseSpec:
     ``stragglers`` is ``1:0.5`` for half of rank 1's core, several with commas: slow on purpose.
     ``n3:0.95`` slows the fourth node of the run, whichever ranks are there.
     ``script`` is a user's own training as it is typed, then strategy, model and size only name it;
-    ``samples_per_step`` is what the user says of one rank of it. ``setup`` names the software that
-    trains, where that is not the run's own (``Settings.setups``).
+    ``samples_per_step`` is what the user says of one rank of it, ``accepted`` which of its checks
+    may fail as that is meant (``replicas,idle``). ``setup`` names the software that trains, where
+    that is not the run's own (``Settings.setups``).
     ``data`` is the input, where batches come from: the name of a file.
     ``phase=forward`` goes forward only: no gradients, and weights stay.
     ``communicate`` is False only for an ablation: collectives return at once, with wrong results.
@@ -225,6 +226,7 @@ class CaseSpec:
     seed: int = 0
     script: str = ""
     samples_per_step: int | None = None
+    accepted: str = ""
     setup: str = ""
     knobs: Mapping[str, Json] = field(default_factory=dict)
     environment: Mapping[str, str] | None = None
@@ -308,6 +310,10 @@ class CaseSpec:
                 raise ValueError(f"stragglers: {part!r} is not RANK:SHARE with a share below 1")
             factors[bool(match[1]), int(match[2])] = float(match[3])
         return factors
+
+    def accepts(self, mistake: str) -> bool:
+        """Whether the user of a script says that this is meant: its check is named before ``:``."""
+        return bool(self.script) and mistake.partition(":")[0] in self.accepted.split(",")
 
     @property
     def plain(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.base import programs
-from harness.base.errors import SpecError
+from harness.base.errors import SpecError, nearest
 from harness.cases import typed
 from harness.cases.case import SCRIPT, CaseSpec, Device, Mode
 from harness.cases.plan import Plan, Protocol
@@ -17,6 +17,12 @@ from harness.host import secrets
 
 LAUNCHED = "torchrun --nproc-per-node {ranks} train.py"
 EXAMPLE = f"{RUN} train.py --lr 3e-4"
+#: Checks of a script that its user may answer for, by the word that their sentences begin with.
+#: Nobody can for what a step is, and how many samples it has: no figure is left without them.
+ACCEPTABLE = (
+    "samples", "idle", "eval", "replicas", "gradients", "loss", "start", "optimizers", "precision",
+    "work", "updates",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +118,7 @@ def script_plan(
     samples: int = 0,
     protocol: Protocol = REAL,
     first_rung: int = 1,
+    accept: str = "",
 ) -> Plan:
     """A ladder of a script over the site's worlds, against itself on its smallest world.
 
@@ -119,8 +126,9 @@ def script_plan(
         words: the command, as in a shell.
         samples: samples of a step on one rank, where they cannot be counted; 0 = they are counted.
         first_rung: ranks of the smallest world, for models that one device cannot hold.
+        accept: checks that may fail, as that is meant: ``replicas,idle``.
     """
-    case = script_case(words, site, mode, samples)
+    case = replace(script_case(words, site, mode, samples), accepted=accepted(accept))
     if site.world_size <= first_rung:
         ranks = f"--{'gpus' if site.device is Device.CUDA else 'cpus'} {2 * first_rung}"
         if first_rung > 1:
@@ -138,6 +146,18 @@ def script_plan(
         contrast for contrast in plan.contrasts if contrast.baseline == (f"@{first_rung}",)
     )
     return replace(plan, contrasts=lowest)
+
+
+def accepted(words: str) -> str:
+    """The checks that ``replicas,idle`` names, each once and in one order; SpecError for others."""
+    named = {word.strip() for word in words.split(",") if word.strip()}
+    for word in sorted(named.difference(ACCEPTABLE)):
+        raise SpecError(
+            f"--accept {word}: there is no such check{nearest(word, ACCEPTABLE)}",
+            expected=", ".join(ACCEPTABLE),
+            fix=f"{RUN.replace(' --', ' --accept replicas --', 1)} train.py",
+        )
+    return ",".join(sorted(named))
 
 
 def script_case(words: Sequence[str], site: Site, mode: Mode, samples: int = 0) -> CaseSpec:
@@ -163,11 +183,12 @@ def script(
     samples: int = 0,
     protocol: Protocol = REAL,
     first_rung: int = 1,
+    accept: str = "",
 ) -> Recipe:
     """A recipe for ``@scaling``: ``script("train.py", "--lr", "3e-4")``."""
 
     def recipe(site: Site) -> list[Plan]:
-        return [script_plan(words, site, Mode(mode), samples, protocol, first_rung)]
+        return [script_plan(words, site, Mode(mode), samples, protocol, first_rung, accept)]
 
     recipe.__name__ = parse(words).name
     return recipe

@@ -41,8 +41,8 @@ from harness.host import environment
 #: Fields of a case that its name, the site or another option says; an ablation is no setting.
 NAMED = frozenset({
     "strategy", "model", "size", "mode", "compressor", "world_size", "nodes", "device",
-    "first_device", "stand_in", "script", "samples_per_step", "setup", "communicate", "knobs",
-    "environment",
+    "first_device", "stand_in", "script", "samples_per_step", "accepted", "setup", "communicate",
+    "knobs", "environment",
 })  # fmt: skip
 #: How these are said instead; the others are nobody's to say.
 _SAID_BY = dict(
@@ -53,6 +53,7 @@ _SAID_BY = dict(
     compressor="the name of the case, as compressed:topk/decoder-tiny",
     world_size="--cpus 4 or --gpus 8", device="--cpus 4 or --gpus 8", nodes="--nodes 2x4",
     communicate="--ablate communication", samples_per_step="--samples-per-step 32",
+    accepted="--accept replicas",
     knobs="its knobs, as --set ddp.bucket_cap_mb=25",
     environment="its variables, as --set NCCL_ALGO=Ring",
 )  # fmt: skip

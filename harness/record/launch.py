@@ -148,9 +148,10 @@ class LaunchRecord:
     digest of every step's loss, ``compared`` how many of them were compared with the reference's.
     ``wall_s`` is from the command to the last rank's end, ``agent``
     identifies the process that forked the ranks. ``wrong`` lists what the parent found not to be
-    as asked (world, samples, bytes): such a launch is never judged. A profiled launch has a
-    ``budget``, and in ``perturbation`` the ratio of its profiled steps to its others, which is
-    ``perturbation_low`` at least where there is an interval.
+    as asked (world, samples, bytes): such a launch is never judged. ``accepted`` lists what a
+    script's user answers for. A profiled launch has a ``budget``, and in ``perturbation`` the ratio
+    of its profiled steps to its others, which is ``perturbation_low`` at least where there is an
+    interval.
 
     ``reached`` is None where the plan asks for no loss, or it was not reached; ``final_loss`` is
     the mean of the last steps', of plans that ask for one.
@@ -178,6 +179,7 @@ class LaunchRecord:
     growth: Growth | None = None
     losses: str = ""
     wrong: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
     gpus: tuple[GpuWindow, ...] = ()
     attempt: int = 0
     steadiness: Steadiness | None = None

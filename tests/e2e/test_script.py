@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.analysis.again import command
 from harness.analysis.samples.script import by_step
 from harness.analysis.verify import verify
 from harness.base.errors import Exit, SpecError
@@ -55,9 +56,9 @@ class Measured:
 
     def __call__(
         self, *words: str, mode: Mode = Mode.WEAK, samples: int = 0, first_rung: int = 1,
-        site: Site = SITE, protocol: Protocol = FAST,
+        site: Site = SITE, protocol: Protocol = FAST, accept: str = "",
     ) -> Verdict:  # fmt: skip
-        plan = script_plan(words, site, mode, samples, protocol, first_rung)
+        plan = script_plan(words, site, mode, samples, protocol, first_rung, accept)
         self._measurer.measure([plan])
         self.plan = plan
         (verdict,) = self._measurer.verdicts(plan)
@@ -139,6 +140,28 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
 def test_mistakes_are_named(measured: Measured, mistake: str, message: str, tmp_path: Path) -> None:
     verdict = measured("loop.py", "--mistake", mistake, "--kept", str(tmp_path / "kept.pt"))
     assert verdict.status is Status.ERROR and message in verdict.detail, verdict.detail
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("mistake", "check", "message"),
+    [
+        ("no all-reduce", "replicas", "ended with different parameters"),
+        ("half", "work", "a sample takes 0.5"),
+        ("cached", "samples", "every step trains on the same"),
+        ("idle", "idle,replicas,samples", "rank 1 got no samples"),
+    ],
+)
+def test_what_the_user_answers_for_is_no_error_and_is_told(
+    measured: Measured, mistake: str, check: str, message: str, tmp_path: Path
+) -> None:
+    words = "loop.py", "--mistake", mistake, "--kept", str(tmp_path / "kept.pt")
+    verdict = measured(*words, accept=check)
+    assert verdict.value is not None and f"+accepted={check}" in verdict.case, verdict.detail
+    assert re.search(f"accepted 2cpu: .*{message}", measured.table()), measured.table()
+    record = measured.session.run.record(complete=False)
+    assert f"--accept {check}" in command(measured.plan.arms[0].case, record.settings)
+    assert not verify(record, measured.session.run.folder).differences
 
 
 @pytest.mark.full

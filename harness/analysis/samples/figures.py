@@ -62,6 +62,7 @@ class Figures:
     """The figures that follow from a launch's samples; fields as in LaunchRecord."""
 
     wrong: tuple[str, ...]
+    accepted: tuple[str, ...]
     steps: Steps | None
     consumed: int
     growth: Growth | None
@@ -98,10 +99,13 @@ def figures(  # noqa: PLR0913  (what is known of a launch)
             else consumed(samples, cut)
         )
     kept = slowest(samples, cut) if samples else []
+    if expected is None:
+        mistakes = script.wrong(case, ranks, samples)
+    else:
+        mistakes = wrong(case, expected, ranks, samples, cut, reference, seen)
     return Figures(
-        wrong=script.wrong(case, ranks, samples)
-        if expected is None
-        else wrong(case, expected, ranks, samples, cut, reference, seen),
+        wrong=tuple(mistake for mistake in mistakes if not case.accepts(mistake)),
+        accepted=tuple(mistake for mistake in mistakes if case.accepts(mistake)),
         steps=steps(kept) if samples else None,
         consumed=seen,
         growth=growth(samples, cut) if samples else None,

@@ -40,7 +40,15 @@ def unlike(
     for launches in (mine, base) if edited else ([*mine, *base],):
         if len({_seen(launch).source for launch in launches}) > 1:
             return "the script's file was changed between launches"
-    return next(_differences(case, mine, base, edited), None)
+    differences = _differences(case, mine, base, edited)
+    return next((difference for difference in differences if not case.accepts(difference)), None)
+
+
+def accepted(
+    case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]
+) -> list[str]:
+    """How they are not, where the user of the script says that this is meant."""
+    return [x for x in _differences(case, mine, base, edited=False) if case.accepts(x)]
 
 
 def may_be_ragged(difference: str) -> bool:
@@ -77,11 +85,11 @@ def _starts(launches: Sequence[LaunchRecord]) -> Iterator[str]:
     starts = {_seen(launch).start: launch.launch for launch in launches}
     ways = {(_seen(launch).way, _seen(launch).start) for launch in launches}
     if len(starts) == len(ways) == 2 and len({way for way, _ in ways}) == 2:
-        yield "a fork starts from other parameters than a fresh interpreter: use --fresh"
+        yield "start: a fork begins from other parameters than a fresh interpreter: use --fresh"
     elif len(starts) > 1:
         few = " and ".join(list(starts.values())[:2])
         yield (
-            f"{few} start from different parameters: was one resumed, or are some never set"
+            f"start: {few} begin with different parameters: was one resumed, or are some never set"
             " (to_empty)?"
             " A script that goes on from its last checkpoint needs a folder without one"
         )

@@ -137,11 +137,12 @@ def _undrawn(watched: Watched, came: float) -> str:
 def consumed(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples], cut: int
 ) -> int:
-    """Samples of the kept window; as declared where they cannot be counted, or where loaders hand
-    out as many.
+    """Samples of the kept window; as declared where they cannot be counted, loaders hand out as
+    many, or the user answers for them.
     """
     stated = declared(case)
-    if counted(ranks, samples) or (stated is not None and stated == of_loaders(ranks)):
+    known = stated is not None and (stated == of_loaders(ranks) or case.accepts("samples"))
+    if known or counted(ranks, samples):
         return (stated or 0) * (len(samples[0].marks_s) - 1 - cut)
     return sum(by_step(samples, cut)) // _passes(ranks, samples)
 
@@ -189,6 +190,7 @@ def wrong(
     return (
         *_world(case, watched),
         *_steps(watched),
+        *_mode(watched),
         *_samples(case, ranks, samples),
         *_training(case, ranks, watched),
         *_losses(samples),
@@ -227,6 +229,15 @@ def _steps(watched: Sequence[Watched]) -> Iterator[str]:
         )
 
 
+def _mode(watched: Sequence[Watched]) -> Iterator[str]:
+    """Whether it trains in training mode."""
+    if any(w.in_eval for w in watched):
+        yield (
+            "eval: weights are stepped after passes through a model in eval mode, where"
+            " dropout and batch norm stand still: is model.train() missing after an evaluation?"
+        )
+
+
 def _samples(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples]
 ) -> Iterator[str]:
@@ -234,14 +245,14 @@ def _samples(
     reason = counted(ranks, samples)
     if reason:
         if stated is None:
-            yield f"samples: {reason}: say how many a step has on one rank, --samples-per-step N"
+            yield f"count: {reason}: say how many a step has on one rank, --samples-per-step N"
         return
     last = len(samples[0].marks_s) - 2
     num_rows = rows(samples, last)
     if stated is None and num_rows and not any(_changes(sample) for sample in samples):
         yield (
             f"samples: every step trains on the same {num_rows} samples: is a batch kept, or made"
-            f" up? --samples-per-step N accepts that"
+            " up?"
         )
     if any(rank.watched.repeated for rank in ranks if rank.watched is not None):
         yield (
@@ -316,7 +327,6 @@ def _shared_again(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> It
             yield (
                 f"samples: {came:g} of the {rank.watched.drawn:g} that a DistributedSampler gives"
                 f" rank {rank.rank} in a step reach the model: are they shared out once more?"
-                " --samples-per-step N accepts that"
             )
             return
 
@@ -324,12 +334,7 @@ def _shared_again(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> It
 def _training(
     case: CaseSpec, ranks: Sequence[RankRecord], watched: Sequence[Watched]
 ) -> Iterator[str]:
-    """Whether it is in training mode, replicas stay replicas, and gradients are exchanged once."""
-    if any(w.in_eval for w in watched):
-        yield (
-            "eval mode: weights are stepped after passes through a model in eval mode, where"
-            " dropout and batch norm stand still: is model.train() missing after an evaluation?"
-        )
+    """Whether replicas stay replicas, and gradients are exchanged once."""
     if case.world_size < 2 or _in_parts(watched):
         return
     yield from _replicas(ranks, watched)

@@ -13,6 +13,7 @@ from harness.analysis.judging.tally import of_stand_in, requirements, tally, wro
 from harness.analysis.samples.script import handed_out
 from harness.base.numbers import si
 from harness.cases import CaseSpec, Device, Form, Mode, Plan, metrics
+from harness.cases.script import ACCEPTABLE
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
@@ -43,6 +44,8 @@ WARM_UP = 4
 LEAST_STEPS = 4
 #: What a verdict asks whose samples are those of the other mode.
 _MODE_ASKED = re.compile(r"\(--mode \w+\?\)")
+#: The check of a script that failed, behind the launch that it failed in; a fork has a cure.
+_OF_CHECK = re.compile(r"(?:[\w-]+: )?(\w+): (?!.*--fresh)", re.DOTALL)
 #: What a verdict asks whose samples cannot be counted.
 _SAMPLES_ASKED = re.compile(r"say how many a step has on one rank")
 #: What decides a verdict that more pairs do not.
@@ -183,7 +186,8 @@ def decide(run: RunRecord) -> list[str]:
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
     changes = (_longer, _later_rung, _newer_launcher, _other_mode, _stated_samples, _fewer_steps)
-    return [*lines, *(line for change in changes for line in change(run))]
+    changed_words = [line for change in changes for line in change(run)]
+    return [*lines, *(changed_words or _accepting(run))]
 
 
 def _cut(run: RunRecord) -> list[Plan]:
@@ -272,6 +276,24 @@ def _stated_samples(run: RunRecord) -> Iterator[str]:
             stated = replace(largest, samples_per_step=samples)
             again = _with(stated, run, {"samples_per_step": str(samples)})
             yield f"if these are the {samples} that its loader hands out: {again}"
+
+
+def _accepting(run: RunRecord) -> Iterator[str]:
+    """Says how a script is measured whose user knows better than a check of it."""
+    named: dict[str, set[str]] = {}
+    for verdict in run.verdicts:
+        of_check = _OF_CHECK.match(verdict.detail)
+        if verdict.counts is Status.ERROR and of_check and of_check[1] in ACCEPTABLE:
+            named.setdefault(verdict.case, set()).add(of_check[1])
+    for plan in run.plans:
+        cases = [arm.case for arm in plan.arms if arm.case.script]
+        checks = sorted({name for case in cases for name in named.get(case.id, ())})
+        if checks:
+            largest = max(cases, key=lambda case: case.world_size)
+            before = filter(None, largest.accepted.split(","))
+            accepted = ",".join(sorted({*before, *checks}))
+            again = _with(replace(largest, accepted=accepted), run, {"accept": accepted})
+            yield f"if that is meant: {again}"
 
 
 def _fewer_steps(run: RunRecord) -> Iterator[str]:

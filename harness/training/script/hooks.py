@@ -267,13 +267,13 @@ class Hooks:
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
         if self._between is not None:
             self._leave_between()
-        if self._evaluated is not None and not self._trained:
+        evaluated = self._evaluated
+        if evaluated is not None and not self._trained and not self.in_eval:
             stepped = {
                 id(parameter) for group in optimizer.param_groups for parameter in group["params"]
             }
-            self.in_eval |= any(
-                id(parameter) in stepped for parameter in inside.parameters(self._evaluated)
-            )
+            steps = any(id(parameter) in stepped for parameter in inside.parameters(evaluated))
+            self.in_eval = steps and inside.differs_in_eval(evaluated)
         self._evaluated = None
         self._trained = False
         key = id(optimizer)

@@ -30,6 +30,17 @@ def parameters(root: nn.Module) -> Iterator[nn.Parameter]:
     return (parameter for _, parameter in _named_parameters(root))
 
 
+def differs_in_eval(root: nn.Module) -> bool:
+    """Whether a forward pass in eval mode may be another one: something asks which mode it is in,
+    and no dropout of nothing.
+    """
+    return any(
+        0.0 not in (getattr(module, "p", None), getattr(module, "dropout", None))
+        and "training" in getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
+        for module in modules(root)
+    )
+
+
 def by_part(roots: Sequence[nn.Module]) -> dict[str, list[nn.Parameter]]:
     """The parameters of these, each once, by the module that they belong to: as deep below the
     roots as there are not too many. Those of a root itself have its class's name.

@@ -33,6 +33,7 @@ from harness.base import digests, programs
 from harness.base.documents import to_doc
 from harness.cases import CaseSpec, Device, Mode
 from harness.cases.case import SCRIPT
+from harness.cases.script import accepted
 from harness.host import secrets
 from harness.launch.wire import recorded
 from harness.launch.wire.beats import Beats
@@ -72,10 +73,11 @@ class Recording:
         steps: int = 50,
         warm_up: int = 10,
         samples_per_step: int | None = None,
+        accept: str = "",
         results: str | Path = "results",
     ) -> None:
         """``steps`` are timed after ``warm_up`` ones; ``samples_per_step`` is what one rank trains
-        on in a step, where that cannot be counted.
+        on in a step, where that cannot be counted; ``accept`` names checks that may fail.
         """
         if steps < 2 or warm_up < 1:
             raise ValueError(
@@ -86,6 +88,7 @@ class Recording:
         self.run: Path | None = None
         self._task = Script(folder=str(Path.cwd()), steps=warm_up + steps, cut=warm_up)
         self._samples = samples_per_step
+        self._accepted = accepted(accept)
         self._results = Path(results).resolve()
         self._watch: Watch | None = None
         self._store: dist.Store | None = None
@@ -180,6 +183,7 @@ class Recording:
             backend=backend,
             script=f"measure_steps {self.name}",
             samples_per_step=self._samples,
+            accepted=self._accepted,
         )
 
     def _over(self, watch: Watch) -> None:
@@ -276,6 +280,7 @@ def measure_steps(
     steps: int = 50,
     warm_up: int = 10,
     samples_per_step: int | None = None,
+    accept: str = "",
     results: str | Path = "results",
 ) -> Iterator[Recording]:
     """Measure the training inside of this block: ``steps`` steps, after ``warm_up`` ones.
@@ -288,13 +293,20 @@ def measure_steps(
     Args:
         name: what the training is called; records of one name are compared. Usually the file's.
         samples_per_step: of one rank, where they cannot be counted.
+        accept: checks that may fail, as that is meant: ``replicas,idle``.
         results: the folder that runs are kept in.
 
     Raises:
         ValueError: for fewer than 2 steps, or no warm-up.
+        SpecError: for a check to accept that there is not.
     """
     recording = Recording(
-        name, steps=steps, warm_up=warm_up, samples_per_step=samples_per_step, results=results
+        name,
+        steps=steps,
+        warm_up=warm_up,
+        samples_per_step=samples_per_step,
+        accept=accept,
+        results=results,
     )
     recording.begin()
     try:

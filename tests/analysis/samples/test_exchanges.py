@@ -13,7 +13,7 @@ from harness.analysis.samples.script import (
     extra_exchange,
     shards,
 )
-from harness.interface.report.script import _replicas
+from harness.interface.report.script.checks import _replicas
 from harness.record import Issued, Watched
 
 BYTES = 1_000_000

@@ -86,7 +86,7 @@ def test_one_and_the_same_training_is_not_called_another(script: Script) -> None
     ("edit", "why"),
     [
         (seeing(source="g"), "the script's file was changed"),
-        (seeing(start="t"), "start from different parameters"),
+        (seeing(start="t"), "begin with different parameters"),
         (seeing(start="t", way="fresh"), "use --fresh"),
         (seeing(optimizers=("SGD",)), "optimizers: ('SGD',) step here"),
         (returns("bfloat16"), "the forward pass returns bfloat16 here, float32 on one rank"),

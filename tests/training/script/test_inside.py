@@ -90,3 +90,26 @@ def test_many_modules_are_parts_of_what_they_are_in(blocks: int, parts: int) -> 
     by_part = inside.by_part([deep])
     assert len(by_part) == parts
     assert sum(map(len, by_part.values())) == 4 * blocks
+
+
+class Aware(nn.Module):
+    """Asks which mode it is in, as stochastic depth does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.training else 2 * x
+
+
+@pytest.mark.parametrize(
+    ("layer", "differs"),
+    [
+        (nn.Dropout(0.1), True),
+        (nn.BatchNorm1d(3), True),
+        (Aware(), True),
+        (nn.LSTM(2, 2, num_layers=2, dropout=0.1), True),
+        (nn.Dropout(0.0), False),
+        (nn.LSTM(2, 2), False),
+        (nn.LayerNorm(3), False),
+    ],
+)
+def test_only_what_asks_for_its_mode_differs_in_eval_mode(layer: nn.Module, differs: bool) -> None:
+    assert inside.differs_in_eval(nn.Sequential(nn.Linear(2, 2), layer)) is differs

@@ -84,6 +84,13 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         help="of a script, on one rank: compared with what is counted, used where nothing can be",
     )
     sub.add_argument(
+        "--accept",
+        default="",
+        metavar="CHECKS",
+        help="of a script: checks that may fail, as that is meant (replicas,idle); the record and"
+        " every table say so",
+    )
+    sub.add_argument(
         "--first-rung",
         type=measuring.positive,
         default=1,
@@ -153,7 +160,11 @@ def _plans(asked: Asked, catalogue: Catalogue, site: Site) -> list[Plan]:
     _check_clean(args.clean)
     samples = args.samples_per_step or 0
     protocol = _protocol(args.steps, args.warm_up)
-    return [script_plan(asked.command, site, Mode(args.mode), samples, protocol, args.first_rung)]
+    return [
+        script_plan(
+            asked.command, site, Mode(args.mode), samples, protocol, args.first_rung, args.accept
+        )
+    ]
 
 
 def _protocol(steps: int | None, warm_up: int | None) -> Protocol:

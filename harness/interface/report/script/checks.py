@@ -1,0 +1,108 @@
+"""Checks of a script that held on every launch, and those that could not be made."""
+
+from collections.abc import Iterator, Sequence
+
+from harness.analysis.samples import same_training, script
+from harness.base.numbers import si
+from harness.cases import Mode
+from harness.interface.report.script.late import late, late_in_most
+from harness.interface.report.script.row import ScriptRow
+from harness.record import Watched
+
+
+def checks(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
+    """(Check, why it could not be made: None if it held)."""
+    yield from _of_all(rows)
+    yield from _of_several(rows)
+
+
+def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
+    """Checks of every script."""
+    yield "one world", None
+    yield "steps of one period", None
+    counted = all(_by_content(row) for row in rows)
+    yield ("samples by content", None) if counted else ("samples", "as declared")
+    if any(row.seen.way == "library" for row in rows):
+        yield "scaling", "one world of one start: there is nothing to compare with"
+        return
+    every = [launch for row in rows for launch in row.launches]
+    sharded = any(row.seen.sharded for row in rows)  # then each world has other parts
+    alike = [row.launches for row in rows] if sharded else [every]
+    if all(map(same_training.begin_alike, alike)):
+        yield "one start in all launches", None
+    else:
+        seen = "each was launched once" if len(every) == len(rows) else "no seed was seen"
+        yield "one start", f"{seen}: launches are compared by speed"
+    if any(row.seen.backwards > 1 and not row.seen.cleared for row in rows):
+        yield "that the loss is divided by the number of accumulated passes", ""
+
+
+def _by_content(row: ScriptRow) -> bool:
+    """Whether samples were counted by what reached the model, not by what the user says."""
+    watched = row.of_ranks
+    came = [float(sum(w.roots.values())) for w in watched]
+    alike = any(rows > 1 >= w.distinct * rows for w, rows in zip(watched, came, strict=True))
+    return not alike and not script.uncounted(watched, came)
+
+
+def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
+    """Checks of rungs with several ranks."""
+    several = [row for row in rows if row.arm.case.world_size > 1]
+    if not several:
+        yield "all of more ranks", ""
+        return
+    yield from _replicas([row.seen for row in several])
+    if not same_training.works_known([launch for row in rows for launch in row.launches]):
+        sizes = "inputs differ in size" if any(row.seen.ragged for row in rows) else ""
+        yield "whether a sample takes as much work in every world", sizes
+    for row in several:
+        waited_for = late_in_most(row, quiet=True) or late_in_most(row, bursts=True, quiet=True)
+        if waited_for and not late(row):
+            longer = si(waited_for.more_s, "s")
+            yield (
+                f"whether rank {waited_for.rank} of {row.arm.case.world} is slow itself",
+                f"it takes {longer} a step longer; others used the cores, too",
+            )
+    first = rows[0]
+    lowest = "one rank" if first.arm.case.world_size == 1 else first.arm.case.world
+    for row in several:
+        if row is first:
+            continue
+        if same_training.gradients_differ(row.launches[0], first.launches[0]):
+            continue  # the verdict says so
+        reason = _gradient_uncompared(row, first)
+        compared = f"equal to {lowest}'s" if reason is None else f"against {lowest}'s"
+        yield f"gradient of {row.arm.case.world} {compared}", reason
+
+
+def _replicas(watched: Sequence[Watched]) -> Iterator[tuple[str, str | None]]:
+    """Whether ranks stay alike, and exchange no more than they need."""
+    if any(w.sharded for w in watched):
+        yield "replicas", "parameters are sharded"
+        if all(w.parallel for w in watched) and not any(list(script.shards(w)) for w in watched):
+            yield "shards exchanged as often as needed", None
+        return
+    yield "replicas equal at both ends", None
+    if any(w.evaluations or w.aside for w in watched):
+        yield "models beside the trained one, if any (a teacher, an average of weights)", ""
+    if not any(map(script.accumulated, watched)):
+        reason = None if all(w.collectives for w in watched) else "none was seen in the last step"
+        if any(w.cleared for w in watched):
+            reason = "each of a step's passes has its own"
+        elif any(map(script.may_hide_another, watched)):
+            reason = "forward passes all-reduce statistics that are as large"
+        yield "gradients exchanged once", reason
+
+
+def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
+    """Why the first gradient was not compared with that of the lowest rung; None if it was."""
+    pair = row.launches[0], first.launches[0]
+    if not same_training.begin_alike(pair):
+        return "no seed was seen"
+    if same_training.random(pair):
+        return "forward passes draw random numbers"
+    if same_training.cut(pair):
+        return "ranks hold parts of the model"
+    if same_training.same_samples(*pair):
+        return None
+    return "weak: other samples" if row.arm.case.mode is Mode.WEAK else "the first samples differ"

@@ -1,0 +1,226 @@
+"""Remarks on a script: what is worth a look, and is no mistake for sure. Each is one function."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from harness.analysis.judging.work import MOST_TIMES
+from harness.analysis.samples import same_training, script
+from harness.cases import Device, Mode
+from harness.interface.report.script.late import late
+from harness.interface.report.script.row import ScriptRow
+from harness.record import LaunchRecord
+
+#: Of the samples of a step, this share is of the step before.
+AGAIN = 0.4
+#: A remark on a rung, beside launches of the lowest one; empty where there is nothing to say.
+Remark = Callable[[ScriptRow, Sequence[LaunchRecord]], str]
+
+
+def remarks(row: ScriptRow, bases: Sequence[LaunchRecord]) -> Iterator[str]:
+    """Remarks on a rung, beside launches of the lowest one."""
+    return (sentence for remark in REMARKS if (sentence := remark(row, bases)))
+
+
+def _of(bases: Sequence[LaunchRecord]) -> str:
+    """The ranks of the lowest rung."""
+    num_ranks = len(bases[0].ranks)
+    return "one rank" if num_ranks == 1 else f"{num_ranks} ranks"
+
+
+def _small_collectives(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    small = row.seen.small
+    if not small or row.arm.case.world_size < 2:
+        return ""
+    return (
+        f"{small} collective{'s' * (small > 1)} of single values in the last step: a loss that is"
+        " logged, or a norm? Each makes all ranks wait for each other"
+    )
+
+
+def _reads(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    reads = row.seen.reads
+    if reads < 1:
+        return ""
+    return (
+        f"a step reads {reads:.3g} single value{'s' * (reads > 1)} (.item()): on a GPU each waits"
+        " for the device"
+    )
+
+
+def _exchanged_in_each_pass(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    return script.accumulated(row.seen) if row.arm.case.world_size > 1 else ""
+
+
+def _lost(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    return script.lost(row.seen)
+
+
+def _shards(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    several = row.seen.sharded and row.arm.case.world_size > 1
+    return "; ".join(script.shards(row.seen)) if several else ""
+
+
+def _uneven(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    watched = row.seen
+    if watched.even or watched.cleared or watched.unusual:
+        return ""
+    return (
+        "steps do not exchange equally many bytes: is a step of the training more than one update?"
+    )
+
+
+def _workers(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
+    here = row.seen.workers
+    there = next(r.watched.workers for r in bases[0].ranks if r.watched is not None)
+    if here == there:
+        return ""
+    return (
+        f"the loader has {here} workers a rank, and {there} on {_of(bases)}: the ratio is of both,"
+        " of ranks and of workers"
+    )
+
+
+def _parts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    makes_batches = row.seen.drawn == 1
+    if makes_batches or row.arm.case.samples_per_step:
+        return ""
+    parts = script.parts_of_one(row.seen)
+    if parts < 2:
+        return ""
+    weak = row.arm.case.mode is Mode.WEAK  # then --samples-per-step is of a rank, else of all
+    handed_out = row.seen.drawn if weak else script.handed_out(row.launches[0].ranks)
+    return (
+        f"a sample that the loader hands out is {parts} rows of what the model gets (a pair, or"
+        f" views?), and these are counted: --samples-per-step {handed_out:g} counts the samples"
+    )
+
+
+def _unusual(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    unusual = row.seen.unusual
+    if not unusual:
+        return ""
+    return (
+        f"{unusual} step{'s' * (unusual > 1)} of the window had another number of backward passes"
+        " than most: the last of an epoch, or an update that was left out? Their samples are"
+        " counted"
+    )
+
+
+def _skips(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    if not row.seen.skips or row.seen.unusual:
+        return ""
+    return (
+        "some steps have more forward passes than others, and as many backward passes: is a batch"
+        " left out behind its forward pass? Its samples are counted, too"
+    )
+
+
+def _uncleared(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    if not row.seen.uncleared:
+        return ""
+    return "gradients are there still as the next update begins: is zero_grad() missing?"
+
+
+def _twice(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    if not row.seen.twice:
+        return ""
+    return "an optimizer steps twice with one gradient: is optimizer.step() called twice?"
+
+
+def _unstepped(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    if not row.seen.unstepped:
+        return ""
+    return f"parameters of {', '.join(row.seen.unstepped)} get gradients, and no optimizer has them"
+
+
+def _unlike_parts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    return script.unlike_parts(row.launches[0].ranks)
+
+
+def _saved_by_several(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    return script.saved_by_several(row.launches[0].ranks)
+
+
+def _read_again(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    watched = row.seen
+    once = not watched.drawn or sum(watched.roots.values()) <= watched.drawn
+    known = watched.again + (1 - watched.distinct if once else 0)
+    if known < AGAIN or watched.workers < 2:
+        return ""
+    return (
+        f"{known:.0%} of a step's samples were those of another one, or of the step before: do all"
+        " workers of the loader read the same ones (get_worker_info)?"
+    )
+
+
+def _draws_whole(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
+    if row.seen.stored or not same_training.draws_whole(row.launches[0], bases[0]):
+        return ""
+    return (
+        f"each rank draws from all {row.seen.whole:,} samples of a data set that stores none: right"
+        " if each rank makes others, else a DistributedSampler is missing"
+    )
+
+
+def _searched(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    if not row.seen.searched:
+        return ""
+    return (
+        "find_unused_parameters=True searches the graph in every step, and every parameter had a"
+        " gradient: is it needed?"
+    )
+
+
+def _evaluates(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    passes = [watched.evaluations for watched in row.of_ranks]
+    if len(set(passes)) > 1:
+        return (
+            f"rank {passes.index(max(passes))} evaluates within the window ({max(passes)} forward"
+            f" passes), the least busy one makes {min(passes)}: the others wait for it"
+        )
+    return f"the window has {passes[0]} forward passes that train nothing" if any(passes) else ""
+
+
+def _shares_evaluation(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
+    alike = len({watched.evaluations for watched in row.of_ranks}) == 1
+    if not alike or row.launches is bases or not same_training.less_beside(row.launches, bases):
+        return ""
+    return (
+        f"a rank evaluates less within the window than on {_of(bases)}, since all share it: the"
+        " ratio is of training and evaluation together"
+    )
+
+
+def _late(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    return late(row)
+
+
+def _cpu_time(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
+    case = row.arm.case
+    grows = case.mode is Mode.WEAK and case.world_size > len(bases[0].ranks)
+    if not grows or case.device is not Device.CPU or row.seen.sharded:
+        return ""
+    times = _cpu_of_sample(bases) / max(_cpu_of_sample(row.launches), 1e-12)
+    if times <= MOST_TIMES:
+        return ""
+    return (
+        f"a sample takes {times:.2g} times the CPU time on {_of(bases)}: does it do more there"
+        " (files, checks, other options)?"
+    )
+
+
+def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:
+    """CPU seconds of the busiest rank for a sample of its own, in the launch that took least."""
+    of_launches = [
+        max(rank.cpu_s for rank in launch.ranks) * len(launch.ranks) / launch.consumed
+        for launch in launches
+        if launch.consumed
+    ]
+    return min(of_launches, default=0.0)
+
+
+#: In the order in which they are shown.
+REMARKS: Sequence[Remark] = (
+    _small_collectives, _reads, _exchanged_in_each_pass, _lost, _shards, _uneven, _workers, _parts,
+    _unusual, _skips, _uncleared, _twice, _unstepped, _unlike_parts, _saved_by_several, _read_again,
+    _draws_whole, _searched, _evaluates, _shares_evaluation, _late, _cpu_time,
+)  # fmt: skip

@@ -1,0 +1,34 @@
+"""A row of a script's table: one rung of its ladder."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from harness.cases import Arm
+from harness.record import LaunchRecord, Watched
+
+
+@dataclass(frozen=True)
+class ScriptRow:
+    """One rung: its arm and its usable launches."""
+
+    arm: Arm
+    launches: Sequence[LaunchRecord]
+
+    @property
+    def seen(self) -> Watched:
+        watched = self.launches[0].ranks[0].watched
+        assert watched is not None
+        return watched
+
+    @property
+    def of_ranks(self) -> Sequence[Watched]:
+        """What was seen on every rank of the first launch."""
+        ranks = self.launches[0].ranks
+        return [rank.watched for rank in ranks if rank.watched is not None]
+
+    @property
+    def samples(self) -> float:
+        return median(
+            launch.consumed / launch.steps.count for launch in self.launches if launch.steps
+        )

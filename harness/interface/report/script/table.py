@@ -1,0 +1,168 @@
+"""The table of a user's own script: what a step is, what it takes, and what could be checked."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from markupsafe import Markup
+
+from harness.analysis.judging.pairs import timed
+from harness.analysis.samples import same_training, script
+from harness.base.numbers import si
+from harness.cases.script import ACCEPTABLE
+from harness.interface.report import text
+from harness.interface.report.script.checks import checks
+from harness.interface.report.script.remarks import remarks
+from harness.interface.report.script.row import ScriptRow
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column, rule, wrap
+from harness.record import Purpose, RunRecord
+
+
+@dataclass(frozen=True)
+class ScriptSection:
+    """A script on a page: its name, its table, what was checked and noticed."""
+
+    name: str
+    table: Markup
+    notes: Sequence[str]
+
+
+def lines(run: RunRecord, width: int = 100) -> list[str]:
+    """A table for each script; nothing where none was run."""
+    shown: list[str] = []
+    for rows in _scripts(run):
+        name = wrap(f" {text.named(rows[0].arm.case)}", width, 3)
+        table = Table(columns=_COLUMNS, rows=rows)
+        shown += [
+            *name,
+            *table.lines(width),
+            *wrap(f" {_note(rows)}", width, 1),
+            *(
+                line
+                for label, what in _labelled(rows)
+                for line in wrap(f" {label:12}{what}", width, 13)
+            ),
+            "",
+        ]
+    return [rule("your script", width), *shown] if shown else []
+
+
+def sections(run: RunRecord) -> list[ScriptSection]:
+    """The sections for a page."""
+    return [
+        ScriptSection(
+            name=rows[0].arm.case.family + rows[0].arm.case.extras,
+            table=Table(columns=_COLUMNS, rows=rows).html("your script"),
+            notes=[_note(rows), *(f"{label}: {what}" for label, what in _labelled(rows))],
+        )
+        for rows in _scripts(run)
+    ]
+
+
+def _scripts(run: RunRecord) -> Iterator[list[ScriptRow]]:
+    """The rungs of each script that was run; what the pilots saw where no more was measured."""
+    for plan in run.plans:
+        launches = [x for x in timed(run, plan, None) if x.usable and x.ranks]
+        if not launches:
+            pilots = timed(run, plan, None, Purpose.PILOT)
+            launches = [pilot for pilot in pilots if pilot.usable and pilot.ranks]
+        arms = [arm for arm in plan.arms if arm.case.script]
+        of_arms = [
+            ScriptRow(arm, [launch for launch in launches if launch.arm == arm.name])
+            for arm in arms
+        ]
+        if rows := [row for row in of_arms if row.launches]:
+            yield rows
+
+
+def _step(row: ScriptRow) -> str:
+    """The slowest rank's window over its steps, as throughput has it."""
+    means = [
+        max(rank.window_s for rank in launch.ranks) / launch.steps.count
+        for launch in row.launches
+        if launch.steps
+    ]
+    return si(fmean(means), "s")
+
+
+def _exchanged(row: ScriptRow) -> str:
+    """The kind of collective that carries most gradients, else most bytes, and how many others
+    there are.
+    """
+    kinds = sorted(
+        row.seen.collectives.items(),
+        key=lambda kind: (
+            kind[0] not in GRADIENTS or kind[1].payload_bytes < script.SMALL,
+            -kind[1].payload_bytes,
+        ),
+    )
+    shown = [
+        f"{key} {si(float(issued.payload_bytes), 'B')}"
+        + (f" in {issued.count}" if issued.count > 1 else "")
+        for key, issued in kinds
+    ]
+    more = [f"{len(shown) - 1} other kind{'s' * (len(shown) > 2)}"] if len(shown) > 1 else []
+    return ", ".join([*shown[:1], *more])
+
+
+_COLUMNS: Sequence[Column[ScriptRow]] = (
+    Column[ScriptRow]("ranks", 9, lambda r: r.arm.case.world),
+    Column("samples/step", 8, lambda r: f"{r.samples:.4g}"),
+    Column("step", 9, _step),
+    Column("updates of a step", 7, lambda r: ", ".join(r.seen.optimizers), left=True),
+    Column("exchanged in a step", 6, _exchanged, left=True),
+)
+#: How a check is listed that held; where its failure is accepted it is not listed so.
+_HOLDS = {name: name for name in ACCEPTABLE} | {
+    "start": "one start", "gradients": "gradient",
+}  # fmt: skip
+#: The collectives that carry gradients, where any does.
+GRADIENTS = ("all_reduce", "reduce_scatter")
+NOTE = "step = the window over its steps: evaluations and logs in it are included"
+PILOTS = "by pilots, a start or two of each: nothing is compared"
+
+
+def _note(rows: Sequence[ScriptRow]) -> str:
+    """Explains a figure of the table."""
+    launches = [launch for row in rows for launch in row.launches]
+    only_pilots = all(launch.purpose is Purpose.PILOT for launch in launches)
+    return f"{NOTE}; {PILOTS}" if only_pilots else NOTE
+
+
+def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
+    """Lists the checks that held on every launch, those that could not be made and why, and what is
+    worth a look: each with its label.
+    """
+    checked = []
+    missing = []
+    accepted = {x.partition(":")[0] for row in rows for x in _accepted(row, rows[0])}
+    for what, why_not in checks(rows):
+        if why_not is None and not any(what.startswith(_HOLDS[label]) for label in accepted):
+            checked.append(what)
+        elif why_not is None:
+            continue  # what is accepted has a line of its own
+        else:
+            missing.append(f"{what} ({why_not})" if why_not else what)
+    yield "checked", ", ".join(checked)
+    if missing:
+        yield "not checked", ", ".join(missing)
+    for label, of_rows in (
+        ("accepted", [_accepted(row, rows[0]) for row in rows]),
+        ("noticed", [list(remarks(row, rows[0].launches)) for row in rows]),
+    ):
+        worlds_of: dict[str, list[str]] = {}
+        for row, sentences in zip(rows, of_rows, strict=True):
+            for sentence in sentences:
+                worlds_of.setdefault(sentence, []).append(row.arm.case.world)
+        for sentence, worlds in worlds_of.items():
+            yield label, f"{', '.join(worlds)}: {sentence}"
+
+
+def _accepted(row: ScriptRow, first: ScriptRow) -> list[str]:
+    """Sentences that the user answers for, each once: on launches, and on how they differ from
+    those of the lowest rung.
+    """
+    of_launches = [sentence for launch in row.launches for sentence in launch.accepted]
+    differences = same_training.accepted(row.arm.case, row.launches, first.launches)
+    return list(dict.fromkeys([*of_launches, *(differences if row is not first else ())]))

@@ -23,7 +23,7 @@ class ScriptRow:
 
     @property
     def of_ranks(self) -> Sequence[Watched]:
-        """What was seen on every rank of the first launch."""
+        """All ranks of the first launch, as hooks saw them."""
         ranks = self.launches[0].ranks
         return [rank.watched for rank in ranks if rank.watched is not None]
 

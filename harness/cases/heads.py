@@ -258,8 +258,9 @@ def _literal(node: ast.expr) -> Json:
         keys = [_literal(key) if key is not None else _NOT_LITERAL for key in node.keys]
         items = [_literal(v) for v in node.values]
         bad = any(x is _NOT_LITERAL for x in (*keys, *items))
+        bad |= any(isinstance(key, list | dict) for key in keys)
         return _NOT_LITERAL if bad else dict(zip(keys, items, strict=True))
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):  # names and calls; what cannot be hashed
         return _NOT_LITERAL

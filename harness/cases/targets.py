@@ -3,6 +3,7 @@ suites.
 """
 
 import difflib
+import math
 import re
 import shlex
 import traceback
@@ -264,7 +265,7 @@ def _value_for(name: str, value: Json) -> str:
         return "false" if str(value).lower() in ("0", "no", "n", "off", "f") else "true"
     if isinstance(hint, EnumType) and (near := difflib.get_close_matches(str(value), hint, 1)):
         return str(near[0])
-    if type(value) is float and int in (hint, *get_args(hint)) and value >= 1:
+    if type(value) is float and int in (hint, *get_args(hint)) and 1 <= value < math.inf:
         return str(round(value))
     default = next(field.default for field in fields(CaseSpec) if field.name == name)
     return "8" if default is None else str(default)

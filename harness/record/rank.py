@@ -158,7 +158,9 @@ class Watched:
     stepped twice without a backward pass between; ``unstepped`` are parts with gradients that no
     optimizer has. ``reduced`` are the bytes that forward passes of the last step all-reduced.
     ``began`` and ``ended`` are short digests of the parameters before the first step and behind the
-    last, one for each of the ``modules``, whose names each node's first rank has. ``sampler`` says
+    last, one for each of the ``modules``, whose names each node's first rank has; ``sums_before``
+    and ``sums_after`` sums of some of their elements with random signs, by which ranks that are
+    unlike are told to be so by rounding; ``rates`` the learning rates then. ``sampler`` says
     how a DistributedSampler of the main loader shares out samples, which has to be alike on all
     ranks (empty: there is none). ``bursts_s`` is by how much a mean step takes longer up to its
     backward passes than a median one: what only some steps do. ``loose`` are short digests, behind
@@ -221,6 +223,9 @@ class Watched:
     sampler: str = ""
     bursts_s: float = 0.0
     loose: tuple[str, ...] = ()
+    sums_before: tuple[float, ...] = ()
+    sums_after: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

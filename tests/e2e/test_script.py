@@ -133,6 +133,7 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
             "DistributedSamplers of ranks are unlike (rank 0: 2 replicas, seed 0; rank 1: 2 replicas,",
         ),
         ("outside", "ended with different parameters in 1 (the other module is alike)"),
+        ("schedule", "learning rates are unlike, 0.001 on rank 0 and"),
         ("alone", "ended with different values of a trained parameter that no called module has"),
         ("shared out twice", "samples: 16 of the 32 that a DistributedSampler gives rank 0"),
     ],

@@ -55,6 +55,11 @@ TWINS = {
     "short batches": ("loop.py", "--mistake", "short batches", "--rows", "208"),
     "counted": ("loop.py", "--mistake", "counted"),
     "left out": ("shapes.py", "padded"),
+    "shared optimizer": ("loop.py", "--mistake", "shared optimizer"),
+    "seeds of worlds": ("loop.py", "--mistake", "seeds of worlds"),
+    "schedule": ("loop.py", "--mistake", "schedule", "--right"),
+    "rounded": ("loop.py", "--mistake", "rounded"),
+    "no zero_grad": ("loop.py", "--mistake", "no zero_grad", "--right"),
     "evaluates a copy": ("loop.py", "--mistake", "evaluates a copy", "--right"),
 }
 #: What a right training is never told.

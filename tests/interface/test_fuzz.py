@@ -121,6 +121,7 @@ def test_any_command_line(line: list[str], tmp_path_factory: pytest.TempPathFact
     ["micro_batch", "global_batch", "precision", "shares", "stragglers", "seq_len", "ddp.bucket_cap_mb",
      "pipeline.microbatches", "devices_per_rank", "accumulate", "seed", "data", "optimizer"]
 )), value=junk)  # fmt: skip
+@example(name="", key="micro_batch", value=float("inf"))
 @tries(200)
 def test_any_case_and_setting(name: str, key: str, value: Any) -> None:
     for case in (name, "ddp/decoder-nano/weak", "pipeline/decoder-nano/strong"):
@@ -225,6 +226,7 @@ HEAD = 'SIZES = {"small": dict(d=256, batch=32)}\nSUPPORTS = dict(worlds="any", 
 
 
 @given(at=st.integers(0, len(HEAD) - 1), length=st.integers(0, 12), put=words)
+@example(at=9, length=7, put="{}")  # a key that cannot be hashed
 @tries(150)
 def test_any_head_of_a_users_file(at: int, length: int, put: str, tmp_path: Path) -> None:
     folder = tmp_path / "mine"

@@ -8,6 +8,7 @@ import os
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,12 +68,29 @@ class Headed(nn.Sequential):
         super().__init__(DistributedDataParallel(body) if several else body, layers[-1])
 
 
+class Shared(torch.optim.AdamW):
+    """Ranks share what it computes of its own, as Shampoo's do; or each rounds it in its own way."""
+
+    def step(self, closure: Any = None) -> None:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        trained = [p for group in self.param_groups for p in group["params"]]
+        for number, p in enumerate(trained):
+            if number % world == rank and asked.mistake == "shared optimizer":
+                rows = p.detach().reshape(len(p), -1)
+                for _ in range(20):
+                    rows @ rows.T
+            if rank and asked.mistake == "rounded":
+                p.data *= 1 + 2e-7
+        super().step()
+
+
 def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line for each mistake)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if asked.mistake != "wrong world":
         dist.init_process_group("gloo")
     if not asked.unseeded:  # as tutorials are
-        torch.manual_seed(0 if asked.mistake != "seeds" else rank)
+        seeds = {"seeds": rank, "seeds of worlds": world}
+        torch.manual_seed(seeds.get(asked.mistake, 0))
     several = world > 1 or asked.right
     kind = Drawn if asked.mistake == "drawn" else TensorDataset
     data = kind(torch.randn(asked.rows, 64), torch.randint(0, 10, (asked.rows,)))
@@ -128,7 +146,9 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
     alone = [scale] if asked.mistake == "alone" else []
     left_out = 2 if asked.mistake == "head left out" else 0
     trained = list(model.parameters())
-    optimizer = torch.optim.AdamW([*trained[: len(trained) - left_out], *alone], lr=1e-3)
+    make = Shared if asked.mistake in ("shared optimizer", "rounded") else torch.optim.AdamW
+    optimizer = make([*trained[: len(trained) - left_out], *alone], lr=1e-3)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
     rest = TensorDataset(torch.randn(64, 64))
     rest_sampler = DistributedSampler(rest, num_replicas=world, rank=rank)
     rest_loader = DataLoader(rest, batch_size=4, sampler=rest_sampler)
@@ -196,7 +216,12 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
             optimizer.step()
             if asked.mistake == "steps twice":
                 optimizer.step()
-            if asked.mistake != "no zero_grad":
+            if asked.mistake == "schedule" and (rank or asked.right):
+                schedule.step()
+            if asked.mistake == "no zero_grad" and asked.right:  # errors that the next update adds
+                for p in inner.parameters():
+                    p.grad *= 0.5
+            elif asked.mistake != "no zero_grad":
                 optimizer.zero_grad()
             if asked.mistake == "broadcast":
                 for p in inner.parameters():

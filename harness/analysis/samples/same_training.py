@@ -61,9 +61,7 @@ def may_be_ragged(difference: str) -> bool:
 def _differences(
     case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord], edited: bool
 ) -> Iterator[str]:
-    every = [*mine, *base]
-    together = () if any(_seen(launch).sharded for launch in every) else every
-    for launches in (mine, base, together) if _seeded(every) else ():
+    for launches in (mine, base) if seeded([*mine, *base]) else ():
         yield from _starts(launches)
     if not mine or not base:
         return
@@ -81,7 +79,9 @@ def _differences(
 
 
 def _starts(launches: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Launches of a training with a seed begin with the same parameters."""
+    """Launches of one world, with a seed, begin with the same parameters; another world may have
+    another seed (EDM's is ``seed * world_size + rank``).
+    """
     starts = {_seen(launch).start: launch.launch for launch in launches}
     ways = {(_seen(launch).way, _seen(launch).start) for launch in launches}
     if len(starts) == len(ways) == 2 and len({way for way, _ in ways}) == 2:
@@ -304,15 +304,20 @@ def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
 
 
 def begin_alike(launches: Sequence[LaunchRecord]) -> bool:
-    """Whether they begin with the same parameters, or have to: a seed is set.
+    """Whether they begin with the same parameters; where these are sharded, other parts in every
+    world, whether they have to, since a seed is set.
 
     Without one each begins with others, which is no mistake, and is as fast.
     """
+    if seeded(launches) and any(_seen(launch).sharded for launch in launches):
+        return True
     starts = {_seen(launch).start for launch in launches}
-    return _seeded(launches) or (len(launches) > 1 and len(starts) == 1 and "" not in starts)
+    known = seeded(launches) or (len(launches) > 1 and "" not in starts)
+    return known and len(starts) == 1
 
 
-def _seeded(launches: Sequence[LaunchRecord]) -> bool:
+def seeded(launches: Sequence[LaunchRecord]) -> bool:
+    """Whether all of them have set a seed before they made a model."""
     return all(_seen(launch).seeded for launch in launches)
 
 

@@ -20,6 +20,8 @@ ONCE = (0.45, 1.25)
 SMALL = 1024
 #: Rows of one sample are alike, so that each is counted once, within this.
 ALIKE = 0.01
+#: Replicas that are unlike by less than this of what training has changed are so by rounding.
+ROUNDED = 1e-3
 #: So many modules are named.
 FEW = 3
 #: A rank is late by this share of a step, and no less than this.
@@ -371,10 +373,16 @@ def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterat
             f"replicas: ranks start from different parameters{_where(watched[0].modules, began)}:"
             " set one seed on all of them, or let DistributedDataParallel copy rank 0's"
         )
-    elif len({rank.replica for rank in ranks}) > 1:
+    elif len({rank.replica for rank in ranks}) > 1 and not by_rounding(watched):
         where = _where(watched[0].modules, [w.ended for w in watched], trained=_trained(watched))
         question = "are gradients all-reduced before every optimizer step?"
-        if where:
+        odd = next((rank for rank, w in enumerate(watched) if w.rates != watched[0].rates), 0)
+        if odd:
+            question = (
+                f"learning rates are unlike, {_rates(watched[0])} on rank 0 and"
+                f" {_rates(watched[odd])} on rank {odd}: does a scheduler step on some ranks alone?"
+            )
+        elif where:
             question = "does what exchanges gradients, DistributedDataParallel say, know of it?"
         elif not large:
             question += (
@@ -387,6 +395,27 @@ def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterat
             "gradients: a step only broadcasts: what the other ranks have computed reaches nobody;"
             " are gradients all-reduced before every optimizer step?"
         )
+
+
+def by_rounding(watched: Sequence[Watched]) -> float:
+    """How far apart replicas are that differ by rounding alone, as a share of what training has
+    changed; 0 where they are alike, differ by more, or nobody knows.
+
+    Gradients are the same on all of them; what an optimizer computes from these is rounded by each
+    device in its own way (norms, products; cores of two kinds).
+    """
+    before = np.array(watched[0].sums_before)
+    after = [np.array(w.sums_after) for w in watched]
+    if not len(before) or {len(sums) for sums in after} != {len(before)}:
+        return 0.0
+    changed = float(np.linalg.norm(after[0] - before))
+    apart = max(float(np.linalg.norm(sums - after[0])) for sums in after)
+    return apart / changed if changed and 0 < apart <= ROUNDED * changed else 0.0
+
+
+def _rates(watched: Watched) -> str:
+    """Its learning rates, few of them."""
+    return ", ".join(f"{rate:.3g}" for rate in list(dict.fromkeys(watched.rates))[:FEW])
 
 
 def _beside_modules(watched: Sequence[Watched]) -> Iterator[str]:

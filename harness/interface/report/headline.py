@@ -27,8 +27,12 @@ LEAST_RANKS = 4
 _SAID = re.compile(r"\(it said: .*|left with status \d+: .*|\A[\w.]*(Error|Exception): .*", re.S)
 #: What a script says that one rank is too few for; of GPUs it says it where there are some.
 _OF_RANKS = {
-    Device.CPU: re.compile(r"(?!.*(gpu|cuda|nvidia)).*(rank|world|process|parallel)", re.I | re.S),
-    Device.CUDA: re.compile(r"(?!.*driver).*(rank|world|process|gpu|device|parallel)", re.I | re.S),
+    Device.CPU: re.compile(
+        r"(?!.*(gpu|cuda|nvidia)).*(rank|world|process|(?<!data)parallel)", re.I | re.S
+    ),
+    Device.CUDA: re.compile(
+        r"(?!.*driver).*(rank|world|process|gpu|device|(?<!data)parallel)", re.I | re.S
+    ),
 }
 #: What says "rank", too, and is no matter of how many there are.
 _OF_WORDS = re.compile(r"unrecognized arguments|arguments are required|starts ranks of its own")

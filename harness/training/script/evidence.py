@@ -31,7 +31,7 @@ from harness.training.rank.setup import Laps, Rank, RankPlace, device_of
 from harness.training.rank.window import Measured
 from harness.training.script import process, shards, workplace
 from harness.training.script.journal import Journal
-from harness.training.script.observed import Observed
+from harness.training.script.observed import Digests, Observed
 from harness.training.script.region import region
 from harness.training.script.samples import Rows
 from harness.training.script.spawning import refuse_spawning
@@ -123,7 +123,8 @@ def _record(watch: Watch, rank: Rank, command: ScriptCommand, way: str) -> None:
 def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
     """The record of a rank whose window is over; its samples are written down beside."""
     measured = measured_by(watch)
-    watched = watched_by(watch)
+    ended = watch.bits()
+    watched = watched_by(watch, ended)
     traced = {} if watch.profile is None else watch.profile.end(rank.out)
     return rank.record(
         ran_by(watch),
@@ -136,7 +137,7 @@ def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
             modules=() if rank.place.local_rank else tuple(watch.began.parts),
         ),
         grad_norm=watch.grad_norm,
-        replica="" if watch.sharded else watch.bits().whole,
+        replica="" if watch.sharded else ended.whole,
         **traced,
     )
 
@@ -206,7 +207,7 @@ def ran_by(watch: Watch) -> WhatRan:
     return WhatRan(module=_name(roots[0]) if roots else "", compute_dtype=watch.dtype)
 
 
-def watched_by(watch: Watch) -> Watched:
+def watched_by(watch: Watch, ended: Digests) -> Watched:
     """The observations of the hooks; the collectives are those of the last step."""
     edges = watch.edges()
     last = edges[-2], edges[-1]
@@ -238,7 +239,10 @@ def watched_by(watch: Watch) -> Watched:
         roots=_rows_of_roots(watch),
         start=watch.began.whole,
         began=_short(watch.began.parts),
-        ended=_short(watch.bits().parts),
+        ended=_short(ended.parts),
+        sums_before=watch.began.sums,
+        sums_after=ended.sums,
+        rates=_rates(watch),
         first=f"{first % 2**64:016x}",
         sharded=watch.sharded or cut,
         cut=cut,
@@ -280,6 +284,12 @@ def watched_by(watch: Watch) -> Watched:
         unstepped=tuple(watch.unstepped()[:FILES]),
         reduced=exchanged.reduced,
     )
+
+
+def _rates(watch: Watch) -> tuple[float, ...]:
+    """The learning rates of all that optimizers train, behind the last step."""
+    groups = (g for optimizer in watch.hooks.optimizers.values() for g in optimizer.param_groups)
+    return tuple(float(group["lr"]) for group in groups if "lr" in group)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,14 @@ class Counted(TorchDispatchMode):
     """Adds up ``flops`` from ``begin`` to ``end``, whatever is called in between.
 
     ``aside`` are those that no gradient follows from, as of an evaluation. ``trains`` says whether
-    gradients are being made or used.
+    a model that trains is called, or goes back; ``updates`` whether an optimizer steps: what it
+    computes itself (Shampoo, Muon) is for parameters, not for samples, and ranks may share it.
     """
 
-    def __init__(self, trains: Callable[[], bool]) -> None:
+    def __init__(self, trains: Callable[[], bool], updates: Callable[[], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._trains = trains
+        self._updates = updates
         self.flops = self.aside = 0.0
         self._counts = False
 
@@ -44,7 +46,11 @@ class Counted(TorchDispatchMode):
         flops = flops_of(func, args, kwargs or {}, result)
         if not flops:
             return result
-        if torch.is_grad_enabled() or self._trains():
+        if self._trains():
+            self.flops += flops
+        elif self._updates():
+            pass
+        elif torch.is_grad_enabled():
             self.flops += flops
         else:
             self.aside += flops

@@ -118,8 +118,12 @@ class Hooks:
         return [self._wrappers.get(key, root) for key, root in self.roots.items()]
 
     def trains(self) -> bool:
-        """Whether a backward pass or an optimizer step is under way."""
-        return bool(self._in_backward or self._in_step)
+        """Whether a root is called, or a backward pass is under way."""
+        return bool(self._in_backward or self._open is not None)
+
+    def updates(self) -> bool:
+        """Whether an optimizer steps; it may ask for a loss meanwhile (LBFGS)."""
+        return bool(self._in_step)
 
     def forget(self) -> None:
         """Forgets what was called and what stepped so far: it belongs to something else."""
@@ -291,6 +295,8 @@ class Hooks:
         if tracing.on:
             span("optimizer", Category.OPTIMIZER).__exit__()
         key = id(optimizer)
+        if key not in self._in_step:
+            return  # its class calls its base's step, which has come to its end
         self._forget_step(key)
         self._passed = False
         self._observer.stepped(key, optimizer)

@@ -24,6 +24,7 @@ from harness.training.script import inside
 from harness.training.script.hooks import Hooks
 from harness.training.script.samples import ELEMENTS, Arrived, Rows, inputs, tensors, trains
 from harness.training.script.sentences import Sentences
+from harness.training.script.sketches import sketch
 
 _LOSSES = 1024
 #: Forward passes whose times are kept: those of a step or more.
@@ -34,11 +35,12 @@ REASON = 120
 
 class Digests(NamedTuple):
     """Digests of parameters: of all of them in their order, whatever wraps them and however their
-    parts are named (empty: there are none), and of each part.
+    parts are named (empty: there are none), and of each part; and random sums of them.
     """
 
     whole: str = ""
     parts: Mapping[str, str] = MappingProxyType({})
+    sums: tuple[float, ...] = ()
 
 
 def _joined(digests: Iterable[str]) -> str:
@@ -72,6 +74,8 @@ class Observed:
         self.dtype = ""
         self.graded = set[int]()  # parameters with gradients at the first update
         self.uncleared = False
+        self._stepped_with: list[Tensor] = []  # elements of gradients, at the first update
+        self._kept = False  # whether these are there still as the next one begins
         self.norm2 = 0.0
         self._normed = set[int]()  # parameters in it: an optimizer may step another one
         self.loose: dict[int, Tensor] = {}  # trained, and of no root: no wrapper knows of them
@@ -158,7 +162,7 @@ class Observed:
         if self.cleared is None and self.sentences.accumulates:
             gradients = (p.grad for p in self.parameters() if p.grad is not None)
             self.cleared = not any(bool(x.any()) for g in gradients for x in plain.pieces(g))
-        if len(self.sentences.words) == 2 and not self.sentences.backwards:
+        if len(self.sentences.words) in (1, 2) and not self.sentences.backwards:
             self._look_for_old_gradients()
         self.sentences.enter_backward(again=again)
         if isinstance(losses, Tensor) and losses.numel() == 1 and losses.is_floating_point():
@@ -206,7 +210,7 @@ class Observed:
             name: _joined(of_each[id(parameter)] for parameter in part if id(parameter) in of_each)
             for name, part in parts.items()
         }
-        return Digests(_joined(of_each.values()), of_parts)
+        return Digests(_joined(of_each.values()), of_parts, sketch(self.parameters()))
 
     def losses(self, first: int, last: int) -> np.ndarray:
         """Losses of the sentences from ``first`` to before ``last``; NaN = none were seen.
@@ -241,16 +245,21 @@ class Observed:
                         else parameter.grad
                     )
                     self.norm2 += float(grad.detach().double().square().sum())
+        if len(self.hooks.optimizers) == 1:
+            elements = _some_elements(optimizer, of_gradients=True)
+            self._stepped_with = [part.clone() for part in elements]
 
     def _look_for_old_gradients(self) -> None:
         """Whether gradients of the update before are still there as another one begins; a second
-        optimizer may clear its own later.
+        optimizer may clear its own later. What has changed since is meant (PowerSGD's errors).
         """
         if len(self.hooks.optimizers) == 1:
             (optimizer,) = self.hooks.optimizers.values()
-            trained = (p for group in optimizer.param_groups for p in group["params"])
-            gradients = (p.grad for p in trained if p.grad is not None)
-            self.uncleared = any(bool(x.any()) for g in gradients for x in plain.pieces(g))
+            there = _some_elements(optimizer, of_gradients=True)
+            if len(self.sentences.words) == 1:
+                pairs = zip(there, self._stepped_with, strict=False)
+                self._kept = all(torch.equal(now, then) for now, then in pairs)
+            self.uncleared = self._kept and any(bool(elements.any()) for elements in there)
 
     def unstepped(self) -> list[str]:
         """The roots' parts that get gradients and are in no optimizer; none where most are in none,
@@ -299,8 +308,10 @@ class Observed:
         self._lost_in.append(sentence)
 
 
-def _some_elements(optimizer: Optimizer) -> list[Tensor]:
-    """Elements of a few parameters with gradients that an optimizer trains, views of them."""
+def _some_elements(optimizer: Optimizer, *, of_gradients: bool = False) -> list[Tensor]:
+    """Elements of a few parameters with gradients that an optimizer trains, or of their gradients:
+    views of them.
+    """
     trained = [
         parameter
         for group in optimizer.param_groups
@@ -308,10 +319,10 @@ def _some_elements(optimizer: Optimizer) -> list[Tensor]:
         if parameter.grad is not None and plain.local(parameter).numel()
     ]
     few = {id(p): p for p in (*trained[:1], *trained[len(trained) // 2 :][:1], *trained[-1:])}
-    return [_first_elements(parameter) for parameter in few.values()]
+    return [_first_elements(p.grad if of_gradients else p) for p in few.values()]
 
 
-def _first_elements(parameter: Tensor) -> Tensor:
+def _first_elements(tensor: Tensor) -> Tensor:
     """At most ``ELEMENTS`` of them, of a sharded one of this rank's part."""
-    part = plain.bits(plain.local(parameter))
+    part = plain.bits(plain.local(tensor))
     return (part if part.is_contiguous() else part[0]).flatten()[:ELEMENTS]

@@ -92,7 +92,7 @@ class Watch(Observed):
             if self.profile is not None or compiled():  # it would be compiled once more
                 self.finish()
                 return
-            self.work = Counted(self.hooks.trains)
+            self.work = Counted(self.hooks.trains, self.hooks.updates)
             self.work.begin()
         elif self.measured and num_kept == window + self.period:
             self.finish(whole=True)

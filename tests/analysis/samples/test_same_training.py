@@ -86,8 +86,6 @@ def test_one_and_the_same_training_is_not_called_another(script: Script) -> None
     ("edit", "why"),
     [
         (seeing(source="g"), "the script's file was changed"),
-        (seeing(start="t"), "begin with different parameters"),
-        (seeing(start="t", way="fresh"), "use --fresh"),
         (seeing(optimizers=("SGD",)), "optimizers: ('SGD',) step here"),
         (returns("bfloat16"), "the forward pass returns bfloat16 here, float32 on one rank"),
         (lambda x: replace(x, consumed=x.consumed // 2), "(--mode strong?)"),
@@ -102,6 +100,25 @@ def test_another_training_is_told_by_what_differs(
     script: Script, edit: Callable[[LaunchRecord], LaunchRecord], why: str
 ) -> None:
     assert why in (script.why(edit(script.two)) or "")
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (seeing(start="t"), "begin with different parameters"),
+        (seeing(start="t", way="fresh"), "use --fresh"),
+    ],
+)
+def test_launches_of_one_world_begin_alike(
+    script: Script, edit: Callable[[LaunchRecord], LaunchRecord], why: str
+) -> None:
+    again = edit(replace(script.two, launch="again"))
+    assert why in (unlike(script.case, [script.two, again], [script.one]) or "")
+
+
+def test_another_world_may_have_another_seed(script: Script) -> None:
+    """Then nothing is said of its gradients."""
+    assert script.why(norms(2.0)(seeing(start="t")(script.two))) is None
 
 
 def test_no_mode_is_asked_for_that_would_not_fit_either(script: Script) -> None:

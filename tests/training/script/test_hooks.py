@@ -295,3 +295,22 @@ def test_a_pass_that_trains_nothing_is_one_however_many_roots_are_within(
     with torch.no_grad():
         net(torch.randn(BATCH, 8))
     assert len(observed.hooks.roots) == 3 and observed.hooks.evaluations == 1
+
+
+class Derived(torch.optim.SGD):
+    """Its step is its base's, and torch tells of both."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        return super().step(closure)
+
+
+def test_a_step_that_calls_its_bases_is_one(observed: Following) -> None:
+    net = Net()
+    torch.optim.SGD(net.parameters(), lr=0.1)  # from here on torch tells of its steps
+    observed.hooks.optimizers.clear()
+    optimizer = Derived(net.parameters(), lr=0.1)
+    for _ in range(3):
+        net(torch.randn(BATCH, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert observed.sentences.done == 3 and not observed.sentences.twice

@@ -31,8 +31,13 @@ def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
     if all(map(same_training.begin_alike, alike)):
         yield "one start in all launches", None
     else:
-        seen = "each was launched once" if len(every) == len(rows) else "no seed was seen"
-        yield "one start", f"{seen}: launches are compared by speed"
+        if same_training.seeded(every):
+            why_not = "worlds begin with other parameters"
+        elif len(every) == len(rows):
+            why_not = "each was launched once"
+        else:
+            why_not = "no seed was seen"
+        yield "one start", f"{why_not}: launches are compared by speed"
     if any(row.seen.backwards > 1 and not row.seen.cleared for row in rows):
         yield "that the loss is divided by the number of accumulated passes", ""
 
@@ -51,7 +56,8 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
     if not several:
         yield "all of more ranks", ""
         return
-    yield from _replicas([row.seen for row in several])
+    rounded = any(script.by_rounding(row.of_ranks) for row in several)
+    yield from _replicas([row.seen for row in several], rounded=rounded)
     if not same_training.works_known([launch for row in rows for launch in row.launches]):
         sizes = "inputs differ in size" if any(row.seen.ragged for row in rows) else ""
         yield "whether a sample takes as much work in every world", sizes
@@ -75,14 +81,16 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
         yield f"gradient of {row.arm.case.world} {compared}", reason
 
 
-def _replicas(watched: Sequence[Watched]) -> Iterator[tuple[str, str | None]]:
+def _replicas(
+    watched: Sequence[Watched], *, rounded: bool = False
+) -> Iterator[tuple[str, str | None]]:
     """Whether ranks stay alike, and exchange no more than they need."""
     if any(w.sharded for w in watched):
         yield "replicas", "parameters are sharded"
         if all(w.parallel for w in watched) and not any(list(script.shards(w)) for w in watched):
             yield "shards exchanged as often as needed", None
         return
-    yield "replicas equal at both ends", None
+    yield "replicas equal at both ends" + (" but for rounding" if rounded else ""), None
     if any(w.evaluations or w.aside for w in watched):
         yield "models beside the trained one, if any (a teacher, an average of weights)", ""
     if not any(map(script.accumulated, watched)):
@@ -98,7 +106,7 @@ def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
     """Why the first gradient was not compared with that of the lowest rung; None if it was."""
     pair = row.launches[0], first.launches[0]
     if not same_training.begin_alike(pair):
-        return "no seed was seen"
+        return "another start" if same_training.seeded(pair) else "no seed was seen"
     if same_training.random(pair):
         return "forward passes draw random numbers"
     if same_training.cut(pair):

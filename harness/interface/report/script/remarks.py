@@ -170,6 +170,16 @@ def _searched(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+def _rounded(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    apart = script.by_rounding(row.of_ranks)
+    if not apart or row.seen.sharded:
+        return ""
+    return (
+        f"replicas differ by {apart:.1g} of what training has changed: each rank rounds what its"
+        " optimizer computes, norms say, in its own way"
+    )
+
+
 def _evaluates(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     passes = [watched.evaluations for watched in row.of_ranks]
     if len(set(passes)) > 1:
@@ -222,5 +232,5 @@ def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:
 REMARKS: Sequence[Remark] = (
     _small_collectives, _reads, _exchanged_in_each_pass, _lost, _shards, _uneven, _workers, _parts,
     _unusual, _skips, _uncleared, _twice, _unstepped, _unlike_parts, _saved_by_several, _read_again,
-    _draws_whole, _searched, _evaluates, _shares_evaluation, _late, _cpu_time,
+    _draws_whole, _searched, _rounded, _evaluates, _shares_evaluation, _late, _cpu_time,
 )  # fmt: skip

@@ -32,6 +32,8 @@ _SPAWNS = re.compile(
 )
 _PROCESS = re.compile(r"\bProcess\(\s*target\s*=")
 _GROUP = "init_process_group("
+#: Interpreters that a script starts by itself, one for each rank.
+_INTERPRETERS = re.compile(r"\b(?:Popen|subprocess\.\w+|os\.system)\s*\(")
 #: Files that may describe a world.
 DESCRIBES = frozenset({".json", ".yaml", ".yml", ".toml"})
 #: torch's own launcher, as a module.
@@ -171,8 +173,23 @@ def spawns(words: Sequence[str], folder: Path) -> bool:
     asks = asks_for_ranks(words) or any(described_in(words, folder))
     if script is None or not asks or not script.is_file():
         return False
-    whole = "\n".join([*words, *_texts(script, folder)])
-    return bool(_SPAWNS.search(whole) or (_PROCESS.search(whole) and _GROUP in whole))
+    texts = [*_texts(script, folder)]
+    whole = "\n".join([*words, *texts])
+    if _SPAWNS.search(whole) or (_PROCESS.search(whole) and _GROUP in whole):
+        return True
+    return "sys.executable" in texts[0] and bool(_INTERPRETERS.search(texts[0]))
+
+
+def joins_group(words: Sequence[str], folder: Path) -> bool:
+    """Whether these words start an interpreter on a script that joins a process group, by its text
+    or by those of the user's files that it imports.
+    """
+    if not words or not _PYTHON.match(Path(words[0]).name):
+        return False
+    script = next((folder / word for word in words[1:] if word.endswith(".py")), None)
+    if script is None or not script.is_file():
+        return False
+    return any(_GROUP in text for text in _texts(script, folder))
 
 
 def _texts(script: Path, folder: Path) -> Iterator[str]:

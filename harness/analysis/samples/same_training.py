@@ -312,8 +312,8 @@ def begin_alike(launches: Sequence[LaunchRecord]) -> bool:
     if seeded(launches) and any(_seen(launch).sharded for launch in launches):
         return True
     starts = {_seen(launch).start for launch in launches}
-    known = seeded(launches) or (len(launches) > 1 and "" not in starts)
-    return known and len(starts) == 1
+    known = seeded(launches) or len(launches) > 1
+    return known and len(starts) == 1 and "" not in starts
 
 
 def seeded(launches: Sequence[LaunchRecord]) -> bool:

@@ -4,13 +4,15 @@ Nothing is known of a script beforehand. What its ranks saw must agree: with eac
 to step, and between witnesses that do not know of each other.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from harness.base.numbers import si
 from harness.cases import CaseSpec, Mode
-from harness.record import RankRecord, Watched
+from harness.record import Issued, RankRecord, Watched
 from harness.record.rank import PART
 from harness.record.store import Samples
 
@@ -22,6 +24,8 @@ SMALL = 1024
 ALIKE = 0.01
 #: Replicas that are unlike by less than this of what training has changed are so by rounding.
 ROUNDED = 1e-3
+#: What a collective that was not issued has moved.
+NONE = Issued(count=0, payload_bytes=0)
 #: So many modules are named.
 FEW = 3
 #: A rank is late by this share of a step, and no less than this.
@@ -95,6 +99,11 @@ def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
     if reason := uncounted(watched, [float(np.median(_came(of_rank))) for of_rank in samples]):
         return reason
     last = len(samples[0].marks_s) - 2
+    if not any(_came(of_rank)[last] for of_rank in samples):
+        return (
+            "no samples reach the modules that trained at first in the last step (do more of them"
+            " train by then? A longer --warm-up sees it)"
+        )
     for of_rank in samples:
         assert of_rank.seen is not None
         here = of_rank.seen[last][of_rank.seen[last] != 0]
@@ -325,9 +334,12 @@ def _shared_again(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> It
     """Whether what a sampler has given a rank as its share is shared out once more."""
     for rank, of_rank in zip(ranks, samples, strict=True):
         came = float(np.median(_came(of_rank)))
-        if rank.watched is not None and rank.watched.sampler and 0 < came < rank.watched.drawn:
+        seen = rank.watched
+        if seen is None or seen.as_drawn:
+            continue
+        if seen.sampler and 0 < came < seen.drawn:
             yield (
-                f"samples: {came:g} of the {rank.watched.drawn:g} that a DistributedSampler gives"
+                f"samples: {came:g} of the {seen.drawn:g} that a DistributedSampler gives"
                 f" rank {rank.rank} in a step reach the model: are they shared out once more?"
             )
             return
@@ -358,11 +370,27 @@ def _in_parts(watched: Sequence[Watched]) -> bool:
 
 
 def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterator[str]:
-    """Whether ranks begin and stay alike."""
+    """Whether ranks begin and stay alike, but for parts of each rank's own."""
     large = {
         name for name, issued in watched[0].collectives.items() if issued.payload_bytes >= SMALL
     }
-    if len({w.start for w in watched}) > 1 and not any(w.collectives for w in watched):
+    of_own = own_parts(watched)
+    sizes = [w.parameter_bytes for w in watched]
+    if len(set(sizes)) > 1:
+        odd = next(rank for rank, size in enumerate(sizes) if size != sizes[0])
+        yield (
+            f"replicas: ranks train models of unlike sizes ({si(sizes[0], 'B')} on rank 0,"
+            f" {si(sizes[odd], 'B')} on rank {odd}), which cannot be compared"
+        )
+    elif of_own:
+        alike = [name not in of_own for name in watched[0].modules]
+        ended = [list(itertools.compress(w.ended, alike)) for w in watched]
+        if where := _where(list(itertools.compress(watched[0].modules, alike)), ended, partly=True):
+            yield (
+                f"replicas: ranks ended with different parameters{where}, beside parts that each"
+                " has of its own: are gradients all-reduced before every optimizer step?"
+            )
+    elif len({w.start for w in watched}) > 1 and not any(w.collectives for w in watched):
         yield (
             "replicas: ranks exchange nothing in a step, and start from different parameters: is"
             " DistributedDataParallel missing, or was it told not to run on several ranks?"
@@ -395,6 +423,19 @@ def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterat
             "gradients: a step only broadcasts: what the other ranks have computed reaches nobody;"
             " are gradients all-reduced before every optimizer step?"
         )
+
+
+def own_parts(watched: Sequence[Watched]) -> list[str]:
+    """Parts of the model that each rank has of its own, as experts are: they begin unlike, others
+    do not, and ranks swap by an all-to-all.
+    """
+    names = watched[0].modules
+    swapped = all(w.collectives.get("all_to_all", NONE).payload_bytes >= SMALL for w in watched)
+    if not swapped or {len(w.began) for w in watched} != {len(names)}:
+        return []
+    columns = zip(names, zip(*(w.began for w in watched), strict=True), strict=True)
+    unlike = [name for name, of_ranks in columns if len(set(of_ranks)) > 1]
+    return unlike if len(unlike) < len(names) else []
 
 
 def by_rounding(watched: Sequence[Watched]) -> float:
@@ -439,22 +480,26 @@ def _trained(watched: Sequence[Watched]) -> list[bool]:
 
 
 def _where(
-    modules: Sequence[str], bits: Sequence[Sequence[str]], trained: Sequence[bool] = ()
+    modules: Sequence[str],
+    bits: Sequence[Sequence[str]],
+    trained: Sequence[bool] = (),
+    *,
+    partly: bool = False,
 ) -> str:
     """Names the modules whose ``bits`` are not the same on all ranks; empty if all are that are
-    ``trained``, or none, or nobody knows.
+    ``trained`` (unless these are a part: ``partly``), or none, or nobody knows.
     """
     if {len(of_rank) for of_rank in bits} != {len(modules)}:
         return ""
     columns = zip(modules, zip(*bits, strict=True), strict=True)
     unlike = [name for name, of_ranks in columns if len(set(of_ranks)) > 1]
     alike = (sum(trained) if len(trained) == len(modules) else len(modules)) - len(unlike)
-    if not unlike or not alike:
+    if not unlike or not (alike or partly):
         return ""
     listed = ", ".join(unlike[:FEW])
     more = f" and {len(unlike) - FEW} more" if len(unlike) > FEW else ""
     same = f"the other {alike} modules are alike" if alike > 1 else "the other module is alike"
-    return f" in {listed}{more} ({same})"
+    return f" in {listed}{more}" + (f" ({same})" if alike else "")
 
 
 def extra_exchange(watched: Watched) -> str:

@@ -148,6 +148,8 @@ def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> Laun
     period = watch.sentences.period(len(watch.hooks.optimizers))
     if not watch.hooks.optimizers:
         what = "the script ended, and no optimizer of torch's was made"
+    elif done < 2 and watch.sentences.alone:
+        what = "the script ended, and its optimizers stepped without a backward pass"
     elif done < 2:
         what = "the script ended before an optimizer had stepped twice"
     elif isinstance(spec.task, Break):

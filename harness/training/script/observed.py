@@ -255,6 +255,9 @@ class Observed:
         """
         if len(self.hooks.optimizers) == 1:
             (optimizer,) = self.hooks.optimizers.values()
+            trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if trained.isdisjoint(map(id, self.parameters())):
+                return  # it has copies, whose gradients the script sets
             there = _some_elements(optimizer, of_gradients=True)
             if len(self.sentences.words) == 1:
                 pairs = zip(there, self._stepped_with, strict=False)

@@ -27,6 +27,7 @@ class Sentences:
         self.backwards = self._depth = 0  # of the sentence that has begun
         self._stepped: set[int] = set()
         self.twice = 0  # optimizer steps without a backward pass since the same one's last
+        self.alone = False  # whether an optimizer has stepped before there was any pass
 
     def passing(self) -> bool:
         """A pass begins: whether a new sentence begins with it."""
@@ -60,6 +61,7 @@ class Sentences:
         self._depth -= 1
 
     def stepped(self, optimizer: int) -> None:
+        self.alone |= not self.begun
         self.twice += optimizer in self._stepped
         self._stepped.add(optimizer)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import shlex
+import subprocess
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FunctionType
 from typing import Any, NoReturn, cast
 
@@ -14,17 +17,19 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from harness.base.errors import LaunchError
+from harness.cases import typed
 from harness.cases.typed import RUN, asks_for_ranks
 
 JOINS = "init_process_group"
 
 
 def refuse_spawning(script: str) -> None:
-    """From now on LaunchError where this rank starts ranks: by ``mp.spawn``, or processes that
-    join a group while it is in none.
+    """From now on LaunchError where this rank starts ranks: by ``mp.spawn``, or processes and
+    interpreters that join a group while it is in none.
     """
     spawning = importlib.import_module("torch.multiprocessing.spawn")
     start: Callable[[BaseProcess], None] = BaseProcess.start
+    open_: Callable[..., None] = subprocess.Popen.__init__
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise _own_launcher(script)
@@ -35,7 +40,16 @@ def refuse_spawning(script: str) -> None:
             refuse()
         start(process)
 
+    @functools.wraps(open_)
+    def opened(program: subprocess.Popen[Any], args: Any, *more: Any, **options: Any) -> None:
+        words = [os.fsdecode(word) for word in args] if isinstance(args, list | tuple) else []
+        folder = Path(os.fsdecode(options.get("cwd") or "."))
+        if not dist.is_initialized() and typed.joins_group(words, folder):
+            refuse()
+        open_(program, args, *more, **options)
+
     vars(spawning)["start_processes"] = refuse
+    cast(Any, subprocess.Popen).__init__ = opened
     torch.multiprocessing.start_processes = refuse
     cast(Any, BaseProcess).start = started
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import subprocess
+import sys
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -37,6 +40,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     monkeypatch.setattr(spawn, "start_processes", spawn.start_processes)
     monkeypatch.setattr(mp, "start_processes", mp.start_processes)
     monkeypatch.setattr(BaseProcess, "start", BaseProcess.start)
+    monkeypatch.setattr(subprocess.Popen, "__init__", subprocess.Popen.__init__)
     monkeypatch.setattr(dist, "is_initialized", lambda: False)  # whatever other tests have left
     spawning.refuse_spawning(request.param)
     yield
@@ -59,6 +63,18 @@ def test_ranks_of_a_rank_are_refused_in_the_form_that_works() -> None:
 def test_one_that_is_told_their_number_has_its_interpreter_put_before_it() -> None:
     with pytest.raises(LaunchError, match=r"-- env python train.py --n \{ranks\}"):
         mp.spawn(print, nprocs=2)
+
+
+@pytest.mark.parametrize("refused", ["train.py 2"], indirect=True)
+@pytest.mark.usefixtures("refused")
+def test_interpreters_that_join_a_group_are_ranks(tmp_path: Path) -> None:
+    """As Tacotron's multiproc.py starts them; a script that joins none is a helper."""
+    for name, text in (("helper.py", ""), ("setup.py", "dist.init_process_group('gloo')")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "train.py").write_text("import setup")
+    subprocess.run([sys.executable, "helper.py"], cwd=tmp_path, check=True)
+    with pytest.raises(LaunchError, match="starts ranks of its own"):
+        subprocess.Popen([sys.executable, "train.py", "--rank=0"], cwd=tmp_path)
 
 
 @pytest.mark.parametrize("refused", ["train.py"], indirect=True)

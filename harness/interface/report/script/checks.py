@@ -31,7 +31,9 @@ def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
     if all(map(same_training.begin_alike, alike)):
         yield "one start in all launches", None
     else:
-        if same_training.seeded(every):
+        if not all(row.seen.start for row in rows):
+            why_not = "watching began within the first step"
+        elif same_training.seeded(every):
             why_not = "worlds begin with other parameters"
         elif len(every) == len(rows):
             why_not = "each was launched once"
@@ -56,8 +58,11 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
     if not several:
         yield "all of more ranks", ""
         return
-    rounded = any(script.by_rounding(row.of_ranks) for row in several)
-    yield from _replicas([row.seen for row in several], rounded=rounded)
+    beside = " but for rounding" if any(script.by_rounding(r.of_ranks) for r in several) else ""
+    of_own = list(dict.fromkeys(name for r in several for name in script.own_parts(r.of_ranks)))
+    if of_own:
+        beside += f" but for {', '.join(of_own[: script.FEW])}, which each has of its own"
+    yield from _replicas([row.seen for row in several], beside)
     if not same_training.works_known([launch for row in rows for launch in row.launches]):
         sizes = "inputs differ in size" if any(row.seen.ragged for row in rows) else ""
         yield "whether a sample takes as much work in every world", sizes
@@ -81,16 +86,14 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
         yield f"gradient of {row.arm.case.world} {compared}", reason
 
 
-def _replicas(
-    watched: Sequence[Watched], *, rounded: bool = False
-) -> Iterator[tuple[str, str | None]]:
-    """Whether ranks stay alike, and exchange no more than they need."""
+def _replicas(watched: Sequence[Watched], beside: str = "") -> Iterator[tuple[str, str | None]]:
+    """Whether ranks stay alike, ``beside`` some parts, and exchange no more than they need."""
     if any(w.sharded for w in watched):
         yield "replicas", "parameters are sharded"
         if all(w.parallel for w in watched) and not any(list(script.shards(w)) for w in watched):
             yield "shards exchanged as often as needed", None
         return
-    yield "replicas equal at both ends" + (" but for rounding" if rounded else ""), None
+    yield f"replicas equal at both ends{beside}", None
     if any(w.evaluations or w.aside for w in watched):
         yield "models beside the trained one, if any (a teacher, an average of weights)", ""
     if not any(map(script.accumulated, watched)):

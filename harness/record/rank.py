@@ -160,7 +160,8 @@ class Watched:
     ``began`` and ``ended`` are short digests of the parameters before the first step and behind the
     last, one for each of the ``modules``, whose names each node's first rank has; ``sums_before``
     and ``sums_after`` sums of some of their elements with random signs, by which ranks that are
-    unlike are told to be so by rounding; ``rates`` the learning rates then. ``sampler`` says
+    unlike are told to be so by rounding; ``rates`` the learning rates then,
+    ``exchanging`` the roots whose forward passes exchange more than single values. ``sampler`` says
     how a DistributedSampler of the main loader shares out samples, which has to be alike on all
     ranks (empty: there is none). ``bursts_s`` is by how much a mean step takes longer up to its
     backward passes than a median one: what only some steps do. ``loose`` are short digests, behind
@@ -226,6 +227,7 @@ class Watched:
     sums_before: tuple[float, ...] = ()
     sums_after: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
+    exchanging: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

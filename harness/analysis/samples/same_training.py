@@ -17,7 +17,7 @@ RAGGED = 0.02
 SIGMAS = 3.0
 MOST_RAGGED = 0.25
 #: How the sentence on that begins.
-_AMOUNTS = "samples: a step has"
+_AMOUNTS = "count: a step has"
 #: Less than this part of the work, or of the distinct rows, is another training.
 LESS = 0.9
 #: Rows of so many ranks are listed.
@@ -146,6 +146,11 @@ def _amounts(
     if off and off[case.mode] > ragged:
         other = Mode.STRONG if case.mode is Mode.WEAK else Mode.WEAK
         ask = f" (--mode {other}?)" if off[other] <= ragged else ""
+        if ask and other is Mode.WEAK and _seen(mine[0]).cut:
+            ask = (
+                ", unless ranks hold parts of the same samples (then --samples-per-step"
+                f" {there:g} --accept samples)"
+            )
         yield (
             f"{_AMOUNTS} {here:g}{_of_ranks(mine[0])}, {there:g} on {_of(base[0])}: {case.mode}"
             f" scaling would have {there * times[case.mode]:g}{ask}"

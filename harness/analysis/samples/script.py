@@ -26,6 +26,8 @@ ALIKE = 0.01
 ROUNDED = 1e-3
 #: What a collective that was not issued has moved.
 NONE = Issued(count=0, payload_bytes=0)
+#: Collectives that bring other ranks' activations.
+SWAPS = ("all_to_all", "all_gather")
 #: So many modules are named.
 FEW = 3
 #: A rank is late by this share of a step, and no less than this.
@@ -352,7 +354,6 @@ def _training(
     if case.world_size < 2 or _in_parts(watched):
         return
     yield from _replicas(ranks, watched)
-    yield from _beside_modules(watched)
     if extra := extra_exchange(watched[0]):
         yield extra
 
@@ -370,72 +371,109 @@ def _in_parts(watched: Sequence[Watched]) -> bool:
 
 
 def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterator[str]:
-    """Whether ranks begin and stay alike, but for parts of each rank's own."""
-    large = {
-        name for name, issued in watched[0].collectives.items() if issued.payload_bytes >= SMALL
-    }
-    of_own = own_parts(watched)
-    sizes = [w.parameter_bytes for w in watched]
-    if len(set(sizes)) > 1:
-        odd = next(rank for rank, size in enumerate(sizes) if size != sizes[0])
-        yield (
-            f"replicas: ranks train models of unlike sizes ({si(sizes[0], 'B')} on rank 0,"
-            f" {si(sizes[odd], 'B')} on rank {odd}), which cannot be compared"
-        )
-    elif of_own:
-        alike = [name not in of_own for name in watched[0].modules]
-        ended = [list(itertools.compress(w.ended, alike)) for w in watched]
-        if where := _where(list(itertools.compress(watched[0].modules, alike)), ended, partly=True):
-            yield (
-                f"replicas: ranks ended with different parameters{where}, beside parts that each"
-                " has of its own: are gradients all-reduced before every optimizer step?"
-            )
-    elif len({w.start for w in watched}) > 1 and not any(w.collectives for w in watched):
-        yield (
-            "replicas: ranks exchange nothing in a step, and start from different parameters: is"
-            " DistributedDataParallel missing, or was it told not to run on several ranks?"
-        )
-    elif len({w.start for w in watched}) > 1:
-        began = [w.began for w in watched]
-        yield (
-            f"replicas: ranks start from different parameters{_where(watched[0].modules, began)}:"
-            " set one seed on all of them, or let DistributedDataParallel copy rank 0's"
-        )
-    elif len({rank.replica for rank in ranks}) > 1 and not by_rounding(watched):
-        where = _where(watched[0].modules, [w.ended for w in watched], trained=_trained(watched))
-        question = "are gradients all-reduced before every optimizer step?"
-        odd = next((rank for rank, w in enumerate(watched) if w.rates != watched[0].rates), 0)
-        if odd:
-            question = (
-                f"learning rates are unlike, {_rates(watched[0])} on rank 0 and"
-                f" {_rates(watched[odd])} on rank {odd}: does a scheduler step on some ranks alone?"
-            )
-        elif where:
-            question = "does what exchanges gradients, DistributedDataParallel say, know of it?"
-        elif not large:
-            question += (
-                " None are in a step: is a model called past its DistributedDataParallel"
-                " (model.module(x)), or within no_sync()?"
-            )
-        yield f"replicas: ranks ended with different parameters{where}: {question}"
-    if large == {"broadcast"}:
+    """Whether ranks begin and stay alike, but for parts of each rank's own, and exchange more than
+    weights.
+    """
+    if mistake := _unlike_replicas(ranks, watched):
+        yield f"replicas: {mistake}"
+    if _large(watched[0]) == {"broadcast"}:
         yield (
             "gradients: a step only broadcasts: what the other ranks have computed reaches nobody;"
             " are gradients all-reduced before every optimizer step?"
         )
 
 
+def _large(watched: Watched) -> set[str]:
+    """The collectives of a step that carry more than single values."""
+    kinds = watched.collectives.items()
+    return {name for name, issued in kinds if issued.payload_bytes >= SMALL}
+
+
+def _unlike_replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> str:
+    """How replicas differ, and what may be the cause; empty where they do not."""
+    names = watched[0].modules
+    if of_own := own_parts(watched):
+        alike = [name not in of_own for name in names]
+        ended = [list(itertools.compress(w.ended, alike)) for w in watched]
+        where = _where(list(itertools.compress(names, alike)), ended, partly=True)
+        return where and (
+            f"ranks ended with different parameters{where}, beside parts that each has of its own:"
+            " are gradients all-reduced before every optimizer step?"
+        )
+    began_apart = len({w.start for w in watched}) > 1
+    ended_apart = len({rank.replica for rank in ranks}) > 1 and not by_rounding(watched)
+    if not began_apart and not ended_apart:
+        return ""
+    sizes = [w.parameter_bytes for w in watched]
+    if len(set(sizes)) > 1:
+        odd = next(rank for rank, size in enumerate(sizes) if size != sizes[0])
+        return (
+            f"ranks train models of unlike sizes ({si(sizes[0], 'B')} on rank 0,"
+            f" {si(sizes[odd], 'B')} on rank {odd}), which cannot be compared"
+        )
+    if began_apart and not any(w.collectives for w in watched):
+        return (
+            "ranks exchange nothing in a step, and start from different parameters: is"
+            " DistributedDataParallel missing, or was it told not to run on several ranks?"
+        )
+    if began_apart:
+        where = _where(names, [w.began for w in watched])
+        return (
+            f"ranks start from different parameters{where}: set one seed on all of them, or let"
+            " DistributedDataParallel copy rank 0's"
+        )
+    return _ended_apart(watched)
+
+
+def _ended_apart(watched: Sequence[Watched]) -> str:
+    """Where replicas differ that began alike, and what may be the cause."""
+    of_module = _where(watched[0].modules, [w.ended for w in watched], trained=_trained(watched))
+    ended = f"ranks ended with different parameters{of_module}"
+    odd = next((rank for rank, w in enumerate(watched) if w.rates != watched[0].rates), 0)
+    if odd:
+        return (
+            f"{ended}: learning rates are unlike, {_rates(watched[0])} on rank 0 and"
+            f" {_rates(watched[odd])} on rank {odd}: does a scheduler step on some ranks alone?"
+        )
+    question = "does what exchanges gradients, DistributedDataParallel say, know of it?"
+    if of_module:
+        return f"{ended}: {question}"
+    num_beside = {len(w.loose) for w in watched}
+    if len(num_beside) == 1 and len({w.loose for w in watched}) > 1:
+        (number,) = num_beside
+        what = f"{number} trained parameters" if number > 1 else "a trained parameter"
+        return f"ranks ended with different values of {what} that no called module has: {question}"
+    question = "are gradients all-reduced before every optimizer step?"
+    if not _large(watched[0]):
+        question += (
+            " None are in a step: is a model called past its DistributedDataParallel"
+            " (model.module(x)), or within no_sync()?"
+        )
+    return f"{ended}: {question}"
+
+
 def own_parts(watched: Sequence[Watched]) -> list[str]:
-    """Parts of the model that each rank has of its own, as experts are: they begin unlike, others
-    do not, and ranks swap by an all-to-all.
+    """Parts of the model that each rank has of its own, as experts are, or classes of Partial FC:
+    they begin unlike, others do not, and ranks swap or gather more than single values; or they end
+    unlike, and exchange these within their own forward passes.
     """
     names = watched[0].modules
-    swapped = all(w.collectives.get("all_to_all", NONE).payload_bytes >= SMALL for w in watched)
-    if not swapped or {len(w.began) for w in watched} != {len(names)}:
+    if {len(w.began) for w in watched} | {len(w.ended) for w in watched} != {len(names)}:
         return []
-    columns = zip(names, zip(*(w.began for w in watched), strict=True), strict=True)
-    unlike = [name for name, of_ranks in columns if len(set(of_ranks)) > 1]
-    return unlike if len(unlike) < len(names) else []
+    swap = all(
+        max(w.collectives.get(name, NONE).payload_bytes for name in SWAPS) >= SMALL for w in watched
+    )
+    began = _unlike(names, [w.began for w in watched]) if swap else []
+    ended = _unlike(names, [w.ended for w in watched])
+    exchanging = [name for name in ended if name.partition(".")[0] in watched[0].exchanging]
+    of_own = [name for name in names if name in began or name in exchanging]
+    return of_own if len(of_own) < len(names) else []
+
+
+def _unlike(names: Sequence[str], bits: Sequence[Sequence[str]]) -> list[str]:
+    """The names whose bits are not the same on all ranks."""
+    columns = zip(names, zip(*bits, strict=True), strict=True)
+    return [name for name, of_ranks in columns if len(set(of_ranks)) > 1]
 
 
 def by_rounding(watched: Sequence[Watched]) -> float:
@@ -459,18 +497,6 @@ def _rates(watched: Watched) -> str:
     return ", ".join(f"{rate:.3g}" for rate in list(dict.fromkeys(watched.rates))[:FEW])
 
 
-def _beside_modules(watched: Sequence[Watched]) -> Iterator[str]:
-    """Whether parameters stay alike that train, and are of no module that is called."""
-    if len({w.loose for w in watched}) == 1:
-        return
-    number = max(len(w.loose) for w in watched)
-    what = f"{number} trained parameters" if number > 1 else "a trained parameter"
-    yield (
-        f"replicas: ranks ended with different values of {what} that no called module has: does"
-        " what exchanges gradients, DistributedDataParallel say, know of it?"
-    )
-
-
 def _trained(watched: Sequence[Watched]) -> list[bool]:
     """Of each module, whether training has changed its parameters on a rank: others are frozen."""
     pairs = (zip(w.began, w.ended, strict=False) for w in watched)
@@ -491,8 +517,7 @@ def _where(
     """
     if {len(of_rank) for of_rank in bits} != {len(modules)}:
         return ""
-    columns = zip(modules, zip(*bits, strict=True), strict=True)
-    unlike = [name for name, of_ranks in columns if len(set(of_ranks)) > 1]
+    unlike = _unlike(modules, bits)
     alike = (sum(trained) if len(trained) == len(modules) else len(modules)) - len(unlike)
     if not unlike or not (alike or partly):
         return ""

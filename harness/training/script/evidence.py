@@ -5,7 +5,7 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -29,7 +29,7 @@ from harness.training.observe.intake import digest, padded
 from harness.training.rank.barrier import Barrier
 from harness.training.rank.setup import Laps, Rank, RankPlace, device_of
 from harness.training.rank.window import Measured
-from harness.training.script import process, shards, workplace
+from harness.training.script import inside, process, shards, workplace
 from harness.training.script.journal import Journal
 from harness.training.script.observed import Digests, Observed
 from harness.training.script.region import region
@@ -123,8 +123,8 @@ def _record(watch: Watch, rank: Rank, command: ScriptCommand, way: str) -> None:
 def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
     """The record of a rank whose window is over; its samples are written down beside."""
     measured = measured_by(watch)
-    ended = watch.bits()
-    watched = watched_by(watch, ended)
+    began, ended = _replicas(watch)
+    watched = watched_by(watch, began, ended)
     traced = {} if watch.profile is None else watch.profile.end(rank.out)
     return rank.record(
         ran_by(watch),
@@ -134,7 +134,7 @@ def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
             watched,
             source=source,
             way=way,
-            modules=() if rank.place.local_rank else tuple(watch.began.parts),
+            modules=() if rank.place.local_rank else tuple(began.parts),
         ),
         grad_norm=watch.grad_norm,
         replica="" if watch.sharded else ended.whole,
@@ -209,7 +209,19 @@ def ran_by(watch: Watch) -> WhatRan:
     return WhatRan(module=_name(roots[0]) if roots else "", compute_dtype=watch.dtype)
 
 
-def watched_by(watch: Watch, ended: Digests) -> Watched:
+def _replicas(watch: Watch) -> tuple[Digests, Digests]:
+    """Digests of what trains, before the first step and now. Where optimizers step what is of no
+    root, roots change all the same if these are copies of it (a shard, a master in fp32); else it
+    is what trains (``torch.func``, plain tensors).
+    """
+    ended = watch.bits()
+    alone = watch.bits_alone()
+    if alone.whole and watch.began.whole == ended.whole:
+        return watch.began_alone, alone
+    return watch.began, ended
+
+
+def watched_by(watch: Watch, began: Digests, ended: Digests) -> Watched:
     """The observations of the hooks; the collectives are those of the last step."""
     edges = watch.edges()
     last = edges[-2], edges[-1]
@@ -239,18 +251,19 @@ def watched_by(watch: Watch, ended: Digests) -> Watched:
         passes=hashlib.sha256(str(backwards).encode()).hexdigest()[:16],
         even=exchanged.even,
         roots=_rows_of_roots(watch),
-        start=watch.began.whole,
-        began=_short(watch.began.parts),
+        start=began.whole,
+        began=_short(began.parts),
         ended=_short(ended.parts),
-        sums_before=watch.began.sums,
+        sums_before=began.sums,
         sums_after=ended.sums,
         rates=_rates(watch),
+        exchanging=_exchanging(watch) if grouped else (),
         first=f"{first % 2**64:016x}",
         sharded=watch.sharded or cut,
         cut=cut,
         parameter_bytes=shards.bytes_of(roots, watch.parameters()),
         collectives=exchanged.collectives,
-        small=exchanged.small if trained_bytes > issued.SMALL else 0,  # they are its gradients
+        small=_small(watch, exchanged, trained),
         reads=_reads(watch),
         repeated=watch.hooks.loaders.repeated,
         seeded=watch.hooks.seeded,
@@ -288,6 +301,24 @@ def watched_by(watch: Watch, ended: Digests) -> Watched:
     )
 
 
+def _exchanging(watch: Watch) -> tuple[str, ...]:
+    """The roots that exchange more than single values within their forward passes, and are no DDP:
+    they may be parts of one layer (Partial FC). What SyncBatchNorm exchanges are statistics.
+    """
+    backend = dist.get_backend()
+    names = inside.heads(list(watch.hooks.roots.values()))
+    exchanging = []
+    for name, (key, root) in zip(names, watch.hooks.roots.items(), strict=True):
+        spans_ns = [(begin, end) for of_root, begin, end in watch.forwards_ns if of_root == key]
+        parts = [*inside.modules(root)]
+        replicated = (nn.parallel.DistributedDataParallel, nn.SyncBatchNorm)
+        if any(isinstance(module, replicated) for module in parts):
+            continue
+        if issued.within(backend, spans_ns) > issued.LARGE:
+            exchanging.append(name)
+    return tuple(exchanging)
+
+
 def _rates(watch: Watch) -> tuple[float, ...]:
     """The learning rates of all that optimizers train, behind the last step."""
     groups = (g for optimizer in watch.hooks.optimizers.values() for g in optimizer.param_groups)
@@ -307,15 +338,33 @@ class Exchanged:
     even: bool = True
 
 
+def _small(watch: Watch, exchanged: Exchanged, trained: Sequence[nn.Parameter]) -> int:
+    """Collectives of single values that are no gradients of small parameters, which a script
+    reduces one by one, and no map of those that were used, which DDP reduces where it looks for
+    them.
+    """
+    wrapped = watch.hooks.wrapped
+    searches = sum(bool(getattr(root, "find_unused_parameters", False)) for root in wrapped)
+    sizes = [parameter.numel() * parameter.element_size() for parameter in trained]
+    if sum(sizes) <= issued.SMALL:
+        return 0
+    small = exchanged.small - searches
+    one_by_one = sum(kind.count for kind in exchanged.collectives.values()) >= len(trained)
+    if one_by_one:
+        small -= sum(size <= issued.SMALL for size in sizes)
+    return max(0, small)
+
+
 def _exchanged(watch: Watch) -> Exchanged:
     backend = dist.get_backend()
     edges_ns = [watch.walls_ns[i] for i in watch.edges()[watch.task.cut :]]
     last_ns = edges_ns[-2], edges_ns[-1]
-    passes_ns = [times for times in watch.forwards_ns if last_ns[0] <= times[0] < last_ns[1]]
+    forwards_ns = [(begin, end) for _, begin, end in watch.forwards_ns]
+    passes_ns = [times for times in forwards_ns if last_ns[0] <= times[0] < last_ns[1]]
     return Exchanged(
         collectives=dict(issued.between(backend, *last_ns)),
         small=issued.small(backend, *last_ns),
-        in_forwards=issued.within(backend, watch.forwards_ns),
+        in_forwards=issued.within(backend, forwards_ns),
         reduced=issued.within(backend, passes_ns, only="all_reduce"),
         even=len(set(issued.exchanged(backend, edges_ns))) <= 1,
     )
@@ -325,8 +374,9 @@ def _rows_of_roots(watch: Watch) -> dict[str, int]:
     """The rows of the last step that reached each root that the window has called."""
     edges = watch.edges()
     window = edges[watch.task.cut], edges[-1]
-    called = {key: rows for key, rows in watch.rows.items() if rows.came(*window)} or watch.rows
     order = list(watch.hooks.roots)
+    of_roots = {key: rows for key, rows in watch.rows.items() if key in order}
+    called = {key: rows for key, rows in of_roots.items() if rows.came(*window)} or of_roots
     return {
         f"{order.index(key)}:{_name(watch.hooks.roots[key])}": rows.came(*edges[-2:])
         for key, rows in called.items()

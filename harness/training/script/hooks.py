@@ -43,6 +43,9 @@ class Observer(Protocol):
     ) -> None:
         """A root got samples of its own, and not once more within one optimizer step."""
 
+    def entered(self, key: int) -> None:
+        """A root got what another one has made of samples."""
+
     def returned(self, output: object) -> None:
         """A root has returned."""
 
@@ -64,6 +67,8 @@ class Hooks:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self.roots: dict[int, nn.Module] = {}
+        self._loops: dict[int, nn.Module] = {}  # modules whose call is the whole training
+        self._steps_within = 0  # optimizer steps since the root that is open was called
         self._wrappers: dict[int, nn.Module] = {}  # of a root: its DDP, whose forward() is called
         self._watched: dict[int, nn.Module] = {}  # roots, also those of before, and what they wrap
         self.optimizers: dict[int, Optimizer] = {}
@@ -300,9 +305,20 @@ class Hooks:
         self._forget_step(key)
         self._passed = False
         self._observer.stepped(key, optimizer)
+        if self._open is not None:
+            self._steps_within += 1
+            if self._steps_within > 1:
+                self._is_a_loop(self._open)
         if not self._in_backward and not self._in_step and tracing.on:
             self._between = span("between steps", Category.DATA)
             self._between.__enter__()
+
+    def _is_a_loop(self, module: nn.Module) -> None:
+        """A module in whose call an optimizer steps again and again is no model, but a trainer."""
+        self._loops[id(module)] = module
+        self.roots.pop(id(module), None)
+        self._watched.pop(id(module), None)
+        self._open = None
 
     def _forget_step(self, key: int) -> None:
         """This optimizer's step, and those within it, are not under way any more."""
@@ -337,7 +353,7 @@ class Hooks:
         """Of every module that is called, until the roots are known: whether it is one."""
         if self._open is not None:
             self._look_inside(self._open, module, args)
-        elif _trains(module):
+        elif _trains(module) and id(module) not in self._loops:
             self.roots.setdefault(id(module), module)
             self._watched[id(module)] = module
             if (wrapper := DistributedDataParallel._get_active_ddp_module()) is not None:
@@ -369,7 +385,12 @@ class Hooks:
                 self._evaluating = module
             return
         self._open = module
-        self._trained = True
+        self._steps_within = 0
+        inner = getattr(module, "module", None)
+        if isinstance(inner, nn.Module) and not inner.training:
+            self._evaluated = inner  # its wrapper is in training mode, and computes nothing itself
+        else:
+            self._trained = True
         self.loaders.trained()
         if not self._settled:
             self._arrived = samples.first_input(args, kwargs)
@@ -381,7 +402,9 @@ class Hooks:
             self._passing()
         if tracing.on:
             span("forward").__enter__()
-        if what is not None and not (self._in_step and self._asked):
+        if what is None:
+            self._observer.entered(id(module))
+        elif not (self._in_step and self._asked):
             self._observer.called(id(module), what, args, kwargs)
 
     def _evaluate(self, module: nn.Module) -> None:

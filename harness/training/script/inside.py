@@ -41,18 +41,23 @@ def differs_in_eval(root: nn.Module) -> bool:
     )
 
 
+def heads(roots: Sequence[nn.Module]) -> list[str]:
+    """The name of each root among these: its class's, with a number where several are of one."""
+    kinds = Counter(type(root).__name__ for root in roots)
+    named = ((number, type(root).__name__) for number, root in enumerate(roots))
+    return [kind if kinds[kind] == 1 else f"{kind}-{number}" for number, kind in named]
+
+
 def by_part(roots: Sequence[nn.Module]) -> dict[str, list[nn.Parameter]]:
     """The parameters of these, each once, by the module that they belong to: as deep below the
     roots as there are not too many. Those of a root itself have its class's name.
     """
-    kinds = Counter(type(root).__name__ for root in roots)
     named = dict[int, tuple[Path, nn.Parameter]]()
-    for number, root in enumerate(roots):
-        kind = type(root).__name__
-        head = (kind if kinds[kind] == 1 else f"{kind}-{number}",) if len(roots) > 1 else ()
+    for name_of_root, root in zip(heads(roots), roots, strict=True):
+        head = (name_of_root,) if len(roots) > 1 else ()
         for path, parameter in _named_parameters(root):
             inner = [name for name in path[:-1] if name not in _WRAPPED]
-            named.setdefault(id(parameter), ((*head, *(inner or [kind])), parameter))
+            named.setdefault(id(parameter), ((*head, *(inner or [type(root).__name__])), parameter))
     paths = [path for path, _ in named.values()]
     depths = range(max(map(len, paths), default=0), 0, -1)
     few = (d for d in depths if len({path[:d] for path in paths}) <= MOST_PARTS)

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 from abc import abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter, time_ns
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from harness.training.observe import plain
@@ -34,8 +35,8 @@ REASON = 120
 
 
 class Digests(NamedTuple):
-    """Digests of parameters: of all of them in their order, whatever wraps them and however their
-    parts are named (empty: there are none), and of each part; and random sums of them.
+    """Digests of parameters: of all of them, whatever wraps them, in whatever order they are called
+    and however their parts are named (empty: there are none), and of each part; and random sums.
     """
 
     whole: str = ""
@@ -60,8 +61,10 @@ class Observed:
         self.sentences = Sentences()
         self.looking = True  # whether this sentence's samples are told apart, not only counted
         self.ahead_s: dict[int, float] = {}  # time before backward passes, by sentence
-        self.forwards_ns = deque[tuple[int, int]](maxlen=FORWARDS)  # the last ones: from, to
-        self._called_ns = 0  # when the root that is open was called
+        #: The last forward passes: of which root, from, to.
+        self.forwards_ns = deque[tuple[int, int, int]](maxlen=FORWARDS)
+        self._called = 0  # the root that is open
+        self._called_ns = 0  # and when it was called
         self._free_s = 0.0  # when the last pass or update was over
         self.rows: dict[int, Rows] = {}
         self._drawn: dict[int, dict[int, int]] = {}  # samples that a loader handed out, by sentence
@@ -134,11 +137,16 @@ class Observed:
         self._undo = functools.partial(of_root.take_back, sentence, what.count, noted=noted)
         if not sentence:
             self._drew = self._generators()
+        self.entered(key)
+
+    def entered(self, key: int) -> None:
+        """A root is called, be it with samples or with what another one has made of them."""
+        self._called = key
         self._called_ns = time_ns()
 
     def returned(self, output: object) -> None:
-        if self._called_ns:  # else it was called with nothing that is a sample
-            self.forwards_ns.append((self._called_ns, time_ns()))
+        if self._called_ns:  # else an optimizer asks for a loss once more
+            self.forwards_ns.append((self._called, self._called_ns, time_ns()))
             self._called_ns = 0
         if self._undo is not None and trains(output) is False:
             self._undo()  # estimates of a policy, say: without gradients, inside of the call
@@ -203,14 +211,35 @@ class Observed:
         return list(by_id.values())
 
     def bits(self) -> Digests:
-        """Digests of the roots' parameters, of what this rank has of them."""
-        of_each = {id(parameter): digest(iter([parameter])) for parameter in self.parameters()}
+        """Digests of what trains, of what this rank has of it: the roots' parameters, and those
+        that an optimizer steps with them, whether this rank calls their module or not.
+        """
+        parameters: dict[int, Tensor] = {id(p): p for p in self.parameters()}
+        for stepped in self._stepped():
+            if not parameters.keys().isdisjoint(stepped):
+                parameters |= stepped
+        of_each = {key: digest(iter([parameter])) for key, parameter in parameters.items()}
         parts = inside.by_part(list(self.hooks.roots.values()))
         of_parts = {
             name: _joined(of_each[id(parameter)] for parameter in part if id(parameter) in of_each)
             for name, part in parts.items()
         }
-        return Digests(_joined(of_each.values()), of_parts, sketch(self.parameters()))
+        return Digests(_joined(sorted(of_each.values())), of_parts, sketch(self.parameters()))
+
+    def bits_alone(self) -> Digests:
+        """Digests of what optimizers step where that is of no root; else of nothing."""
+        of_roots = {id(parameter) for parameter in self.parameters()}
+        by_id = {key: tensor for stepped in self._stepped() for key, tensor in stepped.items()}
+        if not of_roots.isdisjoint(by_id) or not by_id:
+            return Digests()
+        whole = _joined(sorted(digest(iter([tensor])) for tensor in by_id.values()))
+        return Digests(whole, {}, sketch(by_id.values()))
+
+    def _stepped(self) -> Iterator[dict[int, Tensor]]:
+        """The parameters of each optimizer."""
+        for optimizer in self.hooks.optimizers.values():
+            trained = (p for group in optimizer.param_groups for p in group["params"])
+            yield {id(p): p for p in trained if not p.is_meta and not is_lazy(p)}
 
     def losses(self, first: int, last: int) -> np.ndarray:
         """Losses of the sentences from ``first`` to before ``last``; NaN = none were seen.

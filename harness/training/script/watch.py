@@ -54,6 +54,7 @@ class Watch(Observed):
         self.evaluations: list[int] = []  # of passes that train nothing, up to each mark
         self.events: list[torch.Event] = []
         self.began = Digests()  # of parameters before the first step
+        self.began_alone = Digests()  # of those that are of no root, if only these are stepped
         self.sharded = False
 
     def restart(self) -> None:
@@ -66,7 +67,7 @@ class Watch(Observed):
         """A sentence begins, and the one before is over."""
         done = len(self.sentences.words)
         if not done:
-            self.began = self.bits()
+            self._look_at_start()
             self.sharded = shards.divided(list(self.hooks.roots.values()))
         if not self.first:
             self.reads.append(self.hooks.reads)
@@ -100,8 +101,12 @@ class Watch(Observed):
     def enter_backward(self, losses: object, *, again: bool) -> None:
         if not self.sentences.words and not self.sentences.backwards and not self.sharded:
             # once more: layers may have been tried before DDP has copied rank 0's weights
-            self.began = self.bits()
+            self._look_at_start()
         super().enter_backward(losses, again=again)
+
+    def _look_at_start(self) -> None:
+        self.began = self.bits()
+        self.began_alone = self.bits_alone()
 
     def finish(self, *, whole: bool = False) -> None:
         """The window was measured; the step behind it counts only if it came to its end."""

@@ -14,8 +14,8 @@ from harness.record import LaunchRecord, Purpose, RunRecord, Watched
 
 
 def test_ragged_batches_of_a_short_window_are_looked_at_again() -> None:
-    assert may_be_ragged("samples: a step has 60.5, 32 on one rank: weak scaling would have 64")
-    asked = "samples: a step has 32, 32 on one rank: weak scaling would have 64 (--mode strong?)"
+    assert may_be_ragged("count: a step has 60.5, 32 on one rank: weak scaling would have 64")
+    asked = "count: a step has 32, 32 on one rank: weak scaling would have 64 (--mode strong?)"
     assert not may_be_ragged(asked) and not may_be_ragged("optimizers: SGD steps here")
 
 
@@ -124,7 +124,7 @@ def test_another_world_may_have_another_seed(script: Script) -> None:
 def test_no_mode_is_asked_for_that_would_not_fit_either(script: Script) -> None:
     odd = replace(script.two, consumed=script.two.consumed * 3 // 4)
     why = script.why(odd) or ""
-    assert why.startswith("samples: a step has") and "--mode" not in why
+    assert why.startswith("count: a step has") and "--mode" not in why
 
 
 def test_versions_of_one_script_may_be_two_files_but_train_one_model(script: Script) -> None:

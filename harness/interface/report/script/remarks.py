@@ -11,6 +11,8 @@ from harness.record import LaunchRecord
 
 #: Of the samples of a step, this share is of the step before.
 AGAIN = 0.4
+#: So many times the forward passes of another rank, that train nothing, are an evaluation.
+MORE = 1.5
 #: A remark on a rung, beside launches of the lowest one; empty where there is nothing to say.
 Remark = Callable[[ScriptRow, Sequence[LaunchRecord]], str]
 
@@ -182,12 +184,12 @@ def _rounded(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
 
 def _evaluates(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     passes = [watched.evaluations for watched in row.of_ranks]
-    if len(set(passes)) > 1:
+    if max(passes) > MORE * min(passes):
         return (
             f"rank {passes.index(max(passes))} evaluates within the window ({max(passes)} forward"
             f" passes), the least busy one makes {min(passes)}: the others wait for it"
         )
-    return f"the window has {passes[0]} forward passes that train nothing" if any(passes) else ""
+    return f"the window has {max(passes)} forward passes that train nothing" if any(passes) else ""
 
 
 def _shares_evaluation(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:

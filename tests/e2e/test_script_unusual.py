@@ -1,0 +1,39 @@
+"""Right trainings of unusual forms end in figures; a mistake within each is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.record import Status
+from tests.e2e.test_script import Measured, measured, session
+
+__all__ = ["measured", "session"]
+
+#: A form, and how its mistake is told.
+FORMS = {
+    "heads by rank": "ranks ended with different",
+    "experts": "ranks ended with different parameters in Linear",
+    "partial classes": "beside parts that each has of its own",
+    "plain tensors": "ranks ended with different parameters: are gradients all-reduced",
+    "functional": "ranks ended with different parameters: are gradients all-reduced",
+    "shards by hand": "ranks ended with different parameters",
+    "trainer": "ranks ended with different parameters",
+    "wrapped eval": "eval: weights are stepped after passes through a model in eval mode",
+}
+#: Nothing can be read there: samples are said.
+STATED = {"plain tensors": 16, "functional": 16}
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_right_one_ends_in_figures(measured: Measured, form: str) -> None:
+    verdict = measured("unusual.py", form, samples=STATED.get(form, 0))
+    assert verdict.value is not None and measured.wrong() == [], verdict.detail
+    assert "zero_grad()" not in measured.table() and "single values in" not in measured.table()
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("form", FORMS)
+def test_its_mistake_is_named(measured: Measured, form: str) -> None:
+    verdict = measured("unusual.py", form, "--mistake", samples=STATED.get(form, 0))
+    assert verdict.status is Status.ERROR and FORMS[form] in verdict.detail, verdict.detail

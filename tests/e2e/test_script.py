@@ -150,7 +150,7 @@ def test_mistakes_are_named(measured: Measured, mistake: str, message: str, tmp_
         ("no all-reduce", "replicas", "ended with different parameters"),
         ("half", "work", "a sample takes 0.5"),
         ("cached", "samples", "every step trains on the same"),
-        ("idle", "idle,replicas,samples", "rank 1 got no samples"),
+        ("outside", "replicas", "ended with different parameters in 1"),
     ],
 )
 def test_what_the_user_answers_for_is_no_error_and_is_told(

@@ -120,13 +120,20 @@ def uncounted(watched: Sequence[Watched], came: Sequence[float]) -> str:
     """
     if all(not w.roots for w in watched):
         return "no module with parameters is called with samples"
-    several = next((w.roots for w in watched if len(w.roots) > 1), None)
+    several = next((w.roots for w in watched if len(w.roots) > 1 and not _all_as_drawn(w)), None)
     if several is not None:
         listed = ", ".join(f"{name.partition(':')[2]} {n}" for name, n in several.items())
         return f"several modules are called with rows of their own ({listed} a step)"
     if unclear := next((w.unclear for w in watched if w.unclear), ""):
         return unclear
     return next(filter(None, map(_undrawn, watched, came)), "")
+
+
+def _all_as_drawn(watched: Watched) -> bool:
+    """Whether each of several modules gets as many rows as loaders hand out samples: two towers, or
+    networks that teach each other.
+    """
+    return watched.drawn > 0 and all(rows == watched.drawn for rows in watched.roots.values())
 
 
 def _undrawn(watched: Watched, came: float) -> str:

@@ -40,7 +40,7 @@ def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
         else:
             why_not = "no seed was seen"
         yield "one start", f"{why_not}: launches are compared by speed"
-    if any(row.seen.backwards > 1 and not row.seen.cleared for row in rows):
+    if any(row.seen.backwards > len(row.seen.optimizers) and not row.seen.cleared for row in rows):
         yield "that the loss is divided by the number of accumulated passes", ""
 
 

@@ -17,7 +17,7 @@ from harness.analysis.samples.script import by_step
 from harness.analysis.verify import verify
 from harness.base.errors import Exit, SpecError
 from harness.cases import Catalogue, Device, Mode, Protocol, Settings, Site
-from harness.cases.script import parse, script_plan
+from harness.cases.script import accepted, parse, script_plan
 from harness.interface.cli.main import main
 from harness.interface.report.headline import decide
 from harness.interface.report.script import lines as script_table
@@ -141,6 +141,13 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
 def test_mistakes_are_named(measured: Measured, mistake: str, message: str, tmp_path: Path) -> None:
     verdict = measured("loop.py", "--mistake", mistake, "--kept", str(tmp_path / "kept.pt"))
     assert verdict.status is Status.ERROR and message in verdict.detail, verdict.detail
+
+
+def test_a_check_that_there_is_not_cannot_be_accepted() -> None:
+    assert accepted(" work,idle,work ") == "idle,work"
+    for unknown in ("replica", "replicas,steps"):
+        with pytest.raises(SpecError, match="there is no such check"):
+            accepted(unknown)
 
 
 @pytest.mark.few(2)

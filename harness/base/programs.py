@@ -29,6 +29,12 @@ def own_folder() -> None:
     sys.path.append(str(Path.cwd()))
 
 
+def without_own_folder() -> None:
+    """Let it find there no more than any interpreter would: before the folder is changed."""
+    if sys.path[-1:] == [str(Path.cwd())]:
+        sys.path.pop()
+
+
 def path() -> str:
     """Where programs are looked for: beside this interpreter, then on the PATH.
 

@@ -236,7 +236,7 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> Watched:
     exchanged = _exchanged(watch) if grouped else Exchanged()
     cut = exchanged.in_forwards > issued.LARGE and not parallel and not watch.sharded
     first = sum(int(v) for rows in watch.rows.values() for v in rows.of(0, 1).tolist())
-    trained = [parameter for parameter in watch.parameters() if parameter.requires_grad]
+    trained = [p for p in watch.parameters() if p.requires_grad or id(p) in watch.graded]
     trained_bytes = shards.bytes_of(roots, trained)
     work = watch.work if _is_usual(watch, edges[-1]) else None
     return Watched(

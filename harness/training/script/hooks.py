@@ -118,6 +118,11 @@ class Hooks:
         return bool(self._undo)
 
     @property
+    def settled(self) -> bool:
+        """Whether the roots are known, and the warm-up is over."""
+        return self._settled
+
+    @property
     def wrapped(self) -> list[nn.Module]:
         """The roots in what exchanges their gradients, also where its own call was passed by."""
         return [self._wrappers.get(key, root) for key, root in self.roots.items()]

@@ -75,7 +75,7 @@ class Observed:
         self._drew: list[Tensor] = []
         self._undo: Callable[[], None] | None = None  # the open root's rows are taken back
         self.dtype = ""
-        self.graded = set[int]()  # parameters with gradients at the first update
+        self.graded = set[int]()  # parameters with gradients in the warm-up
         self.uncleared = False
         self._stepped_with: list[Tensor] = []  # elements of gradients, at the first update
         self._kept = False  # whether these are there still as the next one begins
@@ -183,13 +183,14 @@ class Observed:
 
     def leave_backward(self) -> None:
         self.sentences.leave_backward()
+        if not self.hooks.settled:  # also of those that are frozen while others train, as of GANs
+            self.graded |= {id(p) for p in self.parameters() if p.grad is not None}
         self._free_s = perf_counter()
 
     def stepping(self, key: int, optimizer: Optimizer) -> None:
         if not self.sentences.words:
             self._look_at_gradients(optimizer)
             self._look_beside_roots(optimizer)
-            self.graded |= {id(p) for p in self.parameters() if p.grad is not None}
         if self.looking:
             self._stepped_from[key] = [part.clone() for part in _some_elements(optimizer)]
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from harness.base import programs
 from harness.base.errors import LaunchError
 from harness.cases import typed
 from harness.cases.script import ScriptCommand, parse
@@ -27,6 +28,7 @@ from harness.host import secrets
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.record.store import write_text
 from harness.training.rank.setup import RankPlace
+from harness.training.script import workplace
 
 #: What a command may ask for: ranks on this node and in all, this node and how many there are, and
 #: where ranks can meet: the first node's address and a port that is free there.
@@ -181,11 +183,13 @@ def source(command: ScriptCommand, folder: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
-def run(command: ScriptCommand, folder: Path) -> None:
-    """Run it as ``python`` would in ``folder``; raises whatever it raises.
+def run(command: ScriptCommand, folder: Path, home: Path) -> None:
+    """Run it as ``python`` would in ``folder``, a copy of ``home``; raises whatever it raises.
 
     What a fresh interpreter draws anew, a forked one would share with all others.
     """
+    programs.without_own_folder()
+    sys.path[:] = workplace.on_path(sys.path, home, folder)
     os.chdir(folder)
     random.seed()
     np.random.seed()

@@ -20,7 +20,7 @@ from harness.base.errors import LaunchError
 from harness.cases.script import ScriptCommand
 from harness.host import secrets
 from harness.launch.wire.beats import Beats
-from harness.launch.wire.messages import LaunchSpec
+from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.training.rank.setup import RankPlace
 from harness.training.script import badges, process, workplace
 from harness.training.script.startup.sitecustomize import BADGES, HOME
@@ -68,8 +68,11 @@ def _start(
     command: ScriptCommand, spec: LaunchSpec, place: RankPlace, store: dist.TCPStore
 ) -> subprocess.Popen[bytes]:
     """The process that is this rank, or that starts those of this node."""
+    assert isinstance(spec.task, Script | Break)
     folder = Path(spec.out)
-    path = os.pathsep.join(p for p in (str(STARTUP), os.environ.get("PYTHONPATH", "")) if p)
+    home, work = Path(spec.task.folder), workplace.of(spec, place.node)
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join([str(STARTUP), *filter(None, workplace.on_path(named, home, work))])
     env = {**os.environ, "PATH": programs.path(), "PYTHONPATH": path}
     env |= {BADGES: str(folder), HOME: str(programs.ROOT)}
     words = secrets.filled(command.launcher)
@@ -77,9 +80,7 @@ def _start(
         env |= process.variables(spec, place, store.host, store.port)
         target = ("-m", command.target) if command.module else (command.target,)
         words = [sys.executable, *target, *secrets.filled(command.args)]
-    return subprocess.Popen(
-        words, env=env, cwd=workplace.of(spec, place.node), stdin=subprocess.DEVNULL
-    )
+    return subprocess.Popen(words, env=env, cwd=work, stdin=subprocess.DEVNULL)
 
 
 def _wait(

@@ -3,6 +3,7 @@
 Or the folder itself, where what launches write is named and removed.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from harness.host import copies, leftovers
@@ -16,6 +17,21 @@ def of(spec: LaunchSpec, node: int) -> Path:
         return Path(task.folder)
     place = task.place if isinstance(task, Break) else spec.out
     return Path(place) / f"work{node}"
+
+
+def on_path(paths: Iterable[str], home: Path, folder: Path) -> list[str]:
+    """Folders that modules are looked for in: those of the user's that are copied, in their copy
+    (``PYTHONPATH=.``), so that nothing is written beside the user's own.
+    """
+    return [_in_copy(path, home, folder) for path in paths]
+
+
+def _in_copy(path: str, home: Path, folder: Path) -> str:
+    installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(path).parts)
+    if not path or installed or folder == home or not Path(path).is_relative_to(home):
+        return path
+    copied = folder / Path(path).relative_to(home)
+    return str(copied) if copied.is_dir() else path
 
 
 def prepare(spec: LaunchSpec, node: int) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from harness.base import programs
 from harness.base.errors import LaunchError
 from harness.cases import CaseSpec, Device, Mode
 from harness.launch.wire.messages import LaunchSpec, Script
 from harness.training.rank.setup import RankPlace
-from harness.training.script import process
+from harness.training.script import process, workplace
 
 CASE = CaseSpec(
     strategy="script", model="train", size="own", mode=Mode.WEAK, world_size=3, nodes=(2, 1),
@@ -111,3 +113,29 @@ HYDRA = "\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stac
 )
 def test_the_last_words_of_a_script_are_its_reason(log: str, reason: str) -> None:
     assert process.last_words(log) == reason
+
+
+def test_the_users_modules_are_found_in_the_copy(tmp_path: Path) -> None:
+    """``PYTHONPATH=.`` names the user's folder; what is installed there is not looked for anew."""
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    (copy / "src").mkdir(parents=True)
+    installed = str(home / ".venv/lib/python3.11/site-packages")
+    paths = ["", str(home), str(home / "src"), str(home / "left out"), installed, "/usr/lib"]
+    assert workplace.on_path(paths, home, copy) == [
+        "", str(copy), str(copy / "src"), str(home / "left out"), installed, "/usr/lib",
+    ]  # fmt: skip
+    assert workplace.on_path(paths, home, home) == paths
+
+
+def test_a_script_finds_no_more_in_the_users_folder_than_python_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package beside ``tools/train.py`` is on no path of ``python tools/train.py``."""
+    monkeypatch.chdir(tmp_path)
+    before = [*sys.path]
+    programs.own_folder()
+    assert sys.path == [*before, str(tmp_path)]
+    programs.without_own_folder()
+    assert sys.path == before
+    programs.without_own_folder()
+    assert sys.path == before

@@ -53,7 +53,7 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
     rank.beat(Phase.BUILD)
     watch = begin(rank, command, "forked", leave)
     try:
-        process.run(command, folder)
+        process.run(command, folder, Path(spec.task.folder))
     except Exception:  # of the script, whatever it is; it is raised on
         finish_measured(watch)
         raise

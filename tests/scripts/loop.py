@@ -79,8 +79,8 @@ class Shared(torch.optim.AdamW):
                 rows = p.detach().reshape(len(p), -1)
                 for _ in range(20):
                     rows @ rows.T
-            if rank and asked.mistake == "rounded":
-                p.data *= 1 + 2e-7
+            if rank and asked.mistake == "rounded" and not self.state:
+                p.data *= 1 + 1.2e-7
         super().step()
 
 

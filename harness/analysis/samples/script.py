@@ -22,8 +22,9 @@ ONCE = (0.45, 1.25)
 SMALL = 1024
 #: Rows of one sample are alike, so that each is counted once, within this.
 ALIKE = 0.01
-#: Replicas that are unlike by less than this of what training has changed are so by rounding.
-ROUNDED = 1e-3
+#: Replicas that are unlike by less than this of what training has changed are so by rounding: in
+#: fp32 some 1e-7 a step; a single number that is not all-reduced is one of a million at most.
+ROUNDED = 1e-5
 #: What a collective that was not issued has moved.
 NONE = Issued(count=0, payload_bytes=0)
 #: Collectives that bring other ranks' activations.
@@ -238,7 +239,8 @@ def _steps(watched: Sequence[Watched]) -> Iterator[str]:
         if not w.regular:
             yield (
                 f"steps: rank {rank} left its period of {len(w.optimizers)} updates within the"
-                " window (a skipped step): what a step is, is not clear"
+                " window: what a step is, is not clear (an update was left out, or the period is"
+                " longer, as of lazy regularisation)"
             )
             return
     if len({w.passes for w in watched}) > 1:

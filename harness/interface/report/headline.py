@@ -46,6 +46,9 @@ _ENDED = re.compile(r"the script ended after (\d+) of the \d+ steps wanted")
 #: Of a script that is short: steps before those that are timed, and how few of these are any.
 WARM_UP = 4
 LEAST_STEPS = 4
+#: So much longer a warm-up is proposed where a period of updates was left.
+LONGER = 4
+_LEFT_PERIOD = "left its period"
 #: What a verdict asks whose samples are those of the other mode.
 _MODE_ASKED = re.compile(r"\(--mode \w+\?\)")
 #: The check of a script that failed, behind the launch that it failed in; a fork has a cure.
@@ -189,7 +192,10 @@ def decide(run: RunRecord) -> list[str]:
             if whole:  # a ladder that may begin anywhere, or a bound of a test: by the run's words
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
-    changes = (_longer, _later_rung, _newer_launcher, _other_mode, _stated_samples, _fewer_steps)
+    changes = (
+        _longer, _later_rung, _newer_launcher, _other_mode, _stated_samples, _fewer_steps,
+        _longer_warm_up,
+    )  # fmt: skip
     changed_words = [line for change in changes for line in change(run)]
     return [*lines, *(changed_words or _accepting(run))]
 
@@ -280,6 +286,15 @@ def _stated_samples(run: RunRecord) -> Iterator[str]:
             stated = replace(largest, samples_per_step=samples)
             again = _with(stated, run, {"samples_per_step": str(samples)})
             yield f"if these are the {samples} that its loader hands out: {again}"
+
+
+def _longer_warm_up(run: RunRecord) -> Iterator[str]:
+    """Says how a script is measured whose period is longer than its warm-up shows."""
+    left = {verdict.case for verdict in run.verdicts if _LEFT_PERIOD in verdict.detail}
+    for plan in run.plans:
+        if _of_script(run) and any(arm.case.id in left for arm in plan.arms):
+            words = changed(run.settings.argv, warm_up=str(LONGER * plan.protocol.cut))
+            yield f"if its period is longer: {words}"
 
 
 def _accepting(run: RunRecord) -> Iterator[str]:

@@ -8,6 +8,8 @@ that inner modules do not pay. A module itself has no hook: it would be in each 
 
 import functools
 import os
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -68,7 +70,8 @@ class Hooks:
         self._observer = observer
         self.roots: dict[int, nn.Module] = {}
         self._loops: dict[int, nn.Module] = {}  # modules whose call is the whole training
-        self._steps_within = 0  # optimizer steps since the root that is open was called
+        self._steps_within: Counter[int] = Counter()  # of each optimizer, in the root that is open
+        self._given_nothing = False  # whether that was called with no samples
         self._wrappers: dict[int, nn.Module] = {}  # of a root: its DDP, whose forward() is called
         self._watched: dict[int, nn.Module] = {}  # roots, also those of before, and what they wrap
         self.optimizers: dict[int, Optimizer] = {}
@@ -253,11 +256,13 @@ class Hooks:
         Some optimizers read a number of each parameter: a hook there would cost most of all.
         """
         item: Callable[..., Any] = Tensor.item
+        ours = threading.get_ident()  # threads of a loader read what lies on the host
 
         @functools.wraps(item)
         def read(tensor: Tensor) -> Any:
             if not torch.compiler.is_compiling():  # a number that grows would be compiled in
-                self.reads += not (self._in_step or self.loaders.handing)
+                of_loader = self.loaders.handing or threading.get_ident() != ours
+                self.reads += not (self._in_step or of_loader)
             return item(tensor)
 
         self._count_no_reads = _put(Tensor, "item", read)
@@ -310,16 +315,18 @@ class Hooks:
         self._forget_step(key)
         self._passed = False
         self._observer.stepped(key, optimizer)
-        if self._open is not None:
-            self._steps_within += 1
-            if self._steps_within > 1:
+        if self._open is not None and self._given_nothing:
+            self._steps_within[key] += 1
+            if self._steps_within[key] > 1:
                 self._is_a_loop(self._open)
         if not self._in_backward and not self._in_step and tracing.on:
             self._between = span("between steps", Category.DATA)
             self._between.__enter__()
 
     def _is_a_loop(self, module: nn.Module) -> None:
-        """A module in whose call an optimizer steps again and again is no model, but a trainer."""
+        """A module that is called with nothing, and in whose call an optimizer steps again and
+        again, is no model, but a trainer.
+        """
         self._loops[id(module)] = module
         self.roots.pop(id(module), None)
         self._watched.pop(id(module), None)
@@ -390,7 +397,7 @@ class Hooks:
                 self._evaluating = module
             return
         self._open = module
-        self._steps_within = 0
+        self._steps_within.clear()
         inner = getattr(module, "module", None)
         if isinstance(inner, nn.Module) and not inner.training:
             self._evaluated = inner  # its wrapper is in training mode, and computes nothing itself
@@ -407,6 +414,7 @@ class Hooks:
             self._passing()
         if tracing.on:
             span("forward").__enter__()
+        self._given_nothing = what is None
         if what is None:
             self._observer.entered(id(module))
         elif not (self._in_step and self._asked):

@@ -64,7 +64,8 @@ class Observed:
         #: The last forward passes: of which root, from, to.
         self.forwards_ns = deque[tuple[int, int, int]](maxlen=FORWARDS)
         self._called = 0  # the root that is open
-        self._called_ns = 0  # and when it was called
+        self._called_ns = 0  # and since when it goes forward
+        self._within = False  # whether a backward pass within its call is under way
         self._free_s = 0.0  # when the last pass or update was over
         self.rows: dict[int, Rows] = {}
         self._drawn: dict[int, dict[int, int]] = {}  # samples that a loader handed out, by sentence
@@ -145,9 +146,7 @@ class Observed:
         self._called_ns = time_ns()
 
     def returned(self, output: object) -> None:
-        if self._called_ns:  # else an optimizer asks for a loss once more
-            self.forwards_ns.append((self._called, self._called_ns, time_ns()))
-            self._called_ns = 0
+        self._close_forward()
         if self._undo is not None and trains(output) is False:
             self._undo()  # estimates of a policy, say: without gradients, inside of the call
         self._undo = None
@@ -157,6 +156,11 @@ class Observed:
             pairs = zip(self._drew, self._generators(), strict=True)
             self.random |= any(not torch.equal(before, after) for before, after in pairs)
             self._drew = []
+
+    def _close_forward(self) -> None:
+        if self._called_ns:  # else an optimizer asks for a loss once more
+            self.forwards_ns.append((self._called, self._called_ns, time_ns()))
+            self._called_ns = 0
 
     def _generators(self) -> list[Tensor]:
         """The states of those that forward passes draw random numbers from."""
@@ -172,6 +176,8 @@ class Observed:
             self.cleared = not any(bool(x.any()) for g in gradients for x in plain.pieces(g))
         if len(self.sentences.words) in (1, 2) and not self.sentences.backwards:
             self._look_for_old_gradients()
+        self._within = self._within or self._called_ns > 0
+        self._close_forward()
         self.sentences.enter_backward(again=again)
         if isinstance(losses, Tensor) and losses.numel() == 1 and losses.is_floating_point():
             self._note(plain.local(losses).detach())
@@ -183,6 +189,9 @@ class Observed:
 
     def leave_backward(self) -> None:
         self.sentences.leave_backward()
+        if self._within and not self.sentences.in_backward:
+            self.entered(self._called)  # the root that it trains within goes on
+            self._within = False
         if not self.hooks.settled:  # also of those that are frozen while others train, as of GANs
             self.graded |= {id(p) for p in self.parameters() if p.grad is not None}
         self._free_s = perf_counter()

@@ -48,6 +48,11 @@ class Sentences:
         return len(self.words) + bool(self._stepped)
 
     @property
+    def in_backward(self) -> bool:
+        """Whether a backward pass is under way."""
+        return self._depth > 0
+
+    @property
     def accumulates(self) -> bool:
         """Whether a backward pass that begins now is not the first one of this update."""
         return bool(self.backwards) and not self._depth and not self._stepped

@@ -164,7 +164,8 @@ def _draws_whole(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
 
 
 def _searched(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
-    if not row.seen.searched:
+    several = row.seen.backwards > len(row.seen.optimizers)  # each may leave other parameters out
+    if not row.seen.searched or several:
         return ""
     return (
         "find_unused_parameters=True searches the graph in every step, and every parameter had a"

@@ -18,10 +18,12 @@ FORMS = {
     "functional": "ranks ended with different parameters: are gradients all-reduced",
     "shards by hand": "ranks ended with different parameters",
     "trainer": "ranks ended with different parameters",
+    "frozen half": "is there a second all-reduce",
+    "manual": "ranks ended with different parameters",
     "wrapped eval": "eval: weights are stepped after passes through a model in eval mode",
 }
-#: Nothing can be read there: samples are said.
-STATED = {"plain tensors": 16, "functional": 16}
+#: Samples cannot be counted there, and are said.
+STATED = {"plain tensors": 16, "functional": 16, "frozen half": 16}
 
 
 @pytest.mark.few(3)

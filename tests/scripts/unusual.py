@@ -174,6 +174,60 @@ class Trainer(nn.Module):
             optimizer.step()
 
 
+def frozen_half() -> None:
+    """A discriminator is frozen while the generator trains. Mistake: its gradients are reduced
+    again, many times over.
+    """
+    made, told = body(), nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 1))
+    generator, discriminator = DistributedDataParallel(made), DistributedDataParallel(told)
+    optimizers = [torch.optim.Adam(p.parameters(), lr=1e-4) for p in (generator, discriminator)]
+    for x, _ in batches():
+        told.requires_grad_(False)
+        optimizers[0].zero_grad()
+        (-discriminator(generator(x)).mean()).backward()
+        optimizers[0].step()
+        told.requires_grad_(True)
+        optimizers[1].zero_grad()
+        discriminator(generator(x).detach()).mean().backward()
+        for p in told.parameters() if asked.mistake else ():
+            for _ in range(2):
+                dist.all_reduce(p.grad)
+                p.grad /= world
+        optimizers[1].step()
+
+
+class Module(nn.Module):
+    """Its forward pass is a step with two optimizers, as in Lightning's manual optimization.
+    Mistake: the second one's half is outside of DistributedDataParallel.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = body(), nn.Linear(64, CLASSES)
+        wrap = (lambda part: part) if asked.mistake else DistributedDataParallel
+        self.halves = [DistributedDataParallel(self.first), wrap(self.second)]
+        self.optimizers = [torch.optim.SGD(p.parameters(), lr=1e-2) for p in self.halves]
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        first, second = self.halves
+        self.optimizers[0].zero_grad()
+        first(x).square().mean().backward()
+        self.optimizers[0].step()
+        loss = x.new_zeros(())
+        for _ in range(2):
+            self.optimizers[1].zero_grad()
+            loss = cross_entropy(second(first(x).detach()), y)
+            loss.backward()
+            self.optimizers[1].step()
+        return loss.detach()
+
+
+def manual() -> None:
+    module = Module()
+    for x, y in batches():
+        module(x, y)
+
+
 def wrapped_eval() -> None:
     """An average is evaluated now and then. Mistake: what DDP wraps stays in eval mode."""
     net = nn.Sequential(body(), nn.Dropout(0.1), nn.Linear(64, CLASSES))
@@ -195,5 +249,6 @@ torch.manual_seed(0)
 {
     "heads by rank": heads_by_rank, "experts": experts, "partial classes": partial_classes,
     "plain tensors": plain_tensors, "functional": functional, "shards by hand": shards_by_hand,
-    "trainer": lambda: Trainer()(), "wrapped eval": wrapped_eval,
+    "trainer": lambda: Trainer()(), "wrapped eval": wrapped_eval, "frozen half": frozen_half,
+    "manual": manual,
 }[asked.form]()  # fmt: skip

@@ -300,7 +300,7 @@ class Observed:
             there = _some_elements(optimizer, of_gradients=True)
             if len(self.sentences.words) == 1:
                 pairs = zip(there, self._stepped_with, strict=False)
-                self._kept = all(torch.equal(now, then) for now, then in pairs)
+                self._kept = bool(there) and all(torch.equal(now, then) for now, then in pairs)
             self.uncleared = self._kept and any(bool(elements.any()) for elements in there)
 
     def unstepped(self) -> list[str]:

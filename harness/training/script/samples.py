@@ -128,7 +128,8 @@ def arrived(
     within = given is not first and _is_opaque(given) and next(tensors(args, kwargs), None) is None
     if within and rows not in known:
         kind = type(given).__name__
-        return Arrived(unclear=f"the model gets a {kind} with a tensor {_shape(first)}: samples")
+        shape = _shape(first)
+        return Arrived(unclear=f"whether the {shape} in the model's {kind} has a row a sample")
     if not known or rows in known or columns not in known:
         return Arrived(count=rows, elements=elements)
     size = columns

@@ -115,7 +115,8 @@ def _left_nothing(out: Path, rank: int, code: int) -> LaunchError:
     return LaunchError(
         f"its process ended with status {code} and left no record{quoted}"
         if started
-        else f"the launcher ended with status {code}, and no process of it was rank {rank}{quoted}",
+        else f"what starts the ranks ended with status {code}, and no process of it was rank {rank}"
+        + quoted,
         expected="a training that torch's hooks can see"
         if started
         else "a launcher that starts as many ranks as it is told, on this device",

@@ -70,7 +70,8 @@ def _start(
     """The process that is this rank, or that starts those of this node."""
     assert isinstance(spec.task, Script | Break)
     folder = Path(spec.out)
-    home, work = Path(spec.task.folder), workplace.of(spec, place.node)
+    home = Path(spec.task.folder)
+    work = workplace.of(spec, place.node)
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = os.pathsep.join([str(STARTUP), *filter(None, workplace.on_path(named, home, work))])
     env = {**os.environ, "PATH": programs.path(), "PYTHONPATH": path}

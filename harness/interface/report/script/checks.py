@@ -25,23 +25,27 @@ def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
     if any(row.seen.way == "library" for row in rows):
         yield "scaling", "one world of one start: there is nothing to compare with"
         return
+    yield _start(rows)
+    if any(row.seen.backwards > len(row.seen.optimizers) and not row.seen.cleared for row in rows):
+        yield "that the loss is divided by the number of accumulated passes", ""
+
+
+def _start(rows: Sequence[ScriptRow]) -> tuple[str, str | None]:
+    """Whether all launches begin with the same parameters."""
     every = [launch for row in rows for launch in row.launches]
     sharded = any(row.seen.sharded for row in rows)  # then each world has other parts
     alike = [row.launches for row in rows] if sharded else [every]
     if all(map(same_training.begin_alike, alike)):
-        yield "one start in all launches", None
+        return "one start in all launches", None
+    if not all(row.seen.start for row in rows):
+        why_not = "watching began within the first step"
+    elif same_training.seeded(every):
+        why_not = "worlds begin with other parameters"
+    elif len(every) == len(rows):
+        why_not = "each was launched once"
     else:
-        if not all(row.seen.start for row in rows):
-            why_not = "watching began within the first step"
-        elif same_training.seeded(every):
-            why_not = "worlds begin with other parameters"
-        elif len(every) == len(rows):
-            why_not = "each was launched once"
-        else:
-            why_not = "no seed was seen"
-        yield "one start", f"{why_not}: launches are compared by speed"
-    if any(row.seen.backwards > len(row.seen.optimizers) and not row.seen.cleared for row in rows):
-        yield "that the loss is divided by the number of accumulated passes", ""
+        why_not = "no seed was seen"
+    return "one start", f"{why_not}: launches are compared by speed"
 
 
 def _by_content(row: ScriptRow) -> bool:
@@ -58,14 +62,25 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
     if not several:
         yield "all of more ranks", ""
         return
-    beside = " but for rounding" if any(script.by_rounding(r.of_ranks) for r in several) else ""
-    of_own = list(dict.fromkeys(name for r in several for name in script.own_parts(r.of_ranks)))
-    if of_own:
-        beside += f" but for {', '.join(of_own[: script.FEW])}, which each has of its own"
-    yield from _replicas([row.seen for row in several], beside)
+    yield from _replicas([row.seen for row in several], _beside(several))
     if not same_training.works_known([launch for row in rows for launch in row.launches]):
         sizes = "inputs differ in size" if any(row.seen.ragged for row in rows) else ""
         yield "whether a sample takes as much work in every world", sizes
+    yield from _slow_ranks(several)
+    yield from _gradients(several, rows[0])
+
+
+def _beside(several: Sequence[ScriptRow]) -> str:
+    """The words on what replicas differ in: rounding, and parts of each rank's own."""
+    rounded = any(script.by_rounding(row.of_ranks) for row in several)
+    of_own = dict.fromkeys(name for row in several for name in script.own_parts(row.of_ranks))
+    parts = ", ".join(list(of_own)[: script.FEW])
+    words = " but for rounding" if rounded else ""
+    return f"{words} but for {parts}, which each has of its own" if parts else words
+
+
+def _slow_ranks(several: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
+    """Ranks that are waited for, perhaps since others used the cores."""
     for row in several:
         waited_for = late_in_most(row, quiet=True) or late_in_most(row, bursts=True, quiet=True)
         if waited_for and not late(row):
@@ -74,13 +89,17 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
                 f"whether rank {waited_for.rank} of {row.arm.case.world} is slow itself",
                 f"it takes {longer} a step longer; others used the cores, too",
             )
-    first = rows[0]
+
+
+def _gradients(several: Sequence[ScriptRow], first: ScriptRow) -> Iterator[tuple[str, str | None]]:
+    """The first step's gradients beside those of the lowest rung; a verdict tells where they
+    differ.
+    """
     lowest = "one rank" if first.arm.case.world_size == 1 else first.arm.case.world
     for row in several:
-        if row is first:
+        pair = row.launches[0], first.launches[0]
+        if row is first or same_training.gradients_differ(*pair):
             continue
-        if same_training.gradients_differ(row.launches[0], first.launches[0]):
-            continue  # the verdict says so
         reason = _gradient_uncompared(row, first)
         compared = f"equal to {lowest}'s" if reason is None else f"against {lowest}'s"
         yield f"gradient of {row.arm.case.world} {compared}", reason

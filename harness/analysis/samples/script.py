@@ -104,8 +104,8 @@ def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
     last = len(samples[0].marks_s) - 2
     if not any(_came(of_rank)[last] for of_rank in samples):
         return (
-            "no samples reach the modules that trained at first in the last step (do more of them"
-            " train by then? A longer --warm-up sees it)"
+            "in the last step no samples reach the modules that trained in the first ones (were"
+            " others unfrozen meanwhile? A longer --warm-up sees them)"
         )
     for of_rank in samples:
         assert of_rank.seen is not None

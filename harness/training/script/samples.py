@@ -129,7 +129,7 @@ def arrived(
     if within and rows not in known:
         kind = type(given).__name__
         shape = _shape(first)
-        return Arrived(unclear=f"whether the {shape} in the model's {kind} has a row a sample")
+        return Arrived(unclear=f"nobody knows if each row of {shape} in a {kind} is a sample")
     if not known or rows in known or columns not in known:
         return Arrived(count=rows, elements=elements)
     size = columns

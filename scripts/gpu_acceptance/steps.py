@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tarfile
@@ -205,6 +206,9 @@ def _gated(step: Step, site: Site, cases: Sequence[tuple[str, Precision]]) -> No
             except SpecError as error:
                 step.check(f"{name} {precision} is refused with a fix", bool(error.fix), error.what)
                 continue
+            if step.dry and _of_framework(name):
+                step.on_device(f"{name} {precision}", False, "the framework asks CUDA itself")
+                continue
             described, ranks, why = step.launch(fleet, case, Gate(twin=case), f"gate{number}")
             if described.unsupported:
                 step.check(f"{name} {precision} is refused in one sentence", "\n" not in why, why)
@@ -217,6 +221,12 @@ def _gated(step: Step, site: Site, cases: Sequence[tuple[str, Precision]]) -> No
             step.check(
                 f"{name} {precision}", bool(ranks) and not why and not failed, why or failed[:3]
             )
+
+
+def _of_framework(name: str) -> bool:
+    """Whether a case's strategy is that of an installed package, not of torch."""
+    strategy = KNOWN.entries["strategies"][re.split("[:/]", name)[0]]
+    return bool(strategy.head["SUPPORTS"].get("packages"))
 
 
 def truth(step: Step) -> None:

@@ -27,6 +27,8 @@ __all__ = ["measured", "session"]  # fixtures
         pytest.param("recurrent", marks=pytest.mark.full),
         pytest.param("two inputs", marks=pytest.mark.full),
         "padded",
+        "nodes",
+        pytest.param("graphs", marks=pytest.mark.full),
     ],
 )
 def test_samples_are_counted_as_what_they_are(measured: Measured, shape: str) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 parser = argparse.ArgumentParser()
 parser.add_argument("shape", choices=[
     "images", "detection", "dicts", "time first", "ambiguous", "packed", "graph", "two inputs",
-    "views", "no loader", "recurrent", "padded",
+    "views", "no loader", "recurrent", "padded", "graphs", "nodes",
 ])  # fmt: skip
 parser.add_argument("--mistake", default="")
 parser.add_argument("--batch", type=int, default=16)
@@ -59,6 +59,23 @@ class Padded:
         self.mask = torch.zeros(len(images), self.side, self.side, dtype=torch.bool)
 
 
+class Graphs:
+    """A batch of graphs as PyTorch Geometric has it: all nodes are rows, edges are pairs of them."""
+
+    def __init__(self, images: torch.Tensor) -> None:
+        sizes = [2 + int(8 * abs(float(image[0, 0, 0]))) % 9 for image in images]
+        rows = [image.reshape(1, -1).repeat(n, 1) for image, n in zip(images, sizes, strict=True)]
+        self.edge_index = torch.randint(sum(sizes), (2, 64), generator=SIDES)
+        self.x = torch.cat(rows)
+        self.ptr = torch.tensor([0, *sizes]).cumsum(0)
+        self.batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        self.num_nodes = len(self.x)
+
+    @staticmethod
+    def of(images: list[torch.Tensor]) -> "Graphs":
+        return Graphs(torch.stack(images))
+
+
 SIDES = torch.Generator().manual_seed(int(os.environ.get("RANK", "0")))
 
 
@@ -72,7 +89,7 @@ class Net(nn.Module):
         self.cells = nn.LSTM(16, 192) if asked.shape == "recurrent" else None  # time comes first
         self.layers = nn.Sequential(nn.Linear(192, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 10))
 
-    def forward(self, x, targets=None):  # type: ignore[no-untyped-def]
+    def forward(self, x, targets=None, graph=None):  # type: ignore[no-untyped-def]
         if isinstance(x, list | tuple) and asked.shape == "two inputs":
             x = x[0] + x[1]
         elif isinstance(x, list | tuple):
@@ -85,6 +102,8 @@ class Net(nn.Module):
             x = self.cells(x)[0][-1]
         elif asked.shape == "packed":
             x = x[0].reshape(-1, 192)
+        elif asked.shape == "graphs":
+            x = x.x
         elif asked.shape == "graph":
             x = x.repeat(1, 192 // x.shape[1])
         return self.layers(x.reshape(len(x), -1))
@@ -92,7 +111,7 @@ class Net(nn.Module):
 
 def shaped(x: torch.Tensor):  # type: ignore[no-untyped-def]
     """The arguments of a call."""
-    rows = x.reshape(len(x), -1)
+    rows = x.reshape(len(x), -1) if isinstance(x, torch.Tensor) else x
     return {
         "images": lambda: (list(x),),
         "detection": lambda: (list(x), [{"box": i.mean()} for i in x]),
@@ -100,6 +119,8 @@ def shaped(x: torch.Tensor):  # type: ignore[no-untyped-def]
         "time first": lambda: (rows[:, :TIME].t()[..., None],),
         "ambiguous": lambda: (rows[:, : 2 * len(x)].t()[..., None],),
         "packed": lambda: (rows.reshape(1, -1),),
+        "graphs": lambda: (x,),
+        "nodes": lambda: (x.x, x.edge_index, x.batch),
         "graph": lambda: (rows.reshape(-1, 64)[:-1],),
         "two inputs": lambda: ([rows, rows.flip(1)],),
         "views": lambda: (torch.cat([rows, rows.flip(1)]),),
@@ -132,7 +153,7 @@ def main() -> None:
     shuffles = mistakes in ("augmented, shuffled", "shuffled apart")
     loader = DataLoader(
         data, batch, sampler=sampler, shuffle=shuffles if alone else None, generator=draw,
-        drop_last=True,
+        drop_last=True, collate_fn=Graphs.of if asked.shape in ("graphs", "nodes") else None,
     )  # fmt: skip
     if mistakes == "peeks":  # right: to learn the shape, as tutorials do
         next(iter(loader))

@@ -407,7 +407,8 @@ class Hooks:
         if not self._settled:
             self._arrived = samples.first_input(args, kwargs)
         late = id(module) in self._late
-        what = samples.arrived(args, kwargs, self.loaders.sizes, late=late)
+        loaders = self.loaders
+        what = samples.arrived(args, kwargs, loaders.sizes, late=late, batches=loaders.batches)
         if what is not None:
             self.loaders.came(what.count)
         if not self._passed:

@@ -29,6 +29,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from harness.record.rank import PART
+from harness.training.script.graphs import Graphs, graphs
 
 #: Where an iterator keeps the sizes of batches that it has not handed out yet, its loader, and what
 #: is known of that.
@@ -66,6 +67,7 @@ class OneLoader:
     dataset: weakref.ref[object] | None = None
     batches: int = 0
     size: int = 0  # samples of the last batch
+    graphs: Graphs | None = None  # of the last batch
     use: Use = Use.NONE  # of the last batch
     trained: int = 0
     evaluated: int = 0
@@ -142,6 +144,11 @@ class Loaders:
     def sizes(self) -> list[int]:
         """Samples of the batch that each loader of the training has handed out last."""
         return [seen.size for seen in self._every if seen.used]
+
+    @property
+    def batches(self) -> list[Graphs]:
+        """Batches of graphs that loaders of the training have handed out last."""
+        return [seen.graphs for seen in self._every if seen.used and seen.graphs is not None]
 
     def trains(self, number: int) -> bool:
         """Whether as many of a loader's batches train as are only evaluated."""
@@ -229,6 +236,7 @@ class Loaders:
                 self.handing = False
             seen.batches += 1
             seen.size = sizes.popleft() if sizes else 0
+            seen.graphs = graphs(batch)
             seen.use = Use.NONE
             if not self._out or self._out[-1] is not seen:
                 self._out = [*(other for other in self._out if other is not seen), seen]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from harness.training.observe import plain
 from harness.training.observe.intake import row_hashes
+from harness.training.script.graphs import Graphs, apart, graphs, nodes
 
 #: Elements of a row that are hashed, of so many tensors at most.
 ELEMENTS = 1024
@@ -88,23 +89,30 @@ def first_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None
 class Arrived:
     """The samples that a module is called with: how many, and how they lie in its arguments.
 
-    They are rows of tensors, elements of a list (``listed``), or columns, where time comes first
-    (``late``). ``elements`` are those of the first tensor, or of the first of each listed sample.
-    ``unclear`` says why they cannot be told from something else.
+    They are rows of tensors, elements of a list (``listed``), columns, where time comes first
+    (``late``), or ``graphs``, each of which has many rows. ``elements`` are those of the first
+    tensor, or of the first of each listed sample. ``unclear`` says why they cannot be told from
+    something else.
     """
 
     count: int = 0
     elements: int = 0
     listed: bool = False
     late: bool = False
+    graphs: Graphs | None = None
     unclear: str = ""
 
 
 def arrived(
-    args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Collection[int], *, late: bool = False
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    sizes: Collection[int],
+    *,
+    late: bool = False,
+    batches: Collection[Graphs] = (),
 ) -> Arrived | None:
     """The samples that arrive with a call, if loaders have handed out batches of these ``sizes``
-    last.
+    last, and these ``batches`` of graphs.
 
     ``late``: a layer inside takes time first, and is given what arrives as it is.
 
@@ -123,6 +131,9 @@ def arrived(
         others = [x for x in (*args, *kwargs.values()) if x is not given]
         return _of_list(given, others, known)
     rows, columns = (*first.shape, 0)[:2]
+    of_graphs = graphs(given) or next((x for x in batches if x.nodes == rows), None)
+    if of_graphs is not None and (of_nodes := nodes(_of_call(args, kwargs), of_graphs)) is not None:
+        return Arrived(count=of_graphs.count, elements=of_nodes.numel(), graphs=of_graphs)
     if late and not known and columns:
         return Arrived(count=columns, elements=elements, late=True)
     within = given is not first and _is_opaque(given) and next(tensors(args, kwargs), None) is None
@@ -179,6 +190,8 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: Arrived) -> Sequ
     The first may be a mask, which many samples share: tokens and labels come after it. Of floats
     the first tensor is enough.
     """
+    if how.graphs is not None:
+        return [_stacked(part) for part in apart(_of_call(args, kwargs), how.graphs)]
     if how.listed:
         given = args[0] if args else next(iter(kwargs.values()))
         firsts = (next(tensors(x), None) for x in given)

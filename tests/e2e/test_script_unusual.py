@@ -20,10 +20,11 @@ FORMS = {
     "trainer": "ranks ended with different parameters",
     "frozen half": "is there a second all-reduce",
     "manual": "ranks ended with different parameters",
+    "armed": "ranks ended with different parameters",
     "wrapped eval": "eval: weights are stepped after passes through a model in eval mode",
 }
 #: Samples cannot be counted there, and are said.
-STATED = {"plain tensors": 16, "functional": 16, "frozen half": 16}
+STATED = {"armed": 16, "plain tensors": 16, "functional": 16, "frozen half": 16}
 
 
 @pytest.mark.few(3)

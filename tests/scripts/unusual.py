@@ -244,11 +244,30 @@ def wrapped_eval() -> None:
             net.train(not asked.mistake)
 
 
+def armed() -> None:
+    """The loss is computed past DDP, whose reducer was armed by a call with an integer, as in
+    RecBole. Mistake: it is not armed.
+    """
+    net = nn.Sequential(body(), nn.Linear(64, CLASSES))
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    for x, y in batches():
+        optimizer.zero_grad()
+        unused = torch.zeros(())
+        if world > 1 and not asked.mistake:
+            forward, net.forward = net.forward, lambda x: x
+            model(torch.tensor([0]))
+            net.forward = forward
+            unused = sum((p.sum() * 0 for p in net.parameters()), unused)
+        (cross_entropy(net(x), y) + unused).backward()
+        optimizer.step()
+
+
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 {
     "heads by rank": heads_by_rank, "experts": experts, "partial classes": partial_classes,
     "plain tensors": plain_tensors, "functional": functional, "shards by hand": shards_by_hand,
     "trainer": lambda: Trainer()(), "wrapped eval": wrapped_eval, "frozen half": frozen_half,
-    "manual": manual,
+    "manual": manual, "armed": armed,
 }[asked.form]()  # fmt: skip

@@ -69,7 +69,8 @@ def _differences(
     b = base[0]
     if _seen(a).optimizers != _seen(b).optimizers:
         yield f"optimizers: {_seen(a).optimizers} step here, {_seen(b).optimizers} on {_of(b)}"
-    if (here := a.ranks[0].ran.compute_dtype) != (there := b.ranks[0].ran.compute_dtype):
+    here, there = (launch.ranks[0].ran.compute_dtype for launch in (a, b))
+    if here and there and here != there:
         yield f"precision: the forward pass returns {here} here, {there} on {_of(b)}"
     yield from _whole_data(case, a, b)
     yield from _amounts(case, mine, base)

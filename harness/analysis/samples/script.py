@@ -181,6 +181,12 @@ def handed_out(ranks: Sequence[RankRecord]) -> float:
     return sum(rank.watched.drawn for rank in ranks if rank.watched is not None)
 
 
+def came_to_each(ranks: Sequence[RankRecord]) -> int:
+    """Rows that reach each module that the training calls, of all ranks; 0 where some get more."""
+    rows = [{*rank.watched.roots.values()} for rank in ranks if rank.watched is not None]
+    return sum(of_rank.pop() for of_rank in rows) if all(len(x) == 1 for x in rows) else 0
+
+
 def parts_of_one(watched: Watched) -> int:
     """Rows, unlike each other, that a sample of the loader is counted as: a pair, or views."""
     rows = sum(watched.roots.values())

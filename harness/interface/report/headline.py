@@ -10,7 +10,7 @@ from statistics import fmean
 from harness.analysis.again import changed, command
 from harness.analysis.judging.promise import MOST_PAIRS
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
-from harness.analysis.samples.script import handed_out
+from harness.analysis.samples.script import came_to_each, handed_out
 from harness.base.numbers import si
 from harness.cases import CaseSpec, Device, Form, Mode, Plan, metrics
 from harness.cases.script import ACCEPTABLE
@@ -279,13 +279,16 @@ def _stated_samples(run: RunRecord) -> Iterator[str]:
         if not any(arm.case.script and arm.case.id in asked for arm in plan.arms):
             continue
         lowest = min((arm.case for arm in plan.arms), key=lambda case: case.world_size)
-        of_all = max((handed_out(x.ranks) for x in run.by_case.get(lowest.hash, ())), default=0.0)
+        launches = run.by_case.get(lowest.hash, ())
+        by_loaders = max((handed_out(launch.ranks) for launch in launches), default=0.0)
+        of_all = by_loaders or max((came_to_each(launch.ranks) for launch in launches), default=0)
         samples = round(of_all / (lowest.world_size if lowest.mode is Mode.WEAK else 1))
         if samples:
             largest = max((arm.case for arm in plan.arms), key=lambda case: case.world_size)
             stated = replace(largest, samples_per_step=samples)
             again = _with(stated, run, {"samples_per_step": str(samples)})
-            yield f"if these are the {samples} that its loader hands out: {again}"
+            of_whom = "its loader hands out" if by_loaders else "reach each of its modules"
+            yield f"if these are the {samples} that {of_whom}: {again}"
 
 
 def _longer_warm_up(run: RunRecord) -> Iterator[str]:

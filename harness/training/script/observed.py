@@ -150,8 +150,10 @@ class Observed:
         if self._undo is not None and trains(output) is False:
             self._undo()  # estimates of a policy, say: without gradients, inside of the call
         self._undo = None
-        if not self.dtype and (tensor := next(tensors(output), None)) is not None:
-            self.dtype = str(tensor.dtype).removeprefix("torch.")
+        if not self.dtype:
+            computed = (x for x in tensors(output) if x.is_floating_point() or x.is_complex())
+            first = next(computed, None)
+            self.dtype = "" if first is None else str(first.dtype).removeprefix("torch.")
         if self._drew:
             pairs = zip(self._drew, self._generators(), strict=True)
             self.random |= any(not torch.equal(before, after) for before, after in pairs)

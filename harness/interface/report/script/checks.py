@@ -129,11 +129,9 @@ def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
     pair = row.launches[0], first.launches[0]
     if not same_training.begin_alike(pair):
         seen = all(launch.ranks[0].watched and launch.ranks[0].watched.start for launch in pair)
-        return (
-            "no seed was seen"
-            if not same_training.seeded(pair)
-            else ("another start" if seen else "a start was not seen")
-        )
+        if not seen:
+            return "a start was not seen"
+        return "another start" if same_training.seeded(pair) else "no seed was seen"
     if same_training.random(pair):
         return "forward passes draw random numbers"
     if same_training.cut(pair):

@@ -20,6 +20,10 @@ from harness.record.store import Samples
 ONCE = (0.45, 1.25)
 #: Fewer bytes than this are no gradients: a loss, a flag, a norm.
 SMALL = 1024
+#: Of a batch that ranks share, so many rows reach both of them.
+SHARED = 0.9
+#: Rows of which fewer are unlike, and not each equally often, tell no sample from another.
+UNLIKE = 0.5
 #: Rows of one sample are alike, so that each is counted once, within this.
 ALIKE = 0.01
 #: Replicas that are unlike by less than this of what training has changed are so by rounding: in
@@ -39,16 +43,26 @@ LATE_S = 2e-3
 def rows(samples: Sequence[Samples], step: int) -> int:
     """Samples of one step over all ranks.
 
-    A row counts as often as the rank has seen it that saw it most: what several ranks have seen is
-    one sample, rows that are alike within a rank are several.
+    Ranks that see the same rows share one batch (tensor parallelism), and so does one that sees a
+    part of another's. Where a few rows are alike, each rank has its own: states of a game, say.
     """
-    most: dict[int, int] = {}
+    batches: list[np.ndarray] = []
     for of_rank in samples:
         assert of_rank.seen is not None
-        hashes, counts = np.unique(of_rank.seen[step][of_rank.seen[step] != 0], return_counts=True)
-        for value, count in zip(hashes.tolist(), counts.tolist(), strict=True):
-            most[value] = max(count, most.get(value, 0))
-    return sum(most.values())
+        here = of_rank.seen[step][of_rank.seen[step] != 0]
+        shared = next((i for i, other in enumerate(batches) if _is_shared(here, other)), None)
+        if shared is None:
+            batches.append(here)
+        elif len(here) > len(batches[shared]):
+            batches[shared] = here
+    return sum(map(len, batches))
+
+
+def _is_shared(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether the rows of one rank are, nearly all, another's: as often as each is there."""
+    of_a, of_b = (dict(zip(*np.unique(x, return_counts=True), strict=True)) for x in (a, b))
+    in_both = sum(min(count, of_b.get(value, 0)) for value, count in of_a.items())
+    return in_both >= SHARED * min(len(a), len(b))
 
 
 def by_step(samples: Sequence[Samples], first: int = 0) -> list[int]:
@@ -110,8 +124,11 @@ def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
     for of_rank in samples:
         assert of_rank.seen is not None
         here = of_rank.seen[last][of_rank.seen[last] != 0]
-        if len(here) > 1 and len(np.unique(here)) == 1:
+        _, times = np.unique(here, return_counts=True)
+        if len(here) > 1 and len(times) == 1:
             return "all rows are alike"
+        if len(times) < UNLIKE * len(here) and times.min() < times.max():
+            return f"only {len(times)} of {len(here)} rows are unlike, and tell no samples apart"
     return ""
 
 

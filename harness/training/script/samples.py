@@ -187,8 +187,8 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: Arrived) -> Sequ
     """The inputs that tell the samples of a call apart, one row each: its first tensor, and what
     else has its rows.
 
-    The first may be a mask, which many samples share: tokens and labels come after it. Of floats
-    the first tensor is enough.
+    The first may be a mask or an action, which many samples share: tokens and observations come
+    after it. Of floats the first tensor is enough.
     """
     if how.graphs is not None:
         return [_stacked(part) for part in apart(_of_call(args, kwargs), how.graphs)]
@@ -200,11 +200,11 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: Arrived) -> Sequ
     first = next(candidates)  # what ``first_input`` has found, too
     if how.late:
         return [plain.rows(first).transpose(0, 1)]
-    return plain.rows(first), *(
-        plain.rows(candidate)
-        for candidate in candidates
-        if candidate.size(0) == first.size(0) and not candidate.is_floating_point()
-    )
+    others = [candidate for candidate in candidates if candidate.size(0) == first.size(0)]
+    told_by = [first, *(x for x in others if not x.is_floating_point())]
+    if not first.is_floating_point():
+        told_by += [x for x in others if x.is_floating_point()][:1]
+    return [*map(plain.rows, told_by)]
 
 
 def _stacked(samples: Sequence[Tensor]) -> Tensor:

@@ -92,6 +92,16 @@ def test_samples_of_any_kind_are_counted_and_told_apart(kind: str) -> None:
         assert len(set(hashes(made(other))) & set(hashes(made(dense)))) == ROWS - 1
 
 
+def test_actions_and_masks_tell_no_samples_apart_but_what_comes_after_them_does() -> None:
+    """As in rl_games: {"is_train": True, "prev_actions": .., "obs": ..}."""
+    call = {"is_train": True, "prev_actions": torch.arange(ROWS) % 2, "obs": torch.randn(ROWS, 4)}
+    how = arrived((call,), {}, ())
+    assert how is not None and how.count == ROWS
+    noted = Rows()
+    noted.note(0, inputs((call,), {}, how))
+    assert len(set(noted.of(0, 1).tolist())) == ROWS
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "packed", "list of sparse"])
 def test_a_training_with_any_kind_is_not_disturbed(kind: str) -> None:
     """It ends as it does without hooks, after as many losses."""

@@ -61,7 +61,7 @@ def rows(samples: Sequence[Samples], step: int) -> int:
 def _is_shared(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether the rows of one rank are, nearly all, another's: as often as each is there."""
     of_a, of_b = (dict(zip(*np.unique(x, return_counts=True), strict=True)) for x in (a, b))
-    in_both = sum(min(count, of_b.get(value, 0)) for value, count in of_a.items())
+    in_both = sum(int(min(count, of_b.get(value, 0))) for value, count in of_a.items())
     return in_both >= SHARED * min(len(a), len(b))
 
 

@@ -32,6 +32,7 @@ from harness.training.rank.window import Measured
 from harness.training.script import inside, process, shards, workplace
 from harness.training.script.journal import Journal
 from harness.training.script.observed import Digests, Observed
+from harness.training.script.prepared import Prepared
 from harness.training.script.region import region
 from harness.training.script.samples import Rows
 from harness.training.script.spawning import refuse_spawning
@@ -64,8 +65,16 @@ def rank_of(spec: LaunchSpec, place: RankPlace, beats: Beats, store: dist.Store)
     )
 
 
-def begin(rank: Rank, command: ScriptCommand, way: str, leave: Callable[[], NoReturn]) -> Observed:
-    """Watch this process from now on; ``leave`` ends it when all that is asked for is done."""
+def begin(
+    rank: Rank,
+    command: ScriptCommand,
+    way: str,
+    leave: Callable[[], NoReturn],
+    prepared: Prepared | None = None,
+) -> Observed:
+    """Watch this process from now on, and take what it has ``prepared``; ``leave`` ends it when all
+    that is asked for is done.
+    """
 
     def over(watch: Watch) -> None:
         _record(watch, rank, command, way)
@@ -78,7 +87,7 @@ def begin(rank: Rank, command: ScriptCommand, way: str, leave: Callable[[], NoRe
     task = rank.spec.task
     assert isinstance(task, Break | Script)
     watch = Watch(task, rank, over) if isinstance(task, Script) else Journal(task, rank, done)
-    watch.hooks.install()
+    watch.hooks.install(prepared)
     if way != "launcher":
         refuse_spawning(rank.spec.case.script)
     region.watches.append(watch)
@@ -294,7 +303,7 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> Watched:
         again=_again(watch),
         idle=_idle(watch),
         cleared=bool(watch.cleared),
-        uncleared=watch.uncleared,
+        uncleared=watch.uncleared and len(watch.hooks.optimizers) == 1,
         twice=watch.sentences.twice > 0,
         unstepped=tuple(watch.unstepped()[:FILES]),
         reduced=exchanged.reduced,
@@ -424,10 +433,15 @@ def _rows_of_steps(watch: Watch) -> list[int]:
 
 
 def _skips(watch: Watch) -> bool:
-    """Whether some steps of the window have more forward passes than others."""
+    """Whether some steps of the window have more forward passes than others, and of as many more
+    batches, where loaders hand these out: a model may call a part of it twice now and then.
+    """
     main = _main(watch)
     begins = watch.edges()[watch.task.cut : -1]
-    return len({main.passes(i, i + watch.period) for i in begins}) > 1
+    rows = _rows_of_steps(watch)
+    drawn = _of_steps(watch, watch.drawn)
+    of_sample = {row / size for row, size in zip(rows, drawn, strict=True) if size}
+    return len({main.passes(i, i + watch.period) for i in begins}) > 1 and len(of_sample) <= 1
 
 
 def _is_usual(watch: Watch, begin: int) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from harness.base.documents import to_doc
@@ -30,6 +31,7 @@ from harness.training.contract import placed_below
 from harness.training.rank.setup import RankPlace
 from harness.training.script import badges, workplace
 from harness.training.script.evidence import begin, ended, finish_measured, rank_of
+from harness.training.script.prepared import Prepared, put
 from harness.training.script.process import meet_at
 from harness.training.script.startup.sitecustomize import BADGES, HOME
 
@@ -39,13 +41,15 @@ PATIENCE = 64
 
 def watch_once_grouped(folder: Path) -> None:
     """Watch this process if it joins a group: which rank a script has spawned only that tells. In a
-    world of one it may make none: whoever trains is that rank.
+    world of one it may make none: whoever trains is that rank, from its first forward pass with an
+    optimizer on, or its first backward pass.
 
     LaunchError in the script where one of several ranks trains without: nobody would ever end it.
     """
     join: Callable[..., Any] = dist.init_process_group
-    backward: Callable[..., Any] = torch.autograd.backward
     updates = itertools.count()
+    prepared = Prepared()
+    prepared.install()
 
     def alone(*_: object) -> None:
         if next(updates) >= PATIENCE and not dist.is_initialized():
@@ -54,32 +58,45 @@ def watch_once_grouped(folder: Path) -> None:
             _tell(folder / "rank0.error.json", error, error.what, str(error))
             raise error
 
-    unwatched = register_optimizer_step_pre_hook(alone)
+    undo = [register_optimizer_step_pre_hook(alone).remove]
 
     def begin_as(badge: Path) -> None:
-        dist.init_process_group = join
-        torch.autograd.backward = backward
-        unwatched.remove()
+        while undo:
+            undo.pop()()
         if badge.is_file():
             for name in (BADGES, HOME):  # what this rank starts is none
                 os.environ.pop(name, None)
-            watch(badge)
+            watch(badge, prepared)
 
     @functools.wraps(join)
     def joined(*args: Any, **more: Any) -> None:
         join(*args, **more)
         begin_as(badges.path_of(folder, dist.get_rank()))
 
+    undo.append(put(dist, "init_process_group", joined))
+    only = badges.path_of(folder, 0)
+    if only.is_file() and badges.read(only).spec.case.world_size == 1:
+        undo += _before_it_trains(lambda: begin_as(only), prepared)
+
+
+def _before_it_trains(begin: Callable[[], None], prepared: Prepared) -> list[Callable[[], None]]:
+    """``begin`` as a training begins; what is returned undoes that."""
+    backward: Callable[..., Any] = torch.autograd.backward
+    call: Callable[..., Any] = nn.Module.__call__
+
     @functools.wraps(backward)
     def trained(*args: Any, **more: Any) -> Any:
-        badge = badges.path_of(folder, 0)
-        if badge.is_file() and badges.read(badge).spec.case.world_size == 1:
-            begin_as(badge)
-            return torch.autograd.backward(*args, **more)
-        return backward(*args, **more)
+        begin()
+        return torch.autograd.backward(*args, **more)
 
-    dist.init_process_group = joined
-    torch.autograd.backward = trained
+    @functools.wraps(call)
+    def called(module: nn.Module, /, *args: Any, **more: Any) -> Any:
+        if not (prepared.optimizers and module.training and torch.is_grad_enabled()):
+            return call(module, *args, **more)
+        begin()
+        return module(*args, **more)
+
+    return [put(torch.autograd, "backward", trained), put(nn.Module, "__call__", called)]
 
 
 def _no_rank(script: str) -> LaunchError:
@@ -102,8 +119,8 @@ def _no_rank(script: str) -> LaunchError:
     )
 
 
-def watch(path: Path) -> None:
-    """Watch this process as the rank of that badge."""
+def watch(path: Path, prepared: Prepared | None = None) -> None:
+    """Watch this process as the rank of that badge; what it has ``prepared`` is known."""
     badge = badges.read(path)
     spec = badge.spec
     out = Path(badge.spec.out)
@@ -133,7 +150,7 @@ def watch(path: Path) -> None:
         sys.stderr.flush()
         os._exit(0)
 
-    watched = begin(rank, badge.command, badge.way, leave)
+    watched = begin(rank, badge.command, badge.way, leave, prepared)
     file = rank.file("error.json")
 
     def broke(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:

@@ -6,6 +6,7 @@ https://pytorch-geometric.readthedocs.io/en/latest/advanced/batching.html
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class Graphs:
 
 def graphs(batch: object) -> Graphs | None:
     """The graphs of a batch, or of the first part of one that has any; None where none is seen."""
-    parts = batch if isinstance(batch, list | tuple) else [batch]
+    parts: Sequence[Any] = batch if isinstance(batch, list | tuple) else [batch]
     for part in parts[:8]:
         with contextlib.suppress(Exception):  # whatever a user's own kind of batch raises
             starts, nodes = part.ptr, part.num_nodes

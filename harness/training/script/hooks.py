@@ -15,7 +15,6 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     Optimizer,
@@ -28,6 +27,7 @@ from harness.training.observe.spans import Span, span, tracing
 from harness.training.script import inside, samples
 from harness.training.script.flops import compiled
 from harness.training.script.loaders import Loaders
+from harness.training.script.prepared import Prepared, put
 from harness.training.script.samples import Arrived
 
 
@@ -74,16 +74,15 @@ class Hooks:
         self._given_nothing = False  # whether that was called with no samples
         self._wrappers: dict[int, nn.Module] = {}  # of a root: its DDP, whose forward() is called
         self._watched: dict[int, nn.Module] = {}  # roots, also those of before, and what they wrap
-        self.optimizers: dict[int, Optimizer] = {}
         self._open: nn.Module | None = None
         self._arrived: Tensor | None = None  # the open root's first tensor, until roots are known
         self._late = set[int]()  # roots whose rows are steps in time, by what they call
         self._in_backward = 0
         self._in_step: list[int] = []  # optimizers whose steps are under way, the innermost last
         self._asked = 0  # backward passes within the step that is under way
-        self.loaders = Loaders(observer.handed)
+        self._prepared = Prepared()
         self.reads = self.evaluations = 0
-        self.seeded = self.in_eval = False
+        self.in_eval = False
         self.saved = set[str]()  # files that torch.save has written
         self._trained = False  # whether weights were trained since the last optimizer step
         self._evaluated: nn.Module | None = None  # called since then in eval mode, with gradients
@@ -92,28 +91,44 @@ class Hooks:
         self._between: Span | None = None
         self._undo: list[Callable[[], None]] = []
 
-    def install(self) -> None:
+    def install(self, prepared: Prepared | None = None) -> None:
+        """Everything is watched from now on; what was ``prepared`` before is known."""
+        self._prepared = prepared or self._prepared
+        self.loaders.handed = self._observer.handed
+        self._prepared.install()
         self._settled = False
         self._look_nowhere = self._watch_calls(nn.Module)
         self._undo.append(self._look_no_more)
         self._undo.append(register_optimizer_step_pre_hook(self._stepping).remove)
         self._undo.append(register_optimizer_step_post_hook(self._stepped).remove)
         self._wrap_backward()
-        self._wrap_optimizers()
-        self.loaders.install()
         self._wrap_reads()
-        self._wrap_seeds()
         self._wrap_saves()
 
     def remove(self) -> None:
         """The training goes on, and nobody looks at it any more."""
-        self.loaders.remove()
+        self._prepared.remove()
         while self._undo:
             self._undo.pop()()
 
     def _replace(self, place: Any, name: str, ours: object) -> None:
         """Put a function of ours in the place of torch's, until nobody looks any more."""
-        self._undo.append(_put(place, name, ours))
+        self._undo.append(put(place, name, ours))
+
+    @property
+    def loaders(self) -> Loaders:
+        """The loaders of this process."""
+        return self._prepared.loaders
+
+    @property
+    def optimizers(self) -> dict[int, Optimizer]:
+        """The optimizers that were made or have stepped, by their ids."""
+        return self._prepared.optimizers
+
+    @property
+    def seeded(self) -> bool:
+        """Whether a seed was set before a model was made."""
+        return self._prepared.seeded
 
     @property
     def looking(self) -> bool:
@@ -191,28 +206,7 @@ class Hooks:
                 self._leave(module, output)
             return output
 
-        return _put(kind, "__call__", watched)
-
-    def _wrap_seeds(self) -> None:
-        """Whether the script makes its start the same in every launch: a seed that it sets later
-        than it makes a model is of its data (as torchvision's FakeData is drawn).
-        """
-        manual_seed: Callable[[int], torch.Generator] = torch.manual_seed
-        made = False
-
-        @functools.wraps(manual_seed)
-        def seen(seed: int) -> torch.Generator:
-            self.seeded |= not made
-            return manual_seed(seed)
-
-        def registered(*_: object) -> None:
-            nonlocal made
-            made = True
-
-        self._undo.append(register_module_parameter_registration_hook(registered).remove)
-
-        self._replace(torch, "manual_seed", seen)
-        self._replace(torch.random, "manual_seed", seen)
+        return put(kind, "__call__", watched)
 
     def _wrap_backward(self) -> None:
         backward: Callable[..., Any] = torch.autograd.backward
@@ -239,17 +233,6 @@ class Hooks:
         # where a whole step is compiled, what we do would be compiled with it, anew in each step
         self._replace(torch.autograd, "backward", torch.compiler.disable(watched))
 
-    def _wrap_optimizers(self) -> None:
-        """A period is not over before every optimizer that was made has stepped."""
-        make: Callable[..., Any] = Optimizer.__init__
-
-        @functools.wraps(make)
-        def made(optimizer: Optimizer, *args: Any, **more: Any) -> None:
-            make(optimizer, *args, **more)
-            self.optimizers[id(optimizer)] = optimizer  # kept: its id stays its own
-
-        self._replace(Optimizer, "__init__", made)
-
     def _wrap_reads(self) -> None:
         """Reads of single values: on a GPU each waits until the device has come so far.
 
@@ -265,7 +248,7 @@ class Hooks:
                 self.reads += not (self._in_step or of_loader)
             return item(tensor)
 
-        self._count_no_reads = _put(Tensor, "item", read)
+        self._count_no_reads = put(Tensor, "item", read)
         self._undo.append(self._count_no_reads)
 
     def _wrap_saves(self) -> None:
@@ -440,23 +423,6 @@ class Hooks:
             if tracing.on:
                 span("forward").__exit__()
             self._observer.returned(output)
-
-
-def _put(place: Any, name: str, ours: object) -> Callable[[], None]:
-    """Replaces an attribute; what is returned puts back what was there, inherited or its own."""
-    inherited = isinstance(place, type) and name not in vars(place)
-    before = getattr(place, name)
-    setattr(place, name, ours)
-
-    def restore() -> None:
-        if vars(place).get(name) is not ours:  # somebody has wrapped it since
-            return
-        if inherited:
-            delattr(place, name)
-        else:
-            setattr(place, name, before)
-
-    return restore
 
 
 def _trains(module: nn.Module) -> bool:

@@ -93,15 +93,15 @@ class OneLoader:
 
 
 class Loaders:
-    """Watches all loaders of this process; ``handed`` is told a loader's number and how many
+    """Watches all loaders of this process; ``handed`` is called with a loader's number and how many
     samples a batch is of.
 
     Who passes a batch through a model says so: ``trained`` or ``evaluated``. A loader most of whose
     batches are only evaluated says nothing of the training.
     """
 
-    def __init__(self, handed: Callable[[int, int], None]) -> None:
-        self._handed = handed
+    def __init__(self) -> None:
+        self.handed: Callable[[int, int], None] = lambda number, size: None
         self._every: list[OneLoader] = []
         self._known: dict[int, OneLoader] = {}  # by the id of a loader that may be gone
         self._out: list[OneLoader] = []  # those that have handed out a batch, the latest last
@@ -240,7 +240,7 @@ class Loaders:
             seen.use = Use.NONE
             if not self._out or self._out[-1] is not seen:
                 self._out = [*(other for other in self._out if other is not seen), seen]
-            self._handed(seen.number, seen.size)
+            self.handed(seen.number, seen.size)
             return batch
 
         kind.__init__, kind._next_index, kind.__next__ = made, drawn, handed

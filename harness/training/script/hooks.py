@@ -76,6 +76,7 @@ class Hooks:
         self._watched: dict[int, nn.Module] = {}  # roots, also those of before, and what they wrap
         self._open: nn.Module | None = None
         self._arrived: Tensor | None = None  # the open root's first tensor, until roots are known
+        self._sampled = set[int]()  # roots that are called with samples of their own
         self._late = set[int]()  # roots whose rows are steps in time, by what they call
         self._in_backward = 0
         self._in_step: list[int] = []  # optimizers whose steps are under way, the innermost last
@@ -157,6 +158,7 @@ class Hooks:
         """Forgets what was called and what stepped so far: it belongs to something else."""
         self.roots.clear()
         self._wrappers.clear()
+        self._sampled.clear()
         self.optimizers.clear()
         was_settled = self._settled
         self._settled = self._passed = False
@@ -389,11 +391,7 @@ class Hooks:
         self.loaders.trained()
         if not self._settled:
             self._arrived = samples.first_input(args, kwargs)
-        late = id(module) in self._late
-        loaders = self.loaders
-        what = samples.arrived(args, kwargs, loaders.sizes, late=late, batches=loaders.batches)
-        if what is not None:
-            self.loaders.came(what.count)
+        what = self._arriving(module, args, kwargs)
         if not self._passed:
             self._passing()
         if tracing.on:
@@ -403,6 +401,21 @@ class Hooks:
             self._observer.entered(id(module))
         elif not (self._in_step and self._asked):
             self._observer.called(id(module), what, args, kwargs)
+
+    def _arriving(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arrived | None:
+        """The samples that a call of a root brings; None where it goes on with another one's."""
+        known = id(module) in self._sampled
+        if not known and self._sampled and samples.continues(args, kwargs):
+            return None
+        late = id(module) in self._late
+        loaders = self.loaders
+        what = samples.arrived(args, kwargs, loaders.sizes, late=late, batches=loaders.batches)
+        if what is not None:
+            self._sampled.add(id(module))
+            loaders.came(what.count)
+        return what
 
     def _evaluate(self, module: nn.Module) -> None:
         """A forward pass that trains nothing, or looks like it; also past a wrapper."""

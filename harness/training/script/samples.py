@@ -85,6 +85,13 @@ def first_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None
     return None if first is None or first.requires_grad else first
 
 
+def continues(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is given what another module has made of the samples: a decoder the encoder's
+    states, beside the tokens; a loss with weights what it is of, beside the batch.
+    """
+    return any(tensor.grad_fn is not None for tensor in tensors(args, kwargs))
+
+
 @dataclass(slots=True, kw_only=True)  # made in every step: a frozen one takes ten times as long
 class Arrived:
     """The samples that a module is called with: how many, and how they lie in its arguments.
@@ -131,9 +138,9 @@ def arrived(
         others = [x for x in (*args, *kwargs.values()) if x is not given]
         return _of_list(given, others, known)
     rows, columns = (*first.shape, 0)[:2]
-    of_graphs = graphs(given) or next((x for x in batches if x.nodes == rows), None)
-    if of_graphs is not None and (of_nodes := nodes(_of_call(args, kwargs), of_graphs)) is not None:
-        return Arrived(count=of_graphs.count, elements=of_nodes.numel(), graphs=of_graphs)
+    for of_graphs in filter(None, (graphs(given), *batches)):
+        if (of_nodes := nodes(_of_call(args, kwargs), of_graphs)) is not None:
+            return Arrived(count=of_graphs.count, elements=of_nodes.numel(), graphs=of_graphs)
     if late and not known and columns:
         return Arrived(count=columns, elements=elements, late=True)
     within = given is not first and _is_opaque(given) and next(tensors(args, kwargs), None) is None

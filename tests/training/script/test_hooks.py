@@ -314,3 +314,34 @@ def test_a_step_that_calls_its_bases_is_one(observed: Following) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert observed.sentences.done == 3 and not observed.sentences.twice
+
+
+class Decoder(nn.Module):
+    """Tokens of its own, and the states of an encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.mix = nn.Embedding(32, 8), nn.Linear(16, 8)
+
+    def forward(self, tokens: Tensor, states: Tensor) -> Tensor:
+        mixed: Tensor = self.mix(torch.cat([self.words(tokens), states], dim=1))
+        return mixed
+
+
+def test_who_is_given_another_s_states_has_no_samples_of_its_own(observed: Following) -> None:
+    encoder, decoder = Net(), Decoder()
+    both = nn.ModuleList([encoder, decoder])
+
+    def translated(x: Tensor) -> Tensor:
+        decoded: Tensor = decoder(torch.randint(32, (BATCH,)), encoder(x))
+        return decoded
+
+    trained(translated, both)
+    assert list(observed.rows) == [id(encoder)] and came(observed) == [BATCH] * 2
+    assert set(observed.hooks.roots) == {id(encoder), id(decoder)}
+
+
+def test_towers_have_samples_of_their_own(observed: Following) -> None:
+    left, right = Net(), Net()
+    trained(lambda x: left(x) * right(x.flip(0)), nn.ModuleList([left, right]))
+    assert set(observed.rows) == {id(left), id(right)}

@@ -11,6 +11,9 @@ from harness.record import LaunchRecord, Watched
 #: Relative differences that rounding explains: of gradient norms, by what forward passes return.
 NORMS = 1e-4
 COARSE_NORMS = 2e-2
+#: A sum is at least twice a mean. By less than this it may be a mean over tokens, say, of which
+#: ranks have unlike numbers when they group the same samples otherwise.
+SUMMED = 1.4
 #: Batches may be ragged: so much may the samples of a step differ from what the mode says.
 RAGGED = 0.02
 #: Or by so many standard errors, where the samples of steps differ, but by no more than this.
@@ -287,16 +290,25 @@ def gradients_differ(a: LaunchRecord, b: LaunchRecord) -> bool:
     return any(_gradients(a, b, edited=False))
 
 
-def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
-    """Equal samples in the first step must give the same gradient, from the same start."""
+def norms_over(a: LaunchRecord, b: LaunchRecord) -> float:
+    """The norm of the first step's gradient over that of ``b``, where equal samples have to give
+    the same gradient, from the same start; 1 where they do, and where nobody can tell.
+    """
     if not same_samples(a, b) or not begin_alike([a, b]) or random([a, b]) or cut([a, b]):
-        return
+        return 1.0
     here = norm(a)
     there = norm(b)
     coarse = a.ranks[0].ran.compute_dtype in ("bfloat16", "float16")
     if not there or abs(here / there - 1) <= (COARSE_NORMS if coarse else NORMS):
+        return 1.0
+    return here / there
+
+
+def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
+    ratio = norms_over(a, b)
+    if ratio == 1.0 or (not edited and 1 / SUMMED < ratio < SUMMED):
         return
-    first = f"gradients: their norm in the first step is {here / there:.4g} times that"
+    first = f"gradients: their norm in the first step is {ratio:.4g} times that"
     if edited:
         yield (
             f"{first} of the version beside it, with the same samples: it trains another model or"
@@ -305,7 +317,7 @@ def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
     else:
         yield (
             f"{first} on {_of(b)}, with the same samples: is the loss or the gradient"
-            f" {'summed, not averaged' if here > there else 'divided once more, or clipped'}?"
+            f" {'summed, not averaged' if ratio > 1 else 'divided once more, or clipped'}?"
         )
 
 

@@ -76,6 +76,7 @@ class Hooks:
         self._watched: dict[int, nn.Module] = {}  # roots, also those of before, and what they wrap
         self._open: nn.Module | None = None
         self._arrived: Tensor | None = None  # the open root's first tensor, until roots are known
+        self._learning: dict[int, nn.Parameter | None] = {}  # one that trains, of each root
         self._sampled = set[int]()  # roots that are called with samples of their own
         self._late = set[int]()  # roots whose rows are steps in time, by what they call
         self._in_backward = 0
@@ -159,6 +160,7 @@ class Hooks:
         self.roots.clear()
         self._wrappers.clear()
         self._sampled.clear()
+        self._learning.clear()
         self.optimizers.clear()
         was_settled = self._settled
         self._settled = self._passed = False
@@ -343,7 +345,7 @@ class Hooks:
         if id(module) in self.roots:
             self._call(module, args, kwargs)
             return True
-        self._evaluate(module)
+        self._evaluate(module, args, kwargs)
         return False
 
     def _find(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -376,8 +378,8 @@ class Hooks:
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._open is not None or self._in_backward:
             return
-        if not (torch.is_grad_enabled() and module.training):
-            self._evaluate(module)
+        if not (torch.is_grad_enabled() and module.training) or self._freezes(module, args, kwargs):
+            self._evaluate(module, args, kwargs)
             if self._evaluating is None:  # what it wraps is the same pass
                 self._evaluating = module
             return
@@ -417,15 +419,27 @@ class Hooks:
             loaders.came(what.count)
         return what
 
-    def _evaluate(self, module: nn.Module) -> None:
+    def _freezes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether nothing of a root can be trained now, nor by it: a validation that needs the
+        gradients of its inputs (forces, of energies) freezes it, and leaves its mode alone.
+        """
+        one = self._learning.get(id(module))
+        if one is None or not one.requires_grad:
+            one = next((p for p in inside.parameters(module) if p.requires_grad), None)
+            self._learning[id(module)] = one
+        return one is None and not samples.continues(args, kwargs)
+
+    def _evaluate(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pass that trains nothing, or looks like it; also past a wrapper."""
         inside = self._open is not None or self._evaluating is not None
         if inside or self._in_backward:
             return
-        if not (torch.is_grad_enabled() and module.training):
+        with_gradients = torch.is_grad_enabled()
+        in_training = with_gradients and module.training
+        if not in_training or self._freezes(module, args, kwargs):
             self.evaluations += 1
             self.loaders.evaluated()
-            if torch.is_grad_enabled():
+            if with_gradients and not module.training:
                 self._evaluated = module
 
     def _leave(self, module: nn.Module, output: object) -> None:

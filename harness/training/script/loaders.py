@@ -70,6 +70,7 @@ class OneLoader:
     graphs: Graphs | None = None  # of the last batch
     use: Use = Use.NONE  # of the last batch
     trained: int = 0
+    trained_before: int = 0  # when its last whole pass was over
     evaluated: int = 0
     repeated: bool = False  # its sampler has shuffled two whole passes alike
 
@@ -138,7 +139,7 @@ class Loaders:
         """Whether a sampler that trains has shuffled two whole passes alike: it was not told which
         one it is.
         """
-        return any(seen.repeated and seen.trains for seen in self._every)
+        return any(seen.repeated and seen.used for seen in self._every)
 
     @property
     def sizes(self) -> list[int]:
@@ -263,7 +264,9 @@ class Loaders:
         """A loader has come to its end."""
         self._out = [other for other in self._out if other is not seen]
         sampler = _sampler(loader)
-        if not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
+        trains = seen.trained > seen.trained_before  # else it is one for statistics
+        seen.trained_before = seen.trained
+        if not trains or not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
             return
         epochs = self._passes.setdefault(id(sampler), set())
         seen.repeated |= sampler.epoch in epochs

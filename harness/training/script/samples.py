@@ -231,6 +231,16 @@ def thinned(x: Tensor) -> Tensor:
     return rows[:, :: -(-rows.shape[1] // ELEMENTS)] if rows.shape[1] > ELEMENTS else rows
 
 
+def _mixed(hashes: Tensor) -> Tensor:
+    """Each bit in all the others (splitmix64), else a user and an item would be told from another
+    pair by a weighted sum of their two numbers. https://prng.di.unimi.it/splitmix64.c
+    """
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        signed = factor - (1 << 64) if factor >> 63 else factor
+        hashes = (hashes ^ ((hashes >> shift) & ((1 << (64 - shift)) - 1))) * signed
+    return hashes
+
+
 class Rows:
     """The rows that reached one module: hashes in one tensor, which grows by doubling.
 
@@ -296,8 +306,8 @@ class Rows:
         if self._room is None or len(self._room) < longest:
             self._room = torch.zeros(longest, dtype=torch.int64, device=parts[0].device)
         total = row_hashes(rows[0], self._room)
-        for number, part in enumerate(rows[1:], start=1):
-            total += row_hashes(part, self._room).to(total.device) * (2 * number + 1)
+        for part in rows[1:]:
+            total = _mixed(total) + row_hashes(part, self._room).to(total.device)
         return total | 1
 
     def of(self, first: int, last: int) -> np.ndarray:

@@ -345,3 +345,44 @@ def test_towers_have_samples_of_their_own(observed: Following) -> None:
     left, right = Net(), Net()
     trained(lambda x: left(x) * right(x.flip(0)), nn.ModuleList([left, right]))
     assert set(observed.rows) == {id(left), id(right)}
+
+
+class Energy(nn.Module):
+    """Forces are the gradients of its energies, also where nothing trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = x.clone().requires_grad_()
+        energy = self.net(places).sum()
+        (forces,) = torch.autograd.grad(energy, places, create_graph=True)
+        return forces
+
+
+def test_a_validation_of_a_frozen_model_in_training_mode_trains_nothing(
+    observed: Following,
+) -> None:
+    """As in MACE: its forward pass needs gradients, so that no_grad() is not possible."""
+    model = Energy()
+    trained(model, model)
+    before = came(observed)
+    for p in model.parameters():
+        p.requires_grad = False
+    for _ in range(5):
+        model(torch.randn(BATCH, 8))
+    for p in model.parameters():
+        p.requires_grad = True
+    trained(model, model)
+    assert observed.hooks.evaluations == 5
+    assert came(observed) == [*before, *[BATCH] * (len(came(observed)) - len(before))]
+
+
+def test_a_frozen_critic_of_what_another_makes_is_no_evaluation(observed: Following) -> None:
+    maker, critic = Net(), Net()
+    trained(critic, critic)
+    for p in critic.parameters():
+        p.requires_grad = False
+    trained(lambda x: critic(maker(x)), maker)
+    assert observed.hooks.evaluations == 0

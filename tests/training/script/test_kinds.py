@@ -102,6 +102,17 @@ def test_actions_and_masks_tell_no_samples_apart_but_what_comes_after_them_does(
     assert len(set(noted.of(0, 1).tolist())) == ROWS
 
 
+def test_pairs_of_small_numbers_are_told_apart() -> None:
+    """As users and items are: every pair of 64 and 64."""
+    pairs = torch.cartesian_prod(torch.arange(64), torch.arange(64))
+    call = (pairs[:, 0].clone(), pairs[:, 1].clone())
+    how = arrived(call, {}, ())
+    assert how is not None
+    noted = Rows()
+    noted.note(0, inputs(call, {}, how))
+    assert len(set(noted.of(0, 1).tolist())) == len(pairs)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "packed", "list of sparse"])
 def test_a_training_with_any_kind_is_not_disturbed(kind: str) -> None:
     """It ends as it does without hooks, after as many losses."""

@@ -201,6 +201,19 @@ def test_epochs_that_a_training_repeats_are_told(observed: Following) -> None:
     assert observed.hooks.loaders.repeated
 
 
+def test_a_pass_for_statistics_is_none_of_the_training_s(observed: Following) -> None:
+    """As MACE's over its neighbours: its training's first pass has the same order."""
+    net = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    batches = loader(64, 16, shuffles=True)
+    for epoch in (None, 0, 1):
+        for (x,) in batches:
+            if epoch is not None:
+                step(net, x, optimizer)
+        batches.sampler.set_epoch((epoch or 0) + (epoch is not None))  # type: ignore[attr-defined]
+    assert not observed.hooks.loaders.repeated
+
+
 def test_a_seed_that_data_set_is_none_of_the_training(observed: Following) -> None:
     nn.Linear(8, 8)
     torch.manual_seed(3)

@@ -136,6 +136,8 @@ def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
         return "forward passes draw random numbers"
     if same_training.cut(pair):
         return "ranks hold parts of the model"
+    if (ratio := same_training.norms_over(*pair)) != 1.0:
+        return f"its norm is {ratio:.4g} times as large: is the loss a mean over tokens?"
     if same_training.same_samples(*pair):
         return None
     return "weak: other samples" if row.arm.case.mode is Mode.WEAK else "the first samples differ"

@@ -63,7 +63,7 @@ def _shards(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
 
 def _uneven(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     watched = row.seen
-    if watched.even or watched.cleared or watched.unusual:
+    if watched.even or watched.cleared or watched.unusual or watched.evaluations:
         return ""
     return (
         "steps do not exchange equally many bytes: is a step of the training more than one update?"

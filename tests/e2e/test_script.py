@@ -278,13 +278,17 @@ def test_ranks_meet_also_where_a_script_names_a_place_of_its_own(
 def test_a_script_that_spawns_in_another_file_and_makes_no_group_of_one(
     measured: Measured,
 ) -> None:
-    """Whoever trains in a world of one is its rank, group or not."""
+    """Whoever trains in a world of one is its rank, group or not, and what came before is known."""
+    starts = set[str]()
     for ranks in (1, 2):
         launch = measured.once("several.py", "{ranks}", ranks=ranks)
         assert launch.usable and launch.steps is not None, launch.wrong or launch.cause
         (watched, *_) = [r.watched for r in launch.ranks]
         assert watched is not None
         assert (watched.way, watched.world_size) == ("launcher", ranks)
+        assert watched.seeded and watched.workers == 1 and watched.drawn == 8
+        starts.add(watched.start)
+    assert len(starts) == 1 and "" not in starts
 
 
 @pytest.mark.full

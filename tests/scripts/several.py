@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from starting import start
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 
 def train(rank: int, world_size: int) -> None:
@@ -20,9 +21,10 @@ def train(rank: int, world_size: int) -> None:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     draw = torch.Generator().manual_seed(rank)
-    while True:
+    data = TensorDataset(torch.randn(80_000, 16, generator=draw))
+    for (x,) in DataLoader(data, 8, num_workers=1):
         optimizer.zero_grad()
-        model(torch.randn(8, 16, generator=draw)).square().mean().backward()
+        model(x).square().mean().backward()
         optimizer.step()
 
 

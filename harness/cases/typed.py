@@ -54,6 +54,9 @@ _DECIDED: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 #: Their ranks meet at one fixed port unless they are told another, so that two at once fail.
 _FIXED_PORT = frozenset({"deepspeed", "fabric run"})
+#: Of accelerate's launcher, and the variable that its library goes by.
+ONE_PROCESS = "accelerate launch starts one process where there is no GPU"
+ON_CPU = "ACCELERATE_USE_CPU=true"
 #: torchrun comes with torch, the others with packages of their own names.
 TORCH = "torchrun"
 #: torchrun takes both spellings, the others these.

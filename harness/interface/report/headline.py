@@ -12,8 +12,9 @@ from harness.analysis.judging.promise import MOST_PAIRS
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.analysis.samples.script import came_to_each, handed_out
 from harness.base.numbers import si
-from harness.cases import CaseSpec, Device, Form, Mode, Plan, metrics
+from harness.cases import CaseSpec, Device, Form, Mode, Plan, metrics, typed
 from harness.cases.script import ACCEPTABLE
+from harness.cases.typed import ON_CPU, ONE_PROCESS
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
@@ -193,8 +194,8 @@ def decide(run: RunRecord) -> list[str]:
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
     changes = (
-        _longer, _later_rung, _newer_launcher, _other_mode, _stated_samples, _fewer_steps,
-        _longer_warm_up,
+        _longer, _later_rung, _newer_launcher, _without_launcher, _other_mode, _stated_samples,
+        _fewer_steps, _longer_warm_up,
     )  # fmt: skip
     changed_words = [line for change in changes for line in change(run)]
     return [*lines, *(changed_words or _accepting(run))]
@@ -257,6 +258,15 @@ def _newer_launcher(run: RunRecord) -> Iterator[str]:
     if _OLDER in run.settings.argv and any(map(_LOCAL_RANK.search, causes)):
         words = [_NEWER if word == _OLDER else word for word in run.settings.argv]
         yield f"as its launcher gives it --local-rank: {shlex.join(words)}"
+
+
+def _without_launcher(run: RunRecord) -> Iterator[str]:
+    """Says how a script's ranks come to know of each other that accelerate starts alone."""
+    causes = [launch.cause.message for launch in run.launches if launch.cause is not None]
+    if any(ONE_PROCESS in cause for cause in causes) and "--" in run.settings.argv:
+        end = run.settings.argv.index("--") + 1
+        words = [*run.settings.argv[:end], *typed.after_launcher(run.settings.argv[end:])]
+        yield f"with ranks that know of each other: {ON_CPU} {shlex.join(words)}"
 
 
 def _other_mode(run: RunRecord) -> Iterator[str]:

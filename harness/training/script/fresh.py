@@ -108,8 +108,8 @@ def _no_rank(script: str) -> LaunchError:
     )
     variable = ""
     if typed.launcher(words)[0] == "accelerate launch":
-        what += "; accelerate launch starts one process where there is no GPU"
-        variable = "ACCELERATE_USE_CPU=true "
+        what += f"; {typed.ONE_PROCESS}"
+        variable = f"{typed.ON_CPU} "
     return LaunchError(
         what,
         where=script,

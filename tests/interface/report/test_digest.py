@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.cases.typed import ONE_PROCESS
 from harness.interface.cli.main import main
 from harness.interface.report import tables
 from harness.interface.report.digest import document, markdown, table
@@ -89,6 +90,21 @@ def test_a_script_that_knows_no_local_rank_is_given_torchs_newer_launcher(
     assert decide(run) == [
         "as its launcher gives it --local-rank: scaleproof run --script --cpus 2 --"
         " python -m torch.distributed.run train.py"
+    ]
+
+
+def test_ranks_that_accelerate_starts_alone_are_told_of_each_other(sample_run: RunRecord) -> None:
+    words = "scaleproof run --script --cpus 2 -- accelerate launch --cpu train.py --lr 1"
+    settings = replace(sample_run.settings, argv=tuple(words.split()))
+    cause = Cause(
+        rank=0, kind="exception", phase="build", step=0, sure=True,
+        message=f"a process trains that is no rank; {ONE_PROCESS}",
+    )  # fmt: skip
+    (first, *others) = sample_run.launches
+    run = replace(sample_run, settings=settings, launches=(replace(first, cause=cause), *others))
+    assert decide(run) == [
+        "with ranks that know of each other: ACCELERATE_USE_CPU=true scaleproof run --script"
+        " --cpus 2 -- train.py --lr 1"
     ]
 
 

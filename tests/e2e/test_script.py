@@ -539,7 +539,7 @@ def test_what_slows_down_without_being_wrong_is_noticed(measured: Measured) -> N
     seen = measured.launches(2)[0].ranks[0].watched
     assert seen is not None and seen.small == 1 and seen.reads == 1
     text = "\n".join(script_table(measured.session.run.record(complete=False), 80))
-    assert "2cpu: 1 collective of single values in the last step" in " ".join(text.split())
+    assert "2cpu: 1 collective of a few values in the last step" in " ".join(text.split())
 
 
 STYLES = [

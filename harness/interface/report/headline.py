@@ -210,7 +210,9 @@ def _longer(run: RunRecord) -> Iterator[str]:
     """Says what budget of time would do for all that was cut, by how long its launches took; those
     that never ran are taken for as long as the longest.
     """
-    if run.settings.budget_s is None or not _cut(run):
+    wrong_cases = {verdict.case for verdict in run.verdicts if verdict.counts is Status.ERROR}
+    cut = [x for x in _cut(run) if not any(arm.case.id in wrong_cases for arm in x.arms)]
+    if run.settings.budget_s is None or not cut:
         return
     walls: dict[str, list[float]] = {}
     for launch in run.launches:
@@ -219,7 +221,7 @@ def _longer(run: RunRecord) -> Iterator[str]:
     more_s = sum(
         (fmean(walls[arm.case.hash]) if arm.case.hash in walls else longest_s)
         * (1 + 2 * plan.protocol.min_blocks)
-        for plan in _cut(run)
+        for plan in cut
         for arm in plan.arms
     )
     minutes = math.ceil((run.elapsed_s + 1.2 * more_s) / 60)

@@ -29,7 +29,7 @@ _NAMES = {
 }
 
 
-#: Bytes of a collective of single values; more than these are gradients or parameters.
+#: Bytes of a collective of a few values, as of a loss; more than these are gradients or parameters.
 SMALL = 64
 LARGE = 1024
 #: Entries that are kept: enough to count a gate's, and the last ones that tell where ranks part.

@@ -348,7 +348,7 @@ class Exchanged:
 
 
 def _small(watch: Watch, exchanged: Exchanged, trained: Sequence[nn.Parameter]) -> int:
-    """Collectives of single values that are no gradients of small parameters, which a script
+    """Collectives of a few values that are no gradients of small parameters, which a script
     reduces one by one, and no map of those that were used, which DDP reduces where it looks for
     them.
     """

@@ -43,7 +43,7 @@ def nodes(tensors: Iterable[Tensor], of: Graphs) -> Tensor | None:
 
 
 def apart(tensors: Iterable[Tensor], of: Graphs) -> list[Sequence[Tensor]]:
-    """What tells graphs apart, a tensor for each: their nodes, and the edges between these, where
+    """Parts that tell graphs apart, a tensor for each: nodes, and the edges between these, where
     the tensors hold them. Nodes of many data sets are all alike.
     """
     kept = list(tensors)

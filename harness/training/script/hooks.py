@@ -423,11 +423,11 @@ class Hooks:
         """Whether nothing of a root can be trained now, nor by it: a validation that needs the
         gradients of its inputs (forces, of energies) freezes it, and leaves its mode alone.
         """
-        one = self._learning.get(id(module))
-        if one is None or not one.requires_grad:
-            one = next((p for p in inside.parameters(module) if p.requires_grad), None)
-            self._learning[id(module)] = one
-        return one is None and not samples.continues(args, kwargs)
+        learning = self._learning.get(id(module))
+        if learning is None or not learning.requires_grad:
+            learning = next((p for p in inside.parameters(module) if p.requires_grad), None)
+            self._learning[id(module)] = learning
+        return learning is None and not samples.continues(args, kwargs)
 
     def _evaluate(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pass that trains nothing, or looks like it; also past a wrapper."""

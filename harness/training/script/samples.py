@@ -77,12 +77,21 @@ def trains(output: object, depth: int = 4) -> bool | None:
     return True in answers if answers else None
 
 
-def first_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The first tensor of a call; None where there is none, or where another module made it."""
+def first_input(
+    args: Sequence[Any], kwargs: Mapping[str, Any], *, leaves: bool = False
+) -> Tensor | None:
+    """The first tensor of a call; None where there is none, or where another module made it.
+
+    ``leaves``: also one that its user wants the gradient of, as places of an equation are. Beside a
+    loader it is an attack on the samples, which come once more.
+    """
     first = args[0] if args else None
     if not isinstance(first, Tensor) or not first.dim():
         first = next(_of_call(args, kwargs), None)
-    return None if first is None or first.requires_grad else first
+    if first is None or not first.requires_grad:
+        return first
+    is_place = leaves and first.grad_fn is None and not isinstance(first, nn.Parameter)
+    return first if is_place else None
 
 
 def continues(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -125,14 +134,14 @@ def arrived(
 
     None where there is no tensor, or where another module made it.
     """
-    first = first_input(args, kwargs)
+    known = {*sizes} - {0}
+    first = first_input(args, kwargs, leaves=not known)
     if first is None:
         return None
     if first.is_nested:
         return Arrived(count=first.size(0), elements=first.numel())
     first = plain.local(first)
     elements = first.numel()
-    known = {*sizes} - {0}
     given = args[0] if args else next(iter(kwargs.values()), None)
     if isinstance(given, list | tuple) and given:
         others = [x for x in (*args, *kwargs.values()) if x is not given]
@@ -141,7 +150,7 @@ def arrived(
     for of_graphs in filter(None, (graphs(given), *batches)):
         if (of_nodes := nodes(_of_call(args, kwargs), of_graphs)) is not None:
             return Arrived(count=of_graphs.count, elements=of_nodes.numel(), graphs=of_graphs)
-    if late and not known and columns:
+    if columns and not known and (late or _has_lengths(tensors(args, kwargs), rows, columns)):
         return Arrived(count=columns, elements=elements, late=True)
     within = given is not first and _is_opaque(given) and next(tensors(args, kwargs), None) is None
     if within and rows not in known:
@@ -156,6 +165,15 @@ def arrived(
     return Arrived(
         unclear=f"a batch of {size} reaches the model as {_shape(first)}: which side is it"
     )
+
+
+def _has_lengths(others: Iterator[Tensor], rows: int, columns: int) -> bool:
+    """Whether a vector of whole numbers has an element for each column, and none for each row: the
+    lengths of sequences whose time comes first.
+    """
+    vectors = (x for x in others if x.dim() == 1 and not x.is_floating_point())
+    sizes = {len(vector) for vector in vectors}
+    return rows != columns and columns in sizes and rows not in sizes
 
 
 def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]) -> Arrived:

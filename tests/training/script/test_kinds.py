@@ -102,6 +102,24 @@ def test_actions_and_masks_tell_no_samples_apart_but_what_comes_after_them_does(
     assert len(set(noted.of(0, 1).tolist())) == ROWS
 
 
+def test_lengths_tell_which_side_of_a_tensor_is_time() -> None:
+    """As in XLM: x of (time, samples), lengths, and languages that are as large as x."""
+    x, lengths = torch.zeros(32, ROWS, dtype=torch.int64), torch.full((ROWS,), 32)
+    how = arrived(("fwd",), {"x": x, "lengths": lengths, "langs": x, "causal": False}, ())
+    assert how is not None and how.late and how.count == ROWS
+    rows_first = arrived((x.t(), lengths), {}, ())
+    assert rows_first is not None and not rows_first.late and rows_first.count == ROWS
+
+
+def test_places_whose_gradient_is_wanted_are_samples_where_no_loader_has_any() -> None:
+    places = torch.randn(ROWS, 1, requires_grad=True)
+    how = arrived((places,), {}, ())
+    assert how is not None and how.count == ROWS
+    assert arrived((places,), {}, {ROWS}) is None, "an attack on a batch"
+    assert arrived((places * 2,), {}, ()) is None, "made by another"
+    assert arrived((nn.Parameter(places),), {}, ()) is None, "trained itself"
+
+
 def test_pairs_of_small_numbers_are_told_apart() -> None:
     """As users and items are: every pair of 64 and 64."""
     pairs = torch.cartesian_prod(torch.arange(64), torch.arange(64))

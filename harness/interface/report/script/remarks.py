@@ -33,7 +33,7 @@ def _small_collectives(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if not small or row.arm.case.world_size < 2:
         return ""
     return (
-        f"{small} collective{'s' * (small > 1)} of single values in the last step: a loss that is"
+        f"{small} collective{'s' * (small > 1)} of a few values in the last step: a loss that is"
         " logged, or a norm? Each makes all ranks wait for each other"
     )
 

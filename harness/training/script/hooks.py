@@ -402,7 +402,7 @@ class Hooks:
         if what is None:
             self._observer.entered(id(module))
         elif not (self._in_step and self._asked):
-            self._observer.called(id(module), what, args, kwargs)
+            self._observer.called(self._owner(module), what, args, kwargs)
 
     def _arriving(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -418,6 +418,15 @@ class Hooks:
             self._sampled.add(id(module))
             loaders.came(what.count)
         return what
+
+    def _owner(self, module: nn.Module) -> int:
+        """The root whose samples a call brings: its wrapper, where that is called, too, as for the
+        boundary of an equation past DistributedDataParallel.
+        """
+        wrappers = (
+            x for x in self._sampled if getattr(self.roots.get(x), "module", None) is module
+        )
+        return next(wrappers, id(module))
 
     def _freezes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether nothing of a root can be trained now, nor by it: a validation that needs the

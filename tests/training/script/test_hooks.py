@@ -386,3 +386,23 @@ def test_a_frozen_critic_of_what_another_makes_is_no_evaluation(observed: Follow
         p.requires_grad = False
     trained(lambda x: critic(maker(x)), maker)
     assert observed.hooks.evaluations == 0
+
+
+class Wrapper(nn.Module):
+    """As DistributedDataParallel is one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.module(x)
+        return made
+
+
+def test_a_point_beside_the_batch_that_passes_the_wrapper_by_is_of_the_same_model(
+    observed: Following,
+) -> None:
+    model = Wrapper(Net())
+    trained(lambda x: model(x).sum() + model.module(torch.zeros(1, 8)).sum(), model)
+    assert list(observed.rows) == [id(model)] and came(observed) == [BATCH + 1] * 2

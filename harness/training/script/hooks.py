@@ -408,14 +408,17 @@ class Hooks:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Arrived | None:
         """The samples that a call of a root brings; None where it goes on with another one's."""
-        known = id(module) in self._sampled
-        if not known and self._sampled and samples.continues(args, kwargs):
+        goes_on = samples.continues(args, kwargs)
+        if goes_on and self._sampled and id(module) not in self._sampled:
             return None
         late = id(module) in self._late
         loaders = self.loaders
-        what = samples.arrived(args, kwargs, loaders.sizes, late=late, batches=loaders.batches)
+        what = samples.arrived(
+            args, kwargs, loaders.sizes, late=late, batches=loaders.batches, made=not self._sampled
+        )
         if what is not None:
-            self._sampled.add(id(module))
+            if not goes_on:
+                self._sampled.add(id(module))
             loaders.came(what.count)
         return what
 
@@ -423,10 +426,10 @@ class Hooks:
         """The root whose samples a call brings: its wrapper, where that is called, too, as for the
         boundary of an equation past DistributedDataParallel.
         """
-        wrappers = (
-            x for x in self._sampled if getattr(self.roots.get(x), "module", None) is module
-        )
-        return next(wrappers, id(module))
+        for key in self._sampled:
+            if getattr(self.roots.get(key), "module", None) is module:
+                return key
+        return id(module)
 
     def _freezes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether nothing of a root can be trained now, nor by it: a validation that needs the

@@ -78,20 +78,21 @@ def trains(output: object, depth: int = 4) -> bool | None:
 
 
 def first_input(
-    args: Sequence[Any], kwargs: Mapping[str, Any], *, leaves: bool = False
+    args: Sequence[Any], kwargs: Mapping[str, Any], *, leaves: bool = False, made: bool = False
 ) -> Tensor | None:
     """The first tensor of a call; None where there is none, or where another module made it.
 
     ``leaves``: also one that its user wants the gradient of, as places of an equation are. Beside a
-    loader it is an attack on the samples, which come once more.
+    loader it is an attack on the samples, which come once more. ``made``: also one that was made of
+    anything, which no module can have done that had no samples.
     """
     first = args[0] if args else None
     if not isinstance(first, Tensor) or not first.dim():
         first = next(_of_call(args, kwargs), None)
     if first is None or not first.requires_grad:
         return first
-    is_place = leaves and first.grad_fn is None and not isinstance(first, nn.Parameter)
-    return first if is_place else None
+    is_place = leaves and first.grad_fn is None
+    return first if (made or is_place) and not isinstance(first, nn.Parameter) else None
 
 
 def continues(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -126,16 +127,18 @@ def arrived(
     *,
     late: bool = False,
     batches: Collection[Graphs] = (),
+    made: bool = False,
 ) -> Arrived | None:
     """The samples that arrive with a call, if loaders have handed out batches of these ``sizes``
     last, and these ``batches`` of graphs.
 
-    ``late``: a layer inside takes time first, and is given what arrives as it is.
+    ``late``: a layer inside takes time first, and is given what arrives as it is. ``made``: nothing
+    else has samples, so that what was made of some is taken for them.
 
     None where there is no tensor, or where another module made it.
     """
     known = {*sizes} - {0}
-    first = first_input(args, kwargs, leaves=not known)
+    first = first_input(args, kwargs, leaves=not known, made=made)
     if first is None:
         return None
     if first.is_nested:

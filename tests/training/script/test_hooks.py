@@ -406,3 +406,22 @@ def test_a_point_beside_the_batch_that_passes_the_wrapper_by_is_of_the_same_mode
     model = Wrapper(Net())
     trained(lambda x: model(x).sum() + model.module(torch.zeros(1, 8)).sum(), model)
     assert list(observed.rows) == [id(model)] and came(observed) == [BATCH + 1] * 2
+
+
+@pytest.mark.parametrize("attacks_alone", [False, True])
+def test_samples_that_a_perturbation_is_added_to_are_counted_once(
+    observed: Following, *, attacks_alone: bool
+) -> None:
+    """As by FGSM, which then trains on what it has made, or for free (Shafahi 2019), in one pass."""
+    net, delta = Net(), torch.zeros(BATCH, 8, requires_grad=True)
+
+    def attacked(x: Tensor) -> Tensor:
+        first: Tensor = net(x + delta)
+        if attacks_alone:
+            return first
+        first.sum().backward()
+        second: Tensor = net((x + delta).detach())
+        return second
+
+    trained(attacked, net, steps=4)
+    assert came(observed)[1:] == [BATCH] * 2

@@ -22,6 +22,8 @@ ONCE = (0.45, 1.25)
 SMALL = 1024
 #: Of a batch that ranks share, so many rows reach both of them.
 SHARED = 0.9
+#: So few rows in common come by chance.
+CHANCE = 0.05
 #: Rows of which fewer are unlike, and not each equally often, tell no sample from another.
 UNLIKE = 0.5
 #: Rows of one sample are alike, so that each is counted once, within this.
@@ -44,12 +46,17 @@ def rows(samples: Sequence[Samples], step: int) -> int:
     """Samples of one step over all ranks.
 
     Ranks that see the same rows share one batch (tensor parallelism), and so does one that sees a
-    part of another's. Where a few rows are alike, each rank has its own: states of a game, say.
+    part of another's. Of other rows in common each is one sample, but for few of them, and where a
+    rank has some twice: then they are alike by chance, as states of a game are.
     """
+    of_ranks = [x.seen[step][x.seen[step] != 0] for x in samples if x.seen is not None]
+    every = np.concatenate(of_ranks)
+    num_unlike = len(np.unique(every))
+    none_twice = all(len(np.unique(here)) == len(here) for here in of_ranks)
+    if none_twice and len(every) - num_unlike > CHANCE * len(every):
+        return num_unlike
     batches: list[np.ndarray] = []
-    for of_rank in samples:
-        assert of_rank.seen is not None
-        here = of_rank.seen[step][of_rank.seen[step] != 0]
+    for here in of_ranks:
         shared = next((i for i, other in enumerate(batches) if _is_shared(here, other)), None)
         if shared is None:
             batches.append(here)

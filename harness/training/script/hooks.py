@@ -408,8 +408,8 @@ class Hooks:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Arrived | None:
         """The samples that a call of a root brings; None where it goes on with another one's."""
-        goes_on = samples.continues(args, kwargs)
-        if goes_on and self._sampled and id(module) not in self._sampled:
+        goes_on = id(module) not in self._sampled and samples.continues(args, kwargs)
+        if goes_on and self._sampled:
             return None
         late = id(module) in self._late
         loaders = self.loaders

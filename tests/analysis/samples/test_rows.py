@@ -43,10 +43,30 @@ def test_ranks_with_the_same_rows_share_a_batch_in_any_order(
     assert rows(seen(*batches), 0) == 2 * BATCH
 
 
-@given(numbers=unlike, common=st.integers(0, BATCH // 2))
-def test_a_few_rows_in_common_are_no_shared_batch(numbers: list[int], common: int) -> None:
+@given(numbers=unlike, common=st.integers(4, BATCH // 2))
+def test_rows_in_common_are_one_where_no_rank_has_any_twice(
+    numbers: list[int], common: int
+) -> None:
+    """As where a part of each rank's batch is another's, too: that is told by its count."""
     mine, other = numbers[:BATCH], numbers[BATCH : 2 * BATCH]
     other[:common] = mine[:common]
+    assert rows(seen(mine, other), 0) == 2 * BATCH - common
+
+
+@given(numbers=unlike, common=st.integers(0, 3))
+def test_few_rows_in_common_are_chance(numbers: list[int], common: int) -> None:
+    mine, other = numbers[:BATCH], numbers[BATCH : 2 * BATCH]
+    other[:common] = mine[:common]
+    assert rows(seen(mine, other), 0) == 2 * BATCH
+
+
+@given(numbers=unlike, common=st.integers(0, BATCH // 2))
+def test_more_rows_in_common_are_chance_where_a_rank_has_some_twice(
+    numbers: list[int], common: int
+) -> None:
+    mine, other = numbers[:BATCH], numbers[BATCH : 2 * BATCH]
+    other[:common] = mine[:common]
+    mine[-1] = mine[-2]
     assert rows(seen(mine, other), 0) == 2 * BATCH
 
 

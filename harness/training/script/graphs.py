@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: Parts of a batch that are no graphs.
+_PLAIN = (Tensor, dict, str, int, float, list, tuple, type(None))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graphs:
@@ -29,6 +32,8 @@ def graphs(batch: object) -> Graphs | None:
     """The graphs of a batch, or of the first part of one that has any; None where none is seen."""
     parts: Sequence[Any] = batch if isinstance(batch, list | tuple) else [batch]
     for part in parts[:8]:
+        if isinstance(part, _PLAIN):  # nearly all are: they are not asked, which takes longer
+            continue
         with contextlib.suppress(Exception):  # whatever a user's own kind of batch raises
             starts, nodes = part.ptr, part.num_nodes
             if isinstance(starts, Tensor) and isinstance(nodes, int) and len(starts) > 1:

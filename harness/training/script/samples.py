@@ -150,7 +150,8 @@ def arrived(
         others = [x for x in (*args, *kwargs.values()) if x is not given]
         return _of_list(given, others, known)
     rows, columns = (*first.shape, 0)[:2]
-    for of_graphs in filter(None, (graphs(given), *batches)):
+    whole = None if isinstance(given, Tensor) else graphs(given)
+    for of_graphs in batches if whole is None else [whole]:
         if (of_nodes := nodes(_of_call(args, kwargs), of_graphs)) is not None:
             return Arrived(count=of_graphs.count, elements=of_nodes.numel(), graphs=of_graphs)
     if columns and not known and (late or _has_lengths(tensors(args, kwargs), rows, columns)):

@@ -128,8 +128,8 @@ class Watched:
     first update. ``collectives`` are those of the last step, ``small`` how many of them carry
     single values, ``reads`` how often a step of the warm-up reads one (``Tensor.item``).
     ``repeated``: a sampler shuffled two epochs alike. ``seeded``: ``torch.manual_seed`` was called
-    before a model was made. ``source`` is a digest of the script's file, ``way`` how its process
-    was started. ``flops`` are those of the step behind the window (0: not counted, or it was a
+    before a model was made, with ``seed`` at last. ``source`` is a digest of the script's file,
+    ``way`` how its process was started. ``flops`` are those of the step behind the window (0: not counted, or it was a
     short batch's), ``aside`` those of it that no gradient follows from, ``distinct`` the share of a
     step's rows that are not like another one of this rank. ``ragged``: rows of some batches are
     larger than others'.
@@ -190,6 +190,7 @@ class Watched:
     aside: float = 0.0
     distinct: float = 1.0
     seeded: bool = True
+    seed: str = ""
     drawn: float = 0.0
     as_drawn: bool = False
     usual: float = 1.0

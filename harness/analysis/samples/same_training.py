@@ -83,9 +83,11 @@ def _differences(
 
 
 def _starts(launches: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Launches of one world, with a seed, begin with the same parameters; another world may have
-    another seed (EDM's is ``seed * world_size + rank``).
+    """Launches of one world, with the same seed, begin with the same parameters; another world may
+    have another seed (EDM's is ``seed * world_size + rank``), and each launch may draw its own.
     """
+    if len({_seen(launch).seed for launch in launches}) > 1:
+        return
     starts = {_seen(launch).start: launch.launch for launch in launches}
     ways = {(_seen(launch).way, _seen(launch).start) for launch in launches}
     if len(starts) == len(ways) == 2 and len({way for way, _ in ways}) == 2:
@@ -327,7 +329,8 @@ def begin_alike(launches: Sequence[LaunchRecord]) -> bool:
 
     Without one each begins with others, which is no mistake, and is as fast.
     """
-    if seeded(launches) and any(_seen(launch).sharded for launch in launches):
+    one_seed = len({_seen(launch).seed for launch in launches}) == 1
+    if seeded(launches) and one_seed and any(_seen(launch).sharded for launch in launches):
         return True
     starts = {_seen(launch).start for launch in launches}
     known = seeded(launches) or len(launches) > 1

@@ -128,9 +128,9 @@ class Hooks:
         return self._prepared.optimizers
 
     @property
-    def seeded(self) -> bool:
-        """Whether a seed was set before a model was made."""
-        return self._prepared.seeded
+    def seed(self) -> str:
+        """The seed that was set before a model was made; empty if there is none."""
+        return self._prepared.seed
 
     @property
     def looking(self) -> bool:

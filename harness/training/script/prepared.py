@@ -17,7 +17,7 @@ class Prepared:
     def __init__(self) -> None:
         self.loaders = Loaders()
         self.optimizers: dict[int, Optimizer] = {}
-        self.seeded = False
+        self.seed = ""  # the last one before a model was made
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
@@ -41,7 +41,7 @@ class Prepared:
 
         @functools.wraps(manual_seed)
         def seen(seed: int) -> torch.Generator:
-            self.seeded |= not made
+            self.seed = self.seed if made else str(seed)
             return manual_seed(seed)
 
         def registered(*_: object) -> None:

@@ -115,6 +115,12 @@ def test_launches_of_one_world_begin_alike(
     assert why in (unlike(script.case, [script.two, again], [script.one]) or "")
 
 
+def test_each_launch_may_draw_its_own_seed(script: Script) -> None:
+    """As rl_games takes the time for one."""
+    again = seeing(start="t", seed="2")(replace(script.two, launch="again"))
+    assert unlike(script.case, [seeing(seed="1")(script.two), again], [script.one]) is None
+
+
 def test_a_mean_over_unlike_numbers_of_tokens_is_no_sum(script: Script) -> None:
     """As where ranks group the same padded texts otherwise; its table tells the ratio."""
     two = norms(1.086)(script.two)

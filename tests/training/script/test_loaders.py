@@ -217,13 +217,13 @@ def test_a_pass_for_statistics_is_none_of_the_training_s(observed: Following) ->
 def test_a_seed_that_data_set_is_none_of_the_training(observed: Following) -> None:
     nn.Linear(8, 8)
     torch.manual_seed(3)
-    assert not observed.hooks.seeded
+    assert observed.hooks.seed == ""
 
 
 def test_a_seed_before_the_model_is_one(observed: Following) -> None:
     torch.manual_seed(3)
     nn.Linear(8, 8)
-    assert observed.hooks.seeded
+    assert observed.hooks.seed == "3"
 
 
 def test_parameters_that_train_beside_all_modules_are_known(observed: Following) -> None:

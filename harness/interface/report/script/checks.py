@@ -40,7 +40,8 @@ def _start(rows: Sequence[ScriptRow]) -> tuple[str, str | None]:
     if not all(row.seen.start for row in rows):
         why_not = "watching began within the first step"
     elif same_training.seeded(every):
-        why_not = "worlds begin with other parameters"
+        in_each = all(same_training.begin_alike(row.launches) for row in rows)
+        why_not = "worlds begin with other parameters" if in_each else "each launch draws its seed"
     elif len(every) == len(rows):
         why_not = "each was launched once"
     else:

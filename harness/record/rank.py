@@ -130,9 +130,9 @@ class Watched:
     ``repeated``: a sampler shuffled two epochs alike. ``seeded``: ``torch.manual_seed`` was called
     before a model was made, with ``seed`` at last. ``source`` is a digest of the script's file,
     ``way`` how its process was started. ``flops`` are those of the step behind the window (0: not
-    counted, or it was a short batch's), ``aside`` those of it that no gradient follows from, ``distinct`` the share of a
-    step's rows that are not like another one of this rank. ``ragged``: rows of some batches are
-    larger than others'.
+    counted, or it was a short batch's), ``aside`` those of it that no gradient follows from,
+    ``distinct`` the share of a step's rows that are not like another one of this rank. ``ragged``:
+    rows of some batches are larger than others'.
 
     ``drawn`` is how many samples loaders handed out for a step (median; 0: unknown), ``as_drawn``
     whether as many rows came as these, in a quarter of the steps or more, ``usual`` how many rows a

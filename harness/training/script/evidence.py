@@ -32,7 +32,7 @@ from harness.training.rank.window import Measured
 from harness.training.script import inside, process, shards, workplace
 from harness.training.script.journal import Journal
 from harness.training.script.observed import Digests, Observed
-from harness.training.script.prepared import Prepared
+from harness.training.script.prepared import Preparation
 from harness.training.script.region import region
 from harness.training.script.samples import Rows
 from harness.training.script.spawning import refuse_spawning
@@ -70,7 +70,7 @@ def begin(
     command: ScriptCommand,
     way: str,
     leave: Callable[[], NoReturn],
-    prepared: Prepared | None = None,
+    prepared: Preparation | None = None,
 ) -> Observed:
     """Watch this process from now on, and take what it has ``prepared``; ``leave`` ends it when all
     that is asked for is done.

@@ -31,7 +31,7 @@ from harness.training.contract import placed_below
 from harness.training.rank.setup import RankPlace
 from harness.training.script import badges, workplace
 from harness.training.script.evidence import begin, ended, finish_measured, rank_of
-from harness.training.script.prepared import Prepared, put
+from harness.training.script.prepared import Preparation, put
 from harness.training.script.process import meet_at
 from harness.training.script.startup.sitecustomize import BADGES, HOME
 
@@ -48,7 +48,7 @@ def watch_once_grouped(folder: Path) -> None:
     """
     join: Callable[..., Any] = dist.init_process_group
     updates = itertools.count()
-    prepared = Prepared()
+    prepared = Preparation()
     prepared.install()
 
     def alone(*_: object) -> None:
@@ -79,7 +79,7 @@ def watch_once_grouped(folder: Path) -> None:
         undo += _before_it_trains(lambda: begin_as(only), prepared)
 
 
-def _before_it_trains(begin: Callable[[], None], prepared: Prepared) -> list[Callable[[], None]]:
+def _before_it_trains(begin: Callable[[], None], prepared: Preparation) -> list[Callable[[], None]]:
     """``begin`` as a training begins; what is returned undoes that."""
     backward: Callable[..., Any] = torch.autograd.backward
     call: Callable[..., Any] = nn.Module.__call__
@@ -119,7 +119,7 @@ def _no_rank(script: str) -> LaunchError:
     )
 
 
-def watch(path: Path, prepared: Prepared | None = None) -> None:
+def watch(path: Path, prepared: Preparation | None = None) -> None:
     """Watch this process as the rank of that badge; what it has ``prepared`` is known."""
     badge = badges.read(path)
     spec = badge.spec

@@ -27,7 +27,7 @@ from harness.training.observe.spans import Span, span, tracing
 from harness.training.script import inside, samples
 from harness.training.script.flops import compiled
 from harness.training.script.loaders import Loaders
-from harness.training.script.prepared import Prepared, put
+from harness.training.script.prepared import Preparation, put
 from harness.training.script.samples import Arrived
 
 
@@ -82,7 +82,7 @@ class Hooks:
         self._in_backward = 0
         self._in_step: list[int] = []  # optimizers whose steps are under way, the innermost last
         self._asked = 0  # backward passes within the step that is under way
-        self._prepared = Prepared()
+        self._prepared = Preparation()
         self.reads = self.evaluations = 0
         self.in_eval = False
         self.saved = set[str]()  # files that torch.save has written
@@ -93,7 +93,7 @@ class Hooks:
         self._between: Span | None = None
         self._undo: list[Callable[[], None]] = []
 
-    def install(self, prepared: Prepared | None = None) -> None:
+    def install(self, prepared: Preparation | None = None) -> None:
         """Everything is watched from now on; what was ``prepared`` before is known."""
         self._prepared = prepared or self._prepared
         self.loaders.handed = self._observer.handed

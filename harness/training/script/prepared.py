@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from harness.training.script.loaders import Loaders
 
 
-class Prepared:
+class Preparation:
     """Seen from ``install`` on, until ``remove``: also before a process is known to be a rank."""
 
     def __init__(self) -> None:

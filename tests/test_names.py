@@ -35,7 +35,7 @@ ALLOWED = {
         "interface/cli/verbs/measure/detached.py",
         "slurm",
     ): "jobs of older versions do not say their engine",
-    ("cases/typed.py", "slurm"): "the engine that does what srun would",
+    ("cases/foreign.py", "slurm"): "the engine that does what srun would",
     ("cases/typed.py", "torchrun"): "the launcher as people type it",
     ("cases/typed.py", "deepspeed"): "the launcher as people type it",
     ("record/upgrade.py", "emulated"): "records of schema 4 and older say no rate of a link",

@@ -22,6 +22,8 @@ from harness.cases.mesh import Mesh
 PLAIN = "single"
 #: The strategy of a user's own script: whatever it does.
 SCRIPT = "script"
+#: The first word of the command of a training that records itself.
+BY_ITSELF = "measure_steps"
 #: Numbers of 8 bits, four of them for the exponent.
 FLOAT8 = "float8_e4m3fn"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.base import programs
 from harness.base.errors import SpecError, nearest
-from harness.cases import typed
+from harness.cases import foreign, typed
 from harness.cases.case import SCRIPT, CaseSpec, Device, Mode
 from harness.cases.plan import Plan, Protocol
 from harness.cases.recipes import REAL, Recipe, ladder
@@ -52,7 +52,7 @@ def parse(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
     words: the record keeps them.
     """
     secrets.refuse(words, RUN)
-    typed.refuse_foreign(words)
+    foreign.refuse(words)
     if typed.launcher(words)[0]:
         return _launched(typed.for_every_rung(words))
     rest = list(typed.without_interpreter(words))
@@ -62,7 +62,8 @@ def parse(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
         if len(rest) == 1:
             raise SpecError("-m without a module", expected="-m package.train", fix=EXAMPLE)
         return ScriptCommand(target=rest[1], module=True, args=tuple(rest[2:]))
-    if not rest[0].endswith(".py"):
+    interpreted = len(rest) < len(words)
+    if not rest[0].endswith(".py") and not (interpreted and (folder / rest[0]).exists()):
         return _launched(words, folder)
     if typed.spawns(rest, folder):
         return ScriptCommand(target=rest[0], module=False, args=(), launcher=("python", *rest))
@@ -70,39 +71,77 @@ def parse(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
 
 
 def _launched(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
-    """A launcher's command: it has to be told how many ranks to start."""
-    target = typed.script_of(words)
-    if programs.which(words[0]) is None and (name := typed.launcher(words)[0]):
-        raise SpecError(
+    """A launcher's command, which has to be told how many ranks to start, or a program that is
+    Python itself (``litgpt pretrain``): each rank runs it.
+    """
+    program = _program(words[0], folder)
+    if program is None:
+        raise _missing(words)
+    script = typed.script_of(words)
+    if typed.asks_for_ranks(words):
+        target, module = script or (program, False)
+        return ScriptCommand(target=target, module=module, args=(), launcher=tuple(words))
+    if not typed.launcher(words)[0] and foreign.of_python(Path(program), words):
+        path = words[0] if "/" in words[0] else program
+        return ScriptCommand(target=path, module=False, args=tuple(words[1:]))
+    raise _untold(words, folder / script[0]) if script else _unseen(words)
+
+
+def _program(word: str, folder: Path) -> str | None:
+    """The path of a program; one that is named by a path is looked for in ``folder``."""
+    return programs.which(str((folder / word).absolute()) if "/" in word else word)
+
+
+def _missing(words: Sequence[str]) -> SpecError:
+    """The error of a program that is not there, with what it would have started."""
+    name = typed.launcher(words)[0]
+    begin = foreign.behind(words)
+    if name and name not in typed.OF_MPI:
+        return SpecError(
             f"{words[0]} is not installed here",
             where=shlex.join(words),
             expected=f"{name} in this environment",
             fix=f"pip install {'torch' if name == typed.TORCH else words[0]}",
         )
-    if programs.which(words[0]) is None or target is None:
-        raise SpecError(
-            f"{words[0]!r} is neither a Python file nor a program here",
-            where=shlex.join(words),
-            expected="train.py, python train.py, -m package.train, or a launcher with a script",
-            fix=EXAMPLE,
-        )
-    if not any("{ranks}" in word or "{world}" in word for word in words):
-        raise _untold(words, folder / target[0])
-    script, module = target
-    return ScriptCommand(target=script, module=module, args=(), launcher=tuple(words))
+    return SpecError(
+        f"{words[0]!r} is neither a Python file nor a program here",
+        where=shlex.join(words),
+        expected="train.py, python train.py, -m package.train, or a launcher with a script",
+        fix=f"{RUN} {shlex.join(words[begin:])}" if begin else EXAMPLE,
+    )
+
+
+def _unseen(words: Sequence[str]) -> SpecError:
+    """The error of a program that may start anything: make, say."""
+    expected = "the command that it runs, or {ranks} among its words if it starts the ranks"
+    fix = f"{RUN} {shlex.join([*words, '{ranks}'])}"
+    if Path(words[0]).name == "make":
+        expected = "the command that make prints, or its number of ranks: make train NPROC={ranks}"
+        fix = shlex.join([words[0], "-n", *words[1:]])
+    return SpecError(
+        f"what {words[0]} starts is not seen in its words",
+        where=shlex.join(words),
+        expected=expected,
+        fix=fix,
+    )
 
 
 def _untold(words: Sequence[str], script: Path) -> SpecError:
     """The error of a launcher that starts as many ranks as it likes; of a shell script with what it
     starts, or with an argument that it can use.
     """
-    fix = f"{RUN} {LAUNCHED}"
+    started = shlex.join(typed.after_launcher(words))
+    fix = f"{RUN} torchrun --nproc-per-node {{ranks}} {started}"
     expected = "{ranks} for those of a node, {world} for all; {node} and {nodes}"
     if script.suffix == ".sh":
         inner = typed.within_shell(script)
         fix = f"{RUN} {shlex.join(inner or [*words, '{ranks}'])}"
         if not inner:
             expected = f"{{ranks}} among its words, which {script.name} passes on (as $1, say)"
+        if not inner and (number := typed.fixed_number(script)):
+            expected = f"$1 in the place of {number[0]!r} in {script.name}, and {{ranks}} behind it"
+            copy = f"sed 's/{number[0]}/{number[1]}/' {shlex.quote(str(script))} > ranks.sh"
+            fix = f"{copy} && {RUN} {shlex.join(['bash', 'ranks.sh', '{ranks}'])}"
     return SpecError(
         "the launcher is not told how many ranks to start",
         where=shlex.join(words),

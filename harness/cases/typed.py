@@ -1,8 +1,7 @@
-"""The words that people type before their script: interpreters and launchers, each understood or
-refused.
+"""The words that people type before their script: interpreters and launchers.
 
-A refusal says the form that works. Launchers' usual forms name a number of ranks and a port: on
-every rung they are the rung's, and one that is free.
+Launchers' usual forms name a number of ranks and a port: on every rung they are the rung's, and one
+that is free.
 """
 
 import ast
@@ -34,6 +33,11 @@ _PROCESS = re.compile(r"\bProcess\(\s*target\s*=")
 _GROUP = "init_process_group("
 #: Interpreters that a script starts by itself, one for each rank.
 _INTERPRETERS = re.compile(r"\b(?:Popen|subprocess\.\w+|os\.system)\s*\(")
+#: How a shell script uses its arguments, and how it names a number of ranks.
+_ARGUMENT = re.compile(r"\$\{?[1@*]")
+_NUMBER = re.compile(
+    r"(--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus|devices)[= ]|\bmpi\w+ -np? )\d+"
+)
 #: Files that may describe a world.
 DESCRIBES = frozenset({".json", ".yaml", ".yml", ".toml"})
 #: torch's own launcher, as a module.
@@ -51,6 +55,8 @@ _DECIDED: Mapping[str, Mapping[str, str]] = {
         "--devices": "{ranks}", "--num-nodes": "{nodes}", "--node-rank": "{node}",
         "--main-address": "{host}", "--main-port": "{port}",
     },
+    "mpirun": {"-np": "{ranks}", "-n": "{ranks}", "-c": "{ranks}"},
+    "mpiexec": {"-n": "{ranks}", "-np": "{ranks}"},
 }  # fmt: skip
 #: Their ranks meet at one fixed port unless they are told another, so that two at once fail.
 _FIXED_PORT = frozenset({"deepspeed", "fabric run"})
@@ -59,42 +65,12 @@ ONE_PROCESS = "accelerate launch starts one process where there is no GPU"
 ON_CPU = "ACCELERATE_USE_CPU=true"
 #: torchrun comes with torch, the others with packages of their own names.
 TORCH = "torchrun"
+#: Launchers that no package of Python brings.
+OF_MPI = frozenset({"mpirun", "mpiexec"})
 #: torchrun takes both spellings, the others these.
 _UNDERSCORED = frozenset({"accelerate launch", "deepspeed"})
-#: Programs that start ranks on other nodes: an engine's work.
-_ENGINES = {"srun": "slurm", "sbatch": "slurm"}
-
-
-def refuse_foreign(words: Sequence[str]) -> None:
-    """SpecError for what stands before a script and is another's work, with the form that works."""
-    rest = list(words)
-    if rest and rest[0] == "env":
-        rest = rest[1:]
-    given = [word for word in rest if _ASSIGNMENT.match(word)]
-    if given and rest[: len(given)] == given:
-        script = shlex.join(rest[len(given) :])
-        raise SpecError(
-            f"{shlex.join(given)} stands before the script: variables are taken from this shell",
-            where=shlex.join(words),
-            expected="variables before scaleproof",
-            fix=f"{shlex.join(given)} {RUN} {script}",
-        )
-    program = Path(words[0]).name if words else ""
-    if program in _ENGINES:
-        engine = _ENGINES[program]
-        raise SpecError(
-            f"{program} starts ranks itself: that is what --engine {engine} does",
-            where=shlex.join(words),
-            expected="the script alone",
-            fix=f"scaleproof run --script --engine {engine} --nodes 2 --cpus 4 -- train.py",
-        )
-    if words[:2] == ["uv", "run"] and not asks_for_ranks(words):
-        raise SpecError(
-            "uv run starts one process",
-            where=shlex.join(words),
-            expected="scaleproof in that environment",
-            fix=f"uv run {RUN} {shlex.join(words[2:])}",
-        )
+#: Options of the interpreter that the next word belongs to.
+_WITH_VALUE = frozenset({"-W", "-X"})
 
 
 def without_interpreter(words: Sequence[str]) -> Sequence[str]:
@@ -104,14 +80,17 @@ def without_interpreter(words: Sequence[str]) -> Sequence[str]:
     rest = list(words[1:])
     while rest and rest[0] in _HARMLESS:
         rest = rest[1:]
-    if rest and rest[0].startswith("-") and rest[0] != "-m":
-        raise SpecError(
-            f"ranks cannot keep python's option {rest[0]}",
-            where=shlex.join(words),
-            expected="train.py or -m package.train, without options of the interpreter",
-            fix=f"{RUN} {shlex.join(rest[1:])}",
-        )
-    return rest
+    if not rest or not rest[0].startswith("-") or rest[0] == "-m":
+        return rest
+    option = rest[0]
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        rest = rest[2 if rest[0] in _WITH_VALUE else 1 :]
+    raise SpecError(
+        f"ranks cannot keep python's option {option}",
+        where=shlex.join(words),
+        expected="train.py or -m package.train, without options of the interpreter",
+        fix=f"{RUN} {'train.py' if option == '-c' or not rest else shlex.join(rest)}",
+    )
 
 
 def launcher(words: Sequence[str]) -> tuple[str, int]:
@@ -149,21 +128,25 @@ def for_every_rung(words: Sequence[str]) -> list[str]:
             continue
         if not equals and options:
             value = options.pop(0)
-        decided.append(f"{option}={value if '{' in value else becomes}")
+        decided += _option(option, value if "{" in value else becomes)
     whole = [*words[:begin], *decided, *words[end:]]
     if not asks_for_ranks(whole):
         option, becomes = next(iter(decided_by_rung.items()))
-        whole.insert(begin, _spelt(name, option, becomes))
+        whole[begin:begin] = _option(_spelt(name, option), becomes)
     if name in _FIXED_PORT and not any("{port}" in word for word in whole):
         option = next(o for o, becomes in decided_by_rung.items() if becomes == "{port}")
-        whole.insert(begin, _spelt(name, option, "{port}"))
+        whole[begin:begin] = _option(_spelt(name, option), "{port}")
     return whole
 
 
-def _spelt(name: str, option: str, becomes: str) -> str:
+def _spelt(name: str, option: str) -> str:
     """An option of a launcher that is put in, as that launcher spells it."""
-    spelt = option[2:].replace("-", "_") if name in _UNDERSCORED else option[2:]
-    return f"--{spelt}={becomes}"
+    return f"--{option[2:].replace('-', '_')}" if name in _UNDERSCORED else option
+
+
+def _option(option: str, value: str) -> list[str]:
+    """An option with its value: one word, or two where it is a short one."""
+    return [f"{option}={value}"] if option.startswith("--") else [option, value]
 
 
 def spawns(words: Sequence[str], folder: Path) -> bool:
@@ -233,6 +216,14 @@ def _begins_script(word: str) -> bool:
     return word == "-m" or word.endswith((".py", ".sh"))
 
 
+def begins_command(words: Sequence[str]) -> bool:
+    """Whether a script, an interpreter, a shell or a known launcher begins here."""
+    program = Path(words[0]).name
+    if program.endswith((".py", ".sh")) or program in {"bash", "sh"} or _PYTHON.match(program):
+        return True
+    return bool(launcher(words)[0])
+
+
 def asks_for_ranks(words: Sequence[str]) -> bool:
     return any("{ranks}" in word or "{world}" in word for word in words)
 
@@ -253,6 +244,17 @@ def within_shell(script: Path) -> Sequence[str]:
             rung = for_every_rung(words)
             return () if any("$" in word or "`" in word for word in rung) else rung
     return ()
+
+
+def fixed_number(script: Path) -> tuple[str, str] | None:
+    """How a shell script without arguments names a number of ranks, and how it would take it as its
+    first argument; None where it has arguments, or no known launcher.
+    """
+    text = script.read_text(errors="replace") if script.is_file() else ""
+    if _ARGUMENT.search(text):
+        return None
+    number = _NUMBER.search(text)
+    return None if number is None else (number[0], f"{number[1]}$1")
 
 
 def after_launcher(words: Sequence[str]) -> list[str]:

@@ -26,8 +26,12 @@ _SESSION = re.compile(
 )
 _DIGEST = "sha256 "
 _BACKENDS = ("nccl", "gloo")
-#: How long to wait, whom to meet, what to tell: no speed follows from these.
-_NO_SPEED = re.compile(r"TIMEOUT|DEBUG|LOG|DUMP|COMM_ID|HOSTID|_VERSION$")
+#: How long to wait, whom to meet, what to tell, and by what name and number a launcher knows a
+#: process: no speed follows from these.
+_NO_SPEED = re.compile(
+    r"TIMEOUT|DEBUG|LOG|DUMP|COMM_ID|HOSTID|_VERSION$|^TORCHELASTIC_"
+    r"|^OMPI_(?!MCA_)|^OMPI_MCA_(ess|orte|pmix|shmem_RUNTIME|initial_wdir)"
+)
 #: Nor from where torch and CUDA keep their things. A file of a backend is another matter: its
 #: topology, its plan, its plugin.
 _PLACES = re.compile(r"TRACE|VERBOSE|HOME|PATH|DIR|FILE|VISIBLE_DEVICES|^SCALEPROOF_", re.I)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,10 +21,19 @@ from harness.cases.script import parse
         ("python -u train.py", "train.py", False, ()),
         ("python3.11 train.py", "train.py", False, ()),
         ("/usr/bin/python3 -u -B -m pkg.train x", "pkg.train", True, ("x",)),
+        ("python app.pyz --lr 1", "app.pyz", False, ("--lr", "1")),
+        ("python -u tool --lr 1", "tool", False, ("--lr", "1")),
+        ("./tool --lr 1", "./tool", False, ("--lr", "1")),
     ],
 )
-def test_interpreters(typed: str, target: str, module: bool, args: tuple[str, ...]) -> None:
-    command = parse(shlex.split(typed))
+def test_interpreters(
+    typed: str, target: str, module: bool, args: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Also of what is no ``.py``, but there: an archive, a program that is Python itself."""
+    for name in ("app.pyz", "tool"):
+        (tmp_path / name).write_text("#!/usr/bin/env python3\nprint()\n")
+        (tmp_path / name).chmod(0o755)
+    command = parse(shlex.split(typed), tmp_path)
     assert (command.target, command.module, command.args) == (target, module, args)
     assert command.launcher == ()
 
@@ -93,6 +104,13 @@ def test_interpreters(typed: str, target: str, module: bool, args: tuple[str, ..
             "fabric run --devices={ranks} --main_port={port} train.py", "train.py", False,
         ),
         ("bash launch.sh {ranks}", "bash launch.sh {ranks}", "launch.sh", False),
+        (
+            "mpirun --oversubscribe -np 4 python train.py -np 7",
+            "mpirun --oversubscribe -np {ranks} python train.py -np 7", "train.py", False,
+        ),
+        ("mpiexec python -m pkg.train", "mpiexec -n {ranks} python -m pkg.train", "pkg.train", True),
+        ("nice -n 5 torchrun --nproc-per-node {ranks} train.py",
+         "nice -n 5 torchrun --nproc-per-node {ranks} train.py", "train.py", False),
     ],
 )  # fmt: skip
 def test_launchers_start_the_ranks_of_every_rung(
@@ -103,6 +121,8 @@ def test_launchers_start_the_ranks_of_every_rung(
         "accelerate",
         "deepspeed",
         "fabric",
+        "mpirun",
+        "mpiexec",
     ):  # they need not be installed to be understood
         (tmp_path / name).write_text("#!/bin/sh")
         (tmp_path / name).chmod(0o755)
@@ -117,19 +137,78 @@ def test_launchers_start_the_ranks_of_every_rung(
     [
         ("env OMP_NUM_THREADS=1 python train.py", "variables", "OMP_NUM_THREADS=1 scaleproof run"),
         ("LR=1 train.py", "variables", "LR=1 scaleproof run --script --cpus 2 -- train.py"),
-        ("srun -n 4 python train.py", "--engine slurm", "--engine slurm"),
+        ("srun -n 4 python fit.py --lr 1", "--engine slurm", "--cpus 4 -- fit.py --lr 1"),
+        ("python -W ignore fit.py --lr 1", "option -W", "-- fit.py --lr 1"),
+        ("python -c 'import train'", "option -c", "-- train.py"),
+        ("nohup python fit.py --lr 1", "one process", "nohup scaleproof run --script --cpus 2 -- python fit.py --lr 1"),
+        ("nice -n 5 torchrun fit.py", "one process", "nice -n 5 scaleproof run --script --cpus 2 -- torchrun fit.py"),
+        ("timeout 600 python -m fit", "one process", "timeout 600 scaleproof run --script --cpus 2 -- python -m fit"),
+        ("uv run --with x -m fit", "one process", "uv run --with x scaleproof run --script --cpus 2 -- -m fit"),
+        ("poetry run train --lr 1", "one process", "poetry run scaleproof run --script --cpus 2 -- train --lr 1"),
+        ("sh -c 'torchrun fit.py --lr 1'", "line of a shell", "-- torchrun fit.py --lr 1"),
+        ("bash -lc 'cd x; torchrun fit.py'", "line of a shell", "-- bash launch.sh {ranks}"),
+        ("train.ipynb", "is a notebook", "jupyter nbconvert --to script train.ipynb"),
+        ("ls fit.py --lr 1", "how many ranks", "torchrun --nproc-per-node {ranks} fit.py --lr 1"),
+        ("ls train", "what ls starts is not seen", "-- ls train '{ranks}'"),
+        ("nothing-here fit.py --lr 1", "neither a Python file", "-- fit.py --lr 1"),
         ("python -O train.py", "option -O", "-- train.py"),
         ("deepspeed train.py", "deepspeed is not installed here", "pip install deepspeed"),
         ("python -I train.py", "option -I", "-- train.py"),
         ("uv run train.py", "one process", "uv run scaleproof run --script --cpus 2 -- train.py"),
         ("bash launch.sh", "how many ranks", "{ranks}"),
-        ("nothing-here train.py", "neither a Python file nor a program", "train.py"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused_says_the_form_that_works(typed: str, message: str, works: str) -> None:
     with pytest.raises(SpecError) as refused:
         parse(shlex.split(typed))
     assert message in refused.value.what and works in refused.value.fix
+
+
+def test_a_program_that_is_told_the_ranks_needs_no_script(tmp_path: Path) -> None:
+    """``make train N={ranks}`` may start anything; the case has its name."""
+    command = parse(["make", "train", "N={ranks}"])
+    assert command.launcher == ("make", "train", "N={ranks}")
+    assert command.name == "make"
+
+
+def test_a_program_of_another_environment_is_refused(tmp_path: Path) -> None:
+    """Its packages are not ours: the fix installs scaleproof beside them."""
+    (tmp_path / "tool").write_text("#!/elsewhere/bin/python3.11\nprint()\n")
+    (tmp_path / "tool").chmod(0o755)
+    with pytest.raises(SpecError, match="another Python, /elsewhere/bin/python3.11") as refused:
+        parse(["./tool"], tmp_path)
+    assert refused.value.fix == "/elsewhere/bin/python3.11 -m pip install scaleproof"
+
+
+def test_a_program_that_a_shell_starts_as_its_path_is_long_is_python_too(tmp_path: Path) -> None:
+    """As pip writes it where a path is longer than a kernel reads."""
+    (tmp_path / "tool").write_text(
+        f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n"
+    )
+    (tmp_path / "tool").chmod(0o755)
+    assert parse(["./tool", "x"], tmp_path).args == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("for s in 1 2; do torchrun --nproc_per_node=4 t.py $s; done", "--nproc_per_node=$1"),
+        ("accelerate launch --num_processes 8 $SCRIPT", "--num_processes $1"),
+        ("mpirun -np 16 python $SCRIPT", "mpirun -np $1"),
+    ],
+)
+def test_a_shell_script_with_a_fixed_number_is_copied_with_an_argument(
+    text: str, number: str, tmp_path: Path
+) -> None:
+    """The fix is typed as it stands: the copy passes its argument on, the user's file stays."""
+    (tmp_path / "launch.sh").write_text(f"SCRIPT=train.py\n{text}\n")
+    with pytest.raises(SpecError, match="not told how many ranks") as refused:
+        parse(["bash", "launch.sh"], tmp_path)
+    copy, _, run = refused.value.fix.partition(" && ")
+    subprocess.run(copy, shell=True, check=True, cwd=tmp_path)
+    assert number in (tmp_path / "ranks.sh").read_text()
+    assert number not in (tmp_path / "launch.sh").read_text()
+    assert parse(shlex.split(run.partition(" -- ")[2]), tmp_path).launcher
 
 
 SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(train, nprocs=int(sys.argv[1]))\n"
@@ -173,7 +252,7 @@ def test_a_script_that_spawns_nothing_may_ask_for_ranks(tmp_path: Path) -> None:
             "python -m torch.distributed.launch '--nproc_per_node={ranks}' train.py",
         ),
         ("accelerate launch train.py\n", "accelerate launch '--num_processes={world}' train.py"),
-        ("torchrun --nproc_per_node=4 $SCRIPT train.py\n", "bash launch.sh '{ranks}'"),
+        ("torchrun --nproc_per_node=$1 $SCRIPT train.py\n", "bash launch.sh '{ranks}'"),
         ("echo 'two\nlines'; python train.py\n", "bash launch.sh '{ranks}'"),
     ],
 )

@@ -34,6 +34,11 @@ from harness.record import RunRecord
         ("TORCH_HOME", False),
         ("CUDA_VISIBLE_DEVICES", False),
         ("SCALEPROOF_ANYTHING", False),
+        ("TORCHELASTIC_RUN_ID", False),
+        ("TORCH_NCCL_USE_COMM_NONBLOCKING", True),
+        ("OMPI_COMM_WORLD_RANK", False),
+        ("OMPI_MCA_orte_hnp_uri", False),
+        ("OMPI_MCA_btl", True),
     ],
 )
 def test_case_and_fingerprint_agree_on_what_changes_speed(

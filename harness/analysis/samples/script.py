@@ -12,6 +12,7 @@ import numpy as np
 
 from harness.base.numbers import si
 from harness.cases import CaseSpec, Mode
+from harness.cases.case import BY_ITSELF
 from harness.record import Issued, RankRecord, Watched
 from harness.record.rank import PART
 from harness.record.store import Samples
@@ -250,6 +251,12 @@ def wrong(
 
 def _world(case: CaseSpec, watched: Sequence[Watched]) -> Iterator[str]:
     for rank, w in enumerate(watched):
+        if w.world_size > case.world_size:
+            yield (
+                f"world: rank {rank} trains in a group of {w.world_size}, not {case.world_size}:"
+                " is {ranks} passed on to what starts them?"
+            )
+            return
         if w.world_size != case.world_size:
             yield (
                 f"world: rank {rank} trains in a group of {w.world_size}, not {case.world_size}:"
@@ -297,7 +304,9 @@ def _samples(
     reason = counted(ranks, samples)
     if reason:
         if stated is None:
-            yield f"count: {reason}: say how many a step has on one rank, --samples-per-step N"
+            by_itself = case.script.split()[:1] == [BY_ITSELF]
+            word = "samples_per_step=N" if by_itself else "--samples-per-step N"
+            yield f"count: {reason}: say how many a step has on one rank, {word}"
         return
     last = len(samples[0].marks_s) - 2
     num_rows = rows(samples, last)

@@ -12,9 +12,9 @@ from harness.analysis.judging.promise import MOST_PAIRS
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.analysis.samples.script import came_to_each, handed_out
 from harness.base.numbers import si
-from harness.cases import CaseSpec, Device, Form, Mode, Plan, metrics, typed
+from harness.cases import CaseSpec, Device, Form, Mode, Plan, metrics
 from harness.cases.script import ACCEPTABLE
-from harness.cases.typed import ON_CPU, ONE_PROCESS
+from harness.interface.report.script import launching
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
@@ -37,9 +37,6 @@ _OF_RANKS = {
 }
 #: What says "rank", too, and is no matter of how many there are.
 _OF_WORDS = re.compile(r"unrecognized arguments|arguments are required|starts ranks of its own")
-#: A script that does not know the option which torch's older launcher gives it.
-_LOCAL_RANK = re.compile(r"unrecognized arguments: --local[-_]rank")
-_OLDER, _NEWER = "torch.distributed.launch", "torch.distributed.run"
 #: What is said of a training that is too short, in any world.
 _SHORT = "before an optimizer had stepped twice"
 #: What is said of one that is shorter than its window, which one more step is behind.
@@ -194,8 +191,8 @@ def decide(run: RunRecord) -> list[str]:
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
     changes = (
-        _longer, _later_rung, _newer_launcher, _without_launcher, _other_mode, _stated_samples,
-        _fewer_steps, _longer_warm_up,
+        _longer, _later_rung, launching.otherwise, _other_mode, _stated_samples, _fewer_steps,
+        _longer_warm_up,
     )  # fmt: skip
     changed_words = [line for change in changes for line in change(run)]
     return [*lines, *(changed_words or _accepting(run))]
@@ -252,23 +249,6 @@ def _later_rung(run: RunRecord) -> Iterator[str]:
             options["cpus"] = str(LEAST_RANKS)
         if refused:
             yield f"if it needs several ranks: {_with(largest, run, options)}"
-
-
-def _newer_launcher(run: RunRecord) -> Iterator[str]:
-    """Says how a script is started that does not know the option --local-rank."""
-    causes = [launch.cause.message for launch in run.launches if launch.cause is not None]
-    if _OLDER in run.settings.argv and any(map(_LOCAL_RANK.search, causes)):
-        words = [_NEWER if word == _OLDER else word for word in run.settings.argv]
-        yield f"as its launcher gives it --local-rank: {shlex.join(words)}"
-
-
-def _without_launcher(run: RunRecord) -> Iterator[str]:
-    """Says how a script's ranks come to know of each other that accelerate starts alone."""
-    causes = [launch.cause.message for launch in run.launches if launch.cause is not None]
-    if any(ONE_PROCESS in cause for cause in causes) and "--" in run.settings.argv:
-        end = run.settings.argv.index("--") + 1
-        words = [*run.settings.argv[:end], *typed.after_launcher(run.settings.argv[end:])]
-        yield f"with ranks that know of each other: {ON_CPU} {shlex.join(words)}"
 
 
 def _other_mode(run: RunRecord) -> Iterator[str]:

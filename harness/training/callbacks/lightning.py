@@ -3,6 +3,7 @@
 Trainer(..., callbacks=[harness.lightning_callback(steps=50)])
 """
 
+import functools
 import importlib
 import importlib.util
 from typing import Any
@@ -26,6 +27,13 @@ def lightning_callback(name: str = "", **window: Any) -> Any:
 
         def __init__(self) -> None:
             self.recording = Recording(name, **window)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            """As what makes it: so it reaches ranks that Lightning spawns."""
+            return functools.partial(lightning_callback, name, **window), ()
+
+        def on_fit_start(self, *_: Any) -> None:
+            self.recording.prepare()  # its loaders are asked before the training starts
 
         def on_train_start(self, *_: Any) -> None:
             self.recording.begin()

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from harness.base import programs
 from harness.base.errors import LaunchError
-from harness.cases import typed
+from harness.cases import foreign, typed
 from harness.cases.script import ScriptCommand, parse
 from harness.host import secrets
 from harness.launch.wire.messages import Break, LaunchSpec, Script
@@ -105,11 +105,12 @@ def _free_port(host: str) -> int:
 
 
 def variables(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> Mapping[str, str]:
-    """The variables that torchrun sets. Ranks meet at the store that the agent opened: no port is
-    raced for.
+    """The variables that torchrun sets, and those of Slurm and MPI that are set here: an agent that
+    they have started has its own. Ranks meet at the store that the agent opened: no port is raced
+    for.
     """
     local = spec.case.nodes[place.node]
-    return {
+    places = {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),
         "WORLD_SIZE": str(place.world_size),
@@ -125,6 +126,8 @@ def variables(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> Mappi
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": str(len(place.cpus)),
     }
+    others = {name: of for places_of in foreign.PLACES.values() for name, of in places_of.items()}
+    return places | {name: places[of] for name, of in others.items() if name in os.environ}
 
 
 def settle(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> None:

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from harness.base import digests, programs
 from harness.base.documents import to_doc
 from harness.cases import CaseSpec, Device, Mode
-from harness.cases.case import SCRIPT
+from harness.cases.case import BY_ITSELF, SCRIPT
 from harness.cases.script import accepted
 from harness.host import secrets
 from harness.launch.wire import recorded
@@ -46,6 +46,7 @@ from harness.training.observe import beside, issued
 from harness.training.rank.barrier import Barrier
 from harness.training.rank.setup import Laps, Rank, RankPlace
 from harness.training.script.evidence import document_of, ended_early
+from harness.training.script.prepared import Preparation
 from harness.training.script.region import region
 from harness.training.script.watch import Watch
 
@@ -90,9 +91,14 @@ class Recording:
         self._samples = samples_per_step
         self._accepted = accepted(accept)
         self._results = Path(results).resolve()
+        self._prepared = Preparation()
         self._watch: Watch | None = None
         self._store: dist.Store | None = None
         self._left = False
+
+    def prepare(self) -> None:
+        """Take note of loaders and optimizers that are made from here on, before it begins."""
+        self._prepared.install()
 
     def begin(self) -> None:
         """Watch this process from here on. Where scaleproof has started it the training begins
@@ -100,6 +106,8 @@ class Recording:
         """
         watched = bool(region.watches)
         region.enter()
+        if watched:
+            self._prepared.remove()
         if watched or self._watch is not None:
             return
         if not dist.is_initialized():
@@ -111,7 +119,7 @@ class Recording:
         self._started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         self._out = Path(tempfile.mkdtemp(prefix="scaleproof-"))
         self._watch = Watch(self._task, self._rank(), self._over)
-        self._watch.hooks.install()
+        self._watch.hooks.install(self._prepared)
 
     def end(self, error: BaseException | None = None) -> None:
         """Nobody is watched any more; on rank 0 the record is written.
@@ -120,6 +128,7 @@ class Recording:
         """
         watch = self._watch
         if watch is None:
+            self._prepared.remove()
             return
         self._watch = None
         if watch.hooks.looking and watch.measured:
@@ -181,7 +190,7 @@ class Recording:
             nodes=tuple(len(list(alike)) for _, alike in itertools.groupby(hosts)),
             device=Device.CUDA if on_gpus else Device.CPU,
             backend=backend,
-            script=f"measure_steps {self.name}",
+            script=f"{BY_ITSELF} {self.name}",
             samples_per_step=self._samples,
             accepted=self._accepted,
         )

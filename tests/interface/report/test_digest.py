@@ -108,6 +108,50 @@ def test_ranks_that_accelerate_starts_alone_are_told_of_each_other(sample_run: R
     ]
 
 
+SPAWNING = (
+    "python t.py: each rank starts ranks of its own: the script is its own launcher, and no word"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "cause", "proposed"),
+    [
+        (
+            "spawn.py --lr 1", SPAWNING,
+            ["if --world-size is its number of ranks: {} -- spawn.py --lr 1 --world-size '{{ranks}}'"],
+        ),
+        ("plain.py", SPAWNING, []),
+        (
+            "spawn.py world.json", SPAWNING,
+            ["with {{ranks}} as the number in world.json: {} -- spawn.py world.json"],
+        ),
+        (
+            "plain.py", "KeyError: 'OMPI_COMM_WORLD_RANK' (plain.py:1)",
+            [
+                "with what mpirun would tell each rank: OMPI_COMM_WORLD_RANK=0"
+                " OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1"
+                " OMPI_COMM_WORLD_NODE_RANK=0 {} -- plain.py"
+            ],
+        ),
+        ("plain.py", "KeyError: 'lr' (plain.py:1)", []),
+    ],
+)  # fmt: skip
+def test_ranks_that_did_not_come_to_be_are_proposed_how_they_do(
+    words: str, cause: str, proposed: list[str], sample_run: RunRecord, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """By what the script's file calls its number of ranks, or by the variable that it asked for."""
+    (tmp_path / "spawn.py").write_text("parser.add_argument('--world-size', type=int)\n")
+    (tmp_path / "plain.py").write_text("parser.add_argument('--lr', type=float)\n")
+    monkeypatch.chdir(tmp_path)
+    ours = "scaleproof run --script --cpus 2"
+    settings = replace(sample_run.settings, argv=(*ours.split(), "--", *words.split()))
+    broke = Cause(rank=0, kind="exception", phase="build", step=0, sure=True, message=cause)
+    (first, *others) = sample_run.launches
+    run = replace(sample_run, settings=settings, launches=(replace(first, cause=broke), *others))
+    assert decide(run) == [sentence.format(ours) for sentence in proposed]
+
+
 @pytest.mark.parametrize("status", [Status.INCONCLUSIVE, Status.ERROR])
 def test_no_sentence_to_quote_has_a_figure_that_is_not_decided(
     sample_run: RunRecord, status: Status

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
+import pickle
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -91,6 +94,61 @@ def test_one_line_records_a_training(package: str, ranks: int, tmp_path: Path) -
     assert len(launch.ranks) == ranks
     assert (launch.steps.count, launch.consumed) == (10, 10 * 8 * ranks)
     assert verify(run, folder).differences == ()
+
+
+#: What most people's modules are: batches of inputs and targets, whatever starts the ranks.
+PAIRS = """
+import sys, torch, lightning, harness
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 4)
+    def training_step(self, batch, number):
+        return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+    validation_step = training_step
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+if __name__ == "__main__":
+    mine = harness.lightning_callback("mine", steps=10, warm_up=4, results="results")
+    rows = torch.utils.data.TensorDataset(torch.randn(4000, 16), torch.randn(4000, 4))
+    trainer = lightning.Trainer(max_steps=30, accelerator="cpu", devices=2, strategy=sys.argv[1],
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, callbacks=[mine])
+    loader = torch.utils.data.DataLoader(rows, batch_size=8)
+    trainer.fit(Module(), loader, torch.utils.data.DataLoader(rows, batch_size=6))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_pairs_are_counted_however_lightning_starts_its_ranks(
+    strategy: str, tmp_path: Path
+) -> None:
+    """Its loaders are asked before the training starts, and those of a check before that, too."""
+    pytest.importorskip("lightning")
+    (tmp_path / "train.py").write_text(PAIRS)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "train.py", strategy]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (folder,) = (tmp_path / "results").glob("runs/*/*")
+    (launch,) = load(folder).launches
+    assert launch.usable, (launch.wrong, launch.cause)
+    assert launch.consumed == 10 * 8 * 2
+
+
+def test_lightnings_callback_reaches_ranks_that_are_spawned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are given it pickled; without Lightning here, in its words."""
+    library = types.ModuleType("lightning.pytorch")
+    vars(library)["Callback"] = object
+    whole = types.ModuleType("lightning")
+    whole.__spec__ = importlib.machinery.ModuleSpec("lightning", None)
+    monkeypatch.setitem(sys.modules, "lightning", whole)
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", library)
+    mine = harness.lightning_callback("mine", steps=7, warm_up=3)
+    given = pickle.loads(pickle.dumps(mine))
+    assert given.recording.name == "mine" and given.recording is not mine.recording
 
 
 @pytest.mark.parametrize("make", ["transformers_callback", "lightning_callback"])

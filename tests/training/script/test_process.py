@@ -58,6 +58,25 @@ def test_a_file_of_the_user_s_own_is_never_written(tmp_path: Path) -> None:
         filled(tmp_path, clean=("out",), words="train.py mine.json")
 
 
+def test_ranks_under_slurm_are_told_their_own_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that srun started has the node's: a script that asks Slurm first would take it."""
+    for name in ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.delenv("SLURM_NODEID", raising=False)
+    place = RankPlace(
+        rank=1, world_size=3, local_rank=1, node=0, device=0, cpus=(0,), parent=0,
+        store=dist.HashStore,
+    )  # fmt: skip
+    task = Script(folder=str(tmp_path), steps=4, cut=1)
+    spec = LaunchSpec(launch="x", case=CASE, out=str(tmp_path), task=task, files={})
+    variables = process.variables(spec, place, "localhost", 1)
+    slurm = {name: value for name, value in variables.items() if name.startswith("SLURM")}
+    assert slurm == {"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_LOCALID": "1"}
+    assert variables["RANK"] == "1" and not any("OMPI" in name for name in variables)
+
+
 HYDRA = "\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
 
 

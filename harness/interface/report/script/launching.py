@@ -1,0 +1,75 @@
+"""How a script is started whose ranks did not come to be, as far as its causes and its file say."""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.cases import foreign, typed
+from harness.cases.typed import ON_CPU, ONE_PROCESS
+from harness.record import RunRecord
+
+#: A script that does not know the option which torch's older launcher gives it.
+_LOCAL_RANK = re.compile(r"unrecognized arguments: --local[-_]rank")
+_OLDER, _NEWER = "torch.distributed.launch", "torch.distributed.run"
+#: A script that starts ranks, and was not told how many; an option of its own that says it.
+_UNTOLD = "starts ranks of its own: the script is its own launcher, and no word"
+_OPTION = re.compile(
+    r"""["'](--[\w-]*(?:world|nproc|num[-_]proc|ranks|gpus|devices|processes)[\w-]*)["']"""
+)
+#: A variable that a script reads and torchrun does not set.
+_VARIABLE = re.compile(r"KeyError: ['\"](\w+)['\"]")
+
+
+def otherwise(run: RunRecord) -> Iterator[str]:
+    """Lists what to type instead, each with why."""
+    causes = [launch.cause.message for launch in run.launches if launch.cause is not None]
+    argv = run.settings.argv
+    if not causes or "--" not in argv:
+        return
+    yield from _newer_launcher(causes, argv)
+    yield from _without_launcher(causes, argv)
+    yield from _told_ranks(causes, argv)
+    yield from _places(causes, argv)
+
+
+def _newer_launcher(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:
+    """Says how a script is started that does not know the option --local-rank."""
+    if _OLDER in argv and any(map(_LOCAL_RANK.search, causes)):
+        words = [_NEWER if word == _OLDER else word for word in argv]
+        yield f"as its launcher gives it --local-rank: {shlex.join(words)}"
+
+
+def _without_launcher(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:
+    """Says how a script's ranks come to know of each other that accelerate starts alone."""
+    if any(ONE_PROCESS in cause for cause in causes):
+        end = argv.index("--") + 1
+        words = [*argv[:end], *typed.after_launcher(argv[end:])]
+        yield f"with ranks that know of each other: {ON_CPU} {shlex.join(words)}"
+
+
+def _told_ranks(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:
+    """Says how a script that starts its ranks is told how many: by an option that its file names,
+    or in a file that describes its world.
+    """
+    if not any(_UNTOLD in cause for cause in causes):
+        return
+    words = argv[argv.index("--") + 1 :]
+    described = next((w for w in words if Path(w).suffix in typed.DESCRIBES), None)
+    script = next((Path(word) for word in words if word.endswith(".py")), None)
+    text = script.read_text(errors="replace") if script is not None and script.is_file() else ""
+    option = _OPTION.search(text)
+    if described is not None:
+        yield f"with {{ranks}} as the number in {described}: {shlex.join(argv)}"
+    elif option is not None and option[1] not in words:
+        command = shlex.join([*argv, option[1], "{ranks}"])
+        yield f"if {option[1]} is its number of ranks: {command}"
+
+
+def _places(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:
+    """Says how ranks are given the variables that others than torchrun set."""
+    named = {read[1] for cause in causes if (read := _VARIABLE.search(cause))}
+    for program, places in foreign.PLACES.items():
+        if named & places.keys():
+            given = " ".join(f"{x}={int(place.endswith('SIZE'))}" for x, place in places.items())
+            yield f"with what {program} would tell each rank: {given} {shlex.join(argv)}"

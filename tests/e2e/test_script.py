@@ -231,6 +231,13 @@ def test_a_process_that_is_told_no_rank_does_not_train_for_ever(measured: Measur
     assert "its launcher has told it none (RANK)" in launch.cause.message
 
 
+def test_a_launcher_that_starts_one_rank_of_two_keeps_nobody_waiting(measured: Measured) -> None:
+    """As accelerate's without a GPU; nor does one that starts two where there is one."""
+    launch = measured.once("bash", "one.sh", "{ranks}")
+    assert launch.cause is not None
+    assert "what starts the ranks has started 1, not 2" in launch.cause.message
+
+
 @pytest.mark.full
 def test_a_sitecustomize_that_imports_torch_hides_nothing(
     measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

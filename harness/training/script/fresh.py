@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
-from harness.cases import typed
+from harness.cases import CaseSpec, typed
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import RankError
 from harness.record.store import write_text
@@ -53,7 +53,11 @@ def watch_once_grouped(folder: Path) -> None:
 
     def alone(*_: object) -> None:
         if next(updates) >= PATIENCE and not dist.is_initialized():
-            error = _no_rank(badges.read(badges.path_of(folder, 0)).spec.case.script)
+            error = _not_started(
+                badges.read(badges.path_of(folder, 0)).spec.case.script,
+                "a process trains that is no rank: its launcher has told it none (RANK), and it has"
+                " joined no process group",
+            )
             # A launcher would only say that it has failed.
             _tell(folder / "rank0.error.json", error, error.what, str(error))
             raise error
@@ -99,13 +103,27 @@ def _before_it_trains(begin: Callable[[], None], prepared: Preparation) -> list[
     return [put(torch.autograd, "backward", trained), put(nn.Module, "__call__", called)]
 
 
-def _no_rank(script: str) -> LaunchError:
-    """The error of a process that no launcher has made a rank."""
+def _refuse_fewer(case: CaseSpec, file: Path) -> None:
+    """LaunchError in the script, in its first update, where a launcher has started fewer: this rank
+    would wait for the others for ever.
+    """
+
+    def stepping(*_: object) -> None:
+        first.remove()
+        stated = int(os.environ.get("WORLD_SIZE", case.world_size))
+        size = dist.get_world_size() if dist.is_initialized() else stated
+        if size < case.world_size:
+            what = f"what starts the ranks has started {size}, not {case.world_size}"
+            error = _not_started(case.script, what)
+            _tell(file, error, error.what, str(error))
+            raise error
+
+    first = register_optimizer_step_pre_hook(stepping)
+
+
+def _not_started(script: str, what: str) -> LaunchError:
+    """The error of a process whose launcher has not started the ranks."""
     words = shlex.split(script)
-    what = (
-        "a process trains that is no rank: its launcher has told it none (RANK), and it has joined"
-        " no process group"
-    )
     variable = ""
     if typed.launcher(words)[0] == "accelerate launch":
         what += f"; {typed.ONE_PROCESS}"
@@ -152,6 +170,8 @@ def watch(path: Path, prepared: Preparation | None = None) -> None:
 
     watched = begin(rank, badge.command, badge.way, leave, prepared)
     file = rank.file("error.json")
+    if badge.command.launcher:
+        _refuse_fewer(spec.case, file)
 
     def broke(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
         finish_measured(watched)

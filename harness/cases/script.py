@@ -44,6 +44,11 @@ class ScriptCommand:
         stem = self.target.rpartition(".")[2] if self.module else Path(self.target).stem
         return "".join(c if c.isalnum() else "_" for c in stem)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether its file is none of a launch's copy, so that nothing may be written beside it."""
+        return not self.module and Path(self.target).is_absolute()
+
 
 def parse(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
     """``train.py ARGS``, ``python train.py ARGS``, ``-m package.train ARGS``, or a launcher's.
@@ -61,7 +66,9 @@ def parse(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
     if rest[0] == "-m":
         if len(rest) == 1:
             raise SpecError("-m without a module", expected="-m package.train", fix=EXAMPLE)
-        return ScriptCommand(target=rest[1], module=True, args=tuple(rest[2:]))
+        starts = ("python", *rest) if typed.spawns(rest, folder) else ()
+        args = () if starts else tuple(rest[2:])
+        return ScriptCommand(target=rest[1], module=True, args=args, launcher=starts)
     interpreted = len(rest) < len(words)
     if not rest[0].endswith(".py") and not (interpreted and (folder / rest[0]).exists()):
         return _launched(words, folder)
@@ -201,6 +208,7 @@ def accepted(words: str) -> str:
 
 def script_case(words: Sequence[str], site: Site, mode: Mode, samples: int = 0) -> CaseSpec:
     """A script over all ranks of the site; SpecError where there is none."""
+    words = _from_anywhere(words)
     command = parse(words)
     if not command.module and not Path(command.target).is_file():
         raise SpecError(
@@ -214,6 +222,17 @@ def script_case(words: Sequence[str], site: Site, mode: Mode, samples: int = 0) 
         script=shlex.join(words),
         samples_per_step=samples or None,
     )
+
+
+def _from_anywhere(words: Sequence[str]) -> list[str]:
+    """The words with the path of a script outside of this folder, of which each launch has a copy,
+    from the root on.
+    """
+    outside = [
+        word.startswith("..") and word.endswith((".py", ".sh")) and Path(word).is_file()
+        for word in words
+    ]
+    return [str(Path(w).resolve()) if o else w for w, o in zip(words, outside, strict=True)]
 
 
 def script(

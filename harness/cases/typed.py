@@ -155,15 +155,24 @@ def spawns(words: Sequence[str], folder: Path) -> bool:
     That it can is read in its words, its file, and in those of the user's that it imports; without
     a number of ranks among its words it is taken as it is (many do so only with an option).
     """
-    script = next((folder / word for word in words if word.endswith(".py")), None)
+    script = _file_of(words, folder)
     asks = asks_for_ranks(words) or any(described_in(words, folder))
-    if script is None or not asks or not script.is_file():
+    if script is None or not asks:
         return False
     texts = [*_texts(script, folder)]
     whole = "\n".join([*words, *texts])
     if _SPAWNS.search(whole) or (_PROCESS.search(whole) and _GROUP in whole):
         return True
     return "sys.executable" in texts[0] and bool(_INTERPRETERS.search(texts[0]))
+
+
+def _file_of(words: Sequence[str], folder: Path) -> Path | None:
+    """The user's file that these words run: a script, or that of a module (``-m package``)."""
+    named = [folder / word for word in words if word.endswith(".py")][:1]
+    if words[:1] == ["-m"] and len(words) > 1:
+        module = folder.joinpath(*words[1].split("."))
+        named = [module / "__main__.py", module.with_suffix(".py")]
+    return next((file for file in named if file.is_file()), None)
 
 
 def joins_group(words: Sequence[str], folder: Path) -> bool:

@@ -141,9 +141,10 @@ class Watched:
     that ``torch.save`` has written, ``whole`` how many the data set has if this rank's loader draws
     all of them by itself (0: a part, or unknown), ``stored`` a digest of what it stores for some of
     them (empty: nothing), ``unclear`` why what reached the model cannot be told to be samples.
-    ``evaluations`` are forward passes in the window that train nothing; ``in_eval``: weights were
-    stepped after passes in eval mode alone; ``searched``: unused parameters were searched for, and
-    there were none; ``random``: the first forward pass drew random numbers, as dropout does;
+    ``evaluations`` are forward passes in the window that train nothing, ``acted`` those before it;
+    ``silent`` steps of the window exchange nothing, others do. ``in_eval``: weights were stepped
+    after passes in eval mode alone; ``searched``: unused parameters were searched for, and there
+    were none; ``random``: the first forward pass drew random numbers, as dropout does;
     ``parallel``: ranks are replicas, or shards of one, and share out the data. ``ahead_s`` is what
     a step (median) takes up to its backward passes by the host's clock: batches, logs, forward
     passes, before ranks wait for each other (0: unknown).
@@ -204,6 +205,8 @@ class Watched:
     stored: str = ""
     unclear: str = ""
     evaluations: int = 0
+    acted: int = 0
+    silent: int = 0
     in_eval: bool = False
     searched: bool = False
     random: bool = False

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import SpecError
-from harness.cases.script import parse
+from harness.cases import Device, Mode, Site
+from harness.cases.script import parse, script_case
 
 
 @pytest.mark.parametrize(
@@ -232,6 +233,32 @@ def test_a_script_that_spawns_its_ranks_is_its_own_launcher(text: str, tmp_path:
     parsed = parse(["python", "train.py", "{ranks}"], tmp_path)
     assert parsed.launcher == ("python", "train.py", "{ranks}")
     assert parse(["train.py", "4"], tmp_path).launcher == ()
+
+
+def test_a_module_that_spawns_its_ranks_is_its_own_launcher(tmp_path: Path) -> None:
+    """By the package's ``__main__.py``, and by what it imports."""
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__main__.py").write_text("from pkg.learn import main\n")
+    (tmp_path / "pkg" / "learn.py").write_text(SPAWNS)
+    parsed = parse(["python", "-m", "pkg", "--replicas", "{ranks}"], tmp_path)
+    assert parsed.launcher == ("python", "-m", "pkg", "--replicas", "{ranks}")
+    assert (parsed.target, parsed.module, parsed.args) == ("pkg", True, ())
+    assert parse(["-m", "pkg", "4"], tmp_path).launcher == ()
+
+
+def test_a_script_outside_of_the_folder_is_found_from_a_copy_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``torchrun ../../tools/train.py``: each launch runs in a copy of this folder."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "train.py").write_text("")
+    (tmp_path / "experiment").mkdir()
+    monkeypatch.chdir(tmp_path / "experiment")
+    there = str(tmp_path / "tools" / "train.py")
+    site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+    for words in (["../tools/train.py"], ["torchrun", "--nproc-per-node=2", "../tools/train.py"]):
+        case = script_case([*words, "--data", "../data"], site, Mode.WEAK)
+        assert shlex.split(case.script) == [*words[:-1], there, "--data", "../data"]
 
 
 def test_a_script_that_spawns_nothing_may_ask_for_ranks(tmp_path: Path) -> None:

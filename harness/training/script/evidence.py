@@ -292,6 +292,8 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> Watched:
         sampler=watch.hooks.loaders.sampler,
         unclear=watch.unclear,
         evaluations=watch.evaluations[last[1]] - watch.evaluations[watch.first],
+        acted=watch.evaluations[watch.first],
+        silent=exchanged.silent,
         in_eval=watch.hooks.in_eval,
         searched=watch.searched,
         random=watch.random,
@@ -338,7 +340,8 @@ def _rates(watch: Watch) -> tuple[float, ...]:
 @dataclass(frozen=True, kw_only=True)
 class Exchanged:
     """The exchanges of the last step, ``reduced`` bytes of them all-reduced in its forward passes;
-    bytes in the last forward passes; and whether all steps exchanged equally many.
+    bytes in the last forward passes; whether all steps exchanged equally many, and how many nothing
+    while others did.
     """
 
     collectives: dict[str, Issued] = field(default_factory=dict)
@@ -346,6 +349,7 @@ class Exchanged:
     in_forwards: int = 0
     reduced: int = 0
     even: bool = True
+    silent: int = 0
 
 
 def _small(watch: Watch, exchanged: Exchanged, trained: Sequence[nn.Parameter]) -> int:
@@ -371,12 +375,14 @@ def _exchanged(watch: Watch) -> Exchanged:
     last_ns = edges_ns[-2], edges_ns[-1]
     forwards_ns = [(begin, end) for _, begin, end in watch.forwards_ns]
     passes_ns = [times for times in forwards_ns if last_ns[0] <= times[0] < last_ns[1]]
+    sent_bytes = issued.exchanged(backend, edges_ns)
     return Exchanged(
         collectives=dict(issued.between(backend, *last_ns)),
         small=issued.small(backend, *last_ns),
         in_forwards=issued.within(backend, forwards_ns),
         reduced=issued.within(backend, passes_ns, only="all_reduce"),
-        even=len(set(issued.exchanged(backend, edges_ns))) <= 1,
+        even=len(set(sent_bytes)) <= 1,
+        silent=sent_bytes.count(0) if any(sent_bytes) else 0,
     )
 
 

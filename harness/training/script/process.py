@@ -33,6 +33,8 @@ from harness.training.script import workplace
 #: What a command may ask for: ranks on this node and in all, this node and how many there are, and
 #: where ranks can meet: the first node's address and a port that is free there.
 ASKED = re.compile(r"\{(ranks|world|node|nodes|host|port)\}")
+#: Tells an interpreter to keep no compiled modules beside their sources.
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 #: So many characters of what a script or a launcher said last.
 QUOTED = 160
 #: The first line that torch's launcher writes of a rank that has failed.
@@ -200,6 +202,9 @@ def run(command: ScriptCommand, folder: Path, home: Path) -> None:
     gc.enable()
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
+    if command.elsewhere:
+        sys.dont_write_bytecode = True
+        os.environ[NO_BYTECODE] = "1"
     sys.argv = [command.target, *secrets.filled(command.args)]
     if command.module:
         sys.path.insert(0, str(folder))

@@ -76,6 +76,8 @@ def _start(
     path = os.pathsep.join([str(STARTUP), *filter(None, workplace.on_path(named, home, work))])
     env = {**os.environ, "PATH": programs.path(), "PYTHONPATH": path}
     env |= {BADGES: str(folder), HOME: str(programs.ROOT)}
+    if command.elsewhere:
+        env[process.NO_BYTECODE] = "1"
     words = secrets.filled(command.launcher)
     if not words:
         env |= process.variables(spec, place, store.host, store.port)

@@ -120,7 +120,10 @@ SPAWNING = (
             "spawn.py --lr 1", SPAWNING,
             ["if --world-size is its number of ranks: {} -- spawn.py --lr 1 --world-size '{{ranks}}'"],
         ),
-        ("plain.py", SPAWNING, []),
+        (
+            "plain.py --devices 0 1", SPAWNING,
+            ["with plain.py --devices 0 1 in launch.sh, for $1 ranks: {} -- bash launch.sh '{{ranks}}'"],
+        ),
         (
             "spawn.py world.json", SPAWNING,
             ["with {{ranks}} as the number in world.json: {} -- spawn.py world.json"],

@@ -64,6 +64,10 @@ def _told_ranks(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:
     elif option is not None and option[1] not in words:
         command = shlex.join([*argv, option[1], "{ranks}"])
         yield f"if {option[1]} is its number of ranks: {command}"
+    else:
+        line = shlex.join(words)
+        command = shlex.join([*argv[: argv.index("--") + 1], "bash", "launch.sh", "{ranks}"])
+        yield f"with {line} in launch.sh, for $1 ranks: {command}"
 
 
 def _places(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:

@@ -43,8 +43,8 @@ def _reads(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if reads < 1:
         return ""
     return (
-        f"a step reads {reads:.3g} single value{'s' * (reads > 1)} (.item()): on a GPU each waits"
-        " for the device"
+        f"a step reads {reads:.3g} single value{'s' * (reads > 1)} by .item(): where the tensor is"
+        " on a GPU, each waits for it"
     )
 
 
@@ -65,8 +65,24 @@ def _uneven(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     watched = row.seen
     if watched.even or watched.cleared or watched.unusual or watched.evaluations:
         return ""
+    if watched.silent:
+        return (
+            f"ranks exchange nothing in {watched.silent} steps of the window: they train apart in"
+            " these, and whether they end alike depends on where the window ends"
+        )
     return (
-        "steps do not exchange equally many bytes: is a step of the training more than one update?"
+        "steps do not exchange equally many bytes: is a step of the training more than one update,"
+        " or is something exchanged in few of them (where an epoch begins)?"
+    )
+
+
+def _acted(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    watched = row.seen
+    if not watched.acted or watched.evaluations:
+        return ""
+    return (
+        f"{watched.acted} forward passes that train nothing came before the window, none in it: a"
+        " rollout or an evaluation that comes once in many updates is no part of the step (--steps)"
     )
 
 
@@ -233,7 +249,8 @@ def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:
 
 #: In the order in which they are shown.
 REMARKS: Sequence[Remark] = (
-    _small_collectives, _reads, _exchanged_in_each_pass, _lost, _shards, _uneven, _workers, _parts,
-    _unusual, _skips, _uncleared, _twice, _unstepped, _unlike_parts, _saved_by_several, _read_again,
-    _draws_whole, _searched, _rounded, _evaluates, _shares_evaluation, _late, _cpu_time,
+    _small_collectives, _reads, _exchanged_in_each_pass, _lost, _shards, _uneven, _acted, _workers,
+    _parts, _unusual, _skips, _uncleared, _twice, _unstepped, _unlike_parts, _saved_by_several,
+    _read_again, _draws_whole, _searched, _rounded, _evaluates, _shares_evaluation, _late,
+    _cpu_time,
 )  # fmt: skip

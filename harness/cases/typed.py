@@ -169,7 +169,7 @@ def spawns(words: Sequence[str], folder: Path) -> bool:
 def _file_of(words: Sequence[str], folder: Path) -> Path | None:
     """The user's file that these words run: a script, or that of a module (``-m package``)."""
     named = [folder / word for word in words if word.endswith(".py")][:1]
-    if words[:1] == ["-m"] and len(words) > 1:
+    if len(words) > 1 and words[0] == "-m":
         module = folder.joinpath(*words[1].split("."))
         named = [module / "__main__.py", module.with_suffix(".py")]
     return next((file for file in named if file.is_file()), None)

@@ -4,6 +4,7 @@ Wrappers and environment managers can start scaleproof itself, Slurm is an engin
 is typed without the shell.
 """
 
+import itertools
 import re
 import shlex
 import sys
@@ -15,7 +16,6 @@ from harness.base.errors import SpecError
 from harness.cases import typed
 from harness.cases.typed import RUN
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 #: Programs that start ranks on other nodes: an engine's work.
 _ENGINES = {"srun": "slurm", "sbatch": "slurm"}
 #: Programs that start one command behind options of their own.
@@ -72,9 +72,11 @@ def of_python(program: Path, words: Sequence[str]) -> bool:
     """Whether a program is a Python file of this environment, as what pip installs is; SpecError
     for one of another environment.
     """
-    with program.open("rb") as file:
-        head = file.read(_HEAD)
-    line = _INTERPRETER.match(head)
+    try:
+        with program.open("rb") as file:
+            line = _INTERPRETER.match(file.read(_HEAD))
+    except OSError:  # it may be started, and not read
+        line = None
     if line is None:
         return False
     interpreter = Path((line[1] or line[2]).decode(errors="replace"))
@@ -83,9 +85,17 @@ def of_python(program: Path, words: Sequence[str]) -> bool:
             f"{words[0]} is of another Python, {interpreter}",
             where=shlex.join(words),
             expected="scaleproof in that environment",
-            fix=f"{interpreter} -m pip install scaleproof",
+            fix=f"{RUN} python {words[0]}"
+            if "/" in words[0]
+            else f"{interpreter} -m pip install scaleproof",
         )
     return True
+
+
+def unused(path: Path) -> Path:
+    """This path, or one like it at which there is nothing yet: a fix overwrites no file."""
+    others = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
+    return next(p for p in itertools.chain([path], others) if not p.exists())
 
 
 def behind(words: Sequence[str]) -> int:
@@ -97,7 +107,7 @@ def _refuse_variables(words: Sequence[str]) -> None:
     rest = list(words)
     if rest and rest[0] == "env":
         rest = rest[1:]
-    given = [word for word in rest if _ASSIGNMENT.match(word)]
+    given = [word for word in rest if typed.ASSIGNMENT.match(word)]
     if given and rest[: len(given)] == given:
         script = shlex.join(rest[len(given) :])
         raise SpecError(
@@ -121,26 +131,32 @@ def _refuse_engine(words: Sequence[str], program: str) -> None:
 
 
 def _refuse_line(words: Sequence[str]) -> None:
-    flag = next((i for i in range(1, len(words) - 1) if _LINE.match(words[i])), None)
-    if flag is None:
+    options = list(itertools.takewhile(lambda word: word.startswith("-"), words[1:]))
+    if not any(map(_LINE.match, options)) or len(words) == 1 + len(options):
         return
-    line = words[flag + 1]
-    alone = not _OF_SHELL.search(line)
+    line = words[1 + len(options)]
+    try:
+        inner = shlex.split(line)
+    except ValueError:  # a quote that is not closed
+        inner = []
+    alone = bool(inner) and not _OF_SHELL.search(line)
     raise SpecError(
-        f"{words[0]} {words[flag]} runs a line of a shell",
+        f"{words[0]} {shlex.join(options)} runs a line of a shell",
         where=shlex.join(words),
         expected="the words of that line" if alone else "that line in launch.sh, its ranks as $1",
-        fix=f"{RUN} {shlex.join(shlex.split(line)) if alone else 'bash launch.sh {ranks}'}",
+        fix=f"{RUN} {shlex.join(inner if alone else ['bash', 'launch.sh', '{ranks}'])}",
     )
 
 
 def _refuse_notebook(words: Sequence[str]) -> None:
     name = words[0]
+    stem = unused(Path(Path(name).stem + ".py")).stem
     raise SpecError(
         f"{name} is a notebook: ranks run Python files",
         where=shlex.join(words),
         expected="a Python file; or with harness.measure_steps(): in the notebook",
-        fix=f"jupyter nbconvert --to script {name} && {RUN} {Path(name).with_suffix('.py')}",
+        fix=f"jupyter nbconvert --to script {name} --output-dir . --output {stem}"
+        f" && {RUN} {stem}.py",
     )
 
 

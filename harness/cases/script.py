@@ -91,7 +91,7 @@ def _launched(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
     if not typed.launcher(words)[0] and foreign.of_python(Path(program), words):
         path = words[0] if "/" in words[0] else program
         return ScriptCommand(target=path, module=False, args=tuple(words[1:]))
-    raise _untold(words, folder / script[0]) if script else _unseen(words)
+    raise _untold(words, folder, folder / script[0]) if script else _unseen(words)
 
 
 def _program(word: str, folder: Path) -> str | None:
@@ -133,7 +133,7 @@ def _unseen(words: Sequence[str]) -> SpecError:
     )
 
 
-def _untold(words: Sequence[str], script: Path) -> SpecError:
+def _untold(words: Sequence[str], folder: Path, script: Path) -> SpecError:
     """The error of a launcher that starts as many ranks as it likes; of a shell script with what it
     starts, or with an argument that it can use.
     """
@@ -147,8 +147,9 @@ def _untold(words: Sequence[str], script: Path) -> SpecError:
             expected = f"{{ranks}} among its words, which {script.name} passes on (as $1, say)"
         if not inner and (number := typed.fixed_number(script)):
             expected = f"$1 in the place of {number[0]!r} in {script.name}, and {{ranks}} behind it"
-            copy = f"sed 's/{number[0]}/{number[1]}/' {shlex.quote(str(script))} > ranks.sh"
-            fix = f"{copy} && {RUN} {shlex.join(['bash', 'ranks.sh', '{ranks}'])}"
+            file = foreign.unused(folder / "ranks.sh").name
+            copy = f"sed 's/{number[0]}/{number[1]}/' {shlex.quote(str(script))} > {file}"
+            fix = f"{copy} && {RUN} {shlex.join(['bash', file, '{ranks}'])}"
     return SpecError(
         "the launcher is not told how many ranks to start",
         where=shlex.join(words),

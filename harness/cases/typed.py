@@ -19,7 +19,7 @@ RUN = "scaleproof run --script --cpus 2 --"
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 #: Options of the interpreter that change nothing of what a script does in a rank.
 _HARMLESS = frozenset({"-u", "-B", "-q"})
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 #: How a script starts ranks of its own: torch's ``mp.spawn``, what is made of it (Lightning's
 #: strategies, accelerate's and ignite's launchers), and the ``Process`` of torch's oldest tutorial.
 _SPAWNS = re.compile(
@@ -55,7 +55,7 @@ _DECIDED: Mapping[str, Mapping[str, str]] = {
         "--devices": "{ranks}", "--num-nodes": "{nodes}", "--node-rank": "{node}",
         "--main-address": "{host}", "--main-port": "{port}",
     },
-    "mpirun": {"-np": "{ranks}", "-n": "{ranks}", "-c": "{ranks}"},
+    "mpirun": {"-np": "{ranks}", "-n": "{ranks}"},
     "mpiexec": {"-n": "{ranks}", "-np": "{ranks}"},
 }  # fmt: skip
 #: Their ranks meet at one fixed port unless they are told another, so that two at once fail.
@@ -115,7 +115,7 @@ def for_every_rung(words: Sequence[str]) -> list[str]:
     Without a number of ranks it is put in.
     """
     name, begin = launcher(words)
-    decided_by_rung = _DECIDED[name]
+    decided_by_rung = dict(_DECIDED[name])
     end = next((i for i in range(begin, len(words)) if _begins_script(words[i])), len(words))
     options = list(words[begin:end])
     decided: list[str] = []
@@ -126,12 +126,14 @@ def for_every_rung(words: Sequence[str]) -> list[str]:
         if becomes is None:
             decided.append(word)
             continue
+        if not option.startswith("--"):  # its other spellings are the program's behind it
+            decided_by_rung.clear()
         if not equals and options:
             value = options.pop(0)
         decided += _option(option, value if "{" in value else becomes)
     whole = [*words[:begin], *decided, *words[end:]]
     if not asks_for_ranks(whole):
-        option, becomes = next(iter(decided_by_rung.items()))
+        option, becomes = next(iter(_DECIDED[name].items()))
         whole[begin:begin] = _option(_spelt(name, option), becomes)
     if name in _FIXED_PORT and not any("{port}" in word for word in whole):
         option = next(o for o, becomes in decided_by_rung.items() if becomes == "{port}")
@@ -247,7 +249,7 @@ def within_shell(script: Path) -> Sequence[str]:
             words = shlex.split(line, comments=True)
         except ValueError:  # a quote that goes on in the next line
             continue
-        while words and _ASSIGNMENT.match(words[0]):
+        while words and ASSIGNMENT.match(words[0]):
             words = words[1:]
         if launcher(words)[0]:
             rung = for_every_rung(words)

@@ -110,6 +110,7 @@ def test_interpreters(
             "mpirun --oversubscribe -np {ranks} python train.py -np 7", "train.py", False,
         ),
         ("mpiexec python -m pkg.train", "mpiexec -n {ranks} python -m pkg.train", "pkg.train", True),
+        ("mpirun -np 4 train.sh -n 7", "mpirun -np {ranks} train.sh -n 7", "train.sh", False),
         ("nice -n 5 torchrun --nproc-per-node {ranks} train.py",
          "nice -n 5 torchrun --nproc-per-node {ranks} train.py", "train.py", False),
     ],
@@ -147,7 +148,10 @@ def test_launchers_start_the_ranks_of_every_rung(
         ("uv run --with x -m fit", "one process", "uv run --with x scaleproof run --script --cpus 2 -- -m fit"),
         ("poetry run train --lr 1", "one process", "poetry run scaleproof run --script --cpus 2 -- train --lr 1"),
         ("sh -c 'torchrun fit.py --lr 1'", "line of a shell", "-- torchrun fit.py --lr 1"),
-        ("bash -lc 'cd x; torchrun fit.py'", "line of a shell", "-- bash launch.sh {ranks}"),
+        ("bash -lc 'cd x; torchrun fit.py'", "line of a shell", "-- bash launch.sh '{ranks}'"),
+        ("sh -c \"torchrun 'fit.py\"", "line of a shell", "-- bash launch.sh '{ranks}'"),
+        ("sh -c ''", "line of a shell", "-- bash launch.sh '{ranks}'"),
+        ("bash launch.sh -c conf.yaml", "how many ranks", "-- bash launch.sh -c conf.yaml '{ranks}'"),
         ("train.ipynb", "is a notebook", "jupyter nbconvert --to script train.ipynb"),
         ("ls fit.py --lr 1", "how many ranks", "torchrun --nproc-per-node {ranks} fit.py --lr 1"),
         ("ls train", "what ls starts is not seen", "-- ls train '{ranks}'"),
@@ -172,13 +176,23 @@ def test_a_program_that_is_told_the_ranks_needs_no_script(tmp_path: Path) -> Non
     assert command.name == "make"
 
 
-def test_a_program_of_another_environment_is_refused(tmp_path: Path) -> None:
-    """Its packages are not ours: the fix installs scaleproof beside them."""
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("tool", "/elsewhere/bin/python3.11 -m pip install scaleproof"),
+        ("./tool", "scaleproof run --script --cpus 2 -- python ./tool"),
+    ],
+)
+def test_a_program_of_another_environment_is_refused(
+    typed: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its packages are not ours: the fix installs scaleproof beside them, or takes our Python."""
     (tmp_path / "tool").write_text("#!/elsewhere/bin/python3.11\nprint()\n")
     (tmp_path / "tool").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(SpecError, match="another Python, /elsewhere/bin/python3.11") as refused:
-        parse(["./tool"], tmp_path)
-    assert refused.value.fix == "/elsewhere/bin/python3.11 -m pip install scaleproof"
+        parse([typed], tmp_path)
+    assert refused.value.fix == fix
 
 
 def test_a_program_that_a_shell_starts_as_its_path_is_long_is_python_too(tmp_path: Path) -> None:
@@ -203,11 +217,13 @@ def test_a_shell_script_with_a_fixed_number_is_copied_with_an_argument(
 ) -> None:
     """The fix is typed as it stands: the copy passes its argument on, the user's file stays."""
     (tmp_path / "launch.sh").write_text(f"SCRIPT=train.py\n{text}\n")
+    (tmp_path / "ranks.sh").write_text("mine\n")
     with pytest.raises(SpecError, match="not told how many ranks") as refused:
         parse(["bash", "launch.sh"], tmp_path)
     copy, _, run = refused.value.fix.partition(" && ")
     subprocess.run(copy, shell=True, check=True, cwd=tmp_path)
-    assert number in (tmp_path / "ranks.sh").read_text()
+    assert number in (tmp_path / "ranks_2.sh").read_text()
+    assert (tmp_path / "ranks.sh").read_text() == "mine\n", "no fix overwrites a file"
     assert number not in (tmp_path / "launch.sh").read_text()
     assert parse(shlex.split(run.partition(" -- ")[2]), tmp_path).launcher
 

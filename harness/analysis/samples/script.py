@@ -297,6 +297,12 @@ def _mode(watched: Sequence[Watched]) -> Iterator[str]:
         )
 
 
+def _stating(case: CaseSpec) -> str:
+    """The word that says how many samples a step has: of a command, or of a recording's call."""
+    by_itself = case.script.split()[:1] == [BY_ITSELF]
+    return "samples_per_step=N" if by_itself else "--samples-per-step N"
+
+
 def _samples(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples]
 ) -> Iterator[str]:
@@ -304,9 +310,7 @@ def _samples(
     reason = counted(ranks, samples)
     if reason:
         if stated is None:
-            by_itself = case.script.split()[:1] == [BY_ITSELF]
-            word = "samples_per_step=N" if by_itself else "--samples-per-step N"
-            yield f"count: {reason}: say how many a step has on one rank, {word}"
+            yield f"count: {reason}: say how many a step has on one rank, {_stating(case)}"
         return
     last = len(samples[0].marks_s) - 2
     num_rows = rows(samples, last)

@@ -22,7 +22,7 @@ def lightning_callback(name: str = "", **window: Any) -> Any:
     library = importlib.import_module("lightning.pytorch" if whole else "pytorch_lightning")
     Callback: Any = library.Callback
 
-    class Measures(Callback):  # type: ignore[misc]
+    class LightningRecording(Callback):  # type: ignore[misc]
         """Begins as the Trainer does; ends with it, also where it breaks."""
 
         def __init__(self) -> None:
@@ -44,4 +44,4 @@ def lightning_callback(name: str = "", **window: Any) -> Any:
         def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
             self.recording.end(exception)
 
-    return Measures()
+    return LightningRecording()

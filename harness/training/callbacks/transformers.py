@@ -17,7 +17,7 @@ def transformers_callback(name: str = "", **window: Any) -> Any:
     """
     from transformers import TrainerCallback
 
-    class Measures(TrainerCallback):  # type: ignore[misc,unused-ignore]
+    class TransformersRecording(TrainerCallback):  # type: ignore[misc,unused-ignore]
         """Begins as the Trainer does; ends with it."""
 
         def __init__(self) -> None:
@@ -29,4 +29,4 @@ def transformers_callback(name: str = "", **window: Any) -> Any:
         def on_train_end(self, *_: Any, **__: Any) -> None:
             self.recording.end()
 
-    return Measures()
+    return TransformersRecording()

@@ -107,10 +107,15 @@ def _refuse_fewer(case: CaseSpec, file: Path) -> None:
     """LaunchError in the script, in its first update, where a launcher has started fewer: this rank
     would wait for the others for ever.
     """
+    looked = False
 
     def stepping(*_: object) -> None:
-        first.remove()
-        stated = int(os.environ.get("WORLD_SIZE", case.world_size))
+        nonlocal looked
+        if looked:
+            return
+        looked = True
+        variable = os.environ.get("WORLD_SIZE", "")
+        stated = int(variable) if variable.isdigit() else case.world_size
         size = dist.get_world_size() if dist.is_initialized() else stated
         if size < case.world_size:
             what = f"what starts the ranks has started {size}, not {case.world_size}"
@@ -118,7 +123,7 @@ def _refuse_fewer(case: CaseSpec, file: Path) -> None:
             _tell(file, error, error.what, str(error))
             raise error
 
-    first = register_optimizer_step_pre_hook(stepping)
+    register_optimizer_step_pre_hook(stepping)
 
 
 def _not_started(script: str, what: str) -> LaunchError:

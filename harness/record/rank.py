@@ -157,7 +157,8 @@ class Watched:
     gone between the backward passes of one update (SAM, LBFGS), so that each exchanges its own.
     ``uncleared``: gradients of the update before were there as one began; ``twice``: an optimizer
     stepped twice without a backward pass between; ``unstepped`` are parts with gradients that no
-    optimizer has. ``reduced`` are the bytes that forward passes of the last step all-reduced.
+    optimizer has; ``unchanged``: no parameter of this rank differs, in any bit, between the first
+    step and the last. ``reduced`` are the bytes that forward passes of the last step all-reduced.
     ``began`` and ``ended`` are short digests of the parameters before the first step and behind the
     last, one for each of the ``modules``, whose names each node's first rank has; ``sums_before``
     and ``sums_after`` sums of some of their elements with random signs, by which ranks that are
@@ -232,6 +233,7 @@ class Watched:
     sums_after: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
     exchanging: tuple[str, ...] = ()
+    unchanged: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

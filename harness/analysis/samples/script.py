@@ -243,6 +243,7 @@ def wrong(
         *_world(case, watched),
         *_steps(watched),
         *_mode(watched),
+        *_weights(watched),
         *_samples(case, ranks, samples),
         *_training(case, ranks, watched),
         *_losses(samples),
@@ -294,6 +295,18 @@ def _mode(watched: Sequence[Watched]) -> Iterator[str]:
         yield (
             "eval: weights are stepped after passes through a model in eval mode, where"
             " dropout and batch norm stand still: is model.train() missing after an evaluation?"
+        )
+
+
+def _weights(watched: Sequence[Watched]) -> Iterator[str]:
+    """Whether the training changes any weight, on each rank by itself."""
+    unchanged = [rank for rank, w in enumerate(watched) if w.unchanged]
+    if unchanged:
+        ranks = "any rank" if len(unchanged) == len(watched) else f"rank {unchanged[0]}"
+        yield (
+            f"updates: the optimizer's steps change no weight on {ranks}: was the optimizer made"
+            " from other parameters than those of the model that trains (before FSDP, fully_shard,"
+            " or a copy of the model)? Make it last, from the wrapped model's parameters"
         )
 
 

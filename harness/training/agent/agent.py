@@ -57,6 +57,7 @@ from harness.training.agent.answers import (
 from harness.training.agent.world import World
 from harness.training.observe import intake, threads
 from harness.training.rank.sources import pass_over, sources
+from harness.training.script import workplace
 
 POLL_S = 0.1
 BEAT_S = 0.2
@@ -198,8 +199,8 @@ class Agent:
         if not self.worlds:  # whose an orphan is cannot be told
             processes.end()
         world.beats_file.unlink(missing_ok=True)  # a script may have removed the folder
-        for copy in world.out.glob("work*"):
-            shutil.rmtree(copy, ignore_errors=True)  # what a script has left in its folder
+        for copy in (*world.out.glob("work*"), *workplace.temporaries(world.out)):
+            shutil.rmtree(copy, ignore_errors=True)  # what a script has left there
         if self.scratch is not None:
             self.ship(world)
         self.say(world, {"ended": [to_doc(world.ends[end]) for end in sorted(world.ends)]})

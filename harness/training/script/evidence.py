@@ -310,6 +310,7 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> Watched:
         twice=watch.sentences.twice > 0,
         unstepped=tuple(watch.unstepped()[:FILES]),
         reduced=exchanged.reduced,
+        unchanged=bool(ended.whole) and began.whole == ended.whole,
     )
 
 

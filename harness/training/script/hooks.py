@@ -29,6 +29,7 @@ from harness.training.script.flops import compiled
 from harness.training.script.loaders import Loaders
 from harness.training.script.prepared import Preparation, put
 from harness.training.script.samples import Arrived
+from harness.training.script.startup import write_guard
 
 
 class Observer(Protocol):
@@ -265,6 +266,7 @@ class Hooks:
         def seen(*args: Any, **more: Any) -> None:
             file = args[1] if len(args) > 1 else more.get("f")
             if isinstance(file, str | os.PathLike):
+                write_guard.refuse(file)
                 self.saved.add(os.path.relpath(file))
             save(*args, **more)
 

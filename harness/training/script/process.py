@@ -11,6 +11,7 @@ import runpy
 import shlex
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.record.store import write_text
 from harness.training.rank.setup import RankPlace
 from harness.training.script import workplace
+from harness.training.script.startup import write_guard
 
 #: What a command may ask for: ranks on this node and in all, this node and how many there are, and
 #: where ranks can meet: the first node's address and a port that is free there.
@@ -135,6 +137,10 @@ def variables(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> Mappi
 def settle(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> None:
     """This process's own variables, cores and threads."""
     os.environ.update(variables(spec, place, host, port))
+    of_folders = workplace.variables(spec, place.node)
+    os.environ.update(of_folders)
+    tempfile.tempdir = None  # it is asked for anew
+    write_guard.install(of_folders[write_guard.WRITABLE].split(os.pathsep))
     meet_at(host, port)
     os.sched_setaffinity(0, place.cpus)
     torch.set_num_threads(len(place.cpus))

@@ -75,7 +75,7 @@ def _start(
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = os.pathsep.join([str(STARTUP), *filter(None, workplace.on_path(named, home, work))])
     env = {**os.environ, "PATH": programs.path(), "PYTHONPATH": path}
-    env |= {BADGES: str(folder), HOME: str(programs.ROOT)}
+    env |= {BADGES: str(folder), HOME: str(programs.ROOT), **workplace.variables(spec, place.node)}
     if command.elsewhere:
         env[process.NO_BYTECODE] = "1"
     words = secrets.filled(command.launcher)

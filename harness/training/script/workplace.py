@@ -1,13 +1,21 @@
-"""Where a script runs: a copy of its folder, so that launches do not find what others have left.
+"""Where a script runs and what it may write to.
 
-Or the folder itself, where what launches write is named and removed.
+A launch works in a copy of the script's folder, so that it does not find what other launches have
+left, or with ``--clean`` in the folder itself, where the paths that it writes are named and removed.
+Temporary files lie in a folder of the launch. ``startup/write_guard.py`` stops every other write.
 """
 
-from collections.abc import Iterable
+import getpass
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harness.host import copies, leftovers
 from harness.launch.wire.messages import Break, LaunchSpec, Script
+from harness.training.script.startup.write_guard import WRITABLE
 
 
 def of(spec: LaunchSpec, node: int) -> Path:
@@ -34,8 +42,42 @@ def _in_copy(path: str, home: Path, folder: Path) -> str:
     return str(copied) if copied.is_dir() else path
 
 
+def temporary(out: Path, node: int) -> Path:
+    """Return the folder for the temporary files of a launch's ranks on a node.
+
+    Its path is short, because a socket's path has at most 107 characters.
+    """
+    digest = hashlib.sha256(str(out).encode()).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"scaleproof-{digest}-{node}"
+
+
+def temporaries(out: Path) -> list[Path]:
+    """Return the folders for temporary files that a launch has left on this machine."""
+    return [*temporary(out, 0).parent.glob(temporary(out, 0).name.removesuffix("0") + "*")]
+
+
+def variables(spec: LaunchSpec, node: int) -> Mapping[str, str]:
+    """Return the variables that direct temporary files and say which folders may be written to.
+
+    What TorchInductor has compiled stays where it is without us, so that each launch finds it.
+    """
+    task = spec.task
+    own = temporary(Path(spec.out), node)
+    folder = of(spec, node)
+    cleaned = task.clean if isinstance(task, Script) else ()
+    places = [folder / path for path in cleaned] or [folder]
+    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{own.parent}/torchinductor_{user}")
+    return {
+        "TMPDIR": str(own),
+        "TORCHINDUCTOR_CACHE_DIR": compiled,
+        WRITABLE: os.pathsep.join(map(str, (*places, spec.out, own))),
+    }
+
+
 def prepare(spec: LaunchSpec, node: int) -> None:
-    """Make the folder ready for a launch, once on every node."""
+    """Make the folders ready for a launch, once on every node."""
+    temporary(Path(spec.out), node).mkdir(mode=0o700, exist_ok=True)
     task = spec.task
     folder = of(spec, node)
     assert isinstance(task, Break | Script)

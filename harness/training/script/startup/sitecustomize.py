@@ -1,7 +1,8 @@
 """Runs as a Python starts whose PYTHONPATH names this folder: watches it if it is a rank.
 
 Nothing is imported before the script imports torch. Whatever is no rank, a launcher, a worker of a
-DataLoader, is left alone, and so is what a rank starts.
+DataLoader, is left alone, and so is what a rank starts; but none of them writes outside the launch's
+folders.
 """
 
 import importlib.abc
@@ -18,6 +19,8 @@ from typing import Any
 #: Variables: the launch's folder, where every rank's badge lies, and where ``harness`` lies.
 BADGES = "SCALEPROOF_BADGES"
 HOME = "SCALEPROOF_HOME"
+#: The name under which ``harness`` later imports the guard that is installed here.
+GUARD = "harness.training.script.startup.write_guard"
 
 
 class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -93,6 +96,18 @@ def _spawns(command: Mapping[str, Any]) -> bool:
     return target in words[1:] and words[words.index(target, 1) - 1].startswith("python")
 
 
+def _guard() -> None:
+    """Stop this process before it writes outside the folders of its launch."""
+    if (folders := os.environ.get("SCALEPROOF_WRITABLE")) is None:
+        return
+    file = Path(__file__).with_name("write_guard.py")
+    spec = importlib.util.spec_from_file_location(GUARD, file)
+    assert spec is not None and spec.loader is not None
+    sys.modules[GUARD] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.install(folders.split(os.pathsep))
+
+
 def _begin() -> None:
     folder = os.environ.get(BADGES)
     badges = [] if folder is None else [*Path(folder).glob("badge*.json")]
@@ -122,5 +137,6 @@ def _await(torch: _Torch) -> None:
 
 
 if __name__ == "sitecustomize":
+    _guard()
     _begin()
     _theirs()

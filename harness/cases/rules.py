@@ -29,7 +29,10 @@ class Statistic(StrEnum):
 
 
 class BoundSource(StrEnum):
-    """Where a bound comes from. ``claimed`` and ``provisional`` can pass nothing by themselves."""
+    """Where a bound comes from.
+
+    A ``claimed`` bound alone gives no PASS; a ``provisional`` one gives neither a PASS nor a FAIL.
+    """
 
     REQUIREMENT = "requirement"
     PUBLISHED = "published claim"

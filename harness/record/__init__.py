@@ -41,6 +41,7 @@ from harness.record.rank import (
 )
 from harness.record.record import (
     DIRECTED_SINCE,
+    ASIDE_SINCE,
     HALVES_SINCE,
     JUDGED_SINCE,
     SCHEMA,

@@ -48,6 +48,7 @@ class Reason(StrEnum):
     OUT_OF_TIME = "out_of_time"
     NO_RULE = "no_rule"
     PROVISIONAL = "provisional"
+    WOULD_FAIL = "would_fail"
     NOT_COMPARABLE = "not_comparable"
     WAIVED = "waived"
     UNEXPECTED_PASS = "unexpected_pass"
@@ -78,7 +79,8 @@ class Verdict:
     launch it rests on, ``pairs`` gives each pair's value, so that nothing is hidden behind the
     mean; ``again`` the pairs of the confirming set. ``waived`` FAILs stay FAIL in every table but
     do not fail the run. ``more`` is how many further pairs would decide what is open, if they
-    scatter as these do; None where no number would.
+    scatter as these do; None where no number would. ``simulated`` verdicts are those on simulated
+    hardware in a run that asked for devices: they are shown and decide nothing.
     """
 
     contrast: str
@@ -108,14 +110,18 @@ class Verdict:
     waived: bool = False
     doubt: str = ""
     more: int | None = None
+    simulated: bool = False
 
     @property
     def counts(self) -> Status:
         """The status that decides the exit.
 
         A waived FAIL does not fail the run, and a control that was caught is no evidence that
-        anything scales. Where no rule asked, nothing is undecided: there is only no figure.
+        anything scales. If no rule asked, nothing is undecided: there is only no figure. Simulated
+        hardware decides nothing in a run that asked for devices.
         """
+        if self.simulated:
+            return Status.RECORDED
         if self.rule is None and self.status is Status.INCONCLUSIVE:
             return Status.SKIP
         waived = self.waived and self.status is Status.FAIL

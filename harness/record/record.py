@@ -25,7 +25,7 @@ from harness.record.recovery import Played, Trial
 Entry = TypeVar("Entry")
 Derived = TypeVar("Derived")
 
-SCHEMA = 9
+SCHEMA = 10
 #: The first layouts whose verdicts were judged, and whose windows were settled, by today's rules.
 JUDGED_SINCE = 6
 SETTLED_SINCE = 7
@@ -33,6 +33,8 @@ SETTLED_SINCE = 7
 DIRECTED_SINCE = 8
 #: Schema since which the first look asks for more to spare: half of the launches may be slow.
 HALVES_SINCE = 9
+#: Schema since which neither a provisional bound nor simulated hardware can decide a run.
+ASIDE_SINCE = 10
 
 
 def stand_ins(case: CaseSpec, nodes: Sequence[Machine]) -> frozenset[StandIn]:

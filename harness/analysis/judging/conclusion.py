@@ -1,7 +1,8 @@
 """From a question and a rule to the verdict: the one judge of plans, sweeps and trials.
 
 An obstacle ends it; else the judge decides. What it decided stands only on comparable hardware and
-without doubt, and a FAIL only if a fresh set confirms it; a waiver has the last word.
+without doubt, and a FAIL only if a fresh set confirms it; then a waiver applies. A provisional bound
+and simulated hardware beside real devices decide nothing.
 """
 
 import datetime
@@ -12,8 +13,9 @@ from harness.analysis.judging import fingerprint
 from harness.analysis.judging.judge import Judged, estimate, judge, lag1, worst
 from harness.analysis.judging.promise import more_pairs
 from harness.analysis.judging.question import Conclusion, Question
-from harness.cases import Threshold, metrics
-from harness.record import HALVES_SINCE, Reason, RunRecord, Status, Verdict
+from harness.analysis.judging.tally import of_stand_in
+from harness.cases import BoundSource, Device, Threshold, metrics
+from harness.record import ASIDE_SINCE, HALVES_SINCE, Reason, RunRecord, Status, Verdict
 
 
 def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verdict:
@@ -28,6 +30,8 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
         if question.place and conclusion.status in (Status.PASS, Status.FAIL):
             detail = f"{conclusion.detail}; {question.place}"
             conclusion = Conclusion(conclusion.status, conclusion.reason, detail)
+        if rule is not None and run.complete and conclusion.status is Status.INCONCLUSIVE:
+            conclusion = _closed(conclusion, rule, run)
     conclusion = _waived(conclusion, rule, run)
     bare = Verdict(
         contrast=question.name,
@@ -50,6 +54,7 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
         launches=question.launches,
         waived=conclusion.reason is Reason.WAIVED,
     )
+    bare = replace(bare, simulated=_is_aside(run, bare))
     if judged is None:
         return bare
     e = judged.estimate
@@ -111,9 +116,12 @@ def _survives(
     if conclusion.status is Status.PASS and question.claimed:
         reason = f"{conclusion.detail}, but {question.claimed}"
         return Conclusion(Status.RECORDED, Reason.PROVISIONAL, reason)
-    return (
-        _confirmed(question, rule, run, judged) if conclusion.status is Status.FAIL else conclusion
-    )
+    if conclusion.status is Status.PASS:
+        return conclusion
+    if _is_provisional(rule, run):
+        detail = f"would fail: {conclusion.detail}; a provisional bound decides nothing"
+        return Conclusion(Status.RECORDED, Reason.WOULD_FAIL, detail)
+    return _confirmed(question, rule, run, judged)
 
 
 def _would_be(impossible: str, conclusion: Conclusion) -> str:
@@ -175,6 +183,27 @@ def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judge
         reason = Reason.INTERRUPTED
         why = "the run stopped before a fresh set of launches"
     return Conclusion(status, reason, f"{first.detail}; {why}")
+
+
+def _is_aside(run: RunRecord, verdict: Verdict) -> bool:
+    """Whether a verdict is on simulated hardware, in a run that asked for devices."""
+    asks_for_devices = run.settings.device is not Device.CPU
+    return run.schema >= ASIDE_SINCE and asks_for_devices and of_stand_in(run, verdict)
+
+
+def _closed(open_: Conclusion, rule: Threshold, run: RunRecord) -> Conclusion:
+    """Record what a provisional bound has left open at the end of a run.
+
+    Until then it stays open, because more pairs of launches make the figure better.
+    """
+    if not _is_provisional(rule, run):
+        return open_
+    detail = f"undecided: {open_.detail}; a provisional bound decides nothing"
+    return Conclusion(Status.RECORDED, Reason.PROVISIONAL, detail)
+
+
+def _is_provisional(rule: Threshold, run: RunRecord) -> bool:
+    return rule.source is BoundSource.PROVISIONAL and run.schema >= ASIDE_SINCE
 
 
 def _waived(conclusion: Conclusion, rule: Threshold | None, run: RunRecord) -> Conclusion:

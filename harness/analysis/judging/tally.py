@@ -53,7 +53,9 @@ class Tally:
 def requirements(run: RunRecord) -> list[Verdict]:
     """The verdicts that count, worst first."""
     judged = [
-        verdict for verdict in run.verdicts if verdict.rule and verdict.reason is not Reason.CAUGHT
+        verdict
+        for verdict in run.verdicts
+        if verdict.rule and verdict.reason is not Reason.CAUGHT and not verdict.simulated
     ]
     judged = [verdict for verdict in judged if verdict.status is not Status.SKIP]
     return sorted(judged, key=lambda verdict: SEVERITY.index(verdict.counts))

@@ -340,7 +340,7 @@ def _with(case: CaseSpec, run: RunRecord, options: Mapping[str, str]) -> str:
 
 
 def _why(run: RunRecord, v: Verdict) -> str:
-    if v.value is None or not v.bound:
+    if v.value is None or not v.bound or v.status is Status.RECORDED:
         return f"{v.case}: {v.detail}"
     metric = metrics.metric(v.metric)
 

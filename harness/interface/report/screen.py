@@ -146,7 +146,8 @@ class _Marks:
 def _apart(run: RunRecord, marks: _Marks) -> Mapping[bool, Sequence[ScreenRow]]:
     """All rows: those of hardware (False), and those of stand-ins."""
     caught = [verdict for verdict in run.verdicts if verdict.reason is Reason.CAUGHT]
-    asked = [*wrong(run), *requirements(run)]
+    simulated = [v for v in run.verdicts if v.simulated and v.rule and v not in caught]
+    asked = [*wrong(run), *requirements(run), *simulated]
     rungs_of = {
         (plan.hash, rung.row.case.hash): rung
         for plan in run.plans
@@ -192,12 +193,15 @@ def _row(v: Verdict, rung: LadderRow | None, names: dict[str, str], marks: _Mark
     caught = v.reason is Reason.CAUGHT
     value = "n/a" if v.value is None else _figure(v)
     of_point = rung is not None and in_table(v, rung.point.against)
+    remark = " (waived)" if v.waived else ""
+    if v.reason is Reason.WOULD_FAIL:
+        remark = " (would fail)"
     return ScreenRow(
         name=names.get(v.case_hash, v.case),
         speedup=f"{rung.point.speedup:.2f}x" if rung is not None and of_point else "",
         value="caught, as it should" if caught else value,
         bound="" if caught else v.bound,
-        status=f"{v.status} (waived)" if v.waived else str(v.status),
+        status=f"{v.status}{remark}",
         mark="" if v.value is None else marks.of(v.metric, v.against),
         mfu=_mfu(rung),
     )

@@ -63,10 +63,9 @@ class ArmRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LadderRow:
-    """One rung: its point, its arm, and the verdict that is worst for it, if a rule applies.
+    """One rung: its point, its arm, and the worst verdict on the point's own figure, if any.
 
-    ``wrapped`` is its efficiency against the strategy at one rank. ``shown`` says whether the
-    figure of the verdict is the one of the point.
+    ``wrapped`` is its efficiency against the strategy at one rank.
     """
 
     row: ArmRow
@@ -75,9 +74,14 @@ class LadderRow:
     wrapped: float | None
 
     @property
-    def shown(self) -> bool:
-        """Whether table and verdict speak of one figure."""
-        return self.verdict is not None and in_table(self.verdict, self.point.against)
+    def interval(self) -> tuple[float | None, float | None]:
+        """The interval of the efficiency: the judged one if a rule has judged it."""
+        verdict = self.verdict
+        if verdict is None or not verdict.rule or verdict.low is None or verdict.high is None:
+            return self.point.efficiency_low, self.point.efficiency_high
+        # A rule on the speedup has judged the same figure on another scale.
+        scale = self.point.efficiency / self.point.speedup if verdict.metric == "speedup" else 1.0
+        return verdict.low * scale, verdict.high * scale
 
 
 def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
@@ -125,7 +129,7 @@ def _ladder_rows(run: RunRecord, plan: Plan) -> list[LadderRow]:
         verdicts = [
             verdict
             for verdict in run.verdicts_by_plan.get(plan.hash, ())
-            if verdict.case == point.case and metrics.metric(verdict.metric).scaling
+            if verdict.case == point.case and in_table(verdict, point.against)
         ]
         judged = (
             sorted(

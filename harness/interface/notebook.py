@@ -26,6 +26,7 @@ from harness.base.errors import SpecError
 from harness.base.plain import still
 from harness.interface import frames
 from harness.interface.report.headline import headline
+from harness.interface.report.scaling import judged_interval
 from harness.record import RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
@@ -278,9 +279,7 @@ def _ends(value: float | None, low: float | None, high: float | None) -> str:
 def _span(v: Verdict) -> str:
     if v.value is None:
         return "n/a"
-    if v.low is None or v.high is None:
-        return f"{v.value:.4g} [n/a]"
-    return f"{v.value:.4g} [{v.low:.4g}, {v.high:.4g}]"
+    return f"{v.value:.4g} {judged_interval(v, '{:.4g}'.format) or '[n/a]'}"
 
 
 def _titled(title: str, about: str) -> Markup:

@@ -40,8 +40,8 @@ from harness.record.rank import (
     headers,
 )
 from harness.record.record import (
-    DIRECTED_SINCE,
     ASIDE_SINCE,
+    DIRECTED_SINCE,
     HALVES_SINCE,
     JUDGED_SINCE,
     SCHEMA,

@@ -70,8 +70,10 @@ class Reason(StrEnum):
 class Verdict:
     """One judged contrast: a value with its interval, and what was required of it.
 
-    ``value``, ``low`` and ``high`` are in the metric's unit; None means not measured. Each end of
-    the interval errs at most one time in twenty, at all looks together. ``evidence`` is the
+    ``value``, ``low`` and ``high`` are in the metric's unit; None means not measured. The interval
+    is the one that was judged: each end of what was measured errs at most one time in twenty, at
+    all looks together, and ``widened`` says in one word what has widened it since (``load``: by
+    what other processes can have taken from one side; empty: nothing). ``evidence`` is the
     e-value behind a PASS or FAIL. ``mde`` is the smallest relative change of the value that this
     run would have detected with 90 % power (0.02 = 2 %). ``p95`` is the value on 95th percentiles
     of steps, ``worst`` that of the worst pair. ``sd`` and ``lag1`` (of the pairs, in turn) are
@@ -111,6 +113,7 @@ class Verdict:
     doubt: str = ""
     more: int | None = None
     simulated: bool = False
+    widened: str = ""
 
     @property
     def counts(self) -> Status:

@@ -150,7 +150,9 @@ def test_a_check_that_there_is_not_cannot_be_accepted() -> None:
             accepted(unknown)
 
 
-@pytest.mark.parametrize("way", ["forked", "fresh", pytest.param("torchrun", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "way", ["forked", "fresh", pytest.param("torchrun", marks=pytest.mark.full)]
+)
 def test_a_file_outside_of_the_folder_is_not_overwritten(
     measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str
 ) -> None:
@@ -165,7 +167,8 @@ def test_a_file_outside_of_the_folder_is_not_overwritten(
 
 
 @pytest.mark.parametrize(
-    "stale", ["ddp", "fsdp1", pytest.param("fsdp2", marks=pytest.mark.full), "ddp right", "fsdp1 right"]
+    "stale",
+    ["ddp", "fsdp1", pytest.param("fsdp2", marks=pytest.mark.full), "ddp right", "fsdp1 right"],
 )
 def test_a_training_that_changes_no_weight_is_an_error(measured: Measured, stale: str) -> None:
     """Its ranks agree, and so do its rungs: only what must be true of one rank alone shows it."""

@@ -1,13 +1,14 @@
 """From a question and a rule to the verdict: the one judge of plans, sweeps and trials.
 
 An obstacle ends it; else the judge decides. What it decided stands only on comparable hardware and
-without doubt, and a FAIL only if a fresh set confirms it; then a waiver applies. A provisional bound
-and simulated hardware beside real devices decide nothing.
+without doubt, and a FAIL only if a fresh set confirms it; then a waiver applies. A provisional
+bound and simulated hardware beside real devices decide nothing.
 """
 
 import datetime
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from harness.analysis.judging import fingerprint
 from harness.analysis.judging.judge import Judged, estimate, judge, lag1, worst
@@ -58,11 +59,13 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
     if judged is None:
         return bare
     e = judged.estimate
+    interval = _interval(question, rule, run, judged)
     return replace(
         bare,
         value=e.value,
-        low=e.low,
-        high=e.high,
+        low=interval.low,
+        high=interval.high,
+        widened=interval.widened,
         n=e.n,
         sd=e.sd,
         mde=judged.mde,
@@ -75,6 +78,43 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
         more=more_pairs(question, rule, conclusion.reason),
         doubt=question.doubt.detail if question.doubt is not None else question.unquiet,
     )
+
+
+class _Interval(NamedTuple):
+    """An interval, and in one word what has widened it (empty: nothing)."""
+
+    low: float | None
+    high: float | None
+    widened: str = ""
+
+
+#: The word for each reason that widens an interval.
+_WIDENED = {
+    Reason.NOISY_HOST: "load",
+    Reason.NEIGHBOURS: "neighbours",
+    Reason.NOT_STEADY: "drift",
+}
+
+
+def _interval(
+    question: Question, rule: Threshold | None, run: RunRecord, judged: Judged
+) -> _Interval:
+    """Return the interval that a rule was judged on: that of the pairs, and of the pairs with each
+    tilt taken back. No rule was judged on it if there is none.
+    """
+    estimate = judged.estimate
+    measured = _Interval(estimate.low, estimate.high)
+    if rule is None or run.schema < ASIDE_SINCE or estimate.low is None or estimate.high is None:
+        return measured
+    interval = measured
+    for tilt in question.tilts:
+        shifted = _judged(question, [v * tilt.factor for v in question.first], rule, run).estimate
+        assert interval.low is not None and interval.high is not None
+        assert shifted.low is not None and shifted.high is not None
+        low, high = min(interval.low, shifted.low), max(interval.high, shifted.high)
+        if (low, high) != interval[:2]:
+            interval = _Interval(low, high, interval.widened or _WIDENED[tilt.reason])
+    return interval
 
 
 def _judged(

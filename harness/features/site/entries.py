@@ -13,18 +13,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from harness.analysis import remembered
-from harness.analysis.judging.points import points
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.analysis.ladder import arm_row
 from harness.base import digests
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError, SpecError
+from harness.base.numbers import si
+from harness.cases import Form, metrics
 from harness.interface.report.headline import headline
-from harness.record import RunRecord, Status
+from harness.record import RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 from harness.record.store import write_text
 
@@ -39,8 +41,10 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, kw_only=True)
 class CaseFigure:
-    """A case in a run: ``throughput`` in samples/s of all ranks, ``efficiency`` with its interval
-    against ``against``; the worst of its verdicts.
+    """A case in a run: ``throughput`` in samples/s of all ranks, and its worst verdict.
+
+    ``value`` of ``metric`` against ``against``, with the interval that was judged and what has
+    widened it, is the figure of that verdict: status and figure are never of two metrics.
     """
 
     case: str
@@ -49,10 +53,27 @@ class CaseFigure:
     stand_in: bool
     status: Status
     throughput: float | None
-    efficiency: float | None
+    metric: str
+    value: float | None
     low: float | None
     high: float | None
+    widened: str
     against: str
+
+    @property
+    def text(self) -> str:
+        """``0.82 [0.78, 0.86] load of plain``; empty if nothing was judged or compared."""
+        if self.value is None:
+            return ""
+        metric = metrics.metric(self.metric)
+        absolute = metric.form is Form.ABSOLUTE
+        show = partial(si, unit=metric.unit) if absolute else "{:.2f}".format
+        ends = ""
+        if self.low is not None and self.high is not None:
+            ends = f" [{show(self.low)}, {show(self.high)}] {self.widened}".rstrip()
+        name = "" if self.metric == "efficiency" else f" {self.metric}"
+        versus = "" if absolute else f" {'v' if name else 'of'} {self.against}"
+        return f"{show(self.value)}{ends}{name}{versus}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,43 +239,40 @@ def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> SiteEntry:
 
 
 def _cases(run: RunRecord) -> list[CaseFigure]:
-    """Each case once: with the efficiency that was judged, else against the first baseline."""
+    """Each case once, with its worst verdict: one on efficiency if several are equally bad."""
     figures: dict[str, CaseFigure] = {}
     for plan in run.plans:
-        kinds = dict.fromkeys(
-            contrast.against for contrast in plan.contrasts if contrast.metric == "efficiency"
-        )
-        scaled = {(p.case, kind): p for kind in kinds for p in points(run, plan, kind)}
         for arm in plan.arms:
             case = arm.case
-            verdicts = [verdict for verdict in run.verdicts if verdict.case_hash == case.hash]
-            judged = [
-                verdict.against
-                for verdict in verdicts
-                if verdict.metric == "efficiency" and verdict.rule
-            ]
-            against = next((a for a in (*judged, *kinds) if (case.id, a) in scaled), "")
-            point = scaled.get((case.id, against))
             row = arm_row(run, plan, arm)
             if row.throughput is None or case.id in figures:
                 continue
+            worst = min(run.verdicts_by_case.get(case.hash, ()), key=_rank, default=None)
             figures[case.id] = CaseFigure(
                 case=case.id,
                 ladder=case.family + case.extras,
                 world_size=case.world_size,
                 stand_in=bool(run.stand_ins(case)),
-                status=min(
-                    (verdict.counts for verdict in verdicts),
-                    key=SEVERITY.index,
-                    default=Status.RECORDED,
-                ),
+                status=Status.RECORDED if worst is None else worst.counts,
                 throughput=row.throughput,
-                efficiency=None if point is None else point.efficiency,
-                low=None if point is None else point.efficiency_low,
-                high=None if point is None else point.efficiency_high,
-                against=against,
+                metric="" if worst is None else worst.metric,
+                value=None if worst is None else worst.value,
+                low=None if worst is None else worst.low,
+                high=None if worst is None else worst.high,
+                widened="" if worst is None else worst.widened,
+                against="" if worst is None else worst.against,
             )
     return list(figures.values())
+
+
+def _rank(verdict: Verdict) -> tuple[int, bool, bool, bool]:
+    """Worst first; of equal ones those that a rule judges, and those on efficiency."""
+    return (
+        SEVERITY.index(verdict.counts),
+        verdict.rule is None,
+        verdict.value is None,
+        verdict.metric != "efficiency",
+    )
 
 
 def _rules(run: RunRecord) -> list[RuleFigure]:

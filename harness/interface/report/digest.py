@@ -22,6 +22,7 @@ COLUMNS = (
     "value",
     "low",
     "high",
+    "widened",
     "bound",
     "rule",
     "n",
@@ -77,7 +78,7 @@ def markdown(run: RunRecord) -> list[str]:
     lines += ["", f"| {' | '.join(shown)} |", "|" + "---|" * len(shown)]
     for row in rows(run):
         low, high = row["low"], row["high"]
-        span = "" if low is None else f"[{low:.4g}, {high:.4g}]"
+        span = "" if low is None else f"[{low:.4g}, {high:.4g}] {row['widened']}".rstrip()
         value = "" if row["value"] is None else f"{row['value']:.4g}"
         case = f"{row['case']} (stand-in)" if row["stand_in"] else row["case"]
         metric = row["metric"]

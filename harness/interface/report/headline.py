@@ -5,15 +5,18 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 from harness.analysis.again import changed, command
+from harness.analysis.judging.points import shown_against
 from harness.analysis.judging.promise import MOST_PAIRS
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.analysis.samples.script import came_to_each, handed_out
 from harness.base.numbers import si
 from harness.cases import CaseSpec, Device, Form, Mode, Plan, metrics
 from harness.cases.script import ACCEPTABLE
+from harness.interface.report.scaling import judged_interval
 from harness.interface.report.script import launching
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
@@ -344,11 +347,9 @@ def _why(run: RunRecord, v: Verdict) -> str:
         return f"{v.case}: {v.detail}"
     metric = metrics.metric(v.metric)
 
-    def show(x: float | None) -> str:
-        return si(x, metric.unit) if metric.form is Form.ABSOLUTE else f"{x:.3g}"
-
+    show = partial(si, unit=metric.unit) if metric.form is Form.ABSOLUTE else "{:.3g}".format
     of = "" if v.metric == "efficiency" else f" {v.metric}"
-    span = "" if v.low is None else f" [{show(v.low)}, {show(v.high)}]"
+    span = f" {judged_interval(v, show)}".rstrip()
     return f"{v.case} has{of} {show(v.value)}{span} where {v.bound} is asked"
 
 
@@ -362,7 +363,8 @@ def _decides(v: Verdict) -> str:
 
 
 def _largest(run: RunRecord) -> str:
-    """The largest rung of real hardware: what is left of a rank's speed there, with its interval.
+    """The largest rung of real hardware, as its row on the screen has it: what is left of a rank's
+    speed there, with its interval, and against which baseline if that is not plain.
 
     Of several the worst; none that is undecided or in doubt, whatever it reads.
     """
@@ -378,18 +380,24 @@ def _largest(run: RunRecord) -> str:
         return ""
     case, worst = min(asked, key=lambda rung: rung[1].value or 0.0)
     assert worst.value is not None
-    span = "" if worst.low is None else f" [{100 * worst.low:.0f}, {100 * (worst.high or 0):.0f}]"
+    span = f" {judged_interval(worst, lambda end: f'{100 * end:.0f}')}".rstrip()
     unit = "GPUs" if case.device == "cuda" else "CPU ranks"
-    return f"{case.family} keeps {worst.value:.0%}{span} of a rank's speed on {largest} {unit}"
+    versus = "" if worst.against == "plain" else f", v {worst.against}"
+    ranks = f"{largest} {unit}{versus}"
+    return f"{case.family} keeps {worst.value:.0%}{span} of a rank's speed on {ranks}"
 
 
 def _rungs(run: RunRecord) -> Iterator[tuple[CaseSpec, Verdict]]:
-    """Every efficiency of several ranks of real hardware, with its case."""
+    """Every efficiency of several ranks of real hardware that has a row on the screen: those that a
+    rule judges, and of other ladders those against the baseline that the screen shows.
+    """
     cases = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
     for verdict in run.verdicts:
-        efficiency = verdict.metric == "efficiency" and verdict.against in ("plain", "wrapped")
         case = cases.get(verdict.case_hash)
-        if not efficiency or verdict.value is None or case is None:
+        plan = run.plan_of.get(verdict.plan)
+        if verdict.metric != "efficiency" or verdict.value is None or case is None or plan is None:
+            continue
+        if not verdict.rule and verdict.against != shown_against(plan):
             continue
         if case.world_size > 1 and not run.stand_ins(case):
             yield case, verdict

@@ -11,7 +11,7 @@ from harness.cases import Plan, StandIn
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, number, table, wrap
-from harness.record import RunRecord, Status
+from harness.record import RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
 #: A line of the scaling table: a name, and a rung unless the name has more lines than rungs.
@@ -31,6 +31,16 @@ def interval(value: float | None, low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return f"{value:.3f} [n/a]"
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def judged_interval(v: Verdict, show: Callable[[float], str]) -> str:
+    """``[0.35, 1.12] load``: the interval that was judged, and what has widened it, if anything.
+
+    Empty if there is none. ``show`` writes one end of it.
+    """
+    if v.low is None or v.high is None:
+        return ""
+    return f"[{show(v.low)}, {show(v.high)}] {v.widened}".rstrip()
 
 
 def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
@@ -116,13 +126,12 @@ def _sent(row: LadderRow) -> str:
 
 
 def _efficiency(row: LadderRow) -> str:
-    point = row.point
-    return interval(point.efficiency, point.efficiency_low, point.efficiency_high)
+    widened = "" if row.verdict is None else row.verdict.widened
+    return f"{interval(row.point.efficiency, *row.interval)} {widened}".rstrip()
 
 
 def _bound(row: LadderRow) -> str:
-    bound = row.verdict.bound if row.verdict else ""
-    return f"{bound} *" if bound and not row.shown else bound
+    return row.verdict.bound if row.verdict else ""
 
 
 def _status(row: LadderRow) -> str:

@@ -11,6 +11,7 @@ Everything else is on the page and in ``report --every`` (``tables``).
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from harness.analysis.judging import notices
@@ -24,6 +25,7 @@ from harness.base.numbers import duration, si
 from harness.cases import Form, Reach, metrics
 from harness.interface.report import fabric, script, sections, timeline
 from harness.interface.report.headline import brief, decide, headline, why_open
+from harness.interface.report.scaling import judged_interval
 from harness.interface.report.sides import every, topology
 from harness.interface.report.text import Column, rule, shortened, table, wrap
 from harness.record import Reason, RunRecord, Status, Verdict
@@ -239,10 +241,9 @@ def _mfu(rung: LadderRow | None) -> str:
 
 def _figure(v: Verdict) -> str:
     metric = metrics.metric(v.metric)
-    if metric.form is Form.ABSOLUTE:
-        span = "" if v.low is None else f" [{si(v.low, metric.unit)}, {si(v.high, metric.unit)}]"
-        return si(v.value, metric.unit) + span
-    return _ratio(v.value or 0.0, v.low, v.high)
+    absolute = metric.form is Form.ABSOLUTE
+    show = partial(si, unit=metric.unit) if absolute else "{:.2f}".format
+    return f"{show(v.value or 0.0)} {judged_interval(v, show)}".rstrip()
 
 
 def _ratio(value: float, low: float | None, high: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from harness.analysis.judging import notices, verdicts
@@ -10,7 +11,7 @@ from harness.cases import Form, metrics
 from harness.interface.report import fabric, script, sections, timeline
 from harness.interface.report.coverage import coverage
 from harness.interface.report.headline import decide, headline
-from harness.interface.report.scaling import interval, scaling_table
+from harness.interface.report.scaling import judged_interval, scaling_table
 from harness.interface.report.sides import every, topology
 from harness.interface.report.text import rule, wrap
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
@@ -52,12 +53,10 @@ def verdict_line(v: Verdict, width: int) -> list[str]:
     """``FAIL  case  metric against baseline: value [interval], bound: why``"""
     metric = metrics.metric(v.metric)
     figures = ""
-    if v.value is not None and metric.form is Form.ABSOLUTE:
-        figures = (
-            f" {si(v.value, metric.unit)} [{si(v.low, metric.unit)}, {si(v.high, metric.unit)}]"
-        )
-    elif v.value is not None:
-        figures = f" {interval(v.value, v.low, v.high)}"
+    if v.value is not None:
+        absolute = metric.form is Form.ABSOLUTE
+        show = partial(si, unit=metric.unit) if absolute else "{:.3f}".format
+        figures = f" {show(v.value)} {judged_interval(v, show) or '[n/a]'}"
     bound = f" bound {v.bound}" if v.bound and metric.form is not Form.GATE else ""
     name = f" ({v.rule})" if v.rule else ""
     reason = "" if v.reason is Reason.MET else f": {v.detail}"
@@ -169,8 +168,6 @@ def summary(
         if any(line.endswith(" ~") for line in table_):
             doubts = dict.fromkeys(verdict.doubt for verdict in run.verdicts if verdict.doubt)
             lines += wrap(f" ~ treat as unreliable: {next(iter(doubts))}", width, 3)
-        if any(" *  " in line for line in table_):
-            lines.append(" * the verdict is on another figure, shown below")
     lines += [
         "",
         *every.lines(run, width),

@@ -1,7 +1,7 @@
 """Where a script runs and what it may write to.
 
 A launch works in a copy of the script's folder, so that it does not find what other launches have
-left, or with ``--clean`` in the folder itself, where the paths that it writes are named and removed.
+left. With ``--clean`` it works in the folder itself, and the paths that it writes are removed.
 Temporary files lie in a folder of the launch. ``startup/write_guard.py`` stops every other write.
 """
 

@@ -114,7 +114,7 @@ def entry(number: int, status: Status, machine: str = "m", stand_in: bool = Fals
     """A run of one case, each a day later than the one before."""
     figure = entries.CaseFigure(
         case="ddp/net/weak@2gpu", ladder="ddp/net/weak", world_size=2, stand_in=stand_in,
-        status=status, throughput=100.0, efficiency=0.9 + number / 100, low=0.8, high=1.0,
+        status=status, throughput=100.0, metric="efficiency", value=0.9 + number / 100, low=0.8, high=1.0, widened="",
         against="plain",
     )  # fmt: skip
     return SiteEntry(

@@ -24,6 +24,7 @@ from harness.interface.report import fabric, sections, tables, text
 from harness.interface.report.coverage import coverage
 from harness.interface.report.page import scaling
 from harness.interface.report.page.spent import spent
+from harness.interface.report.scaling import judged_interval
 from harness.interface.report.tabled import Table
 from harness.interface.report.templates import templates
 from harness.interface.report.text import Column
@@ -455,8 +456,7 @@ def _figure(v: Verdict) -> str:
         plain = metric.form is not Form.ABSOLUTE or metric.unit == "1"
         return f"{value:.3f}" if plain else si(value, metric.unit)
 
-    span = "" if v.low is None or v.high is None else f" [{show(v.low)}, {show(v.high)}]"
-    return "" if v.value is None else show(v.value) + span
+    return "" if v.value is None else f"{show(v.value)} {judged_interval(v, show)}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)

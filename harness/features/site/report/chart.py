@@ -47,6 +47,10 @@ class _Plane:
     def x(self, i: int) -> float:
         return LEFT + (i + 0.5) / self._count * (WIDTH - LEFT - RIGHT)
 
+    def clipped(self, value: float) -> bool:
+        """Whether a value lies outside what is drawn."""
+        return not self.low <= value <= self.high
+
     def y(self, value: float) -> float:
         inside = min(max(value, self.low), self.high)
         share = (inside - self.low) / (self.high - self.low)
@@ -60,6 +64,15 @@ class _Plane:
         digits = max(0, -math.floor(math.log10(step)))
         for i in range(math.ceil(self.low / step), math.floor(self.high / step) + 1):
             yield i * step, f"{i * step:,.{digits}f}"
+
+
+def _arrow(x: float, y: float, *, up: bool) -> Markup:
+    """Return the mark of an interval that goes on beyond the drawing."""
+    base = y + (5 if up else -5)
+    return Markup(
+        '<path class="beyond" d="M{:.1f} {:.1f}L{:.1f} {:.1f}H{:.1f}Z">'
+        "<title>the interval goes on beyond the drawing</title></path>"
+    ).format(x, y, x - 4, base, x + 4)
 
 
 def chart(points: Sequence[ChartPoint], label: str, days: tuple[str, str]) -> Markup:
@@ -85,6 +98,11 @@ def chart(points: Sequence[ChartPoint], label: str, days: tuple[str, str]) -> Ma
                     '<line class="span" x1="{0:.1f}" x2="{0:.1f}" y1="{1:.1f}" y2="{2:.1f}"/>'
                 ).format(plane.x(i), plane.y(p.low), plane.y(p.high))
             )
+            out += [
+                _arrow(plane.x(i), plane.y(end), up=up)
+                for end, up in ((p.low, False), (p.high, True))
+                if plane.clipped(end)
+            ]
     line = " ".join(
         f"{plane.x(i):.1f},{plane.y(point.value):.1f}" for i, point in enumerate(points)
     )

@@ -56,15 +56,9 @@ class Ran:
     def text(self) -> str:
         """``0.82 [0.78, 0.86] · PASS · 2026-11-25 02:05``"""
         figure = self.figure
-        span = (
-            ""
-            if figure.low is None or figure.high is None
-            else f" [{figure.low:.2f}, {figure.high:.2f}]"
-        )
-        efficiency = "" if figure.efficiency is None else f"{figure.efficiency:.2f}{span} · "
-        return (
-            f"{efficiency}{rate(figure.throughput)} samples/s · {figure.status} · {self.entry.at}"
-        )
+        throughput = f"{rate(figure.throughput)} samples/s"
+        parts = (figure.text, throughput, str(figure.status), self.entry.at)
+        return " · ".join(filter(None, parts))
 
 
 def link(entry: SiteEntry) -> str:
@@ -184,12 +178,14 @@ def over_time(entries: Sequence[SiteEntry]) -> list[tuple[str, str, list[Card]]]
 
 
 def _card(case: str, of_case: Sequence[Ran]) -> Card:
-    """Efficiency where the last run has one, else throughput."""
-    scaled = of_case[-1].figure.efficiency is not None
+    """The figure of the last run's verdict, in all runs that have it; else throughput."""
+    last = of_case[-1].figure
+    scaled = last.value is not None
     points = []
     for ran in of_case:
-        value = ran.figure.efficiency if scaled else ran.figure.throughput
-        if value is not None:
+        same = (ran.figure.metric, ran.figure.against) == (last.metric, last.against)
+        value = ran.figure.value if scaled else ran.figure.throughput
+        if value is not None and (same or not scaled):
             points.append(
                 ChartPoint(
                     value=value,
@@ -200,7 +196,7 @@ def _card(case: str, of_case: Sequence[Ran]) -> Card:
                     text=ran.text,
                 )
             )
-    what = "efficiency" if scaled else "samples/s"
+    what = last.metric if scaled else "samples/s"
     label = f"{what} of {case} over {len(points)} runs"
     days = (of_case[0].entry.day, of_case[-1].entry.day)
     return Card(

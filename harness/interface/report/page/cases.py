@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from harness.base.numbers import rate, si
 from harness.cases import Form, Plan, metrics
 from harness.interface.report.page import measured, spent
 from harness.interface.report.page.measured import Drawing, RankRow
+from harness.interface.report.scaling import judged_interval
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
 from harness.record import Check, Issued, LaunchRecord, Purpose, Reason, RunRecord, Verdict
@@ -224,7 +226,7 @@ def _verdicts(judged: Sequence[Verdict]) -> Table[Verdict]:
         return si(value, metric.unit) if metric.form is Form.ABSOLUTE else f"{value:.4f}"
 
     def interval(v: Verdict) -> str:
-        return "" if v.low is None or v.high is None else f"[{show(v, v.low)}, {show(v, v.high)}]"
+        return judged_interval(v, partial(show, v))
 
     return Table(
         columns=[

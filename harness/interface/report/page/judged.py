@@ -8,6 +8,7 @@ from markupsafe import Markup
 from harness.base.numbers import si
 from harness.cases import Form, Threshold, metrics
 from harness.interface.report.page import svg
+from harness.interface.report.scaling import judged_interval
 from harness.record import Reason, RunRecord, Verdict
 from harness.record.outcome import SEVERITY
 
@@ -59,7 +60,7 @@ def _verdict(
         "stand_in": stand_in,
         "metric": v.metric if absolute or v.against == "gate" else f"{v.metric} v {v.against}",
         "value": show(v.value),
-        "interval": "" if v.low is None else f"[{show(v.low)}, {show(v.high)}]",
+        "interval": judged_interval(v, show),
         "bound": v.bound,
         "strip": Markup(svg.strip(v.pairs, v.low, v.high, bounds, scale)),
         "again": Markup(svg.strip(v.again, None, None, bounds, scale)) if v.again else "",

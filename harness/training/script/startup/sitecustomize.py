@@ -1,7 +1,7 @@
 """Runs as a Python starts whose PYTHONPATH names this folder: watches it if it is a rank.
 
-Nothing is imported before the script imports torch. Whatever is no rank, a launcher, a worker of a
-DataLoader, is left alone, and so is what a rank starts; but none of them writes outside the launch's
+Nothing is imported before the script imports torch. A launcher, a worker of a DataLoader and what
+a rank starts are no ranks and are not watched, but none of them may write outside the launch's
 folders.
 """
 

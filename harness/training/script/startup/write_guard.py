@@ -1,10 +1,10 @@
 """Stop a script before it changes a file outside the folders that its launch may write to.
 
 An audit hook (PEP 578) sees every file that Python code opens for writing, renames, removes or
-creates, whatever way the path was spelled: absolute, ``~``, ``..`` or through a link. ``torch.save``
-writes in C++ and calls ``refuse`` itself. Other native writers (safetensors, HDF5) and programs that
-the script starts are not seen. This file imports nothing but the standard library, because it runs
-as a Python starts.
+creates, whatever way the path was spelled: absolute, ``~``, ``..`` or through a link.
+``torch.save`` writes in C++ and calls ``refuse`` itself. Other native writers (safetensors, HDF5)
+and programs that the script starts are not seen. This file imports nothing but the standard
+library, because it runs as a Python starts.
 """
 
 import os
@@ -47,13 +47,12 @@ class WriteGuard:
     """Refuses changes outside ``roots``, in this process and those that it forks."""
 
     def __init__(self, roots: Iterable[str]) -> None:
-        named = [
+        caches = [
             folder
             for name, folder in os.environ.items()
-            if ("CACHE" in name or name in _CACHE_HOMES) and os.path.isabs(folder)
+            if ("CACHE" in name or name in _CACHE_HOMES) and Path(folder).is_absolute()
         ]
-        allowed = [*roots, *named]
-        self._roots = (*map(os.path.realpath, allowed), *_KERNEL)
+        self._roots = [Path(root).resolve() for root in (*roots, *caches, *_KERNEL)]
 
     def install(self) -> None:
         """Watch this process until it ends: Python has no way to remove an audit hook."""
@@ -69,11 +68,11 @@ class WriteGuard:
         """
         if isinstance(path, int) or path is None:
             return
-        name = os.fsdecode(path)
+        named = Path(os.fsdecode(path))
         if isinstance(folder, int) and folder >= 0:
-            name = os.path.join(f"/proc/self/fd/{folder}", name)
-        above, last = os.path.split(os.path.abspath(name))
-        place = os.path.realpath(name) if follow else os.path.join(os.path.realpath(above), last)
+            named = Path(f"/proc/self/fd/{folder}") / named
+        link = not follow and named.name not in ("", "..")
+        place = named.parent.resolve() / named.name if link else named.resolve()
         if not self._allowed(place):
             raise OutsideWriteError(
                 f"the script would write to {place}, which is outside the launch's copy of its"
@@ -81,10 +80,10 @@ class WriteGuard:
                 " path inside its folder"
             )
 
-    def _allowed(self, place: str) -> bool:
-        if any(place == root or place.startswith(f"{root}/") for root in self._roots):
+    def _allowed(self, place: Path) -> bool:
+        if any(place.is_relative_to(root) for root in self._roots):
             return True
-        return any("cache" in part.lower() for part in Path(place).parts)
+        return any("cache" in part.lower() for part in place.parts)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event not in _EVENTS:
@@ -100,7 +99,9 @@ class WriteGuard:
         elif event in _FOLLOWED:
             place, folder = _FOLLOWED[event]
             self.refuse(args[place], None if folder is None else args[folder])
-        elif event != "os.mkdir" or not os.path.isdir(args[0]):  # that one fails by itself
+        elif (
+            event != "os.mkdir" or not Path(os.fsdecode(args[0])).is_dir()
+        ):  # that one fails by itself
             place, folder = _ENTRY[event]
             self.refuse(args[place], args[folder], follow=False)
 

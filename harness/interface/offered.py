@@ -116,7 +116,7 @@ OPTIONS = (
         kwargs={"metavar": "TEXT"},
     ),
     Option(
-        name="strict",
+        name="worst-pair",
         cases=True,
         help="judge the worst pair of launches instead of the mean",
         kwargs={"action": "store_true", "default": False},
@@ -128,7 +128,8 @@ OPTIONS = (
 #: programs of this package tell each other.
 VARIABLES = {
     f"SCALEPROOF_{name}"
-    for name in ("BADGES", "FAMILY", "FIRST", "HOME", "IMAGE", "PASSPHRASE", "SUBMITTED", "TOKEN")
+    for name in ("BADGES", "FAMILY", "FIRST", "HOME", "IMAGE", "PASSPHRASE", "SUBMITTED", "TOKEN",
+                 "WRITABLE")
 }
 
 

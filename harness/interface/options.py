@@ -91,7 +91,7 @@ def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Sett
         device=site.device,
         cluster=values["cluster"],
         budget_s=seconds(values["time-budget"]),
-        strict=values["strict"],
+        strict=values["worst-pair"],
         timeline=not values["no-timeline"],
         fabric=not values["no-fabric"],
         argv=secrets.masked_words(argv),

@@ -5,7 +5,6 @@ the environment, and nothing is imported for them. A suite is a file that import
 and calls ``scaling`` or ``recovering``; what is done with it is in ``items.py``.
 """
 
-import argparse
 import ast
 import os
 import warnings
@@ -63,17 +62,26 @@ def pytest_load_initial_conftests(
     if not near:
         return
     group = parser.getgroup("scaling")
+    taken = _option_names(parser)
     for option in OPTIONS:
+        if f"--{option.name}" in taken:
+            continue  # another plugin's or project's: ours is --scaling-NAME there
         dest = f"scaleproof_short_{option.name.replace('-', '_')}"
-        try:
-            group.addoption(
-                f"--{option.name}",
-                dest=dest,
-                help=f"short for --scaling-{option.name}",
-                **option.kwargs,
-            )
-        except (ValueError, argparse.ArgumentError):
-            continue  # another project's: ours is --scaling-NAME there
+        group.addoption(
+            f"--{option.name}",
+            dest=dest,
+            help=f"short for --scaling-{option.name}",
+            **option.kwargs,
+        )
+
+
+def _option_names(parser: pytest.Parser) -> set[str]:
+    """Return the names of all options that pytest, its plugins and conftests have added.
+
+    pytest 8 refuses a name that two groups have only when it builds its parser, in a traceback.
+    """
+    groups = [parser._anonymous, *parser._groups]
+    return {name for group in groups for option in group.options for name in option.names()}
 
 
 def _tests(config: pytest.Config) -> Iterator[Path]:

@@ -111,7 +111,7 @@ def test_json_is_one_document(
         (["run", "ddp/decoder-tny"], 4, "has no size 'tny': did you mean 'tiny'?"),
         (["run", "ddp/decoder-tiny/weka"], 4, "no mode 'weka': did you mean 'weak'?"),
         (["list", "model"], 4, "no kind 'model': did you mean 'models'?"),
-        (["fabric", "--strict"], 4, "no option '--strict'"),
+        (["fabric", "--worst-pair"], 4, "no option '--worst-pair'"),
         (["run", "ddp/decoder-tiny/strong", "--cpus", "2"], 4, "needs a global batch"),
         (["run", "ddp/mlp-nano", "--set", "precsion=bf16"], 4, "did you mean 'precision'?"),
         (["run", "ddp/mlp-nano", "--set", "precision=fp4"], 4, "--set precision=fp4"),
@@ -292,7 +292,7 @@ def test_resume_measures_the_plans_that_were_still_to_come(tmp_path: Path) -> No
         "def both(site):\n"
         "    return [ladder(site.case(c), (1,), protocol=TWO) for c in CASES]\n"
     )
-    words = ["run", "two.py::both", "--cpus", "1", "--strict", "--no-timeline"]
+    words = ["run", "two.py::both", "--cpus", "1", "--worst-pair", "--no-timeline"]
     command = [sys.executable, "-m", "harness", *words]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.DEVNULL, preexec_fn=interruptible

@@ -128,8 +128,17 @@ OPTIONS = (
 #: programs of this package tell each other.
 VARIABLES = {
     f"SCALEPROOF_{name}"
-    for name in ("BADGES", "FAMILY", "FIRST", "HOME", "IMAGE", "PASSPHRASE", "SUBMITTED", "TOKEN",
-                 "WRITABLE")
+    for name in (
+        "BADGES",
+        "FAMILY",
+        "FIRST",
+        "HOME",
+        "IMAGE",
+        "PASSPHRASE",
+        "SUBMITTED",
+        "TOKEN",
+        "WRITABLE",
+    )
 }
 
 

@@ -6,11 +6,13 @@ speedup = T1 / TN, or the ratio of throughputs;  efficiency = speedup / (N / N1)
 1 - efficiency >= the share of a step that communication is said to take: nothing else can hide it.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from harness.features.foresight.published.files import cell_value, field_name
@@ -83,6 +85,15 @@ class ClaimFinding:
 Row = Mapping[ClaimedColumn, ClaimedFigure]
 #: Powers of ten beyond which a figure is a slip of the pen.
 MOST_DIGITS = 300
+#: Fields that may differ from row to row of one ladder: they grow with the ranks, or say where a
+#: row comes from.
+_OF_NO_CONSEQUENCE = frozenset(
+    [
+        *(name for what in ("nodes", "data", "global_batch") for name in NUMBERS[what]),
+        "id", "source", "note", "notes", "log", "file", "path", "url", "run", "runs", "name",
+        "comment", "kind", "launches",
+    ]
+)  # fmt: skip
 #: Seconds of a unit that a time's cell says itself.
 SECONDS: Mapping[str, float] = {
     "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86_400.0,
@@ -139,7 +150,7 @@ def contradictions(table: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"{finding.row} contradict themselves: {why}"
-        for finding in audit(stated.rows, stated.kinds, stated.names)
+        for finding in audit(stated.rows, stated.kinds, stated.names, stated.doubts)
         for why in finding.why
         if finding.status is ClaimStatus.INCONSISTENT
     ]
@@ -147,11 +158,15 @@ def contradictions(table: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class StatedTable:
-    """The figures of a table's rows, what kind each is of, and what it is called, if anything."""
+    """The figures of a table's rows, what kind each is of, and what it is called, if anything.
+
+    ``doubts`` says of each kind whose rows may belong to several ladders why that is so.
+    """
 
     rows: Sequence[Row]
     kinds: Sequence[str]
     names: Sequence[str]
+    doubts: Mapping[str, str]
 
 
 def stated_table(table: Mapping[str, Any]) -> StatedTable:
@@ -169,9 +184,44 @@ def stated_table(table: Mapping[str, Any]) -> StatedTable:
     rows = [_stated_row(point, about) for point in points]
     kinds = [str(point.get("kind") or "").strip() for point in points]
     names = [str(point.get("name") or "").strip() for point in points]
+    doubts: dict[str, str] = {}
     if not any(kinds):
         kinds = _configurations(points)
-    return StatedTable(rows=rows, kinds=kinds, names=names)
+        for kind in dict.fromkeys(kinds):
+            of_kind = [number for number, of_row in enumerate(kinds) if of_row == kind]
+            doubt = _several_ladders(
+                [rows[number] for number in of_kind], [points[number] for number in of_kind]
+            )
+            doubts |= {kind: doubt} if doubt else {}
+    return StatedTable(rows=rows, kinds=kinds, names=names, doubts=doubts)
+
+
+def _several_ladders(rows: Sequence[Row], points: Sequence[Mapping[str, Any]]) -> str:
+    """Say why rows may belong to several ladders; empty if they certainly belong to one.
+
+    They do if their ranks grow, or shrink, from row to row, one row alone has a speedup of 1, and
+    every column that is not understood is the same in all rows.
+    """
+    cells = [{field_name(str(name)).lower(): cell for name, cell in p.items()} for p in points]
+    headings = {field_name(str(name)).lower(): str(name) for p in points for name in p}
+    differing = [
+        heading
+        for field, heading in headings.items()
+        if column(heading) is None
+        and field not in _OF_NO_CONSEQUENCE
+        and len({str(cell.get(field)) for cell in cells}) > 1
+    ]
+    if differing:
+        listed = ", ".join(repr(heading.strip("* ")) for heading in differing)
+        return f"they differ in {listed}, which {'are' if differing[1:] else 'is'} not understood"
+    ranks = [row[ClaimedColumn.RANKS].middle for row in rows if ClaimedColumn.RANKS in row]
+    steps = [after - before for before, after in itertools.pairwise(ranks)]
+    if any(step <= 0 for step in steps) and any(step >= 0 for step in steps):
+        return "their ranks begin again"
+    speedups = [row[ClaimedColumn.SPEEDUP] for row in rows if ClaimedColumn.SPEEDUP in row]
+    if sum(speedup.low <= 1.0 <= speedup.high for speedup in speedups) > 1:
+        return "several rows have a speedup of 1"
+    return ""
 
 
 def _stated_row(point: Mapping[str, Any], about: Mapping[str, Any]) -> Row:
@@ -256,10 +306,14 @@ def between_launches(row: Row, base: Row) -> tuple[float, float] | None:
 
 
 def audit(
-    rows: Sequence[Row], kinds: Sequence[str] = (), names: Sequence[str] = ()
+    rows: Sequence[Row],
+    kinds: Sequence[str] = (),
+    names: Sequence[str] = (),
+    doubts: Mapping[str, str] = MappingProxyType({}),
 ) -> list[ClaimFinding]:
     """Every row against the smallest one of its kind, and against itself. Of rows with as many
-    ranks, such as two machines, the first is what others are held against.
+    ranks, such as two machines, the first is what others are held against. Rows of a kind that
+    may belong to several ladders (``doubts``) are not held against each other.
     """
     of = list(kinds) or [""] * len(rows)
     called = list(names) or [""] * len(rows)
@@ -273,6 +327,9 @@ def audit(
     findings = []
     for number, (row, kind, name) in enumerate(zip(rows, of, called, strict=True), 1):
         base = bases.get(kind)
+        if doubt := doubts.get(kind):
+            findings.append(_uncertain(row, number, kind, name, doubt))
+            continue
         finding = replace(_finding(row, base, number), kind=kind)
         finding = replace(finding, row=name or finding.row)
         times = [] if base is None or ClaimedColumn.RANKS not in row else _measured(row, base)
@@ -286,6 +343,26 @@ def audit(
                 finding = replace(finding, efficiency=ends)
         findings.append(finding)
     return findings
+
+
+def _uncertain(row: Row, number: int, kind: str, name: str, doubt: str) -> ClaimFinding:
+    why = (
+        f"its rows may belong to several ladders: {doubt}; one ladder a table, or a column 'kind'"
+        " that names the ladder of each row, can be checked"
+    )
+    return ClaimFinding(
+        row=name or _row_name(row, number),
+        status=ClaimStatus.UNCHECKABLE,
+        why=(why,),
+        checked=(),
+        kind=kind,
+    )
+
+
+def _row_name(row: Row, number: int) -> str:
+    return (
+        f"{row[ClaimedColumn.RANKS].text} ranks" if ClaimedColumn.RANKS in row else f"row {number}"
+    )
 
 
 def nonsense(row: Row) -> str:
@@ -302,9 +379,7 @@ def nonsense(row: Row) -> str:
 
 
 def _finding(row: Row, base: Row | None, number: int) -> ClaimFinding:
-    name = (
-        f"{row[ClaimedColumn.RANKS].text} ranks" if ClaimedColumn.RANKS in row else f"row {number}"
-    )
+    name = _row_name(row, number)
     if base is None or ClaimedColumn.RANKS not in row:
         return ClaimFinding(
             row=name,

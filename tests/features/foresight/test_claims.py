@@ -215,3 +215,47 @@ def test_what_three_launches_leave_open_of_a_ratio(
         [math.exp(middle - half), math.exp(middle + half)], rel=1e-6
     )
     assert "1.58 times as fast (1.40 to 1.77 as launches differ) by minutes" in page.read_text()
+
+
+#: Headings under which people say which ladder a row belongs to.
+DIVIDING = (
+    "Method", "Benchmark", "Cluster", "System", "Dataset", "Schedule", "Backend", "Compiler",
+    "Technique", "Parallelism", "Batch", "Batch size / GPU", "Global batch", "Sequence length",
+    "Hardware", "Node", "Machine", "Library", "Config", "Experiment", "Run", "Date", "Year", "Layers",
+    "Params", "mbs", "TP", "PP", "Strategy", "Framework", "Precision", "dtype", "Seq",
+    "Interconnect", "Network", "GPU", "Version", "Model", "Fabric",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("heading", DIVIDING)
+@pytest.mark.parametrize("values", [("a", "b"), ("8", "16")])
+def test_two_honest_ladders_in_one_table_are_not_called_wrong(
+    tmp_path: Path, heading: str, values: tuple[str, str]
+) -> None:
+    path = tmp_path / "two.md"
+    rows = [(values[0], 8, 1000, 1.0), (values[0], 16, 980, 1.96),
+            (values[1], 8, 700, 1.0), (values[1], 16, 690, 1.97)]  # fmt: skip
+    lines = [f"| {heading} | GPUs | tokens/s/GPU | Speedup |", "|---|---|---|---|"]
+    path.write_text("\n".join([*lines, *(f"| {a} | {b} | {c} | {d} |" for a, b, c, d in rows)]))
+    assert main(["audit", str(path)]) in (0, 5)
+
+
+def test_a_file_of_two_tables_is_two_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "README.md"
+    head = "| GPUs | images/s | speedup |\n|---|---|---|\n"
+    text = f"# A\n\n{head}| 1 | 759 | 1.00 |\n| 4 | 2837 | 3.74 |\n\n# B\n\n"
+    path.write_text(f"{text}{head}| 1 | 326 | 1.00 |\n| 4 | 1217 | 3.73 |\n")
+    assert main(["audit", str(path)]) == 0
+    assert "4 consistent" in capsys.readouterr().out
+    path.write_text(f"{text}{head}| 1 | 326 | 1.00 |\n| 4 | 1217 | 3.99 |\n")
+    assert main(["audit", str(path)]) == 1, "what is wrong within one ladder is still found"
+
+
+def test_a_doubtful_table_says_why_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("gpus,img/s,speedup\n1,100,1\n4,380,3.8\n1,50,1\n4,100,3.8\n")
+    assert main(["audit", str(path)]) == 5
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("their ranks begin again") == 1 and shown.count("as above") == 3

@@ -6,6 +6,7 @@ file -> documents of one form: what is stated of all rows, and ``points``, the r
 
 import csv
 import io
+import itertools
 import json
 import re
 import tomllib
@@ -38,7 +39,10 @@ def documents(path: Path, fix: str) -> Sequence[Any]:
         return [{"id": path.stem, **_of_toml(content, path)}]
     if path.suffix == ".json" or content.lstrip().startswith(("{", "[")):
         return _of_json(content, path, fix)
-    return [{"id": path.stem, "points": _of_text(content)}]
+    tables = _of_text(content)
+    named = [f"{path.stem}, table {number}" for number in range(1, len(tables) + 1)]
+    ids = named if len(tables) > 1 else [path.stem]
+    return [{"id": id_, "points": rows} for id_, rows in zip(ids, tables, strict=True)]
 
 
 def field_name(heading: str) -> str:
@@ -76,15 +80,22 @@ def _of_toml(content: str, path: Path) -> Mapping[str, Any]:
     return {**document, "points": rows}
 
 
-def _of_text(content: str) -> list[dict[str, str]]:
-    """Rows of the lines that begin with a bar, else of CSV."""
-    marked = [line.strip().strip("|") for line in content.splitlines() if line.strip()[:1] == "|"]
-    if marked:
-        lines = [[cell.strip() for cell in line.split("|")] for line in marked]
-        rows = [cells for cells in lines if not all(re.fullmatch(r":?-+:?", c) for c in cells)]
-        return [dict(zip(rows[0], cells, strict=False)) for cells in rows[1:]]
+def _of_text(content: str) -> list[list[dict[str, str]]]:
+    """The rows of each table: of lines that begin with a bar, one after the other; else of CSV."""
+    lines = [line.strip() for line in content.splitlines()]
+    blocks = [
+        list(block) for barred, block in itertools.groupby(lines, lambda x: x[:1] == "|") if barred
+    ]
+    if blocks:
+        return [_of_markdown(block) for block in blocks]
     lines_of_csv = csv.DictReader(io.StringIO(content), skipinitialspace=True)
-    return [{key: value or "" for key, value in row.items() if key} for row in lines_of_csv]
+    return [[{key: value or "" for key, value in row.items() if key} for row in lines_of_csv]]
+
+
+def _of_markdown(block: Sequence[str]) -> list[dict[str, str]]:
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in block]
+    rows = [cells for cells in lines if not all(re.fullmatch(r":?-+:?", c) for c in cells)]
+    return [dict(zip(rows[0], cells, strict=False)) for cells in rows[1:]]
 
 
 def _of_json(content: str, path: Path, fix: str) -> Sequence[Any]:

@@ -55,7 +55,7 @@ def act(asked: Asked) -> Answer:
     findings = list[ClaimFinding]()
     for table in tables:
         stated = _read(table, path)
-        of_table = claims.audit(stated.rows, stated.kinds, stated.names)
+        of_table = claims.audit(stated.rows, stated.kinds, stated.names, stated.doubts)
         if len(tables) > 1:
             of_table = [
                 replace(finding, kind=_joined(table.get("id", ""), finding.kind))
@@ -172,8 +172,10 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
             key=lambda r: r[ClaimedColumn.RANKS].middle,
             default=None,
         )
+        above = ""
         for row, finding in of_kind:
             why = "; ".join(finding.why) or f"{len(finding.checked)} checks hold"
+            why, above = ("as above", why) if finding.why and why == above else (why, why)
             lost = None
             if base is not None and ClaimedColumn.RANKS in row:
                 lost = claims.unexplained(row, base)

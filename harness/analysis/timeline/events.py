@@ -53,12 +53,21 @@ DROPPED = frozenset({"python_function", "Trace", "fwdbwd", "async_cpu_to_gpu", "
 _NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args)"\s*:)', re.S)
 
 
-class Ties(msgspec.Struct, frozen=True, gc=False, rename={"collective": "Collective name"}):
-    """Fields that tie an event to others: read of every event on a device or that launches one."""
+class Ties(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    rename={"collective": "Collective name", "npu_stream": "Stream Id"},
+):
+    """Fields that tie an event to others: read of every event on a device or that launches one.
+
+    ``npu_stream`` is where torch_npu writes the stream of an Ascend device.
+    """
 
     correlation: int = -1
     stream: int = -1
     collective: str = ""
+    npu_stream: int = -1
 
 
 class Args(

@@ -214,7 +214,7 @@ class _Growing:
         bare = np.array([cat in _BARE for cat, _, _ in self.places])
         rows = np.flatnonzero(~bare[place])
         ties = arguments([events[i].args for i in rows.tolist()], Ties)
-        for values in ([t.correlation for t in ties], [t.stream for t in ties]):
+        for values in ([t.correlation for t in ties], [max(t.stream, t.npu_stream) for t in ties]):
             column = np.full(len(events), -1, dtype=np.int64)
             column[rows] = _integers(values)
             yield column
@@ -285,20 +285,24 @@ def read(path: Path) -> Trace:
 
 def _unknown(path: Path, columns: _Growing) -> list[str]:
     """Names the kinds of events that nobody knows; ScaleproofError where they are a device's."""
-    unknown = {c: _RENAMED.get(c, c) for c, _, _ in columns.places}
-    unknown = {c: kind for c, kind in unknown.items() if kind not in KNOWN}
     sentences = []
-    for name, kind in unknown.items():
+    for name in dict.fromkeys(category for category, _, _ in columns.places):
+        kind = _RENAMED.get(name, name)
+        if kind in KNOWN and kind:
+            continue
         categories = [number for (cat, _, _), number in columns.places.items() if cat == name]
         rows = np.isin(np.frombuffer(columns.grown["place"], dtype=np.int32), categories)
         streams = np.frombuffer(columns.grown["stream"], dtype=np.int64)[rows]
         if _OTHER_DEVICES.search(kind) or (streams >= 0).any():
+            what = f"of kind {kind!r}" if kind else "without a category (of an Ascend NPU?)"
             raise ScaleproofError(
-                f"device events of kind {kind!r} are not understood",
+                f"device events {what} are not understood",
                 where=str(path),
                 expected="a trace of CPU, CUDA, ROCm or XPU",
                 fix="report the kind as an issue, with a trace of a few steps",
             )
+        if not kind:
+            continue
         sentences.append(f"events of kind {kind!r} are left out")
     return sentences
 

@@ -44,6 +44,7 @@ class VerdictRow(TypedDict):
     rule: str | None
     n: int
     reason: str
+    widened: str
     reproducible: bool | None
     stand_in: bool
 

@@ -1,0 +1,93 @@
+"""A trace that lacks its device's rows has no budget: it says what is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.timeline.reader import read
+from harness.analysis.timeline.sorting import lanes
+from harness.base.errors import ScaleproofError
+from harness.interface.cli.main import main
+from tests.analysis.timeline.writing import event, step, write
+
+DEVICE = [{"id": 0, "name": "NVIDIA A100"}]
+
+
+def steps(runtime: str = "cudaLaunchKernel", *, kernels: bool = True) -> list[dict[str, Any]]:
+    """Four steps, as kineto writes them: what the host did first, then the device's rows."""
+    host, device = [], []
+    for k in range(4):
+        at = 10_000 * k
+        host += [
+            step(k, at, at + 9_900),
+            event("aten::mm", at + 1_000, at + 3_000),
+            event(runtime, at + 1_500, at + 1_600, "cuda_runtime", correlation=k + 1),
+        ]
+        device.append(
+            event("gemm", at + 2_000, at + 8_000, "kernel", 7, 0, correlation=k + 1, stream=7)
+        )
+    return [*host, *(device if kernels else [])]
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(ScaleproofError) as error:
+        lanes(read(path))
+    assert main(["timeline", str(path)]) == 4, "no figures, and no exit status 0"
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "runtime", ["cudaLaunchKernel", "cuLaunchKernelEx", "hipModuleLaunchKernel", "cudaGraphLaunch"]
+)
+def test_launches_without_kernels(tmp_path: Path, runtime: str) -> None:
+    words = refused(write(tmp_path / "t.json", steps(runtime, kernels=False)))
+    assert "4 kernel launches have no kernel" in words
+    assert lanes(read(write(tmp_path / "whole.json", steps(runtime)))).device == "cuda"
+
+
+@pytest.mark.parametrize("share", [0.95, 0.6, 0.35])
+def test_a_cut_trace_of_a_device(tmp_path: Path, share: float) -> None:
+    """Kineto writes what the host did first, so a cut takes the device's rows."""
+    whole = write(tmp_path / "whole.json", steps())
+    text = whole.read_text()
+    document = json.loads(text)
+    text = json.dumps({"deviceProperties": DEVICE, **document}, indent=1)
+    cut = tmp_path / "cut.json"
+    cut.write_text(text[: int(share * len(text))])
+    words = refused(cut)
+    assert "the file ends in the middle of its events" in words
+    assert "no kernel" in words or "no row is of NVIDIA A100" in words
+
+
+def test_operators_that_run_on_a_device_only(tmp_path: Path) -> None:
+    events = [*steps(kernels=False), event("aten::cudnn_convolution", 5_000, 6_000)]
+    events = [e for e in events if e["cat"] != "cuda_runtime"]
+    assert "aten::cudnn_convolution ran on a device" in refused(write(tmp_path / "t.json", events))
+
+
+def test_rows_of_an_ascend_device(tmp_path: Path) -> None:
+    """They have no category, and a stream under another name."""
+    events = [e for e in steps(kernels=False) if e["cat"] != "cuda_runtime"]
+    npu = {"ph": "X", "name": "aclnnAdd", "pid": 800, "tid": 3, "ts": "2.5", "dur": 4.5,
+           "args": {"Task Type": "AI_CORE", "Stream Id": 3}}  # fmt: skip
+    assert "Ascend" in refused(write(tmp_path / "t.json", [*events, npu], layout="list"))
+
+
+def test_a_file_of_another_program(tmp_path: Path) -> None:
+    calls = [event("cuMemAlloc_v2", 1_000 * k, 1_000 * k + 500, "") for k in range(20)]
+    assert "no operator and no kernel" in refused(write(tmp_path / "t.json", calls))
+
+
+def test_a_training_on_cores_stays_one(tmp_path: Path) -> None:
+    """Also on a host with a device, which the header then names: that is said, and no refusal."""
+    events = [e for e in steps(kernels=False) if e["cat"] != "cuda_runtime"]
+    path = write(tmp_path / "t.json", events)
+    assert lanes(read(path)).device == "cpu"
+    document = {"deviceProperties": DEVICE, **json.loads(path.read_text())}
+    path.write_text(json.dumps(document, indent=1))
+    lane = lanes(read(path))
+    assert lane.device == "cpu" and any("NVIDIA A100" in note for note in lane.unsure)

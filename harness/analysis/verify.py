@@ -23,6 +23,7 @@ from harness.base.errors import RecordError, ScaleproofError
 from harness.base.packs import is_there, opened
 from harness.cases import Threshold
 from harness.record import (
+    ASIDE_SINCE,
     DIRECTED_SINCE,
     JUDGED_SINCE,
     SCHEMA,
@@ -305,7 +306,9 @@ def _launch(
         paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
         traceless = not all(map(is_there, paths))
         if not traceless:
-            differences += _budget(launch, folder, window.profiled, talks(case, expected))
+            differences += _budget(
+                launch, folder, window.profiled, talks(case, expected), run.schema
+            )
         if not same(
             tuple(figures.perturbation(samples, window)),
             (launch.perturbation, launch.perturbation_low),
@@ -383,7 +386,9 @@ def same(a: Json, b: Json) -> bool:
     return bool(a == b)
 
 
-def _budget(launch: LaunchRecord, folder: Path, steps: int, talking: bool) -> list[str]:
+def _budget(
+    launch: LaunchRecord, folder: Path, steps: int, talking: bool, schema: int
+) -> list[str]:
     """Whether the traces are those that were recorded, and say the same again."""
     for rank in launch.ranks:
         if _digest(trace_path(folder, launch.launch, rank.rank)) != rank.trace_sha256:
@@ -392,6 +397,8 @@ def _budget(launch: LaunchRecord, folder: Path, steps: int, talking: bool) -> li
         again = budget_of(folder, launch.launch, launch.ranks, steps, talking)
     except ScaleproofError as error:
         return [f"{launch.launch}: {error.what}"]
+    if schema < ASIDE_SINCE and launch.budget is not None:  # waiting was attributed otherwise
+        again = dataclasses.replace(again, blame=launch.budget.blame)
     return (
         [] if same(to_doc(again), to_doc(launch.budget)) else [f"{launch.launch}: budget differs"]
     )

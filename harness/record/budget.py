@@ -59,11 +59,14 @@ class RankBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class Blame:
-    """Whom the others waited for, and what it was at.
+    """The rank that the others waited for most, and what it was at.
 
-    ``waited_ns`` is what others waited for it per step, less what it waited itself: a rank that is
-    late because it waited passes the blame on. ``share`` is its part of all that is left so.
-    ``term`` is where its step exceeds the median of the others' most, by ``excess_ns``.
+    Waiting is attributed within each step and then added up. ``waited_ns`` is what others waited
+    for this rank per step, less what it waited itself in the same step: a rank that is late because
+    it waited passes the blame on. ``share`` is its part of all that is left so. ``gross_ns`` is all
+    waiting of all ranks per step, ``net_ns`` what others waited for this rank less what it waited
+    itself, over all steps. ``term`` is where its step exceeds the median of the others' most, by
+    ``excess_ns``. Records until schema 9 have no gross, and attributed over all steps at once.
     """
 
     rank: int
@@ -71,6 +74,13 @@ class Blame:
     share: float
     term: Term | None
     excess_ns: int
+    gross_ns: int = 0
+    net_ns: int = 0
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether ranks wait for each other in turn: less than half is left over all steps."""
+        return 2 * self.net_ns < self.gross_ns
 
 
 @dataclass(frozen=True, kw_only=True)

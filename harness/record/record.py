@@ -33,8 +33,8 @@ SETTLED_SINCE = 7
 DIRECTED_SINCE = 8
 #: Schema since which the first look asks for more to spare: half of the launches may be slow.
 HALVES_SINCE = 9
-#: Schema since which neither a provisional bound nor simulated hardware can decide a run, and the
-#: interval of a verdict is the one that was judged.
+#: Schema since which neither a provisional bound nor simulated hardware can decide a run, the
+#: interval of a verdict is the one that was judged, and waiting is attributed within each step.
 ASIDE_SINCE = 10
 
 

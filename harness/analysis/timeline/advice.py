@@ -166,6 +166,8 @@ def _waited_for(budget: Budget) -> str:
     blame = budget.blame
     if blame is None:
         return "ranks come to a collective at different times"
+    if blame.in_turn:
+        return "ranks wait for each other in turn: which one has more to do changes with the step"
     all_of_it = blame.share > 0.995
     share = "all waiting" if all_of_it else f"{blame.share:.0%} of the waiting"
     who = f"{share} is for rank {blame.rank}"

@@ -13,7 +13,6 @@ from harness.analysis.timeline.intervals import (
     merge,
     per_window,
     subtract,
-    total,
 )
 from harness.analysis.timeline.lanes import Lanes, Op
 from harness.analysis.timeline.match import Matched, clock_bounds, match
@@ -202,30 +201,33 @@ def _blame(
     """The rank that the others' exposed waits were for, and its excess over the median rank."""
     if len(closed) < 2:
         return None
-    waits: dict[int, int] = {}
     busy = {lane.rank: merge(lane.compute, lane.move) for lane in lanes}
-    windows = {lane.rank: (int(lane.edges[0]), int(lane.edges[num_edges - 1])) for lane in lanes}
+    edges = {lane.rank: lane.edges[:num_edges] for lane in lanes}
     spans: dict[tuple[int, int], list[tuple[int, int]]] = {}
     opening = min(matched.meetings, key=lambda meeting: meeting.last_start, default=None)
     for m in matched.meetings:
         for rank, op in m.ops.items():
-            low, high = windows[rank]
+            low, high = int(edges[rank][0]), int(edges[rank][-1])
             if m is opening:  # that a capture begins later on one rank is nobody's waiting
-                low = max(low, op.start + max(0, windows[m.last][0] - low))
+                low = max(low, op.start + max(0, int(edges[m.last][0]) - low))
             start = max(op.start, op.waited, low)
             end = min(op.end, m.last_start, high)
             if rank != m.last and end > start:
                 spans.setdefault((m.last, rank), []).append((start, end))
+    steps = len(closed[0].step_ns)
+    gross = np.zeros(steps, dtype=np.int64)
+    net = {budget.rank: np.zeros(steps, dtype=np.int64) for budget in closed}
     for (late, rank), pairs in spans.items():
-        exposed = subtract(intervals.of(pairs), busy[rank])
-        waits[late] = waits.get(late, 0) + total(exposed)
-        waits[rank] = waits.get(rank, 0) - total(exposed)
-    # A rank that is late because it waited itself passes the blame on.
-    guilt = sum(wait for wait in waits.values() if wait > 0)
+        exposed = per_window(subtract(intervals.of(pairs), busy[rank]), edges[rank])
+        gross += exposed
+        net[late] += exposed
+        net[rank] -= exposed
+    # Within a step, a rank that is late because it waited itself passes the blame on.
+    waited = {rank: int(np.maximum(of_steps, 0).sum()) for rank, of_steps in net.items()}
+    guilt = sum(waited.values())
     if not guilt:
         return None
-    rank = max(waits, key=lambda r: (waits[r], r))
-    steps = len(closed[0].step_ns)
+    rank = max(waited, key=lambda r: (waited[r], r))
     blamed = next(budget for budget in closed if budget.rank == rank)
     excess = {}
     for term in (Term.COMPUTE, Term.MOVE, Term.DATA, Term.LAUNCH, Term.IDLE):
@@ -234,8 +236,10 @@ def _blame(
     term = max(excess, key=lambda t: excess[t])
     return Blame(
         rank=rank,
-        waited_ns=waits[rank] // steps,
-        share=waits[rank] / guilt,
+        waited_ns=waited[rank] // steps,
+        share=waited[rank] / guilt,
         term=term if excess[term] > 0 else None,
         excess_ns=int(max(excess[term], 0)),
+        gross_ns=int(gross.sum()) // steps,
+        net_ns=int(net[rank].sum()) // steps,
     )

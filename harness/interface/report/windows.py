@@ -10,7 +10,7 @@ from harness.analysis.timeline.views.kernels import Kernel
 from harness.analysis.timeline.views.tallies import Range
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.interface.report.timeline import TERMS, head
-from harness.record import Budget, RankBudget, Term
+from harness.record import Blame, Budget, RankBudget, Term
 
 
 def window_lines(title: str, budget: Budget, width: int) -> list[str]:
@@ -51,14 +51,7 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
             10,
         )
     if (b := budget.blame) is not None:
-        more = f"{b.excess_ns / 1e6:.2f} ms longer than the others'"
-        busy = f": its {b.term} is {more}" if b.term else ""
-        lines += wrap(
-            f" waited   {b.share:.0%} of all waiting, {b.waited_ns / 1e6:.2f} ms a step, is for"
-            f" rank {b.rank}{busy}",
-            width,
-            10,
-        )
+        lines += wrap(f" waited   {_waiting(b)}", width, 10)
     if budget.operators:
         top = ", ".join(
             f"{operator.name} {operator.self_ns / 1e6:.2f} ms" for operator in budget.operators[:4]
@@ -67,6 +60,19 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     for reason in budget.unsure:
         lines += wrap(f" unsure   {reason}", width, 10)
     return lines
+
+
+def _waiting(b: Blame) -> str:
+    """Say how long ranks wait in a step, and for whom."""
+    gross = f"{b.gross_ns / 1e6:.2f} ms a step"
+    net = f"{b.net_ns / 1e6:.2f} ms net"
+    longer = f": its {b.term} is {b.excess_ns / 1e6:.2f} ms longer than the others'"
+    busy = longer if b.term else ""
+    if not b.gross_ns:  # a record that has no gross
+        return f"{b.waited_ns / 1e6:.2f} ms a step net, for rank {b.rank}{busy}"
+    if b.in_turn:
+        return f"{gross}, ranks for each other in turn; {net} for rank {b.rank}"
+    return f"{gross}; {b.share:.0%} of it for rank {b.rank}, {net}{busy}"
 
 
 def _mean_ns(r: RankBudget, term: Term) -> float:

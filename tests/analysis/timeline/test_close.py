@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -13,6 +14,7 @@ from harness.analysis.timeline.close import close
 from harness.analysis.timeline.intervals import EMPTY, Intervals, union
 from harness.analysis.timeline.lanes import Lanes, Op
 from harness.analysis.timeline.losses import losses
+from harness.interface.report.windows import window_lines
 from harness.record import Budget, Term
 
 SPAN = 60
@@ -171,7 +173,51 @@ def rank_of(rank: int, late_ns: int, *, clock_ns: int = 0, busy_ns: int = 100) -
 def test_the_rank_that_others_wait_for_is_named_with_what_it_was_at() -> None:
     blame = close([rank_of(0, 0), rank_of(1, 300)], {}, 0).budget.blame
     assert blame is not None and (blame.rank, blame.waited_ns, blame.share) == (1, 300, 1.0)
+    assert (blame.gross_ns, blame.net_ns, blame.in_turn) == (300, 300, False)
     assert (blame.term, blame.excess_ns) == (Term.COMPUTE, 300)
+
+
+def over_steps(rank: int, late_ns: Sequence[int]) -> Lanes:
+    """In each step compute, this much longer, and one all-reduce that ends for all at 1000."""
+    starts = [1_100 * step for step in range(len(late_ns))]
+    pairs = list(zip(starts, late_ns, strict=True))
+    return replace(
+        rank_of(rank, 0),
+        edges=np.array([*starts, 1_100 * len(late_ns)], dtype=np.int64),
+        compute=made([(start, start + 100 + late) for start, late in pairs]),
+        ops=tuple(
+            Op(start=start + 500 + late, end=start + 1_000, kind="all_reduce", group="", payload=64)
+            for start, late in pairs
+        ),
+    )
+
+
+def test_two_ranks_that_wait_in_turn_are_not_one_late_rank() -> None:
+    """Unequal lengths: over all steps the waits of both cancel, and neither has all of them."""
+    turns = [over_steps(0, [300, 0, 300, 0, 400]), over_steps(1, [0, 300, 0, 300, 0])]
+    budget = close(turns, {}, 0).budget
+    blame = budget.blame
+    assert blame is not None and blame.in_turn
+    assert (blame.rank, blame.gross_ns, blame.net_ns) == (0, 1_600 // 5, 400 // 5)
+    assert blame.share == 1_000 / 1_600 and blame.waited_ns == 1_000 // 5
+    lines = " ".join(window_lines("t", budget, 100))
+    assert "in turn" in lines and "100%" not in lines
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 400)), min_size=1, max_size=6))
+def test_waiting_of_two_ranks_adds_up(late: list[tuple[int, int]]) -> None:
+    """All of it is for one rank only if the other one never was the later."""
+    blame = close(
+        [over_steps(rank, [x[rank] for x in late]) for rank in (0, 1)], {}, 0
+    ).budget.blame
+    longer = [sum(max(0, x[rank] - x[1 - rank]) for x in late) for rank in (0, 1)]
+    if blame is None:
+        assert longer == [0, 0]
+        return
+    assert blame.share == max(longer) / sum(longer)
+    assert blame.gross_ns == sum(longer) // len(late)
+    assert (blame.share == 1.0) == (0 in longer)
+    assert blame.in_turn == (2 * (abs(longer[0] - longer[1]) // len(late)) < blame.gross_ns)
 
 
 def test_two_estimates_of_waiting_agree_on_one_clock_and_are_flagged_on_two() -> None:

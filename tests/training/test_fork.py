@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -78,3 +81,56 @@ def test_the_compiler_is_imported_once_unless_a_thread_comes_with_it(
         monkeypatch.setattr(agent, "COMPILER", name)
         agent.preload_compiler()
         assert (name in sys.modules) is imported, name
+
+
+INJECTED = """
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <unistd.h>
+static void *serve(void *unused) { for (;;) pause(); return unused; }
+__attribute__((constructor)) static void inject(void) {
+    pthread_t thread;
+    pthread_create(&thread, 0, serve, 0);
+    pthread_setname_np(thread, "[Tool]");
+}
+"""
+
+
+def test_a_tool_that_was_injected_before_the_agent_ran_is_no_thread_of_its_own(
+    tmp_path: Path,
+) -> None:
+    """Nsight Systems starts threads in every process before ``main``, and survives its forks."""
+    source = tmp_path / "tool.c"
+    source.write_text(INJECTED)
+    tool = tmp_path / "tool.so"
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    subprocess.run([compiler, "-shared", "-fPIC", "-pthread", "-o", tool, source], check=True)
+    code = (
+        "import threading; from harness.training.agent import agent\n"
+        "assert agent.INJECTED, agent.thread_names()\n"
+        "agent.stay_forkable()\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "print(agent.not_forkable())"
+    )
+    alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy's own threads
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **alone, "LD_PRELOAD": str(tool)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "threads " in done.stdout and "[Tool]" not in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys here")
+def test_a_run_under_nsys_is_measured_and_its_report_has_the_spans_of_ranks(tmp_path: Path) -> None:
+    words = ["run", "ddp/mlp-nano/weak", "--cpus", "2", "--nsys", "--time-budget", "60s"]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *words, "--results", str(tmp_path / "out")],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "cannot fork ranks" not in done.stdout + done.stderr
+    assert "launches in" in done.stdout, done.stdout + done.stderr
+    (report,) = [path for path in (tmp_path / "out").glob("scaleproof-*") if path.is_file()]
+    assert b"forward" in report.read_bytes() or report.suffix == ".nsys-rep"

@@ -1,4 +1,7 @@
-"""``run --nsys``: the same command under NVIDIA Nsight Systems, ranks and their spans included."""
+"""``run --nsys``: the same command under NVIDIA Nsight Systems, ranks and their spans included.
+
+System calls and call stacks are not recorded: both slow down the steps that are measured.
+"""
 
 import os
 import shutil
@@ -25,7 +28,9 @@ def become(arguments: Sequence[str], results: Path) -> NoReturn:
     command = [
         nsys,
         "profile",
-        "--trace=nvtx,cuda,osrt",
+        "--trace=nvtx,cuda",
+        "--sample=none",
+        "--cpuctxsw=none",
         "--trace-fork-before-exec=true",
         f"--output={results / 'scaleproof-%p'}",
         sys.executable,

@@ -13,6 +13,8 @@ LIBRARIES = {"torch", "pytest", "_pytest", "asv", "pytest_benchmark", "accelerat
 USED = {
     "._getframe": "which file executes a text, as an audit hook is told of it",
     "_pytest.mark.expression.Expression": "markers of suites are selected as pytest selects them",
+    "._groups": "pytest 8 finds a name that two plugins have only as it builds its parser",
+    "._anonymous": "the group of options that conftests add",
     "._tw": "pytest's terminal: the live line must not be torn by its dots",
     "._file": "the same terminal's file",
     "._fill_text": "argparse's formatter keeps the lines of examples",

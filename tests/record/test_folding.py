@@ -14,6 +14,7 @@ from harness.analysis.judging import pairs as paired
 from harness.base.errors import RecordError
 from harness.host.environment import changes_speed
 from harness.measure.blocks import missing
+from harness.measure import resume
 from harness.measure.resume import unfinished
 from harness.record import SCHEMA, Purpose, RunRecord, chain
 from harness.record.chain import Kind
@@ -26,6 +27,7 @@ def test_resume_keeps_everything_and_takes_up_what_only_the_chain_knows(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program was killed in the third turn, after its record was written for the last time."""
+    monkeypatch.setattr(resume, "software", lambda: load(copy).software)
     # As on the sample's machine: whoever sets a variable of OpenBLAS may not go on with it.
     for name in filter(changes_speed, list(os.environ)):
         monkeypatch.delenv(name)

@@ -62,16 +62,16 @@ def variables(spec: LaunchSpec, node: int) -> Mapping[str, str]:
     What TorchInductor has compiled stays where it is without us, so that each launch finds it.
     """
     task = spec.task
-    own = temporary(Path(spec.out), node)
+    of_launch = temporary(Path(spec.out), node)
     folder = of(spec, node)
     cleaned = task.clean if isinstance(task, Script) else ()
     places = [folder / path for path in cleaned] or [folder]
     user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{own.parent}/torchinductor_{user}")
+    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{of_launch.parent}/torchinductor_{user}")
     return {
-        "TMPDIR": str(own),
+        "TMPDIR": str(of_launch),
         "TORCHINDUCTOR_CACHE_DIR": compiled,
-        WRITABLE: os.pathsep.join(map(str, (*places, spec.out, own))),
+        WRITABLE: os.pathsep.join(map(str, (*places, spec.out, of_launch))),
     }
 
 

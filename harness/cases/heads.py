@@ -42,7 +42,9 @@ class Supports:
     one process. ``initial``: whose start the ranks train from; ``broadcast`` ones
     are given unequal starts. ``dims`` are the dimensions of a mesh that it can lay out; without a
     mesh they stand as is ``usual``, or all along the first. ``replicas``: ranks that hold the same
-    parameters end with equal bits. ``uneven``: the last batch of an epoch may be short;
+    parameters end with equal bits. ``buffers``: whose buffers a step's first forward pass begins
+    with: each rank's own, or rank 0's, which are then broadcast before it. ``uneven``: the last
+    batch of an epoch may be short;
     ``forward``: it can go forward alone (phase=forward); ``recovers``: a checkpoint of module and
     optimizer, written by all ranks together, holds all of its state; ``jobs``: so many trainings
     share its ranks, and hear nothing of each other;
@@ -66,6 +68,7 @@ class Supports:
     products: tuple[str, ...] = ()
     on_host: str = ""
     replicas: bool = False
+    buffers: Literal["own", "broadcast"] = "own"
     uneven: bool = False
     compressor: bool = False
     compiles: bool = True

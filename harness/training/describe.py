@@ -26,9 +26,10 @@ from harness.cases.limits import ROUNDED, loss_limit, rounding
 from harness.record import Described, Expected, ModelFacts, Reference, Work
 from harness.training import optimizers
 from harness.training.context import Loaded, build_model, make_batch, parts
+from harness.training.parallel import traffic
 from harness.training.parallel.depth import likeness
 from harness.training.shallow import WorkBySamples, flops, kept_bytes, step_work
-from harness.training.trainer import element_bytes, training_bytes
+from harness.training.trainer import constant, element_bytes, training_bytes
 from harness.training.tuning.tuned import refuse, untuned
 from harness.training.work import again_flops
 
@@ -251,6 +252,8 @@ def reference(
     doc = [case.model, size, settings, list(cut.micros), parts, ordered, encoding]
     apart = supports.oracle == "simulated"
     doc += [case.strategy, dict(loaded.knobs(case))] if apart else []
+    if supports.buffers == "broadcast" and _changing_buffers(model):
+        doc.append("buffers of rank 0")
     if (order := getattr(loaded.strategy, "order", None)) is not None:
         doc.append(list(order(loaded.knobs(case), mesh.size(Dim.PP))))
     return Reference(
@@ -271,9 +274,37 @@ def expect(loaded: Loaded, case: CaseSpec, model: nn.Module, facts: ModelFacts) 
         arguments.append(compressor)
     with torch.device("meta"):
         expected: Expected = loaded.strategy.expect(*arguments)
-    if case.communicate:
+    if not case.communicate:
+        return replace(expected, sent_bytes=(0.0,) * case.world_size, payload_bytes={})
+    if loaded.supports.buffers == "broadcast" and case.phase is not Passes.FORWARD:
+        return _with_buffers(expected, model, case)
+    return expected
+
+
+def _changing_buffers(model: nn.Module) -> bool:
+    """Whether a model has buffers that its forward passes may change."""
+    return any(name not in constant(model) for name, _ in model.named_buffers())
+
+
+def _with_buffers(expected: Expected, model: nn.Module, case: CaseSpec) -> Expected:
+    """The expectation with rank 0's buffers, which are broadcast before each step."""
+    ignored = constant(model)
+    buffers = [buffer for name, buffer in model.named_buffers() if name not in ignored]
+    size = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+    n = case.world_size
+    if not size or n == 1:
         return expected
-    return replace(expected, sent_bytes=(0.0,) * case.world_size, payload_bytes={})
+    more = [traffic.broadcast(float(size), n, rank, case.backend) for rank in range(n)]
+    others = expected.payload_bytes.get("broadcast", (0.0,) * n)
+    return replace(
+        expected,
+        sent_bytes=tuple(a + b.sent for a, b in zip(expected.sent_bytes, more, strict=True)),
+        payload_bytes={
+            **expected.payload_bytes,
+            "broadcast": tuple(other + size for other in others),
+        },
+        formula=f"{expected.formula} + broadcast of bytes(buffers)",
+    )
 
 
 def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequential]:

@@ -1,6 +1,6 @@
 """The step that most strategies share: accumulate, backward, optimizer."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -112,8 +112,8 @@ class LocalTrainer:
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.named():
-            assert parameter.grad is not None, f"{name} has no gradient"
-            yield name, self.whole(parameter.grad.detach())
+            if parameter.grad is not None:  # else it is frozen, or unused, or the gate says so
+                yield name, self.whole(parameter.grad.detach())
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.named():
@@ -152,6 +152,17 @@ def observe_dtype(module: nn.Module) -> set[str]:
 
 def num_elements(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def constant(model: nn.Module) -> Collection[str]:
+    """The names of parameters and buffers that a model tells DDP to leave alone."""
+    names: Collection[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    return names
+
+
+def trained_bytes(model: nn.Module) -> int:
+    """The bytes of the parameters that are not frozen."""
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
 
 
 def element_bytes(model: nn.Module) -> int:

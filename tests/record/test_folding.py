@@ -13,8 +13,8 @@ import pytest
 from harness.analysis.judging import pairs as paired
 from harness.base.errors import RecordError
 from harness.host.environment import changes_speed
-from harness.measure.blocks import missing
 from harness.measure import resume
+from harness.measure.blocks import missing
 from harness.measure.resume import unfinished
 from harness.record import SCHEMA, Purpose, RunRecord, chain
 from harness.record.chain import Kind

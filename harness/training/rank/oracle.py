@@ -5,6 +5,7 @@ two shards, and for pipelines of any size, the result is equal to the bit on CPU
 take all shards in turn (``step``), or each rank takes its own (``together``).
 """
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from typing import Self
@@ -17,6 +18,7 @@ from harness.cases import Dim
 from harness.training.context import Loaded, RankContext
 from harness.training.data import Batch
 from harness.training.rank.rounding import Rounding
+from harness.training.trainer import constant
 
 
 class Oracle:
@@ -28,6 +30,8 @@ class Oracle:
             than each loss.
         order: of the parts, in which their gradients are added; empty = as they are cut.
         rounding: what becomes of a shard's gradients before they are added.
+        buffers: "own" if every rank keeps the buffers that its forward passes change, "broadcast"
+            if all begin a step with rank 0's, as with DistributedDataParallel.
     """
 
     weighted = True
@@ -41,6 +45,7 @@ class Oracle:
         scale_last: bool,
         order: Sequence[int] = (),
         rounding: Rounding | None = None,
+        buffers: str = "own",
     ) -> None:
         self.model = model
         self.ctx = ctx
@@ -49,6 +54,13 @@ class Oracle:
         self.order = order or range(parts)
         self.rounding = rounding or Rounding()
         self.optimizer = ctx.optimizer(model.parameters())
+        self.buffers = Buffers(model, of_rank_0=buffers == "broadcast")
+        self._reached = set[int]()  # of the trained parameters: those that get gradients
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that are not frozen, in the model's order."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @classmethod
     def of(
@@ -70,6 +82,7 @@ class Oracle:
             scale_last=supports.oracle == "micro_batched",
             order=ordered(loaded.knobs(ctx.case), ranks) if ordered else (),
             rounding=rounding,
+            buffers=supports.buffers,
         )
 
     @torch.no_grad()
@@ -89,8 +102,10 @@ class Oracle:
         """One optimizer step over the shards in rank order; the mean loss."""
         total: list[Tensor] | None = None
         losses = 0.0
-        for batch in shards:
-            loss, gradients = self.backward(batch)
+        self.begin_step()
+        for shard, batch in enumerate(shards):
+            with self.buffers.of(shard):
+                loss, gradients = self.backward(batch)
             losses += float(loss)
             parts = [gradient / len(shards) for gradient in self.rounding.gradients(gradients)]
             total = (
@@ -99,20 +114,41 @@ class Oracle:
                 else [tensor + part for tensor, part in zip(total, parts, strict=True)]
             )
         assert total is not None
+        self.buffers.end_step()
         self.update(total)
         return losses / len(shards)
 
     def together(self, batch: Batch) -> float:
         """Trains each rank on its own shard: gradients are exchanged and added in rank order."""
+        self.begin_step()
         loss, gradients = self.backward(batch)
         shards = self.ctx.batching.shards
+        self.share(shards)
         self.update(added(self.rounding.gradients(gradients), shards))
         losses = [torch.zeros_like(loss) for _ in range(self.ctx.world_size)]
         dist.all_gather(losses, loss)
         return sum(map(float, losses[:shards])) / shards
 
+    def begin_step(self) -> None:
+        """No parameter has been reached in this step yet."""
+        self._reached = set()
+
+    def share(self, shards: int) -> None:
+        """Exchange what ranks that train their own shard must know of each other beside gradients:
+        which parameters any of them has reached, and rank 0's buffers if these are broadcast.
+        """
+        if shards == 1:
+            return
+        reached = torch.tensor([i in self._reached for i in range(len(self.trained))])
+        reached = reached.to(device=self.ctx.device, dtype=torch.int32)
+        dist.all_reduce(reached, dist.ReduceOp.MAX)
+        self._reached = {i for i, flag in enumerate(reached.tolist()) if flag}
+        self.buffers.broadcast()
+
     def backward(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """A shard's loss, as its rank would state it, and its gradients."""
+        """A shard's loss, as its rank would state it, and the gradients of what is ``trained``:
+        zeros for a parameter that the loss does not depend on.
+        """
         self.model.zero_grad(set_to_none=True)
         batching = self.ctx.batching
         parts = self.parts
@@ -124,8 +160,11 @@ class Oracle:
                 samples = len(inputs[i]) if len(batch.ids) else 0
                 scale = batching.weight(samples, batch.of or batching.global_batch)
             losses[i] = self.descend(inputs[i], targets[i], scale)
+        trained = self.trained
+        self._reached |= {i for i, weights in enumerate(trained) if weights.grad is not None}
         grads = [
-            parameter.grad for parameter in self.model.parameters() if parameter.grad is not None
+            torch.zeros_like(weights) if weights.grad is None else weights.grad
+            for weights in trained
         ]
         if self.ctx.loss_scale != 1.0:  # a power of two: exact
             grads = [grad / self.ctx.loss_scale for grad in grads]
@@ -144,19 +183,60 @@ class Oracle:
         return loss.detach()
 
     def update(self, gradients: Sequence[Tensor]) -> None:
-        """One optimizer step with these gradients."""
-        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
-            parameter.grad = gradient
+        """One optimizer step with these gradients; what none has reached is not stepped."""
+        for i, (weights, gradient) in enumerate(zip(self.trained, gradients, strict=True)):
+            weights.grad = gradient if i in self._reached else None
         self.optimizer.step()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():
-            assert parameter.grad is not None
-            yield name, parameter.grad
+            if parameter.grad is not None:
+                yield name, parameter.grad
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():
             yield name, parameter.detach()
+
+
+class Buffers:
+    """The buffers of a model that stands for several ranks, which forward passes may change.
+
+    Each shard's passes see those of its rank, or with ``of_rank_0`` those that rank 0 ended the
+    step before with. What a model tells DDP to leave alone is constant, and not kept.
+    """
+
+    def __init__(self, model: nn.Module, *, of_rank_0: bool) -> None:
+        self._of_rank_0 = of_rank_0
+        ignored = constant(model)
+        self._there = [buffer for name, buffer in model.named_buffers() if name not in ignored]
+        self._start = self._copy()
+        self._begin: dict[int, list[Tensor]] = {}  # by shard, as the step begins
+        self._end: dict[int, list[Tensor]] = {}
+
+    @contextlib.contextmanager
+    def of(self, shard: int) -> Iterator[None]:
+        """Within it the model has the buffers of the rank that this shard belongs to."""
+        place = 0 if self._of_rank_0 else shard
+        self._fill(self._begin.get(place, self._start))
+        yield
+        self._end[shard] = self._copy()
+
+    def end_step(self) -> None:
+        """The next step begins with what this one has left."""
+        self._begin = {0: self._end[0]} if self._of_rank_0 else dict(self._end)
+        self._fill(self._begin[0])
+
+    def broadcast(self) -> None:
+        """Give all ranks those of rank 0, if that is how they are kept."""
+        for buffer in self._there if self._of_rank_0 else ():
+            dist.broadcast(buffer, src=0)
+
+    def _copy(self) -> list[Tensor]:
+        return [buffer.detach().clone() for buffer in self._there]
+
+    def _fill(self, values: Sequence[Tensor]) -> None:
+        for buffer, value in zip(self._there, values, strict=True):
+            buffer.detach().copy_(value)
 
 
 def relative_error(

@@ -56,6 +56,7 @@ class Simulated(Oracle):
         """A step of every worker on its shard, and what they exchange after it; the mean loss."""
         losses = 0.0
         every = []
+        self.begin_step()
         for batch, worker in zip(self._in_order(shards), self.workers, strict=True):
             self.model, self.optimizer = worker
             loss, gradients = self.backward(batch)
@@ -73,6 +74,7 @@ class Simulated(Oracle):
 
     def together(self, batch: Batch) -> float:
         """Trains with each rank on its own shard; parameters are exchanged to the bit."""
+        self.begin_step()
         loss, gradients = self.backward(batch)
         if hasattr(self.rules, "before"):
             of_all = zip(*(self._from_all(gradient) for gradient in gradients), strict=True)

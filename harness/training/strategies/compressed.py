@@ -21,7 +21,12 @@ from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer
 
 SUPPORTS = dict(
-    worlds="any", oracle="compressed", initial="broadcast", replicas=True, compressor=True
+    worlds="any",
+    oracle="compressed",
+    initial="broadcast",
+    replicas=True,
+    buffers="broadcast",
+    compressor=True,
 )
 #: ``unused`` keeps the order of a bucket's parameters. Without it DDP reverses them after its first
 #: step, so that a resumed run with a codec that depends on the order differs from a whole one.
@@ -38,7 +43,7 @@ def expect(
     compressor: Compressor,
 ) -> Expected:
     """The compressor's promise for these parameters, after ``start`` dense steps of warm-up."""
-    shapes = [parameter.shape for parameter in model.parameters()]
+    shapes = [weights.shape for weights in model.parameters() if weights.requires_grad]
     promise = compressor.promise(shapes, case.world_size)
     n = case.world_size
     largest = max(promise.payload_bytes.values())

@@ -10,18 +10,26 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.base.errors import SpecError
 from harness.cases import Batching, CaseSpec, Passes
 from harness.record import Expected, ModelFacts
 from harness.training import optimizers
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import traffic
-from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
+from harness.training.trainer import (
+    LocalTrainer,
+    element_bytes,
+    num_elements,
+    trained_bytes,
+    training_bytes,
+)
 
 SUPPORTS = dict(
     worlds="any",
     oracle="shard_ordered",
     initial="broadcast",
     replicas=True,
+    buffers="broadcast",
     uneven=True,
     forward=True,
     precisions=("fp32", "bf16", "autocast", "fp16", "fp8"),
@@ -38,7 +46,8 @@ def expect(
 ) -> Expected:
     """A ring all-reduce of every gradient: 2 (N-1)/N bytes(P) sent per rank.
 
-    Looking for ``unused`` parameters all-reduces a flag for each.
+    P are the parameters that are not frozen. Looking for ``unused`` parameters all-reduces a flag
+    for each.
     """
     n = case.world_size
     elements = num_elements(model)
@@ -48,7 +57,7 @@ def expect(
         raise ValueError("an optimizer in backward needs bucket_view, and no accumulation")
     if knobs["overlap_optimizer"]:
         optimizers.refuse(case, "an optimizer in backward", warm_up=True)
-    payload = float(elements * size)
+    payload = float(trained_bytes(model))
     if case.phase is Passes.FORWARD:
         n = 1  # nobody needs to hear of it
     sent = traffic.all_reduce(payload, n)
@@ -95,7 +104,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     def synchronise(last: bool) -> None:
         ddp.require_backward_grad_sync = last and ctx.case.communicate  # what ``no_sync`` sets
 
-    trainer = (InBackward if knobs["overlap_optimizer"] else LocalTrainer)(
+    trainer = (InBackward if knobs["overlap_optimizer"] else Replicated)(
         ddp,
         ctx,
         named=lambda: iter(
@@ -107,6 +116,31 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     if isinstance(trainer, InBackward):
         ddp.register_comm_hook(None, _hook(trainer.update_only))
     return trainer
+
+
+class Replicated(LocalTrainer):
+    """Trains a DistributedDataParallel, and says which knob it needs for unused parameters."""
+
+    _looked = False
+
+    def update(self) -> None:
+        """Step, unless a parameter that DDP waits for was not reached by the first backward."""
+        assert isinstance(self.module, DistributedDataParallel)
+        finds = self.module.find_unused_parameters or self.module.static_graph
+        unused = [
+            name for name, weights in self.named() if weights.requires_grad and weights.grad is None
+        ]
+        if not (self._looked or finds) and unused:
+            listed = ", ".join(unused[:3])
+            raise SpecError(
+                f"the loss does not depend on {listed}{', ...' if unused[3:] else ''}, and"
+                " DistributedDataParallel waits for its gradient unless it searches for such:"
+                " --set ddp.unused=true",
+                expected="a gradient of every parameter that is not frozen",
+                fix="the same command with --set ddp.unused=true",
+            )
+        self._looked = True
+        super().update()
 
 
 class InBackward(LocalTrainer):

@@ -16,7 +16,12 @@ from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer
 
 SUPPORTS = dict(
-    worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True, uneven=True
+    worlds="any",
+    oracle="shard_ordered",
+    initial="broadcast",
+    replicas=True,
+    buffers="broadcast",
+    uneven=True,
 )
 KNOBS = dict(bucket_cap_mb=25.0)
 

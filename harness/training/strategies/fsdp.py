@@ -45,7 +45,8 @@ def expect(
     forward = case.phase is Passes.FORWARD
     blocks = [[parameter.shape for parameter in block.parameters()] for block in model.children()]
     largest = float(max(sum(shape.numel() for shape in shapes) for shapes in blocks) * size)
-    gathers = batching.accumulate * (2 if knobs["reshard"] and not (again or forward) else 1)
+    twice = 2 if knobs["reshard"] and not (again or forward) else 1
+    gathers = batching.accumulate * twice
     scatter = traffic.reduce_scatter(case.backend)
     if knobs["scatter"] != "own":
         scatter = traffic.all_to_all
@@ -54,7 +55,16 @@ def expect(
     if forward:
         scatter = _nothing
     gathered = 2 if knobs["mixed"] else size
-    sent = traffic.sharded(blocks, size, n, gathers, replicas, scatter, gathered)
+    sent = traffic.Traffic()
+    trained = [
+        [w.shape for w in block.parameters() if w.requires_grad] for block in model.children()
+    ]
+    # Backward passes gather from the first block that trains on, and prefetch the one before it.
+    first = next((number - 1 for number, shapes in enumerate(trained) if shapes), len(trained))
+    for number, (shapes, of_gradients) in enumerate(zip(blocks, trained, strict=True)):
+        of_block = gathers if number >= first else batching.accumulate
+        sent += traffic.sharded([shapes], size, n, of_block, 1, _nothing, gathered)
+        sent += traffic.sharded([of_gradients], size, n, 0, replicas, scatter)
     passes = 0 if forward else 2 - (scatter(1.0, 2).sent < 1)
     formula = f"{gathers + passes:g} (N-1)/N bytes(P)"
     if case.optimizer is Optimizer.MUON and not forward:

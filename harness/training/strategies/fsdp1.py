@@ -41,12 +41,15 @@ def expect(
     flat = [
         sum(parameter.numel() for parameter in block.parameters()) for block in model.children()
     ]
+    trains = [any(w.requires_grad for w in block.parameters()) for block in model.children()]
     gathers = 2 if knobs["sharding"] == "full" else 1
     sent = traffic.Traffic()
-    for elements in flat:
+    for number, elements in enumerate(flat):
         shard = float(-(-elements // n) * size)
-        sent += traffic.all_gather(shard, n) * (gathers * batching.accumulate)
-        sent += traffic.reduce_scatter(case.backend)(shard * n, n)
+        often = gathers if any(trains[: number + 1]) else 1  # no backward pass goes back further
+        sent += traffic.all_gather(shard, n) * (often * batching.accumulate)
+        if trains[number]:
+            sent += traffic.reduce_scatter(case.backend)(shard * n, n)
     passes = gathers * batching.accumulate + (2 if case.backend in traffic.NO_SCATTER else 1)
     return traffic.expected(
         [sent] * n,
@@ -72,8 +75,8 @@ class FlatTrainer(LocalTrainer):
         ):
             for name, parameter in self.named():
                 shown = parameter.grad if gradients else parameter
-                assert shown is not None, f"{name} has no gradient"
-                yield name, shown.detach().clone()
+                if shown is not None and (parameter.requires_grad or not gradients):
+                    yield name, shown.detach().clone()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         return iter(list(self._summoned(gradients=True)))

@@ -13,7 +13,7 @@ from harness.training import optimizers
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import traffic
 from harness.training.strategies import ddp
-from harness.training.trainer import LocalTrainer, element_bytes, num_elements
+from harness.training.trainer import LocalTrainer, element_bytes, num_elements, trained_bytes
 
 SUPPORTS = dict(
     recovers=False,
@@ -21,6 +21,7 @@ SUPPORTS = dict(
     oracle="shard_ordered",
     initial="broadcast",
     replicas=True,
+    buffers="broadcast",
     uneven=True,
 )
 KNOBS = dict(bucket_cap_mb=25.0)
@@ -37,9 +38,9 @@ def expect(
     if not case.communicate:
         raise ValueError("each rank steps a part: without communication the rest stays as it was")
     as_ddp = ddp.expect(case, model, batching, facts, knobs)
-    shares = shared_out([parameter.numel() for parameter in model.parameters()], n)
+    shares = shared_out(list(model.parameters()), n)
     parts = [size * elements or NOTHING for elements in shares]
-    dense = traffic.all_reduce(float(num_elements(model) * size), n)
+    dense = traffic.all_reduce(float(trained_bytes(model)), n)
     sent = [
         sum(
             (
@@ -59,12 +60,19 @@ def expect(
     )
 
 
-def shared_out(elements: Sequence[int], ranks: int) -> list[int]:
-    """Elements by rank: the largest parameter first, each to the rank that has least so far."""
+def shared_out(parameters: Sequence[nn.Parameter], ranks: int) -> list[int]:
+    """Return how many trained elements each rank steps.
+
+    The largest parameter comes first, each goes to the rank that has least so far, and frozen ones
+    are shared out as well.
+    """
     shares = [0] * ranks
-    for count in sorted(elements, reverse=True):
-        shares[shares.index(min(shares))] += count
-    return shares
+    trained = [0] * ranks
+    for weights in sorted(parameters, key=nn.Parameter.numel, reverse=True):
+        rank = shares.index(min(shares))
+        shares[rank] += weights.numel()
+        trained[rank] += weights.numel() * weights.requires_grad
+    return trained
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:

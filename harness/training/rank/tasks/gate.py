@@ -286,7 +286,8 @@ def _train(
         wanted = _dense(reference, batches, ctx)
         finite &= loss is None or math.isfinite(float(loss))
         if step == 0:
-            checks.append(_whole(f"{name}.all_gradients", trainer.gradients(), origin, ctx))
+            gradients = dict(reference.gradients())
+            checks.append(_whole(f"{name}.all_gradients", trainer.gradients(), gradients, ctx))
             checks += _gradient(loaded, case, expected, gradient_limit, twin, batches)
             checks.append(_loss(name, loss, wanted, ctx, case))
     if not compressed or gradient_limit == 0.0:

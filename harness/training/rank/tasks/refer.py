@@ -195,6 +195,7 @@ def _side_by_side(training: Training) -> Iterator[float]:
         if ctx.case.phase is Passes.FORWARD:
             yield oracle.forward([feed(step)])
             continue
+        oracle.begin_step()
         loss, gradients = oracle.backward(feed(step))
         yield float(loss)
         rounded = training.rounding.gradients(gradients)
@@ -203,6 +204,7 @@ def _side_by_side(training: Training) -> Iterator[float]:
             training.squares.append((_square(rounded), _square(made)))
         if training.shares is not None:
             training.shares.add(rounded, made)
+        oracle.share(ctx.batching.shards)
         oracle.update(made)
 
 
@@ -229,7 +231,7 @@ class Encoder:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = list(model.parameters())
+        self._parameters = [weights for weights in model.parameters() if weights.requires_grad]
         self._order = list(range(len(self._parameters)))
         self._arrived: list[int] = []
         self._handles = [

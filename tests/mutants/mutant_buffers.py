@@ -1,0 +1,25 @@
+"""DDP that keeps each rank's buffers, or that freezes what the model trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from harness.training.context import RankContext
+from harness.training.strategies import ddp
+
+SUPPORTS = dict(
+    worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True, buffers="broadcast"
+)
+KNOBS = dict(bug="own buffers")
+expect = ddp.expect
+
+
+def build(model: nn.Sequential, ctx: RankContext, knobs: Any) -> Any:
+    if knobs["bug"] == "frozen here":
+        next(iter(model.parameters())).requires_grad_(False)
+    trainer = ddp.build(model, ctx, ddp.KNOBS)
+    if knobs["bug"] == "own buffers":
+        trainer.module.broadcast_buffers = False
+    return trainer

@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -47,7 +46,7 @@ from harness.launch.wire import processes, trainjob
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token, server
 from harness.launch.wire.messages import Address, HowFar, LaunchSpec, Node, Share
 from harness.training.accelerator import driver_started
-from harness.training.agent import INJECTED, thread_names
+from harness.training.agent import started_threads
 from harness.training.agent.address import choose_interface, refuse_no_loopback
 from harness.training.agent.answers import (
     describe_all,
@@ -232,8 +231,8 @@ def last_line(error: Exception) -> str:
 
 def not_forkable() -> str:
     """Names what was started here that a forked rank would inherit broken; empty if nothing."""
-    if started := Counter(thread_names()) - Counter(INJECTED):
-        return f"threads {', '.join(started.elements())}"
+    if started := started_threads():
+        return f"threads {', '.join(started)}"
     return "a CUDA driver" if driver_started() else ""
 
 

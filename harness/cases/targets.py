@@ -2,6 +2,7 @@
 suites.
 """
 
+import ast
 import difflib
 import math
 import re
@@ -19,7 +20,7 @@ import msgspec
 from harness.base import modules
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import ScaleproofError, SpecError, nearest
-from harness.base.marks import BOUNDS, MARK
+from harness.base.marks import BOUNDS, MARK, is_suite
 from harness.cases.case import Ablation, CaseSpec, Device, Mode
 from harness.cases.catalogue import Catalogue
 from harness.cases.courses import Course
@@ -89,7 +90,9 @@ def plans_of(
                 f"{option} works only with a single case", where=target, fix="edit the recipe"
             )
         raw = [
-            plan for f in _files(Path(path)) for plan in _recipes(f, site, function or None, chosen)
+            plan
+            for f in _files(target, site)
+            for plan in _recipes(f, site, function or None, chosen)
         ]
     elif "/" in target or target.partition(":")[0] in catalogue.entries["strategies"]:
         raw = [case_plan(target, site, catalogue, settings, ablations)]
@@ -117,7 +120,7 @@ def bounds_of(
     if not _is_there(path):
         return ()
     rules: list[Threshold] = []
-    for file in _files(Path(path)):
+    for file in _files(target, site):
         for function in _functions(_module(file), name or None, chosen):
             bounds: Any = getattr(function, BOUNDS, None)
             for recipe in getattr(function, MARK, ()) if bounds is not None else ():
@@ -282,8 +285,33 @@ def _is_there(path: str) -> bool:
         return False
 
 
-def _files(path: Path) -> list[Path]:
-    return sorted(path.glob("test_*.py")) if path.is_dir() else [path]
+def _files(target: str, site: Site) -> list[Path]:
+    """The files of a target that may be imported: suites, or the file of a named function.
+
+    SpecError for a file that is no suite: importing a training would run it.
+    """
+    path, _, function = target.partition("::")
+    file = Path(path)
+    if file.is_dir():
+        return sorted(filter(_may_be_imported, file.glob("test_*.py")))
+    if function or _may_be_imported(file):
+        return [file]
+    ranks = f"--{'cpus' if site.device is Device.CPU else 'gpus'} {site.world_size}"
+    raise SpecError(
+        "no function in it is marked @scaling, so it was not imported",
+        where=path,
+        expected="a suite; your own training is measured with --script",
+        fix=f"scaleproof run --script {ranks} -- {shlex.quote(path)}",
+    )
+
+
+def _may_be_imported(file: Path) -> bool:
+    """Whether a file is a suite, or breaks before any of it runs, which its import then reports."""
+    try:
+        ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return True
+    return is_suite(file)
 
 
 def _recipes(

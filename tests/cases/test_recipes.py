@@ -127,7 +127,9 @@ def test_impossible_protocols_are_refused(bad: dict[str, int]) -> None:
 def test_a_file_of_recipes_that_breaks_is_told_with_its_line(tmp_path: Path) -> None:
     """A mistake in a user's own file is no bug of ours."""
     file = tmp_path / "test_mine.py"
-    file.write_text("from harness import ladder\n\nfrom harness import no_such_thing\n")
+    file.write_text(
+        "from harness import ladder, scaling\n\nfrom harness import no_such_thing\n\n\nscaling()\n"
+    )
     with pytest.raises(SpecError, match="cannot be imported: ImportError") as caught:
         plans_of(str(file), SITE, Catalogue(), {}, [])
     assert f"{file}:3" in str(caught.value)

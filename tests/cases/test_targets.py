@@ -10,6 +10,7 @@ import pytest
 from harness.base.errors import SpecError
 from harness.cases import Catalogue, Device, Mode, Site
 from harness.cases.targets import SETTABLE, case_of, plans_of
+from harness.interface.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
@@ -71,10 +72,35 @@ def test_settings_are_of_a_case_alone(suite: Path) -> None:
 
 
 def test_a_file_that_breaks_is_told_with_its_line(suite: Path) -> None:
-    suite.write_text("import nothing_there\n")
+    marked = "from harness import scaling\n\n\n@scaling()\ndef test_mine(verdict): ...\n"
+    suite.write_text(f"import nothing_there\n{marked}")
     with pytest.raises(SpecError, match="cannot be imported: ModuleNotFoundError") as error:
         plans_of(str(suite), SITE, KNOWN, {})
     assert error.value.where == f"{suite}:1"
+
+
+@pytest.mark.parametrize("name", ["train.py", "test_training.py"])
+def test_a_training_is_not_imported_because_script_was_forgotten(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its import would be the training: with our own words as its arguments, and in a dry run."""
+    path, touched = tmp_path / name, tmp_path / "touched"
+    path.write_text(f"from pathlib import Path\nPath({str(touched)!r}).write_text('trained')\n")
+    with pytest.raises(SpecError, match="no function in it is marked @scaling") as error:
+        plans_of(str(path), SITE, KNOWN, {})
+    assert error.value.fix == f"scaleproof run --script --cpus {SITE.world_size} -- {path}"
+    for words in (["run", str(path), "--cpus", "2", "--dry-run"], ["plan", str(path)]):
+        assert main(words) == 4
+        assert "--script" in capsys.readouterr().err
+    assert plans_of(str(tmp_path), SITE, KNOWN, {}) == []
+    assert not touched.exists()
+
+
+def test_a_suite_that_cannot_be_parsed_says_where(suite: Path) -> None:
+    suite.write_text("from harness import scaling\n@scaling(\n")
+    for target in (suite, suite.parent):
+        with pytest.raises(SpecError, match="cannot be imported: SyntaxError"):
+            plans_of(str(target), SITE, KNOWN, {})
 
 
 def test_a_recipe_that_breaks_is_named_with_its_line(tmp_path: Path) -> None:

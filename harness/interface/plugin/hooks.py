@@ -5,7 +5,6 @@ the environment, and nothing is imported for them. A suite is a file that import
 and calls ``scaling`` or ``recovering``; what is done with it is in ``items.py``.
 """
 
-import ast
 import os
 import warnings
 from collections.abc import Generator, Iterator
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.base.errors import ScaleproofError
-from harness.base.marks import MARK, RECOVERS
+from harness.base.marks import MARK, RECOVERS, is_suite
 from harness.interface.offered import OPTIONS
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ TIERS = (
 #: A suite is looked for this deep, in so many files.
 DEPTH = 8
 FILES = 2000
-_CALLED = {"scaling", "recovering"}
 _NEAR = pytest.StashKey[bool]()
 
 
@@ -58,7 +56,7 @@ def pytest_load_initial_conftests(
 ) -> Generator[None, None, None]:
     """The short options, after every plugin and conftest had its chance at the names."""
     yield
-    early_config.stash[_NEAR] = near = any(map(_is_suite, islice(_tests(early_config), FILES)))
+    early_config.stash[_NEAR] = near = any(map(is_suite, islice(_tests(early_config), FILES)))
     if not near:
         return
     group = parser.getgroup("scaling")
@@ -100,38 +98,6 @@ def _tests(config: pytest.Config) -> Iterator[Path]:
             deep = len(Path(folder).relative_to(place).parts) >= DEPTH
             below[:] = [] if deep else [b for b in below if b[0] not in "._" and b != "venv"]
             yield from (Path(folder) / f for f in files if f.endswith(".py"))
-
-
-def _is_suite(path: Path) -> bool:
-    """Whether a file is a suite: by its syntax, however ``harness`` is imported in it."""
-    try:
-        source = path.read_bytes()
-        if not any(name.encode() in source for name in _CALLED):
-            return False  # most files of most projects, without parsing them
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a file that is not ours
-            nodes = list(ast.walk(ast.parse(source)))
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    if any(_is_marked(node) for node in nodes if isinstance(node, ast.FunctionDef)):
-        return True
-    modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
-    modules += [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
-    used = {
-        n.attr if isinstance(n, ast.Attribute) else n.id
-        for n in nodes
-        if isinstance(n, ast.Attribute | ast.Name)
-    }
-    return any(name.split(".")[0] == "harness" for name in modules) and not _CALLED.isdisjoint(used)
-
-
-def _is_marked(function: ast.FunctionDef) -> bool:
-    """Whether a test takes a verdict below one of the decorators, wherever that comes from."""
-    names = {node.attr if isinstance(node, ast.Attribute) else node.id
-             for decorator in function.decorator_list for node in ast.walk(decorator)
-             if isinstance(node, ast.Attribute | ast.Name)}  # fmt: skip
-    takes = any(argument.arg == "verdict" for argument in function.args.args)
-    return takes and not _CALLED.isdisjoint(names)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -79,6 +79,10 @@ class BusyError(ScaleproofError):
     exit = Exit.INCONCLUSIVE
 
 
+class HostError(ScaleproofError):
+    """The environment of this program lacks something: no record and no training is to blame."""
+
+
 class OutOfTimeError(BusyError):
     """No time was left to measure it: a second try has none either."""
 

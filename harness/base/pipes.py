@@ -1,13 +1,13 @@
 """Standard streams that may break: what nobody can read is dropped, and the work goes on.
 
 ``verify RUN | true``, ``run CASE | head -1``, ``2>&-`` and ``> /dev/full`` end with the status of
-what was found, as they would in a terminal.
+what was found, as they would in a terminal; but output that a full disk has lost is no success.
 """
 
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
@@ -19,6 +19,7 @@ class Deserted:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self.lost = False  # whether somebody waits for what could not be written
 
     def write(self, words: str) -> int:
         try:
@@ -43,6 +44,7 @@ class Deserted:
         A reader that left knows why; of a full disk the reader of errors is told.
         """
         if not isinstance(why, BrokenPipeError) and self._stream is not sys.__stderr__:
+            self.lost = True
             sys.stderr.write(f"output is lost from here on: {why.strerror}\n")
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
@@ -52,17 +54,32 @@ class Deserted:
         return getattr(self._stream, name)
 
 
+class Streams:
+    """The standard output and errors of a program."""
+
+    def __init__(self, streams: Sequence[TextIO | Deserted | None]) -> None:
+        self._streams = streams
+
+    @property
+    def lost(self) -> bool:
+        """Whether output is lost that somebody waits for, because a disk is full."""
+        return any(isinstance(stream, Deserted) and stream.lost for stream in self._streams)
+
+
 @contextmanager
-def kept_open() -> Iterator[None]:
+def kept_open() -> Iterator[Streams]:
     """Within, standard output and errors survive whatever becomes of them; one that was closed
-    before we began is nowhere.
+    before we began is nowhere. What their encoding cannot hold is replaced.
     """
     _fill()
     before = sys.stdout, sys.stderr
+    for stream in before:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     guarded = [Deserted(stream) if _is_real(stream) else stream for stream in before]
     sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in guarded)
     try:
-        yield
+        yield Streams(guarded)
     finally:
         for stream in guarded:
             if stream is not None:
@@ -80,11 +97,11 @@ def _fill() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free: this one
     if sys.stdin is None:
-        sys.stdin = open(0)  # noqa: SIM115
+        sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
-        sys.stdout = open(1, "w")  # noqa: SIM115
+        sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:
-        sys.stderr = open(2, "w")  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _is_real(stream: TextIO | None) -> bool:

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from harness.base import files
-from harness.base.errors import ScaleproofError
+from harness.base.errors import HostError, ScaleproofError
 
 #: Errors by what was expected there, and what to type. Of others ``doctor`` may know more.
 _KNOWN = {
@@ -36,6 +36,37 @@ def in_words(error: OSError) -> ScaleproofError:
     return ScaleproofError(
         what, where=where, expected=expected, fix=fix.format(shlex.quote(where or "."))
     )
+
+
+def by_host(error: BaseException) -> HostError | None:
+    """Return the error of an environment that lacks something, or None if it is none of those.
+
+    Memory, a library that cannot be mapped into it, and a locale that cannot encode a text say
+    nothing of what was being read.
+    """
+    if isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno == errno.ENOMEM
+    ):
+        return HostError(
+            f"out of memory{f': {error}' if str(error) else ''}",
+            expected="more memory than this process may use (ulimit -v, a container's limit)",
+            fix="ulimit -v; free -h",
+        )
+    if isinstance(error, ImportError):
+        return HostError(
+            f"a library cannot be loaded: {error}",
+            expected="an installation that is whole, and memory for it",
+            fix="python -c 'import numpy, scipy'; ulimit -v",
+        )
+    if isinstance(error, UnicodeEncodeError) or (
+        isinstance(error, UnicodeDecodeError) and error.encoding == "ascii"
+    ):
+        return HostError(
+            f"this locale's encoding is {error.encoding}, which cannot hold the text",
+            expected="UTF-8",
+            fix="PYTHONUTF8=1 and the same command",
+        )
+    return None
 
 
 def _standing() -> bool:

@@ -103,7 +103,7 @@ def read(path: Path, option: str, then: str = "scaleproof plan") -> tuple[dict[s
     ``then`` the command to run once it is right.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"cannot be read: {error.strerror}", where=str(path), fix=f"{option} FILE"

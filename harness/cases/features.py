@@ -26,7 +26,9 @@ FEATURES = PACKAGE / "features"
 @functools.cache
 def files(mark: str) -> Sequence[Path]:
     """The files of all features whose head has this mark."""
-    named = (path for path in sorted(FEATURES.rglob("*.py")) if mark in path.read_text())
+    named = (
+        path for path in sorted(FEATURES.rglob("*.py")) if mark in path.read_text(encoding="utf-8")
+    )
     return [path for path in named if mark in read_head(path)[1]]
 
 

@@ -198,7 +198,7 @@ def _same(imported: object, literal: Json) -> bool:
 def read_head(path: Path) -> tuple[str, dict[str, Json]]:
     """First docstring line and literal upper-case assignments of a Python file."""
     try:
-        return _head_of(path.read_text())
+        return _head_of(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError) as error:
         line = f" (line {error.lineno})" if isinstance(error, SyntaxError) else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)

@@ -193,7 +193,7 @@ def _texts(script: Path, folder: Path) -> Iterator[str]:
     """The texts of a script and of the user's files that it imports, as far as they can be read."""
     files = [script.resolve()]
     for path in files:  # grows meanwhile
-        text = path.read_text(errors="replace")
+        text = path.read_text(errors="replace", encoding="utf-8")
         yield text
         with contextlib.suppress(SyntaxError, ValueError), warnings.catch_warnings(action="ignore"):
             for name in _imported(text):
@@ -219,7 +219,7 @@ def described_in(words: Sequence[str], folder: Path) -> Iterator[Path]:
     for word in words:
         path = folder / word.rpartition("=")[2]
         if path.suffix in DESCRIBES and path.is_file():
-            if asks_for_ranks([path.read_text(errors="replace")]):
+            if asks_for_ranks([path.read_text(errors="replace", encoding="utf-8")]):
                 yield path
 
 
@@ -243,7 +243,7 @@ def within_shell(script: Path) -> Sequence[str]:
     """The words by which a shell script starts a known launcher, for every rung; none where it has
     no such line, or one with words that only a shell can fill in.
     """
-    text = script.read_text(errors="replace") if script.is_file() else ""
+    text = script.read_text(errors="replace", encoding="utf-8") if script.is_file() else ""
     for line in text.replace("\\\n", " ").splitlines():
         try:
             words = shlex.split(line, comments=True)
@@ -261,7 +261,7 @@ def fixed_number(script: Path) -> tuple[str, str] | None:
     """How a shell script without arguments names a number of ranks, and how it would take it as its
     first argument; None where it has arguments, or no known launcher.
     """
-    text = script.read_text(errors="replace") if script.is_file() else ""
+    text = script.read_text(errors="replace", encoding="utf-8") if script.is_file() else ""
     if _ARGUMENT.search(text):
         return None
     number = _NUMBER.search(text)

@@ -46,7 +46,7 @@ def torch_build() -> str:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return "none"
-    lines = ast.parse((Path(spec.origin).parent / "version.py").read_text()).body
+    lines = ast.parse((Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")).body
     stated = {
         line.target.id: str(line.value.value or "")
         for line in lines

@@ -111,7 +111,7 @@ class Workers:
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 command = (process / "cmdline").read_bytes()
-                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                fields = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             except OSError:
                 continue
             if programs.TRAINING.encode() in command:
@@ -143,7 +143,9 @@ class Workers:
 def memory() -> Finding:
     """Memory that is free on the host, page cache counted as free."""
     facts = dict(
-        line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
+        line.split(":", 1)
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        if ":" in line
     )
     free, total = (int(facts[k].split()[0]) for k in ("MemAvailable", "MemTotal"))
     text = f"{free / 2**20:.1f} of {total / 2**20:.1f} GiB available"

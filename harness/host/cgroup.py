@@ -16,13 +16,15 @@ def quota_cpus(root: Path = ROOT, membership: Path = OWN) -> float | None:
     allowed = []
     for group in _groups(root, membership):
         with contextlib.suppress(OSError, ValueError):
-            quota, period = (group / "cpu.max").read_text().split()
+            quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
             if quota != "max":
                 allowed.append(int(quota) / int(period))
         with contextlib.suppress(OSError, ValueError):
-            quota_us = int((group / "cpu.cfs_quota_us").read_text())
+            quota_us = int((group / "cpu.cfs_quota_us").read_text(encoding="utf-8"))
             if quota_us > 0:
-                allowed.append(quota_us / int((group / "cpu.cfs_period_us").read_text()))
+                allowed.append(
+                    quota_us / int((group / "cpu.cfs_period_us").read_text(encoding="utf-8"))
+                )
     return min(allowed, default=None)
 
 
@@ -31,7 +33,10 @@ def throttled_s(root: Path = ROOT, membership: Path = OWN) -> float | None:
     seconds = []
     for group in _groups(root, membership):
         with contextlib.suppress(OSError, ValueError):
-            stat = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+            stat = dict(
+                line.split()
+                for line in (group / "cpu.stat").read_text(encoding="utf-8").splitlines()
+            )
             if "throttled_usec" in stat:
                 seconds.append(int(stat["throttled_usec"]) / 1e6)
             elif "throttled_time" in stat:
@@ -42,7 +47,7 @@ def throttled_s(root: Path = ROOT, membership: Path = OWN) -> float | None:
 def _groups(root: Path, membership: Path) -> Iterator[Path]:
     """The groups that this process is in, and all above them."""
     try:
-        lines = membership.read_text().splitlines()
+        lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for line in lines:

@@ -28,7 +28,7 @@ def near(bus_id: str | None) -> frozenset[int]:
     domain, _, rest = bus_id.lower().partition(":")
     folder = SYS / "bus/pci/devices" / f"{int(domain, 16):04x}:{rest}"
     try:
-        return frozenset(_cpus((folder / "local_cpulist").read_text()))
+        return frozenset(_cpus((folder / "local_cpulist").read_text(encoding="utf-8")))
     except OSError:
         return frozenset()
 
@@ -84,7 +84,7 @@ def _whole(cpus: Collection[int]) -> list[list[int]]:
     for cpu in sorted(cpus):
         file = SYS / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
         try:
-            core = file.read_text().strip()
+            core = file.read_text(encoding="utf-8").strip()
         except OSError:
             core = str(cpu)
         cores.setdefault(core, []).append(cpu)

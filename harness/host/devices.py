@@ -28,7 +28,7 @@ class Sheet:
 @cache
 def sheets() -> Mapping[str, Sheet]:
     """Every known device by its short name, ``h100`` for example; most special first."""
-    tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+    tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return {short: _sheet(table) for short, table in tables.items()}
 
 

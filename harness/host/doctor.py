@@ -71,7 +71,7 @@ def _governor() -> Finding:
     path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if not path.is_file():
         return _found("cpu governor", True, "n/a (virtual machine or no cpufreq)")
-    governor = path.read_text().strip()
+    governor = path.read_text(encoding="utf-8").strip()
     advice = "cpupower frequency-set -g performance"
     return _found("cpu governor", governor == "performance", governor, advice)
 
@@ -132,7 +132,7 @@ def _clock() -> Finding:
     path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     if not path.is_file():
         return _found("clock source", True, "n/a")
-    source = path.read_text().strip()
+    source = path.read_text(encoding="utf-8").strip()
     advice = "clocksource=tsc on the kernel's command line: this one is slow to read"
     return _found("clock source", source in facts.GOOD_CLOCKS, source, advice)
 

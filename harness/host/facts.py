@@ -51,7 +51,7 @@ def _facts() -> Iterator[tuple[str, str]]:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

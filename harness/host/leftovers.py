@@ -34,7 +34,7 @@ def _mapped() -> set[str]:
     paths: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
-            rows = (line.split(None, 5) for line in maps.read_text().splitlines())
+            rows = (line.split(None, 5) for line in maps.read_text(encoding="utf-8").splitlines())
             paths |= {row[5] for row in rows if len(row) > 5}
     return paths
 

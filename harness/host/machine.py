@@ -65,7 +65,10 @@ def _cores() -> int:
     for cpu in allowed:
         topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
         try:
-            ids = [(topology / f).read_text().strip() for f in ("physical_package_id", "core_id")]
+            ids = [
+                (topology / f).read_text(encoding="utf-8").strip()
+                for f in ("physical_package_id", "core_id")
+            ]
         except OSError:
             return len(allowed)
         cores.add(tuple(ids))
@@ -80,7 +83,7 @@ def busy_s(cpus: Collection[int]) -> float | None:
     names = {f"cpu{i}" for i in cpus}
     total, num_seen = 0, 0
     try:
-        lines = Path("/proc/stat").read_text().splitlines()
+        lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     for line in lines:
@@ -120,7 +123,7 @@ def _infiniband() -> bool:
 
 
 def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return re.sub(r"\s+", " ", line.split(":", 1)[1]).strip()
     return platform.machine()
@@ -152,7 +155,13 @@ def suite(folder: Path) -> dict[str, str]:
     words += ["describe", "--always", "--dirty", "--abbrev=12"]
     try:
         described = subprocess.run(
-            [*words, "--exclude=*"], capture_output=True, text=True, check=False, timeout=20
+            [*words, "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+            encoding="utf-8",
+            errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired):
         return {}

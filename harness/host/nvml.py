@@ -266,7 +266,7 @@ def follow(
         if nvml is None:
             return
         devices = [device for place, device in enumerate(_visible(nvml)) if place in places]
-        with file.open("w") as lines:
+        with file.open("w", encoding="utf-8") as lines:
             last = False
             while True:
                 readings = [_reading(device, links=links) for device in devices]
@@ -280,7 +280,7 @@ def follow(
 def followed(file: Path) -> list[list[dict[str, Json]]]:
     """The readings that ``follow`` wrote, of each moment; a line that a kill cut off is none."""
     polls = []
-    for line in file.read_text().splitlines() if file.is_file() else ():
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         with contextlib.suppress(ValueError):
             polls.append(json.loads(line))
     return polls

@@ -62,7 +62,7 @@ def _children(pid: int) -> list[int]:
     children = []
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            children += [int(word) for word in tasks.read_text().split()]
+            children += [int(word) for word in tasks.read_text(encoding="utf-8").split()]
         except OSError:
             continue
     return children
@@ -71,7 +71,7 @@ def _children(pid: int) -> list[int]:
 def cpu_s(pid: int) -> float:
     """CPU time of a process so far; 0 if it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -96,7 +96,15 @@ def main_stack(program: str, pid: int) -> list[tuple[str, str, int]]:
     """
     command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SPY_S, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=SPY_S,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
     except subprocess.TimeoutExpired:
         return []
     if done.returncode and Path(f"/proc/{pid}").is_dir():

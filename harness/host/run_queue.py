@@ -24,7 +24,7 @@ def read(tasks: Path = TASKS) -> RunQueue | None:
     waited_s: dict[str, float] = {}
     for task in tasks.glob("*/schedstat"):
         try:
-            ran_ns, waited_ns, _ = task.read_text().split()
+            ran_ns, waited_ns, _ = task.read_text(encoding="utf-8").split()
         except (OSError, ValueError):
             continue  # it has just ended
         cpu_s[task.parent.name] = int(ran_ns) / 1e9

@@ -87,9 +87,9 @@ def read_only(paths: Sequence[Path]) -> bool:
         if libc.unshare(_NEW_NAMESPACE | _NEW_USERS) != 0:
             return False
         try:
-            Path("/proc/self/setgroups").write_text("deny")
-            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+            Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
+            Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="utf-8")
+            Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="utf-8")
         except OSError:
             return False
     if libc.mount(b"none", b"/", None, _RECURSIVE | _PRIVATE, None) != 0:

@@ -37,7 +37,7 @@ def facts(sys: Path = Path("/sys")) -> Iterator[tuple[str, str]]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

@@ -51,7 +51,7 @@ class ComparedVersion:
 
 def table() -> list[Component]:
     """The lines of the table, in its order."""
-    rows = tomllib.loads(TABLE.read_text())["component"]
+    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["component"]
     return [Component(**{**row, "trains": tuple(row.get("trains", ()))}) for row in rows]
 
 
@@ -107,13 +107,13 @@ def _packages(name: str) -> Iterator[str]:
 def _firmware() -> Iterator[str]:
     for path in sorted(_FIRMWARE.glob("mlx5*/fw_ver")):
         try:
-            yield path.read_text().strip()
+            yield path.read_text(encoding="utf-8").strip()
         except OSError:
             continue
 
 
 def _toolkit() -> str:
     try:
-        return str(json.loads(_TOOLKIT.read_text())["cuda"]["version"])
+        return str(json.loads(_TOOLKIT.read_text(encoding="utf-8"))["cuda"]["version"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -45,7 +45,7 @@ def setup(where: Where, name: str, python: str) -> Where:
     if not package.is_symlink():
         package.symlink_to(programs.PACKAGE)
     path = shlex.quote(f"PYTHONPATH={package.parent}")
-    start.write_text(f'#!/bin/sh\nexec env {path} {shlex.quote(python)} "$@"\n')
+    start.write_text(f'#!/bin/sh\nexec env {path} {shlex.quote(python)} "$@"\n', encoding="utf-8")
     start.chmod(0o755)
     return replace(where, folder=folder, settings={**where.settings, "python": str(start)})
 

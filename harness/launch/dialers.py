@@ -86,7 +86,7 @@ class Processes(Job):
 
     def _start(self, name: str, command: Command, token: bytes) -> None:
         for name, text in command.files.items():
-            Path(name).write_text(text)
+            Path(name).write_text(text, encoding="utf-8")
         if command.by_hand:
             (node,) = command.nodes
             sys.stderr.write(f"on node {node} run:  {shlex.join(command.argv)}\n")
@@ -125,7 +125,7 @@ class Processes(Job):
         for name, process in self._processes.items():
             if (status := process.poll()) is not None:
                 log = self._folder / f"{name}.log"
-                last = last_line(log.read_text(errors="replace"))
+                last = last_line(log.read_text(errors="replace", encoding="utf-8"))
                 return State.ENDED, f"status {status}: {last} (log {log})"
         return State.RUNNING, ""
 

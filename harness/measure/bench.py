@@ -334,7 +334,7 @@ def _swept(
             expected="collectives that work",
             fix=f"less {spec.out}/rank{cause.rank}.log",
         )
-    rows = json.loads((Path(spec.out) / "rank0.json").read_text())
+    rows = json.loads((Path(spec.out) / "rank0.json").read_text(encoding="utf-8"))
     number = int(spec.launch.rpartition("-")[2])
     network = label(catalogue.network(spec.case))
     knobs = spec.case.knobs_of(engine.name, engine.knobs)
@@ -441,7 +441,9 @@ def _left_by(ended: Ended, out: Path) -> tuple[RankRecord, ...]:
     """The records that the ranks left, of those that did."""
     paths = (out / f"rank{end.rank}.json" for end in ended.ranks)
     return tuple(
-        from_doc(RankRecord, json.loads(path.read_text())) for path in paths if path.is_file()
+        from_doc(RankRecord, json.loads(path.read_text(encoding="utf-8")))
+        for path in paths
+        if path.is_file()
     )
 
 

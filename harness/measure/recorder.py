@@ -45,7 +45,9 @@ METRICS = ("throughput", "peak_bytes")
 
 def write(folder: Path) -> tuple[Path, RunRecord]:
     """The record of what lies there, and where it was written."""
-    recorded_run = from_doc(Recorded, json.loads((folder / recorded.FILE).read_text()))
+    recorded_run = from_doc(
+        Recorded, json.loads((folder / recorded.FILE).read_text(encoding="utf-8"))
+    )
     case = recorded_run.case
     settings = Settings(
         fabric=False,
@@ -87,13 +89,13 @@ def _launch(asked: Recorded, plan: Plan, left: Path, run: Path) -> LaunchRecord:
     missing = {int(rank): why for rank, why in asked.missing.items()}
     for rank in range(asked.case.world_size):
         file = left / f"rank{rank}.json"
-        document = json.loads(file.read_text()) if file.is_file() else ""
+        document = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ""
         if not isinstance(document, dict):
             missing.setdefault(rank, document or "it left nothing")
             continue
         shutil.copy(left / f"rank{rank}.npz", there)
         ranks.append(_placed(from_doc(RankRecord, document), asked.case.nodes))
-        (there / f"rank{rank}.json").write_text(file.read_text())
+        (there / f"rank{rank}.json").write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
     launch = LaunchRecord(
         launch=name,
         purpose=Purpose.TIMED,

@@ -27,7 +27,7 @@ class Remembered:
         self._answers: dict[str, Json] = {}
         if self._path is not None:
             with contextlib.suppress(OSError, ValueError):
-                self._answers = json.loads(self._path.read_text())
+                self._answers = json.loads(self._path.read_text(encoding="utf-8"))
 
     def of(self, cases: Sequence[CaseSpec]) -> dict[str, Described]:
         """The descriptions of these cases that are known, by their hash."""

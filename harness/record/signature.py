@@ -54,7 +54,7 @@ def signed(folder: Path) -> Signature | None:
     if not path.is_file():
         return None
     try:
-        return from_doc(Signature, json.loads(path.read_text()))
+        return from_doc(Signature, json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, OSError) as error:
         raise RecordError(f"not a signature: {error}", where=str(path), fix=f"rm {path}") from None
 
@@ -78,7 +78,7 @@ def holds(signature: Signature, head: str, key: Path | None = None) -> str:
 def _public(path: Path) -> str:
     """The one public key of a file; SpecError where it holds something else, or several."""
     try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise SpecError(f"--key {path}: {error}", fix=f"ls {path.parent}/*.pub") from None
     if len(lines) != 1 or not lines[0].startswith("ssh-"):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from harness.base import collected, files, npz
 from harness.base.documents import Json, elements, fields, from_doc, to_doc
 from harness.base.errors import RecordError
-from harness.base.packs import opened
+from harness.base.packs import opened, size
 from harness.record import chain, folding
 from harness.record.launch import LaunchRecord
 from harness.record.rank import RankRecord
@@ -222,8 +222,9 @@ def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
     """Read one rank's samples and check their digest."""
     path = samples_path(folder, launch, rank.rank)
     try:
+        num_bytes = min(size(path), MOST_SAMPLES)  # as many bytes are allocated as are asked for
         with opened(path) as handle:
-            raw = handle.read(MOST_SAMPLES + 1)
+            raw = handle.read(num_bytes + 1)
     except (OSError, zipfile.BadZipFile):
         raise RecordError("samples are missing", where=str(path), fix=TAKE) from None
     if hashlib.sha256(raw).hexdigest() != rank.samples_sha256:

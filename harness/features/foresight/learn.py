@@ -40,7 +40,7 @@ def main(files: Sequence[str]) -> None:
     paths = [Path(f) for f in files] or sorted(PUBLISHED.glob("*.json"))
     lessons = {family: teach(tables) for family, tables in families_of(paths).items()}
     lines = ",\n ".join(f"{json.dumps(f)}: {json.dumps(z)}" for f, z in lessons.items())
-    LEARNED.write_text(f"{{\n {lines}\n}}\n")
+    LEARNED.write_text(f"{{\n {lines}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def learned(leaving_out: str = "") -> Learned:
 @cache
 def _file() -> Mapping[str, Mapping[str, list[float]]]:
     document: Mapping[str, Mapping[str, list[float]]] = (
-        json.loads(LEARNED.read_text()) if LEARNED.exists() else {}
+        json.loads(LEARNED.read_text(encoding="utf-8")) if LEARNED.exists() else {}
     )
     return document
 

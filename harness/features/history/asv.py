@@ -77,7 +77,9 @@ def write(results: Path, nights: Sequence[Night]) -> dict[str, str]:
 def _benchmarks(folder: Path) -> dict[str, Json]:
     """The benchmarks that asv knows; none where its file is not there or torn."""
     try:
-        known: dict[str, Json] = json.loads((folder / "benchmarks.json").read_text())
+        known: dict[str, Json] = json.loads(
+            (folder / "benchmarks.json").read_text(encoding="utf-8")
+        )
     except (OSError, ValueError):
         return {}
     return known
@@ -123,7 +125,7 @@ def _moved(results: Path, commits: Mapping[str, str]) -> None:
         run = ledger.run_at(results / LEDGER, path.name[:8])
         new = commits.get(run) if run else None
         if new is not None:
-            stored = json.loads(path.read_text())
+            stored = json.loads(path.read_text(encoding="utf-8"))
             target = _file(results / RESULTS, path.parent.name, new)
             if not target.exists():
                 _write_json(target, {**stored, "commit_hash": new})
@@ -132,7 +134,7 @@ def _moved(results: Path, commits: Mapping[str, str]) -> None:
 
 def _whole(path: Path) -> bool:
     try:
-        json.loads(path.read_text())
+        json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return False
     return True
@@ -167,7 +169,7 @@ def _write(
         version=_FORMAT,
     )
     if path.is_file():
-        stored = json.loads(path.read_text())
+        stored = json.loads(path.read_text(encoding="utf-8"))
     for quantity, of_case in wanted.items():
         row = _row(quantity, of_case, at_ms)
         stored["results"][benchmark(quantity)] = [row.get(c) for c in stored["result_columns"]]
@@ -183,7 +185,7 @@ def _by_quantity(night: Night, stand_in: bool) -> dict[str, dict[str, Value]]:
 
 def _says(path: Path, wanted: Mapping[str, Mapping[str, Value]]) -> bool:
     """Whether a result file has these cases of every quantity."""
-    known = json.loads(path.read_text())["results"]
+    known = json.loads(path.read_text(encoding="utf-8"))["results"]
     rows = (
         (known.get(benchmark(q)), [[repr(case) for case in cases]]) for q, cases in wanted.items()
     )

@@ -48,7 +48,15 @@ class Versions:
         command = self.install
         for key, value in quoted.items():
             command = command.replace(f"{{{key}}}", value)
-        ended = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            command,
+            shell=True,
+            capture_output=True,
+            text=True,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
         if ended.returncode or not python.exists():
             output = (ended.stdout + ended.stderr).strip().splitlines() or ["no output"]
             raise LaunchError(
@@ -104,7 +112,9 @@ def between(good: str, bad: str, repository: Path) -> tuple[str, ...]:
     """The commits from ``good`` to ``bad``, oldest first. SpecError where there is no such way."""
     git = ["git", "-C", str(repository)]
     words = [*git, "rev-list", "--reverse", "--first-parent", f"{good}..{bad}"]
-    log = subprocess.run(words, capture_output=True, text=True, check=False)
+    log = subprocess.run(
+        words, capture_output=True, text=True, check=False, encoding="utf-8", errors="replace"
+    )
     commits = log.stdout.split()
     if log.returncode or not commits:
         reason = log.stderr.strip() or f"{bad} does not come after {good}"
@@ -115,7 +125,9 @@ def between(good: str, bad: str, repository: Path) -> tuple[str, ...]:
             fix="--versions 2.11.0,2.12.0,2.13.0",
         )
     words = [*git, "rev-parse", good]
-    first = subprocess.run(words, capture_output=True, text=True, check=True)
+    first = subprocess.run(
+        words, capture_output=True, text=True, check=True, encoding="utf-8", errors="replace"
+    )
     return (first.stdout.strip(), *commits)
 
 

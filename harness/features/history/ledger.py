@@ -31,6 +31,8 @@ def _git(ledger: Path, *arguments: str, text: str = "") -> str:
         text=True,
         check=False,
         env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "LC_ALL": "C"},
+        encoding="utf-8",
+        errors="replace",
     )
     if done.returncode:
         raise RecordError(

@@ -97,7 +97,7 @@ class Night:
 def locked(results: Path) -> Iterator[None]:
     """One writer of the history at a time; others wait."""
     results.mkdir(parents=True, exist_ok=True)
-    with (results / ".history.lock").open("w") as handle:
+    with (results / ".history.lock").open("w", encoding="utf-8") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -107,7 +107,7 @@ def keep(night: Night, results: Path) -> bool:
     path = results / "nights" / f"{night.run}.json"
     text = json.dumps(to_doc(night), indent=1) + "\n"
     new = not path.is_file()
-    if new or path.read_text() != text:
+    if new or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.writing_to(path.parent):
             files.write({path: text})
@@ -119,7 +119,7 @@ def nights(results: Path) -> list[Night]:
     known = []
     for path in (results / "nights").glob("*.json"):
         try:
-            known.append(from_doc(Night, json.loads(path.read_text())))
+            known.append(from_doc(Night, json.loads(path.read_text(encoding="utf-8"))))
         except ValueError as error:
             raise RecordError(
                 f"not a night: {error}",

@@ -66,7 +66,8 @@ def main() -> None:
     brief = {n: round(float(np.quantile(s, 1 - BRIEF_P)), 3) for n, s in briefs.items()}
     NULL.write_text(
         f'{{\n "p": {json.dumps(P)},\n "scores": {{\n  {lines}\n }},\n'
-        f' "brief": {json.dumps(brief)}\n}}\n'
+        f' "brief": {json.dumps(brief)}\n}}\n',
+        encoding="utf-8",
     )
 
 

@@ -53,7 +53,7 @@ def beside(html: Path, results: Path) -> list[str]:
         files.write({html / BESIDE / name: source.read_bytes()})
         return f'{attribute}="{BESIDE}/{name}"{_GUARD.sub("", rest)}'
 
-    files.write({index: _TAG.sub(local, index.read_text())})
+    files.write({index: _TAG.sub(local, index.read_text(encoding="utf-8"))})
     return missing
 
 

@@ -48,6 +48,8 @@ def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) 
         capture_output=True,
         text=True,
         check=False,
+        encoding="utf-8",
+        errors="replace",
     )
     if done.returncode:
         output = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
@@ -56,8 +58,8 @@ def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) 
             where=str(results),
             fix=f"cd {results} && asv publish --config {configuration.name}",
         )
-    theirs = (html / OWN).read_text()
-    index = json.loads((html / "index.json").read_text())
+    theirs = (html / OWN).read_text(encoding="utf-8")
+    index = json.loads((html / "index.json").read_text(encoding="utf-8"))
     ours = [_entry(html, index, trend, commits) for trend in trends]
     regressions = json.dumps({"regressions": [entry for entry in ours if entry]})
     files.write({html / THEIRS: theirs, html / OWN: regressions})
@@ -96,5 +98,5 @@ def found_by_asv(results: Path) -> frozenset[tuple[str, str]] | None:
     path = results / HTML / THEIRS
     if not path.is_file():
         return None
-    rows = json.loads(path.read_text())["regressions"]
+    rows = json.loads(path.read_text(encoding="utf-8"))["regressions"]
     return frozenset((row[0], row[1].partition("machine-")[2].partition("/")[0]) for row in rows)

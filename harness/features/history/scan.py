@@ -366,7 +366,7 @@ def shift(before: np.ndarray, after: np.ndarray) -> Size:
 @cache
 def _null() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(nights, probabilities, scores[nights, probabilities]) of ``null.json``."""
-    table = json.loads(NULL.read_text())
+    table = json.loads(NULL.read_text(encoding="utf-8"))
     scores = {int(n): row for n, row in table["scores"].items()}
     return np.array(list(scores)), np.array(table["p"]), np.array(list(scores.values()))
 
@@ -374,7 +374,7 @@ def _null() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @cache
 def _brief_null(n: int) -> float:
     """The score that a level that came and went exceeds one time in a thousand where none did."""
-    brief_scores = json.loads(NULL.read_text())["brief"]
+    brief_scores = json.loads(NULL.read_text(encoding="utf-8"))["brief"]
     nights = [int(score) for score in brief_scores]
     return float(np.interp(math.log(n), np.log(nights), list(brief_scores.values())))
 

@@ -117,14 +117,15 @@ class Player:
                 fix=f"less {folder}/rank{cause.rank}.log",
             )
         struck_ns, noticed_ns = (
-            int(seconds * 1e9) for seconds in (float(struck.read_text()), ended.noticed_at)
+            int(seconds * 1e9)
+            for seconds in (float(struck.read_text(encoding="utf-8")), ended.noticed_at)
         )
         return replace(sitting, rank=task.rank, struck_ns=struck_ns, noticed_ns=noticed_ns)
 
 
 def _marks(file: Path) -> tuple[tuple[Mark, int, int], ...]:
     """Whole lines; one that was cut by a kill is none."""
-    lines = file.read_text().split("\n")[:-1] if file.is_file() else []
+    lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.is_file() else []
     parts = (line.split() for line in lines)
     return tuple((Mark(what), int(step), int(at)) for what, step, at in parts)
 

@@ -195,7 +195,7 @@ class Recoverer:
                 expected=f"rank {task.rank} to break before step {task.fault_step}",
                 fix=f"ls {out}",
             )
-        return cause.rank, float(struck.read_text())
+        return cause.rank, float(struck.read_text(encoding="utf-8"))
 
     @staticmethod
     def _well(ended: Ended, out: Path, case: CaseSpec) -> None:
@@ -213,5 +213,7 @@ class Recoverer:
     def _read(cls, ended: Ended, out: Path, case: CaseSpec) -> Sequence[RankRestart]:
         """Reads the files that every rank left."""
         cls._well(ended, out, case)
-        texts = [(out / f"rank{r}.json").read_text() for r in range(case.world_size)]
+        texts = [
+            (out / f"rank{r}.json").read_text(encoding="utf-8") for r in range(case.world_size)
+        ]
         return [from_doc(RankRestart, json.loads(text)) for text in texts]

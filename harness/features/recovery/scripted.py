@@ -125,7 +125,10 @@ def journals(out: Path, case: CaseSpec) -> Journals:
     """The journals of a launch, in the order of ranks."""
     files = [out / f"rank{rank}.journal" for rank in range(case.world_size)]
     return [
-        [from_doc(Update, json.loads(line)) for line in path.read_text().splitlines()]
+        [
+            from_doc(Update, json.loads(line))
+            for line in path.read_text(encoding="utf-8").splitlines()
+        ]
         for path in files
     ]
 

@@ -129,7 +129,7 @@ def _wrapped(source: Path, place: Path) -> Path:
     words = (
         f'exec env PYTHONPATH={here}"${{PYTHONPATH:+:$PYTHONPATH}}" {shlex.quote(sys.executable)}'
     )
-    python.write_text(f'#!/bin/sh\n{words} "$@"\n')
+    python.write_text(f'#!/bin/sh\n{words} "$@"\n', encoding="utf-8")
     python.chmod(0o755)
     return python
 
@@ -139,13 +139,20 @@ def _installed(source: Path, place: Path, install: str) -> Path:
     environment = place / "environment"
     python = environment / "bin" / "python"
     done = place / "installed"
-    if done.is_file() and done.read_text() == install:
+    if done.is_file() and done.read_text(encoding="utf-8") == install:
         return python
     command = install
     for key, path in (("source", source), ("folder", environment)):
         command = command.replace(f"{{{key}}}", shlex.quote(str(path)))
     ended = subprocess.run(
-        command, shell=True, cwd=source, capture_output=True, text=True, check=False
+        command,
+        shell=True,
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
+        errors="replace",
     )
     if ended.returncode or not python.exists():
         output = (ended.stdout + ended.stderr).strip().splitlines() or ["no output"]
@@ -155,12 +162,17 @@ def _installed(source: Path, place: Path, install: str) -> Path:
             expected=f"exit status 0 and {python}",
             fix=f"cd {source} && {command}",
         )
-    done.write_text(install)
+    done.write_text(install, encoding="utf-8")
     return python
 
 
 def _git(folder: Path, *words: str) -> str:
     done = subprocess.run(
-        ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True
+        ["git", "-C", str(folder), *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        encoding="utf-8",
+        errors="replace",
     )
     return done.stdout.strip()

@@ -199,7 +199,7 @@ def keep(kept: Path, every: Sequence[SiteEntry]) -> None:
 def _kept(file: Path) -> Sequence[SiteEntry]:
     """Of another version of this package nothing is taken over."""
     try:
-        document = json.loads(file.read_text())
+        document = json.loads(file.read_text(encoding="utf-8"))
         if document["package"] != digests.of_package():
             return ()
         return list(from_doc(tuple[SiteEntry, ...], document["entries"]))

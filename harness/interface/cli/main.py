@@ -69,8 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; its exit status, which does not depend on whether somebody reads along."""
     if "_ARGCOMPLETE" in os.environ:
         _complete(os.environ["COMP_LINE"].split())
-    with pipes.kept_open():
-        return _main(list(sys.argv[1:] if argv is None else argv))
+    with pipes.kept_open() as streams:
+        status = _main(list(sys.argv[1:] if argv is None else argv))
+    return status or (int(Exit.ERROR) if streams.lost else 0)
 
 
 def _main(words: Sequence[str]) -> int:
@@ -83,10 +84,12 @@ def _main(words: Sequence[str]) -> int:
         sys.stderr.write("interrupted\n")
         return int(Exit.INTERRUPTED)
     except OSError as error:
-        return _told(refused.in_words(error), words)
+        return _told(refused.by_host(error) or refused.in_words(error), words)
     except subprocess.CalledProcessError as error:
         return _told(_failed(error), words)
     except Exception as bug:
+        if (lacking := refused.by_host(bug)) is not None:
+            return _told(lacking, words)
         if (damaged := _damaged(words, bug)) is not None:
             return _told(damaged, words)
         traceback.print_exc()
@@ -130,7 +133,9 @@ def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
             differences = verify(load(folder), folder).differences
         except RecordError as error:
             return error
-        except Exception:  # whatever breaks in here breaks on the record
+        except Exception as broken:  # whatever breaks in here breaks on the record
+            if refused.by_host(broken) is not None:
+                raise
             differences = ("its figures contradict each other",)
         senseless[folder] = differences[0] if differences else ""
     if not senseless:

@@ -63,4 +63,4 @@ def answers_schema(documents: Mapping[str, tuple[Any, ...]]) -> dict[str, Json]:
 
 def write() -> None:
     for folder, of_verbs in by_folder().items():
-        (folder / NAME).write_text(schema_text(answers_schema(of_verbs)))
+        (folder / NAME).write_text(schema_text(answers_schema(of_verbs)), encoding="utf-8")

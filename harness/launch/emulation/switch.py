@@ -30,7 +30,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 def open_device(pid: int) -> int:
     """A TUN device in the namespace of a process; this one stays there."""
-    with Path(f"/proc/{pid}/ns/net").open() as namespace:
+    with Path(f"/proc/{pid}/ns/net").open(encoding="utf-8") as namespace:
         if _LIBC.setns(namespace.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"no access to the network namespace of {pid}")
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)

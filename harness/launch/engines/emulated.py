@@ -158,7 +158,10 @@ class EmulatedJob(Job):
         """Whether a holder has left our namespace and only waits now."""
         try:
             namespace = Path(f"/proc/{pid}/ns/net").readlink()
-            return namespace != ours and Path(f"/proc/{pid}/comm").read_text().strip() == "sleep"
+            return (
+                namespace != ours
+                and Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == "sleep"
+            )
         except OSError:
             return False
 
@@ -218,6 +221,8 @@ class EmulatedJob(Job):
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            encoding="utf-8",
+            errors="replace",
         )
         assert self._switch.stdout is not None and self._switch.stderr is not None
         if self._switch.stdout.readline() != "ready\n":

@@ -133,7 +133,7 @@ class Tasks(Job):
         for node, place in self._places.items():
             if place in failures:
                 log = self._log(node).with_suffix(".err")
-                text = log.read_text(errors="replace") if log.is_file() else ""
+                text = log.read_text(errors="replace", encoding="utf-8") if log.is_file() else ""
                 last = last_line(text, failures[place].error)
                 return State.ENDED, f"job {place[0]}: {last} (log {log})"
         waiting = sum(not self._log(node).exists() for node in self._places)

@@ -148,7 +148,12 @@ class Slurm:
         if shutil.which("srun") is None:
             return Capabilities(available=False, reason="srun is not installed")
         version = subprocess.run(
-            ["sinfo", "--version"], capture_output=True, text=True, check=False
+            ["sinfo", "--version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
         )
         try:
             subprocess.run(["sinfo", "-h"], capture_output=True, check=True, timeout=10)
@@ -229,7 +234,7 @@ class BatchJob(Job):
             return state, f"job {self.job} {word.lower()}" + (
                 f": {reason}" if reason != "None" else ""
             )
-        log = self.log.read_text(errors="replace") if self.log.is_file() else ""
+        log = self.log.read_text(errors="replace", encoding="utf-8") if self.log.is_file() else ""
         last = last_line(log, word.lower() or "gone")
         return State.ENDED, f"job {self.job}: {last} (log {self.log})"
 
@@ -252,8 +257,15 @@ def submit(command: Command) -> str:
     """The id of a new batch job."""
     for name, text in command.files.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(text)
-    done = subprocess.run(command.argv, capture_output=True, text=True, check=False)
+        Path(name).write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        command.argv,
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
+        errors="replace",
+    )
     if done.returncode:
         raise LaunchError(
             last_line(done.stderr, "sbatch failed"),
@@ -270,7 +282,12 @@ def state_of(job: str) -> tuple[str, str]:
     LaunchError when squeue does not answer: that says nothing of the job.
     """
     done = subprocess.run(
-        ["squeue", "-h", "-j", job, "-o", "%T|%r"], capture_output=True, text=True, check=False
+        ["squeue", "-h", "-j", job, "-o", "%T|%r"],
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
+        errors="replace",
     )
     if done.returncode and "Invalid job id" not in done.stderr:
         raise LaunchError(

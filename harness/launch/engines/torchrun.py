@@ -149,7 +149,7 @@ class Torchrun(Fleet):
         processes.adopt()  # what ranks leave behind is ours to end, as where an agent is
         out = Path(spec.out)
         beats = Beats(out / "beats", spec.case.world_size, create=True)
-        (out / "launch.json").write_text(json.dumps(to_doc(spec)))
+        (out / "launch.json").write_text(json.dumps(to_doc(spec)), encoding="utf-8")
         watched = WatchedLauncher(spec, out, beats)
         with held_port() as port:
             self._run(watched, port, self._asked, tick)
@@ -174,7 +174,7 @@ class Torchrun(Fleet):
         )
         try:
             for i, (command, share) in enumerate(zip(asked, device_shares(spec.case), strict=True)):
-                with (out / f"node{i}.log").open("w") as log:
+                with (out / f"node{i}.log").open("w", encoding="utf-8") as log:
                     node = subprocess.Popen(
                         command,
                         env={**environment(), **share, **watched.family},
@@ -254,7 +254,7 @@ class WatchedLauncher:
         pids = {}
         for rank in range(self.spec.case.world_size):
             path = self.out / f"rank{rank}.pid"
-            if path.is_file() and (text := path.read_text()):
+            if path.is_file() and (text := path.read_text(encoding="utf-8")):
                 pids[rank] = int(text)
         return pids
 
@@ -303,7 +303,7 @@ class WatchedLauncher:
         A rank may have removed the folder, and the logs with it.
         """
         logs = (self.out / f"node{i}.log" for i in range(len(self.nodes)))
-        texts = (log.read_text(errors="replace") for log in logs if log.is_file())
+        texts = (log.read_text(errors="replace", encoding="utf-8") for log in logs if log.is_file())
         failures = (pair for text in texts for pair in _FAILED.findall(text))
         return {int(rank): int(status) for rank, status in failures}
 

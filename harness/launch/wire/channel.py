@@ -145,7 +145,7 @@ def make_token(path: Path) -> None:
     """A new secret in a file that only its owner can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as handle:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
         handle.write(secrets.token_hex(32) + "\n")
 
 
@@ -154,7 +154,7 @@ def read_token(path: Path) -> bytes:
     fix = f"(umask 077; head -c 32 /dev/urandom | xxd -p -c 64 > {path})"
     try:
         mode = path.stat().st_mode
-        text = path.read_text().strip()
+        text = path.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise LaunchError(f"token file: {error.strerror}", where=str(path), fix=fix) from None
     if stat.S_ISREG(mode) and mode & 0o077:

@@ -28,7 +28,7 @@ def examine(out: Path, pids: Mapping[int, int]) -> dict[int, str]:
     states: dict[int, str] = {}
     for rank, pid in pids.items():
         with contextlib.suppress(OSError):
-            status = Path(f"/proc/{pid}/status").read_text()
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
             states[rank] = status.partition("State:")[2].split()[0]
             for number in (signal.SIGUSR1, signal.SIGUSR2):
                 os.kill(pid, number)
@@ -49,7 +49,7 @@ def _spy(out: Path, pids: Mapping[int, int]) -> None:
         left_s = max(0.1, deadline - time.monotonic())
         command = [str(spy), "dump", "--nonblocking", "--pid", str(pid)]
         ended_badly = contextlib.suppress(OSError, subprocess.TimeoutExpired)
-        with ended_badly, (out / f"rank{rank}.pyspy").open("w") as file:
+        with ended_badly, (out / f"rank{rank}.pyspy").open("w", encoding="utf-8") as file:
             subprocess.run(command, stdout=file, stderr=file, timeout=left_s, check=False)
 
 
@@ -61,7 +61,10 @@ def _said(out: Path, rank: int) -> bool:
 def lives(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            not in "ZX"
+        )
     except OSError:
         return False
 
@@ -99,7 +102,7 @@ def rank_end(  # noqa: PLR0913  (fields of a rank's end)
         ended_s=ended_s,
         error=_written(out / f"rank{rank}.error.json", RankError),
         state=state,
-        stack=stack.read_text() if stack.is_file() else "",
+        stack=stack.read_text(encoding="utf-8") if stack.is_file() else "",
         flight=_written(out / f"rank{rank}.flight.json", tuple[Collective, ...]) or (),
         out_of_memory=out_of_memory,
     )
@@ -108,7 +111,7 @@ def rank_end(  # noqa: PLR0913  (fields of a rank's end)
 def _written(path: Path, kind: Any) -> Any:
     """A document that a rank wrote before it ended; None if there is none that is whole."""
     try:
-        return from_doc(kind, json.loads(path.read_text()))
+        return from_doc(kind, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, ScaleproofError):
         return None
 
@@ -116,7 +119,7 @@ def _written(path: Path, kind: Any) -> Any:
 def memory_kills() -> int:
     """How often the kernel has killed a process for memory since boot; 0 where it does not say."""
     try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
+        lines = Path("/proc/vmstat").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

@@ -48,7 +48,7 @@ def end(family: dict[str, str] | None = None, sessions: Collection[int] = ()) ->
 def _children() -> Iterator[int]:
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # a thread that is over
-            yield from map(int, (task / "children").read_text().split())
+            yield from map(int, (task / "children").read_text(encoding="utf-8").split())
 
 
 def _environment(pid: int) -> list[bytes]:

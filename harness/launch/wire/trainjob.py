@@ -96,7 +96,7 @@ def send(document: bytes) -> int:
     if address.scheme != "https" or address.hostname is None:
         raise ValueError("a status goes over https alone: its token does")
     context = ssl.create_default_context(cafile=os.environ[CERTIFICATE])
-    token = Path(os.environ[TOKEN]).read_text().strip()
+    token = Path(os.environ[TOKEN]).read_text(encoding="utf-8").strip()
     connection = http.client.HTTPSConnection(  # neither a proxy nor another address gets the token
         address.hostname, address.port, timeout=REQUEST_S, context=context
     )

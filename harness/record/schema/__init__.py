@@ -19,4 +19,4 @@ def record_schema() -> dict[str, Json]:
 
 
 def write() -> None:
-    RECORD.write_text(schema_text(record_schema()))
+    RECORD.write_text(schema_text(record_schema()), encoding="utf-8")

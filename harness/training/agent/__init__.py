@@ -8,7 +8,10 @@ from pathlib import Path
 def other_threads() -> Mapping[str, str]:
     """Return the names of this process's threads but the first, by their ids."""
     others = set(os.listdir("/proc/self/task")) - {str(os.getpid())}
-    return {thread: Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in others}
+    return {
+        thread: Path(f"/proc/self/task/{thread}/comm").read_text(encoding="utf-8").strip()
+        for thread in others
+    }
 
 
 #: Threads that a tool had started in this process before it ran any code (Nsight Systems does). A
@@ -22,7 +25,7 @@ def started_threads() -> list[str]:
     A tool may start its threads anew in a forked process: there they are known by their names,
     unless they have the process's own.
     """
-    process = Path("/proc/self/comm").read_text().strip()
+    process = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
     names = {name for name in INJECTED.values() if name != process}
     return sorted(
         name

@@ -60,7 +60,7 @@ def _of_ipv6(address: str) -> str | None:
     """From the kernel's table: 32 hexadecimal digits, four more columns, and the name."""
     with contextlib.suppress(OSError, ValueError):
         wanted = ipaddress.IPv6Address(address.partition("%")[0]).packed.hex()
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+        for line in Path("/proc/net/if_inet6").read_text(encoding="utf-8").splitlines():
             digits, *_, name = line.split()
             if digits == wanted:
                 return name

@@ -106,7 +106,7 @@ def _begin(function: Callable[[], Json]) -> _Child:
                 answer = {"ok": function()}
             except BaseException as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            with os.fdopen(writer, "w") as pipe:
+            with os.fdopen(writer, "w", encoding="utf-8") as pipe:
                 json.dump(answer, pipe)
         finally:
             os._exit(0)

@@ -72,7 +72,7 @@ def _limited(pid: int, share: float, root: Path, file: str, form: str) -> Path |
 
 def _tell(file: Path, text: str) -> None:
     """Write to a file of the kernel's; OSError where there is none."""
-    with file.open("r+") as handle:
+    with file.open("r+", encoding="utf-8") as handle:
         handle.write(text)
 
 

@@ -93,7 +93,9 @@ class World:
             slowed |= dict.fromkeys(self.ranks, spec.case.slow_nodes[share.node])
         self.stragglers = {r: Straggler(self.pids[r], slowed[r]) for r in self.ranks if r in slowed}
         for rank, straggler in self.stragglers.items():
-            (self.out / f"rank{rank}.straggler").write_text(f"{slowed[rank]} by {straggler.way}\n")
+            (self.out / f"rank{rank}.straggler").write_text(
+                f"{slowed[rank]} by {straggler.way}\n", encoding="utf-8"
+            )
 
     def _become(self, rank: int, listener: socket.socket | None, agent: int) -> None:
         """Become a rank, in the forked process: never returns."""

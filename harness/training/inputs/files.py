@@ -251,7 +251,7 @@ def _disk() -> int:
     """Bytes that disks have delivered to this process since it was asked last."""
     global _delivered
     with contextlib.suppress(OSError):
-        lines = Path("/proc/self/io").read_text().splitlines()
+        lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
         total = next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
         _delivered, before = total, _delivered
         return total - before

@@ -24,7 +24,7 @@ MOST_READ = 1 << 26
 def written_bytes() -> int | None:
     """Bytes that this process passed to write calls so far, sockets included; None if untold."""
     try:
-        lines = Path("/proc/self/io").read_text().splitlines()
+        lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith("wchar:")), None)
@@ -72,7 +72,7 @@ def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
     wait for each other by semaphores.
     """
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
     fields = [line.split(None, 5) for line in lines if KERNELS_OWN not in line]

@@ -28,7 +28,7 @@ class Memory:
             self._base: int | None = 0
         else:
             try:
-                Path("/proc/self/clear_refs").write_text("5")
+                Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
                 self._base = self.now()
             except OSError:
                 self._base = None
@@ -42,7 +42,7 @@ class Memory:
         if self._accelerator.present:
             self._accelerator.forget_peak()
         elif self._base is not None:
-            Path("/proc/self/clear_refs").write_text("5")
+            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
     def now(self) -> int:
         """Bytes in use: allocated on the device, or resident (10 us)."""
@@ -56,7 +56,7 @@ class Memory:
             return None
         if self._accelerator.present:
             return self._accelerator.peak()
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM"):
                 return max(0, int(line.split()[1]) * 1024 - self._base)
         return None

@@ -39,7 +39,7 @@ def tune_loop_thread(before: frozenset[int]) -> int:
     tuned = 0
     for thread in running() - before:
         try:
-            name = Path(f"/proc/self/task/{thread}/comm").read_text()
+            name = Path(f"/proc/self/task/{thread}/comm").read_text(encoding="utf-8")
             if not name.startswith("pt_"):
                 os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
                 tuned += 1

@@ -75,7 +75,7 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
     stack_file = folder / f"rank{place.rank}.stack"
     flight_file = folder / f"rank{place.rank}.flight.json"
     backend = spec.case.backend
-    with stack_file.open("w") as stack:
+    with stack_file.open("w", encoding="utf-8") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         flight.dump_when_asked(flight_file, backend)
         try:

@@ -35,7 +35,7 @@ def name(backend: str, log: Path) -> str:
     if backend == "gloo":
         ways = {os.environ.get("GLOO_SOCKET_IFNAME", "(any interface)")}
     elif log.is_file():
-        ways = of_log(log.read_text(errors="replace"))
+        ways = of_log(log.read_text(errors="replace", encoding="utf-8"))
     of_ranks: list[set[str] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, ways)
     return _named(backend, set().union(*(theirs or set() for theirs in of_ranks)))

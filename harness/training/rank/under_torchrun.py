@@ -34,7 +34,7 @@ def main() -> None:
     program = int(os.environ[processes.FAMILY].partition("-")[0])
     if os.getppid() in (1, program):  # torchrun is gone already: nobody waits for this rank
         leave(1)
-    spec = from_doc(LaunchSpec, json.loads(Path(sys.argv[1]).read_text()))
+    spec = from_doc(LaunchSpec, json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     env = os.environ
     case = spec.case
     device = int(env["LOCAL_RANK"]) * case.devices_per_rank
@@ -49,7 +49,7 @@ def main() -> None:
         parent=os.getppid(),
         store=env_store,
     )
-    (Path(spec.out) / f"rank{place.rank}.pid").write_text(str(os.getpid()))
+    (Path(spec.out) / f"rank{place.rank}.pid").write_text(str(os.getpid()), encoding="utf-8")
     leave(run_rank(spec, place, Beats(Path(spec.out) / "beats", place.world_size)))
 
 

@@ -36,4 +36,4 @@ def write(badge: Badge) -> None:
 
 
 def read(path: Path) -> Badge:
-    return from_doc(Badge, json.loads(path.read_text()))
+    return from_doc(Badge, json.loads(path.read_text(encoding="utf-8")))

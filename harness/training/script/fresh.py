@@ -147,9 +147,11 @@ def watch(path: Path, prepared: Preparation | None = None) -> None:
     badge = badges.read(path)
     spec = badge.spec
     out = Path(badge.spec.out)
-    (out / f"rank{badge.rank}.pid").write_text(str(os.getpid()))
+    (out / f"rank{badge.rank}.pid").write_text(str(os.getpid()), encoding="utf-8")
     faulthandler.register(
-        signal.SIGUSR1, file=(out / f"rank{badge.rank}.stack").open("w"), all_threads=True
+        signal.SIGUSR1,
+        file=(out / f"rank{badge.rank}.stack").open("w", encoding="utf-8"),
+        all_threads=True,
     )
     timeout = timedelta(seconds=spec.deadlines.start_s)
     store = dist.TCPStore(badge.host, badge.port, None, False, timeout)

@@ -43,7 +43,7 @@ class Journal(Observed):
         self.task = task
         self.rank = rank
         self._over = over
-        self._file = rank.file("journal").open("w")
+        self._file = rank.file("journal").open("w", encoding="utf-8")
         self._began_at = time.time()
         self._stepped_at = 0.0
         self._spent_s = dict.fromkeys(("group", "load", "save"), 0.0)

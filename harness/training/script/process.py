@@ -76,7 +76,7 @@ def fill_files(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore, folder:
                 expected="a copy of the folder for every launch",
                 fix="leave --clean out",
             )
-        text = path.read_text(errors="replace")
+        text = path.read_text(errors="replace", encoding="utf-8")
         write_text(path, _fill(text, _known(spec, place, store, text)))
 
 
@@ -167,7 +167,7 @@ def last_line(log: Path) -> str:
     """The last line that a script has written and that says why it left."""
     sys.stdout.flush()
     sys.stderr.flush()
-    return last_words(log.read_text(errors="replace"))
+    return last_words(log.read_text(errors="replace", encoding="utf-8"))
 
 
 def last_words(text: str) -> str:

@@ -214,7 +214,7 @@ class Recording:
     def _leave(self, document: RankRecord | str, rank: int) -> None:
         """Put what this rank tells, a figure or why there is none, where rank 0 finds it."""
         self._left = True
-        (self._out / f"rank{rank}.json").write_text(json.dumps(to_doc(document)))
+        (self._out / f"rank{rank}.json").write_text(json.dumps(to_doc(document)), encoding="utf-8")
         self._store = _store() or self._store
         if not rank or self._store is None:
             return  # its own files lie there
@@ -269,7 +269,14 @@ class Recording:
         words = [sys.executable, *programs.MODULE, programs.RECORDER, str(self._out)]
         try:
             done = subprocess.run(
-                words, env=env, capture_output=True, text=True, timeout=WRITE_S, check=False
+                words,
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=WRITE_S,
+                check=False,
+                encoding="utf-8",
+                errors="replace",
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             _warn(f"no record was written: {error}")

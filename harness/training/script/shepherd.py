@@ -113,7 +113,11 @@ def _left_nothing(out: Path, rank: int, code: int) -> LaunchError:
     """Says what is wrong where a process has ended, and there is no record of its rank."""
     started = (out / f"rank{rank}.pid").is_file()
     log = out / f"rank{rank}.log"
-    last_words = process.last_words(log.read_text(errors="replace")) if log.is_file() else ""
+    last_words = (
+        process.last_words(log.read_text(errors="replace", encoding="utf-8"))
+        if log.is_file()
+        else ""
+    )
     quoted = f" (it said: {last_words[: process.QUOTED]})" if last_words else ""
     return LaunchError(
         f"its process ended with status {code} and left no record{quoted}"
@@ -132,6 +136,6 @@ def _pass_on(pid_file: Path) -> "signal._HANDLER":
 
     def handler(number: int, _: FrameType | None) -> None:
         with contextlib.suppress(OSError, ValueError):
-            os.kill(int(pid_file.read_text()), number)
+            os.kill(int(pid_file.read_text(encoding="utf-8")), number)
 
     return handler

@@ -53,5 +53,5 @@ def shown(folder: Path, launch: LaunchRecord) -> ShownBudget:
     """The window of a profiled launch of a run; ScaleproofError where its traces cannot be read."""
     traces, rank_lanes, closed = close_launch(folder, launch.launch, launch.ranks)
     devices = folder / "launches" / launch.launch / "gpus.json"
-    readings = json.loads(devices.read_text()) if devices.is_file() else ()
+    readings = json.loads(devices.read_text(encoding="utf-8")) if devices.is_file() else ()
     return ShownBudget(traces=traces, lanes=rank_lanes, closed=closed, readings=readings)

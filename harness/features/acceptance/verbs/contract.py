@@ -133,7 +133,7 @@ def _show(given: argparse.Namespace) -> Answer:
     contract = load_contract(path)
     document = {"contract": to_doc(contract), "nonce": contract.mark}
     if given.toml:
-        return Answer(document=document, lines=path.read_text().splitlines())
+        return Answer(document=document, lines=path.read_text(encoding="utf-8").splitlines())
     if given.rules:
         rules = rules_of(contract, [run for run, _ in map(_loaded, given.accepted)])
         if not rules:

@@ -27,7 +27,7 @@ def documents(path: Path, fix: str) -> Sequence[Any]:
     SpecError: the file cannot be read, or is no file of tables; ``fix`` is a command that works.
     """
     try:
-        content = path.read_text()
+        content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(
             f"cannot be read: {error}",

@@ -70,7 +70,7 @@ def news(trends: Sequence[Trend], results: Path) -> list[News]:
 
 def _told(results: Path) -> set[str]:
     try:
-        return set(json.loads((results / "told.json").read_text()))
+        return set(json.loads((results / "told.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return set()
 
@@ -121,6 +121,8 @@ def notify(command: str, told_: dict[str, Json]) -> None:
             timeout=NOTIFY_S,
             capture_output=True,
             check=False,
+            encoding="utf-8",
+            errors="replace",
         )
         message = f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()[-200:]}"
         failed = done.returncode != 0

@@ -72,7 +72,7 @@ class Tonight:
 
 def _nonce(record: Path) -> str:
     try:
-        nonce = json.loads(record.read_text())["settings"].get("nonce", "")
+        nonce = json.loads(record.read_text(encoding="utf-8"))["settings"].get("nonce", "")
     except (OSError, ValueError, KeyError):
         return ""
     return str(nonce)
@@ -95,7 +95,7 @@ def known(results: Path) -> Tonight | None:
     """The last night, done or not; None before the first one, or where its file is torn."""
     path = _path(results)
     try:
-        return from_doc(Tonight, json.loads(path.read_text()))
+        return from_doc(Tonight, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
 
@@ -127,7 +127,7 @@ def _path(results: Path) -> Path:
 def alone(results: Path) -> Iterator[None]:
     """One night at a time; NightRunsError for a second one."""
     results.mkdir(parents=True, exist_ok=True)
-    with (results / ".nightly.lock").open("a+") as handle:
+    with (results / ".nightly.lock").open("a+", encoding="utf-8") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -176,7 +176,7 @@ def _answer(
         f" report   scaleproof report {text.shown(folder)}",
     ]
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with Path(summary).open("a") as page:
+        with Path(summary).open("a", encoding="utf-8") as page:
             page.write("\n".join(body) + "\n")
     if "GITHUB_ACTIONS" in os.environ:
         lines += comment.annotations(changes)

@@ -57,7 +57,11 @@ def _told_ranks(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:
     words = argv[argv.index("--") + 1 :]
     described = next((w for w in words if Path(w).suffix in typed.DESCRIBES), None)
     script = next((Path(word) for word in words if word.endswith(".py")), None)
-    text = script.read_text(errors="replace") if script is not None and script.is_file() else ""
+    text = (
+        script.read_text(errors="replace", encoding="utf-8")
+        if script is not None and script.is_file()
+        else ""
+    )
     option = _OPTION.search(text)
     if described is not None:
         yield f"with {{ranks}} as the number in {described}: {shlex.join(argv)}"

@@ -118,7 +118,12 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     kernels.choose(case)
     more, norm = full_size(loaded, case, context(case))
     if (log := rank.file("nccl")).is_file():
-        more = [*more, *of_nccl.checks(log.read_text(errors="replace"), case.environment or {})]
+        more = [
+            *more,
+            *of_nccl.checks(
+                log.read_text(errors="replace", encoding="utf-8"), case.environment or {}
+            ),
+        ]
     alone = case.plain and not case.stand_in  # a device that waits has no ceiling
     return rank.record(
         trainer.ran(),

@@ -40,7 +40,7 @@ def run(task: Play, rank: Rank) -> RankRecord:
     folder = Path(task.folder)
     took = train.Took()
     done = 0
-    with rank.file("marks").open("a", buffering=1) as marks:
+    with rank.file("marks").open("a", buffering=1, encoding="utf-8") as marks:
 
         def mark(what: Mark) -> None:
             if ctx.rank == 0:
@@ -48,7 +48,7 @@ def run(task: Play, rank: Rank) -> RankRecord:
 
         mark(Mark.READY)
         if (latest := folder / LATEST).is_file():
-            done, _ = train.load_state(trainer, folder / latest.read_text())
+            done, _ = train.load_state(trainer, folder / latest.read_text(encoding="utf-8"))
         mark(Mark.LOADED)
         while done < task.steps:
             rank.beat(Phase.STEADY, done)
@@ -68,7 +68,7 @@ def run(task: Play, rank: Rank) -> RankRecord:
 
 def _name(folder: Path, done: int) -> None:
     """Name the checkpoint that a training resumes from, and remove the one before."""
-    before = (folder / LATEST).read_text() if (folder / LATEST).is_file() else ""
+    before = (folder / LATEST).read_text(encoding="utf-8") if (folder / LATEST).is_file() else ""
     write_text(folder / LATEST, str(done))
     if before:
         shutil.rmtree(folder / before, ignore_errors=True)

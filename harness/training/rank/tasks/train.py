@@ -176,7 +176,11 @@ def _damage(folder: Path, error: CheckpointException) -> str:
     """Which file of a checkpoint is not what was written, and what the library says of it."""
     errors = [wrapped[0] for wrapped in error.failures.values()]
     reason = f"{type(errors[0]).__name__}: {errors[0]}" if errors else str(error)
-    sizes = json.loads((folder / SIZES).read_text()) if (folder / SIZES).is_file() else {}
+    sizes = (
+        json.loads((folder / SIZES).read_text(encoding="utf-8"))
+        if (folder / SIZES).is_file()
+        else {}
+    )
     for name, size in sizes.items():
         path = folder / name
         if not path.is_file():

@@ -113,7 +113,7 @@ def _begin() -> None:
     badges = [] if folder is None else [*Path(folder).glob("badge*.json")]
     if folder is None or not badges:
         return
-    command = json.loads(badges[0].read_text())["command"]
+    command = json.loads(badges[0].read_text(encoding="utf-8"))["command"]
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
     worker = any(word.startswith("from multiprocessing") for word in sys.orig_argv)
     if rank is None and len(badges) == 1 and _is_it(command) and not _spawns(command):

@@ -186,7 +186,7 @@ def notes() -> list[str]:
 def known(results: Path, job: str | None = None) -> list[Detached]:
     """The runs that were submitted from here, oldest first; SpecError for a job that was not."""
     paths = sorted(results.glob("engine/detached-*/job.json"))
-    submitted = [from_doc(Detached, json.loads(path.read_text())) for path in paths]
+    submitted = [from_doc(Detached, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
     wanted = [detached for detached in submitted if job in (None, detached.job)]
     if job is not None and not wanted:
         raise SpecError(
@@ -251,7 +251,7 @@ def collect(results: Path, job: str) -> Path:
 
 def _said(detached: Detached) -> list[str]:
     path = Path(detached.log)
-    text = path.read_text(errors="replace") if path.is_file() else ""
+    text = path.read_text(errors="replace", encoding="utf-8") if path.is_file() else ""
     return [line for line in text.splitlines() if line.strip()]
 
 

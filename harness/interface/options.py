@@ -16,7 +16,7 @@ from harness.cases.recipes import PINNED
 from harness.cases.rules import load_thresholds
 from harness.cases.site import resolve
 from harness.host import machine, secrets
-from harness.interface.offered import OPTIONS, from_environment
+from harness.interface.offered import OPTIONS, Option, from_environment
 from harness.launch import cluster
 
 
@@ -31,6 +31,39 @@ def add_to(parser: argparse.ArgumentParser, *, cases: bool) -> None:
         group.add_argument(
             f"--{option.name}", help=option.help, **{**option.kwargs, "default": usual}
         )
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """``--results`` as a Path, for verbs that read what others have measured."""
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=usual_results(),
+        metavar="DIR",
+        help="where runs and the history are (default: results)",
+    )
+
+
+def usual_results() -> Path:
+    """Where runs are written if no option says so."""
+    return Path(results_of_environment() or "results")
+
+
+def results_of_environment() -> str | None:
+    """``SCALEPROOF_RESULTS``, if it is set."""
+    folder: str | None = from_environment(_option("results"))
+    return folder
+
+
+def add_path(parser: argparse.ArgumentParser) -> None:
+    """``--path``, for verbs that look up what a user's files add."""
+    option = _option("path")
+    usual = from_environment(option)
+    parser.add_argument("--path", help=option.help, **{**option.kwargs, "default": usual})
+
+
+def _option(name: str) -> Option:
+    return next(option for option in OPTIONS if option.name == name)
 
 
 def seconds(text: str | None, option: str = "time-budget") -> float | None:

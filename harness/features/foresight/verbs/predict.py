@@ -108,13 +108,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         default="",
         help="learn from these sizes of runs alone; the others are foreseen and compared",
     )
-    sub.add_argument(
-        "--path",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="folder with your own strategies, models and compressors",
-    )
+    options.add_path(sub)
 
 
 def act(asked: Asked) -> Answer:

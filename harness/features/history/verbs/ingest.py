@@ -11,6 +11,7 @@ from harness.features.history.ingest import Ingested
 from harness.features.history.offenders import NodeRecord
 from harness.features.history.trends import Turn
 from harness.features.history.vouching import Vouched
+from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 
@@ -81,7 +82,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         sub.add_argument(
             "--fail-on", choices=("regressed",), help="exit 1 if a figure became worse"
         )
-    sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
+    options.add_results(sub)
 
 
 def act(asked: Asked) -> Answer:

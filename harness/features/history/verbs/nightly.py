@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from harness.base.errors import Exit
 from harness.features.history.nightly.notice import News
+from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 
@@ -42,7 +43,10 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     """Adds the target, and whether to measure once more."""
     sub.add_argument("--config", type=Path, metavar="FILE", help="default: nightly.toml here")
-    sub.add_argument("--results", metavar="DIR", help="where the history is (default: results)")
+    usual = options.results_of_environment()
+    sub.add_argument(
+        "--results", metavar="DIR", default=usual, help="where the history is (default: results)"
+    )
     sub.add_argument("--again", action="store_true", help="also if tonight's run is complete")
 
 

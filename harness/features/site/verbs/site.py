@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 from harness.base.errors import Exit, SpecError
 from harness.features.site.entries import FILE, entries, keep, runs_below
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.options import usual_results
 from harness.interface.report import text
 
 HELP = dict(site="write a static site of all runs")
@@ -27,7 +28,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {"site": (Site,)}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    sub.add_argument("results", nargs="?", type=Path, default=Path("results"), metavar="DIR")
+    sub.add_argument("results", nargs="?", type=Path, default=usual_results(), metavar="DIR")
     sub.add_argument("--to", type=Path, metavar="DIR", help="where to (default: DIR/site)")
     sub.add_argument("--name", default="scaleproof", help="what the site is called")
 

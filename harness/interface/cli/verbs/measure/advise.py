@@ -56,7 +56,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         dest="trying",
         help="measure every remedy beside the case as it is, in the same blocks",
     )
-    sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
+    options.add_results(sub)
 
 
 def act(asked: Asked) -> Answer:

@@ -101,7 +101,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         sub.add_argument("job", nargs="?", help="show only this job")
     else:
         sub.add_argument("job")
-    sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
+    options.add_results(sub)
 
 
 def act(asked: Asked) -> Answer:

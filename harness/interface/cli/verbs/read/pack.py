@@ -13,6 +13,7 @@ from harness.base.documents import to_doc
 from harness.base.errors import RecordError
 from harness.base.numbers import si
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.options import usual_results
 from harness.interface.report import text
 from harness.record import RunRecord, archive, chain, redaction
 from harness.record.archive import Packed
@@ -67,7 +68,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         sub.add_argument(
             "--to",
             type=Path,
-            default=Path("results"),
+            default=usual_results(),
             metavar="DIR",
             help="the results that they become part of (default: results)",
         )

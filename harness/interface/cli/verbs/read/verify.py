@@ -83,9 +83,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         metavar="TIME",
         help="when it was given, as 2026-11-25T09:00Z: says how many runs fit in since then",
     )
-    sub.add_argument(
-        "--path", action="append", default=[], metavar="DIR", help="folder with your own files"
-    )
+    options.add_path(sub)
 
 
 def act(asked: Asked) -> Answer:

@@ -36,9 +36,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("kind", nargs="?", choices=KINDS, help="only this kind")
-    sub.add_argument(
-        "--path", action="append", default=[], metavar="DIR", help="folder with your own files"
-    )
+    options.add_path(sub)
 
 
 def act(asked: Asked) -> Answer:

@@ -60,9 +60,7 @@ _COLUMNS = (
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("file", type=Path, metavar="FILE", help="a thresholds.toml")
     sub.add_argument("run", type=Path, nargs="?", metavar="RUN", help="judge this run by them")
-    sub.add_argument(
-        "--path", action="append", default=[], metavar="DIR", help="folder with your own files"
-    )
+    options.add_path(sub)
 
 
 def act(asked: Asked) -> Answer:

@@ -1,0 +1,109 @@
+"""Variables reach every command; what an environment lacks is said of it, and of no record."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.base import refused
+from harness.interface.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+WORDS = {
+    "report": ["report", "SAMPLE"],
+    "verify": ["verify", "SAMPLE"],
+    "list": ["list"],
+    "help": ["--help"],
+    "doctor": ["doctor"],
+}
+
+
+@pytest.mark.parametrize("verb", WORDS)
+def test_a_locale_of_ascii_letters(verb: str, copy: Path) -> None:
+    words = [str(copy) if word == "SAMPLE" else word for word in WORDS[verb]]
+    ascii_only = {
+        "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "PYTHONIOENCODING": "ascii",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *words], env={**os.environ, **ascii_only},
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert "makes no sense" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert "codec" not in done.stdout + done.stderr
+    if verb in ("report", "list", "help"):
+        assert done.returncode == 0, done.stderr
+
+
+def test_little_memory_is_enough_to_read_a_run(copy: Path) -> None:
+    """As many bytes were asked for as the largest file may have: a gigabyte, for 2 kB."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (900 << 20, 900 << 20))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "report", str(copy)],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, cwd=ROOT, preexec_fn=limited, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "out of memory"),
+        (OSError(12, "Cannot allocate memory"), "out of memory"),
+        (ImportError("failed to map segment"), "a library cannot be loaded"),
+        (UnicodeEncodeError("ascii", "·", 0, 1, "ordinal not in range"), "encoding is ascii"),
+    ],
+)
+def test_what_the_host_lacks_is_no_fault_of_a_record(
+    error: Exception, words: str, copy: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from harness.analysis.judging import verdicts
+
+    def lacks(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(verdicts, "verdicts", lacks)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(copy / "cache"))  # else it is remembered as verified
+    assert main(["verify", str(copy)]) == 4
+    told = capsys.readouterr().err
+    assert words in told and "makes no sense" not in told and "  try  " in told
+    assert refused.by_host(ValueError("a defect")) is None
+
+
+def test_a_variable_reaches_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setenv("SCALEPROOF_RESULTS", str(elsewhere))
+    for words in (["history"], ["status"], ["site"]):
+        main(words)
+        told = capsys.readouterr()
+        assert "elsewhere" in told.out + told.err or words == ["status"], words
+    assert main(["ingest", str(ROOT / "results/samples/ddp-nano")]) == 0
+    assert any(elsewhere.iterdir()), "what was ingested lies there"
+    capsys.readouterr()
+    monkeypatch.setenv("SCALEPROOF_PATH", str(ROOT / "examples/my_files"))
+    assert main(["list", "strategies", "--json"]) == 0
+    assert "by_hand" in json.dumps(json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [["report", "SAMPLE", "--json"], ["list", "models"]])
+def test_output_that_a_full_disk_has_lost_is_no_success(words: list[str], copy: Path) -> None:
+    shutil.rmtree(copy / "page", ignore_errors=True)
+    command = [sys.executable, "-m", "harness", *(str(copy) if w == "SAMPLE" else w for w in words)]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 11 and "output is lost" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -308,6 +309,27 @@ def test_ranks_meet_also_where_a_script_names_a_place_of_its_own(
         launch = measured.once("tutorial.py", place)
         assert launch.usable, launch.wrong or launch.cause
         assert [r.watched.small for r in launch.ranks if r.watched] == [0, 0]
+
+
+def test_a_launcher_that_writes_its_script_for_each_world_is_measured(
+    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a launch writes in its copy is no change of the user's; an edit between launches is."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text((SCRIPTS / "spawns.py").read_text())
+    launcher = tmp_path / "launch.sh"
+    launcher.write_text('sed "s/RANKS/$1/" train.py > sized.py; python sized.py $1\n')
+    for name in ("train.py", "launch.sh"):
+        os.utime(tmp_path / name, (1e9, 1e9))
+    words = ("bash", "launch.sh", "{ranks}")
+    launches = [measured.once(*words, ranks=ranks) for ranks in (1, 2)]
+    assert all(launch.usable for launch in launches), [x.wrong or x.cause for x in launches]
+    (first, second) = [launch.ranks[0].sources or {} for launch in launches]
+    assert first == second and "train.py" in first and "sized.py" not in first
+    with (tmp_path / "train.py").open("a") as file:
+        file.write("# edited\n")
+    edited = measured.once(*words, ranks=1).ranks[0].sources or {}
+    assert edited["train.py"] != first["train.py"]
 
 
 def test_a_script_that_spawns_in_another_file_and_makes_no_group_of_one(

@@ -21,7 +21,7 @@ from harness.cases import CaseSpec, Device, Dim, Mesh, StandIn
 from harness.host import cores
 from harness.host.environment import names_interface
 from harness.launch.wire.beats import Beats, Phase
-from harness.launch.wire.messages import LaunchSpec
+from harness.launch.wire.messages import LaunchSpec, Script
 from harness.record import RankRecord, WhatRan
 from harness.record.store import Samples
 from harness.training.accelerator import Accelerator, numbered
@@ -33,7 +33,7 @@ from harness.training.observe import beside, threads
 from harness.training.observe.memory import Memory
 from harness.training.rank import executed, joining
 from harness.training.rank.barrier import Barrier
-from harness.training.rank.sources import sources
+from harness.training.rank.sources import of_copy, sources
 from harness.training.rank.window import Measured
 from harness.training.tuning import kernels
 
@@ -201,9 +201,15 @@ class Rank:
             shared=() if wire is None or measured is None else measured.shared,
             phases_s=self.lap.seconds,
             window_ns=None if measured is None else measured.window_ns,
-            sources=None if self.place.local_rank else sources(self.spec.files.values()),
+            sources=None if self.place.local_rank else self._sources(),
             **{"planted_s": None, **more},
         )
+
+    def _sources(self) -> dict[str, str]:
+        task = self.spec.task
+        if isinstance(task, Script):
+            return of_copy(Path(task.folder))
+        return sources(self.spec.files.values())
 
 
 def set_up(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from harness.base import digests
+from harness.host import copies
 from harness.training.rank import executed
 from harness.training.rank.installed import is_installed
 
@@ -26,6 +27,40 @@ def sources(named: Iterable[str] = ()) -> dict[str, str]:
     """
     files = [Path(name).resolve() for name in named if name.endswith(".py")]
     return {**_versions(), **_user_files(), **_digests(files), **_executed()}
+
+
+def of_copy(home: Path) -> dict[str, str]:
+    """``sources`` of a rank that works in a copy of a user's folder.
+
+    A file that the launch itself has written, or changed, is no change of the user's: in its place
+    stands the file that it was copied from, or if there is none all Python files of the folder,
+    since it was made of some of them.
+    """
+    here = Path.cwd()
+    found = sources()
+    if here == home:
+        return found
+    made = set[str]()
+    for name in found:
+        path, original = Path(name.partition(", text ")[0]), home / name.partition(", text ")[0]
+        if path.is_absolute() or not (here / path).is_file():
+            continue  # a version, or a file that was not copied
+        if not original.is_file() or _written_at(here / path) > _written_at(original):
+            made.add(name)
+    kept = {name: digest for name, digest in found.items() if name not in made}
+    originals = [home / name for name in made if (home / name).is_file()]
+    if len(originals) < len(made):
+        results = here.parent
+        originals = [
+            entry.source
+            for entry in copies.entries(home, results)
+            if entry.name.suffix == ".py" and not entry.link
+        ]
+    return kept | {str(path.relative_to(home)): digests.of_file(path) for path in originals}
+
+
+def _written_at(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def _executed() -> dict[str, str]:

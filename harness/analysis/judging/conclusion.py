@@ -111,7 +111,8 @@ def _interval(
         shifted = _judged(question, [v * tilt.factor for v in question.first], rule, run).estimate
         assert interval.low is not None and interval.high is not None
         assert shifted.low is not None and shifted.high is not None
-        low, high = min(interval.low, shifted.low), max(interval.high, shifted.high)
+        low = min(interval.low, shifted.low)
+        high = max(interval.high, shifted.high)
         if (low, high) != interval[:2]:
             interval = _Interval(low, high, interval.widened or _WIDENED[tilt.reason])
     return interval

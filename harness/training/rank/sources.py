@@ -37,17 +37,18 @@ def of_copy(home: Path) -> dict[str, str]:
     since it was made of some of them.
     """
     here = Path.cwd()
-    found = sources()
+    loaded = sources()
     if here == home:
-        return found
+        return loaded
     made = set[str]()
-    for name in found:
-        path, original = Path(name.partition(", text ")[0]), home / name.partition(", text ")[0]
-        if path.is_absolute() or not (here / path).is_file():
+    for name in loaded:
+        file = Path(name.partition(", text ")[0])
+        if file.is_absolute() or not (here / file).is_file():
             continue  # a version, or a file that was not copied
-        if not original.is_file() or _written_at(here / path) > _written_at(original):
+        original = home / file
+        if not original.is_file() or _written_at(here / file) > _written_at(original):
             made.add(name)
-    kept = {name: digest for name, digest in found.items() if name not in made}
+    kept = {name: digest for name, digest in loaded.items() if name not in made}
     originals = [home / name for name in made if (home / name).is_file()]
     if len(originals) < len(made):
         results = here.parent

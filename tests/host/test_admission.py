@@ -131,7 +131,7 @@ def test_equal_devices_have_equal_clocks() -> None:
 def test_little_memory_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "MemTotal: 1000000 kB\nMemAvailable: {} kB\n"
     for free, level in ((900_000, Level.OK), (20_000, Level.BAD)):
-        monkeypatch.setattr(admission.Path, "read_text", lambda self, f=free: text.format(f))
+        monkeypatch.setattr(admission.Path, "read_text", lambda self, f=free, **_: text.format(f))
         assert admission.memory().level is level
 
 

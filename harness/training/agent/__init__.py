@@ -1,6 +1,7 @@
 """The process of each node that has torch in memory, and the ranks that it forks."""
 
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,8 +16,13 @@ def other_threads() -> Mapping[str, str]:
 
 
 #: Threads that a tool had started in this process before it ran any code (Nsight Systems does). A
-#: tool that injects itself into every process has to survive a fork.
-INJECTED = other_threads()
+#: tool that injects itself into every process has to survive a fork. Threads of Python's are none
+#: of these: a ``sitecustomize`` may have started some.
+INJECTED = {
+    thread: name
+    for thread, name in other_threads().items()
+    if int(thread) not in {python.native_id for python in threading.enumerate()}
+}
 
 
 def started_threads() -> list[str]:

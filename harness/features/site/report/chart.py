@@ -31,17 +31,26 @@ class ChartPoint:
     text: str
 
 
+#: Intervals are drawn whole up to this share of the values around these; beyond, they are marked.
+#: Wider ones would make a line of every change.
+WIDEST = 0.5
+
+
 class _Plane:
-    """Runs from left to right; values with some room around."""
+    """Runs from left to right; values with some space around."""
 
     def __init__(self, points: Sequence[ChartPoint]) -> None:
         values = [point.value for point in points]
         low = min(values)
         high = max(values)
-        spread = max(high - low, 0.08 * max(abs(low), abs(high)), 1e-12)
+        largest = max(abs(low), abs(high))
+        most = max(high - low, WIDEST * largest, 1e-12)
         ends = [end for point in points for end in (point.low, point.high) if end is not None]
-        self.low = max(min([low, *ends]), low - spread) - 0.08 * spread
-        self.high = min(max([high, *ends]), high + spread) + 0.08 * spread
+        bottom = max(min([low, *ends]), low - most)
+        top = min(max([high, *ends]), high + most)
+        space = 0.08 * max(top - bottom, 0.08 * largest, 1e-12)
+        self.low = bottom - space
+        self.high = top + space
         self._count = len(points)
 
     def x(self, i: int) -> float:

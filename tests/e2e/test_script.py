@@ -151,34 +151,6 @@ def test_a_check_that_there_is_not_cannot_be_accepted() -> None:
             accepted(unknown)
 
 
-@pytest.mark.parametrize(
-    "way", ["forked", "fresh", pytest.param("torchrun", marks=pytest.mark.full)]
-)
-def test_a_file_outside_of_the_folder_is_not_overwritten(
-    measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str
-) -> None:
-    kept = tmp_path / "best.pt"
-    kept.write_text("three weeks of training")
-    session = measured.session
-    monkeypatch.setattr(session, "settings", replace(session.settings, fresh=way == "fresh"))
-    launcher = ("torchrun", "--nproc_per_node={ranks}") if way == "torchrun" else ()
-    launch = measured.once(*launcher, "shared_mistakes.py", "saves outside", str(kept))
-    assert launch.cause is not None and f"would write to {kept}" in launch.cause.message
-    assert kept.read_text() == "three weeks of training"
-
-
-@pytest.mark.parametrize(
-    "stale",
-    ["ddp", "fsdp1", pytest.param("fsdp2", marks=pytest.mark.full), "ddp right", "fsdp1 right"],
-)
-def test_a_training_that_changes_no_weight_is_an_error(measured: Measured, stale: str) -> None:
-    """Its ranks agree, and so do its rungs: only what must be true of one rank alone shows it."""
-    for ranks in (1, 2):
-        launch = measured.once("shared_mistakes.py", *stale.split(), ranks=ranks)
-        wrong = any("change no weight on any rank" in reason for reason in launch.wrong)
-        assert wrong is not stale.endswith("right"), (launch.wrong, launch.cause)
-
-
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("mistake", "check", "message"),
@@ -707,3 +679,31 @@ def test_a_script_that_writes_to_what_is_shared_is_told_of_it(
     assert status == Exit.ERROR, text
     assert "leave that --data out, and every launch has a copy of its own" in text
     assert "cache.txt" in text
+
+
+@pytest.mark.parametrize(
+    "way", ["forked", "fresh", pytest.param("torchrun", marks=pytest.mark.full)]
+)
+def test_a_file_outside_of_the_folder_is_not_overwritten(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str
+) -> None:
+    kept = tmp_path / "best.pt"
+    kept.write_text("three weeks of training")
+    session = measured.session
+    monkeypatch.setattr(session, "settings", replace(session.settings, fresh=way == "fresh"))
+    launcher = ("torchrun", "--nproc_per_node={ranks}") if way == "torchrun" else ()
+    launch = measured.once(*launcher, "shared_mistakes.py", "saves outside", str(kept))
+    assert launch.cause is not None and f"would write to {kept}" in launch.cause.message
+    assert kept.read_text() == "three weeks of training"
+
+
+@pytest.mark.parametrize(
+    "stale",
+    ["ddp", "fsdp1", pytest.param("fsdp2", marks=pytest.mark.full), "ddp right", "fsdp1 right"],
+)
+def test_a_training_that_changes_no_weight_is_an_error(measured: Measured, stale: str) -> None:
+    """Its ranks agree, and so do its rungs: only what must be true of one rank alone shows it."""
+    for ranks in (1, 2):
+        launch = measured.once("shared_mistakes.py", *stale.split(), ranks=ranks)
+        wrong = any("change no weight on any rank" in reason for reason in launch.wrong)
+        assert wrong is not stale.endswith("right"), (launch.wrong, launch.cause)

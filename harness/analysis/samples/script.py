@@ -306,7 +306,8 @@ def _weights(watched: Sequence[Watched]) -> Iterator[str]:
         yield (
             f"updates: the optimizer's steps change no weight on {ranks}: was the optimizer made"
             " from other parameters than those of the model that trains (before FSDP, fully_shard,"
-            " or a copy of the model)? Make it last, from the wrapped model's parameters"
+            " or a copy of the model)? Then make it last, from the wrapped model's parameters. Or"
+            " are gradients cleared, or clipped to nothing, before it steps?"
         )
 
 

@@ -67,8 +67,8 @@ class Trace:
     itself (-1 without). ``extra`` maps an event's row to its arguments where it has any that
     matter: collectives, sends and their operands. ``partial`` says what could not be read,
     ``notes`` what else one should know of it.
-    ``allocated`` are (ns, bytes) of allocations, of a device if there are any, where memory was
-    profiled.
+    ``allocated`` are (ns, bytes) of allocations, of a device if there are any (``device_memory``),
+    where memory was profiled.
     """
 
     path: str
@@ -87,6 +87,7 @@ class Trace:
     threads: tuple[str, ...]
     extra: dict[int, Args]
     allocated: NDArray[np.int64]
+    device_memory: bool = False
     partial: str = ""
     notes: tuple[str, ...] = ()
 
@@ -346,7 +347,8 @@ def _trace(
     stated = meta.get("distributedInfo")
     info = stated if isinstance(stated, dict) else {}
     allocated = np.concatenate([np.empty((0, 3), dtype=np.int64), *columns.allocated])
-    if (allocated[:, 2] > 0).any():
+    device_memory = bool((allocated[:, 2] > 0).any())
+    if device_memory:
         allocated = allocated[allocated[:, 2] > 0]
     allocated = allocated[np.lexsort((allocated[:, 1], allocated[:, 0]))]
     return Trace(
@@ -366,6 +368,7 @@ def _trace(
         threads=tuple(threads),
         extra=moved,
         allocated=allocated[:, :2] + [base, 0],
+        device_memory=device_memory,
         partial=partial,
         notes=notes,
     )

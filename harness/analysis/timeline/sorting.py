@@ -17,9 +17,13 @@ _RUNTIME = (
     "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver",
     "privateuse1_runtime", "privateuse1_driver",
 )  # fmt: skip
-_LAUNCH = re.compile(r"\w*Launch")
-#: Operators that run on a device only.
-_DEVICE_OPERATOR = re.compile(r".*(cudnn|cublas|miopen|nccl:)")
+_LAUNCH = re.compile(r"\w*launch", re.IGNORECASE)
+#: So many calls of a runtime a profiler itself makes where nothing runs on the device.
+_OF_PROFILER = 2
+#: Rows of a device beside its kernels.
+_ON_DEVICE = ("gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync")
+#: Operators that run on a device only; whether cuDNN could be used is asked on cores, too.
+_DEVICE_OPERATOR = re.compile(r".*(cudnn_(?!is_acceptable)|cublas|miopen|nccl:)")
 #: The share of launches that have their kernel in a trace that is whole: the profiler may stop
 #: before the last ones run.
 _WHOLE = 0.9
@@ -79,6 +83,10 @@ def _missing(trace: Trace, *, on_device: bool) -> str:
         return lost if cut and ran < _WHOLE * count else ""
     if count:
         return f"{cut}{count:,} kernel launch{'es have' if count > 1 else ' has'} no kernel"
+    if trace.of_cat(*_ON_DEVICE).any() or trace.device_memory:
+        return f"{cut}it has rows of a device, and no kernel"
+    if (calls := int(trace.of_cat(*_RUNTIME).sum())) > _OF_PROFILER:
+        return f"{cut}{calls:,} calls of a device's runtime have no kernel"
     if trace.named(_DEVICE_OPERATOR).any():
         names = [name for name in trace.names if _DEVICE_OPERATOR.match(name)]
         return f"{cut}{names[0]} ran on a device, and has no kernel"

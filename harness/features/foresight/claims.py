@@ -4,6 +4,9 @@ rows as stated -> Figures, each between its rounding ends -> what follows from o
 
 speedup = T1 / TN, or the ratio of throughputs;  efficiency = speedup / (N / N1);
 1 - efficiency >= the share of a step that communication is said to take: nothing else can hide it.
+
+A row is called inconsistent if it is so in every usual meaning of a table: strong or weak scaling,
+throughput of all ranks or of one, a baseline in the table or elsewhere.
 """
 
 import itertools
@@ -94,6 +97,10 @@ _OF_NO_CONSEQUENCE = frozenset(
         "comment", "kind", "launches",
     ]
 )  # fmt: skip
+#: An efficiency above this, by a table's own times, says that the table was not meant like that.
+_MOST_EFFICIENT = 1.1
+#: Fields that say what was run.
+_CONFIGURING = ("model", *NUMBERS["seq"], *CONFIGURATION)
 #: Seconds of a unit that a time's cell says itself.
 SECONDS: Mapping[str, float] = {
     "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86_400.0,
@@ -121,7 +128,7 @@ def figure(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
     Shares of one are read as shares; an efficiency above 1.5 is taken for percent.
     """
     match = re.search(r"-?\d[\d,']*(?:\.(\d+))?(?:e([+-]?\d+))?", text.lower())
-    if match is None:
+    if match is None or re.search(r"\d:\d\d", text):  # 1:08:40 is not 1
         return None
     value = float(re.sub(r"[,']", "", match[0]))
     digits = int(match[2] or 0) - len(match[1] or "")
@@ -175,7 +182,7 @@ def stated_table(table: Mapping[str, Any]) -> StatedTable:
     Rates of one rank are multiplied by the ranks. A step's time is divided by its samples where
     batches are stated: a larger step takes longer and is no slower.
     """
-    points: Sequence[Mapping[str, Any]] = table["points"]
+    points = _unmerged(table["points"])
     about = {
         key: value
         for key, value in table.items()
@@ -269,11 +276,26 @@ def _samples(point: Mapping[str, Any], about: Mapping[str, Any]) -> float | None
         return None
 
 
+def _unmerged(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, each empty cell of a configuration with what the cell above says."""
+    filled: list[dict[str, Any]] = []
+    for point in points:
+        above = filled[-1] if filled else {}
+        filled.append(
+            {
+                name: above.get(name)
+                if cell in (None, "") and str(name).lower() in _CONFIGURING
+                else cell
+                for name, cell in point.items()
+            }
+        )
+    return filled
+
+
 def _configurations(points: Sequence[Mapping[str, Any]]) -> list[str]:
     """The configuration of each row, by the fields in which rows differ."""
-    names = ("model", *NUMBERS["seq"], *CONFIGURATION)
     cells = [{str(key).lower(): value for key, value in point.items()} for point in points]
-    unlike = [name for name in names if len({str(cell.get(name)) for cell in cells}) > 1]
+    unlike = [name for name in _CONFIGURING if len({str(cell.get(name)) for cell in cells}) > 1]
     return [", ".join(f"{name} {cell[name]}" for name in unlike if name in cell) for cell in cells]
 
 
@@ -342,7 +364,98 @@ def audit(
             if row is base or ratio > 1:
                 finding = replace(finding, efficiency=ends)
         findings.append(finding)
+    for kind, base in bases.items():
+        members = [number for number, of_row in enumerate(of) if of_row == kind]
+        if any(findings[number].status is ClaimStatus.INCONSISTENT for number in members):
+            honest = _honest_reading([rows[number] for number in members], base)
+            for number in members if honest else ():
+                if findings[number].status is ClaimStatus.INCONSISTENT:
+                    finding = findings[number]
+                    findings[number] = ClaimFinding(
+                        row=finding.row,
+                        status=ClaimStatus.UNCHECKABLE,
+                        why=(honest,),
+                        checked=(),
+                        kind=kind,
+                    )
     return findings
+
+
+def _honest_reading(rows: Sequence[Row], base: Row) -> str:
+    """Another usual meaning of these figures, in which every row holds; empty if there is none."""
+    base_ranks = base[ClaimedColumn.RANKS].middle
+    ranks = [row[ClaimedColumn.RANKS].middle if ClaimedColumn.RANKS in row else 0 for row in rows]
+    if 0 in ranks:
+        return ""
+    weak = [
+        _rescaled(row, ClaimedColumn.TIME, (base_ranks / n, base_ranks / n))
+        for row, n in zip(rows, ranks, strict=True)
+    ]
+    of_one_rank = [
+        _rescaled(row, ClaimedColumn.THROUGHPUT, (n, n)) for row, n in zip(rows, ranks, strict=True)
+    ]
+    readings = [
+        (weak, "if every rank has as much work in all rows (weak scaling); 'step_ms' and"
+         " 'global_batch' columns can be checked"),
+        (of_one_rank, "if the throughput is that of one rank; a column such as"
+         " 'samples_per_second_per_gpu' can be checked"),
+        (_other_baseline(rows, base), "if they compare with a baseline that is not in this table;"
+         " with that baseline as its smallest row they can be checked"),
+    ]  # fmt: skip
+    for as_meant, when in readings:
+        first = as_meant[rows.index(base)]
+        too_fast = any(
+            low * base_ranks / n > _MOST_EFFICIENT
+            for row, n in zip(as_meant, ranks, strict=True)
+            for low, _, _ in _measured(row, first)
+        )
+        if not too_fast and not any(
+            _finding(row, first, number).status is ClaimStatus.INCONSISTENT
+            for number, row in enumerate(as_meant)
+        ):
+            return f"its figures do not follow from the smallest row's, but they do {when}"
+    return ""
+
+
+def _other_baseline(rows: Sequence[Row], base: Row) -> list[Row]:
+    """The rows over their own base, if what they are off by is the same factor, as digits go.
+
+    A smallest row that states another value than 1 says that factor for all rows; otherwise it is
+    that of the rows that are off, of which there have to be two.
+    """
+    corrected = list(rows)
+    for name in (ClaimedColumn.SPEEDUP, ClaimedColumn.EFFICIENCY):
+        factors: dict[int, tuple[float, float]] = {}
+        for number, row in enumerate(rows):
+            measured = [(1.0, 1.0, "")] if row is base else _measured(row, base)
+            if name not in row or not measured or min(measured[0][:2]) <= 0:
+                continue
+            ratio = row[ClaimedColumn.RANKS].middle / base[ClaimedColumn.RANKS].middle
+            scale = ratio if name is ClaimedColumn.EFFICIENCY else 1.0
+            low, high, _ = measured[0]
+            factors[number] = (row[name].low / high * scale, row[name].high / low * scale)
+        off = {number: ends for number, ends in factors.items() if not ends[0] <= 1 <= ends[1]}
+        everywhere = rows.index(base) in off
+        shared = factors.values() if everywhere else off.values()
+        factor = (
+            max((low for low, _ in shared), default=1.0),
+            min((high for _, high in shared), default=1.0),
+        )
+        if factor[0] > factor[1] or factor[0] <= 0 or not (everywhere or len(off) > 1):
+            continue
+        for number in range(len(rows)) if everywhere else off:
+            inverse = (1 / factor[1], 1 / factor[0])
+            corrected[number] = _rescaled(corrected[number], name, inverse)
+    return corrected
+
+
+def _rescaled(row: Row, name: ClaimedColumn, factor: tuple[float, float]) -> Row:
+    """The row with a figure times a factor, between its ends."""
+    if name not in row:
+        return row
+    stated = row[name]
+    low, high = stated.low * factor[0], stated.high * factor[1]
+    return {**row, name: replace(stated, low=low, high=high)}
 
 
 def _uncertain(row: Row, number: int, kind: str, name: str, doubt: str) -> ClaimFinding:

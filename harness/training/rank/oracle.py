@@ -35,6 +35,9 @@ class Oracle:
     """
 
     weighted = True
+    #: Whether frozen parameters, which a forward pass may change (a momentum teacher), are kept for
+    #: each shard; a model that is too large for its device has no memory for that.
+    small = True
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class Oracle:
         self.order = order or range(parts)
         self.rounding = rounding or Rounding()
         self.optimizer = ctx.optimizer(model.parameters())
-        self.buffers = Buffers(model, of_rank_0=buffers == "broadcast")
+        self.buffers = Buffers(model, of_rank_0=buffers == "broadcast", frozen=self.small)
         self._reached = set[int]()  # of the trained parameters: those that get gradients
 
     @property
@@ -199,44 +202,49 @@ class Oracle:
 
 
 class Buffers:
-    """The buffers of a model that stands for several ranks, which forward passes may change.
+    """What forward passes may change in a model that stands for several ranks: its buffers, and if
+    ``frozen`` its frozen parameters.
 
-    Each shard's passes see those of its rank, or with ``of_rank_0`` those that rank 0 ended the
-    step before with. What a model tells DDP to leave alone is constant, and not kept.
+    Each shard's passes see those of its rank; with ``of_rank_0`` the buffers are those that rank 0
+    ended the step before with. What a model tells DDP to leave alone is constant, and not kept.
     """
 
-    def __init__(self, model: nn.Module, *, of_rank_0: bool) -> None:
+    def __init__(self, model: nn.Module, *, of_rank_0: bool, frozen: bool) -> None:
         self._of_rank_0 = of_rank_0
         ignored = constant(model)
-        self._there = [buffer for name, buffer in model.named_buffers() if name not in ignored]
+        self._buffers = [b for name, b in model.named_buffers() if name not in ignored]
+        self._frozen = [p for p in model.parameters() if frozen and not p.requires_grad]
         self._start = self._copy()
         self._begin: dict[int, list[Tensor]] = {}  # by shard, as the step begins
         self._end: dict[int, list[Tensor]] = {}
 
     @contextlib.contextmanager
     def of(self, shard: int) -> Iterator[None]:
-        """Within it the model has the buffers of the rank that this shard belongs to."""
-        place = 0 if self._of_rank_0 else shard
-        self._fill(self._begin.get(place, self._start))
+        """Within it the model has what the rank has that this shard belongs to."""
+        self._fill(self._begin.get(shard, self._start))
         yield
         self._end[shard] = self._copy()
 
     def end_step(self) -> None:
         """The next step begins with what this one has left."""
-        self._begin = {0: self._end[0]} if self._of_rank_0 else dict(self._end)
+        of_rank_0 = self._end[0][: len(self._buffers)]
+        self._begin = {
+            shard: [*of_rank_0, *kept[len(of_rank_0) :]] if self._of_rank_0 else kept
+            for shard, kept in self._end.items()
+        }
         self._fill(self._begin[0])
 
     def broadcast(self) -> None:
-        """Give all ranks those of rank 0, if that is how they are kept."""
-        for buffer in self._there if self._of_rank_0 else ():
+        """Give all ranks the buffers of rank 0, if that is how they are kept."""
+        for buffer in self._buffers if self._of_rank_0 else ():
             dist.broadcast(buffer, src=0)
 
     def _copy(self) -> list[Tensor]:
-        return [buffer.detach().clone() for buffer in self._there]
+        return [tensor.detach().clone() for tensor in (*self._buffers, *self._frozen)]
 
     def _fill(self, values: Sequence[Tensor]) -> None:
-        for buffer, value in zip(self._there, values, strict=True):
-            buffer.detach().copy_(value)
+        for tensor, value in zip((*self._buffers, *self._frozen), values, strict=True):
+            tensor.detach().copy_(value)
 
 
 def relative_error(

@@ -16,6 +16,8 @@ from harness.training.rank.oracle import Oracle
 class Streamed(Oracle):
     """Takes the blocks of an nn.Sequential in turn."""
 
+    small = False
+
     def descend(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
         """The scaled loss of a part, its gradients added to the parameters', which stay here."""
         if not isinstance(self.model, nn.Sequential):

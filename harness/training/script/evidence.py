@@ -24,7 +24,7 @@ from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.record import Issued, RankRecord, Watched, WhatRan
 from harness.record.store import Samples, write_text
 from harness.training.accelerator import Accelerator
-from harness.training.observe import beside, issued
+from harness.training.observe import beside, issued, plain
 from harness.training.observe.intake import digest, padded
 from harness.training.rank.barrier import Barrier
 from harness.training.rank.setup import Laps, Rank, RankPlace, device_of
@@ -310,8 +310,26 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> Watched:
         twice=watch.sentences.twice > 0,
         unstepped=tuple(watch.unstepped()[:FILES]),
         reduced=exchanged.reduced,
-        unchanged=bool(ended.whole) and began.whole == ended.whole,
+        unchanged=_unchanged(watch, began, ended),
     )
+
+
+def _unchanged(watch: Watch, began: Digests, ended: Digests) -> bool:
+    """Whether no bit of what trains differs between the first step and the last.
+
+    If backward passes reach a model's own parameters, these have to change: an optimizer that
+    steps copies and never copies them back trains nothing. A rank without a part of a sharded
+    model says nothing, nor does a learning rate of 0.
+    """
+    rates = _rates(watch)
+    parts = [plain.local(parameter) for parameter in watch.parameters()]
+    if not any(part.numel() for part in parts) or (rates and not any(rates)):
+        return False
+    of_roots = watch.bits().whole
+    reached = any(id(parameter) in watch.graded for parameter in watch.parameters())
+    if reached and of_roots and watch.began.whole == of_roots:
+        return True
+    return bool(ended.whole) and began.whole == ended.whole
 
 
 def _exchanging(watch: Watch) -> tuple[str, ...]:

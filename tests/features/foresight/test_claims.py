@@ -172,9 +172,8 @@ def test_two_kinds_of_times_are_never_divided(tmp_path: Path) -> None:
     ])  # fmt: skip
     assert audit(rows)[1].status is ClaimStatus.INCONSISTENT  # type: ignore[arg-type]
     apart = audit(rows, ["block", "step"])  # type: ignore[arg-type]
-    assert apart[1].efficiency is not None
-    assert apart[1].status is ClaimStatus.INCONSISTENT, "the smallest of its kind, and 3x"
-    assert apart[1].speedup == (1.0, 1.0)
+    assert apart[1].status is ClaimStatus.UNCHECKABLE, "3x over what is not in the table"
+    assert apart[1].speedup is None
     half = tmp_path / "half.csv"
     half.write_text("ranks,time,kind\n1,10,step\n2,5,\n")
     assert main(["audit", str(half)]) == 4
@@ -259,3 +258,35 @@ def test_a_doubtful_table_says_why_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["audit", str(path)]) == 5
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count("their ranks begin again") == 1 and shown.count("as above") == 3
+
+
+#: Columns after the ranks, rows, and whether each table is honest in a usual meaning.
+MEANT = {
+    "weak scaling": ("s/iter,speedup", [(1, 1.0, 1), (2, 1.02, 1.96), (8, 1.09, 7.34)], True),
+    "per rank": ("throughput,speedup", [(1, 100, 1), (2, 97, 1.94), (4, 95, 3.8)], True),
+    "ideal base": ("time,speedup,efficiency", [(4, 100, 4, 1), (8, 52, 7.7, 0.96)], True),
+    "unsharded base": ("tokens/s,efficiency", [(8, 31000, 0.97), (16, 60800, 0.95)], True),
+    "other machine": ("minutes,speedup", [(1, 90, 1), (8, 12, 15), (16, 6.4, 28.1)], True),
+    "hours": ("time,speedup", [(1, "8:20:00", 1), (8, "1:08:40", 7.3)], True),
+    "one row off": ("time,speedup", [(1, 90, 1), (8, 12, 7.5), (16, 6.4, 15.1)], False),
+    "weak, one off": ("s/iter,speedup", [(1, 1.0, 1), (2, 1.02, 1.96), (8, 1.3, 7.9)], False),
+    "each off": ("time,speedup", [(1, 90, 1), (8, 12, 7.9), (16, 6.4, 15.8)], False),
+    "base off": ("time,speedup", [(1, 90, 1.2), (8, 12, 7.5), (16, 6.4, 14.1)], False),
+}
+
+
+@pytest.mark.parametrize(("columns", "rows", "honest"), MEANT.values(), ids=MEANT)
+def test_what_holds_in_a_usual_meaning_is_not_called_wrong(
+    tmp_path: Path, columns: str, rows: list[tuple[object, ...]], honest: bool
+) -> None:
+    path = tmp_path / "meant.csv"
+    path.write_text("\n".join([f"gpus,{columns}", *(",".join(map(str, row)) for row in rows)]))
+    assert (main(["audit", str(path)]) == 1) is not honest
+
+
+def test_a_merged_cell_says_what_the_one_above_says(tmp_path: Path) -> None:
+    path = tmp_path / "merged.md"
+    rows = [("A", 1, "1.00", 1), ("", 2, 0.52, 1.92), ("B", 8, "2.00", 1), ("", 16, 1.05, "1.90")]
+    lines = ["| Model | GPUs | s/step | Speedup |", "|---|---|---|---|"]
+    path.write_text("\n".join([*lines, *(f"| {a} | {b} | {c} | {d} |" for a, b, c, d in rows)]))
+    assert main(["audit", str(path)]) == 0

@@ -697,6 +697,17 @@ def test_a_file_outside_of_the_folder_is_not_overwritten(
     assert kept.read_text() == "three weeks of training"
 
 
+@pytest.mark.parametrize("how", ["exports outside", "child outside"])
+def test_other_ways_to_write_outside_are_stopped(
+    measured: Measured, tmp_path: Path, how: str
+) -> None:
+    kept = tmp_path / "best.pt"
+    kept.write_text("three weeks of training")
+    launch = measured.once("shared_mistakes.py", how, str(kept))
+    assert launch.cause is not None
+    assert kept.read_text() == "three weeks of training"
+
+
 @pytest.mark.parametrize(
     "stale",
     ["ddp", "fsdp1", pytest.param("fsdp2", marks=pytest.mark.full), "ddp right", "fsdp1 right"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 import sys
 
 import torch
@@ -35,3 +36,7 @@ for step in range(10**6):
     optimizer.step()
     if mistake == "saves outside" and step == 4:
         torch.save(plain.state_dict(), sys.argv[2])
+    if mistake == "exports outside" and step == 4:
+        torch.jit.save(torch.jit.script(plain), sys.argv[2])
+    if mistake == "child outside" and step == 4:
+        subprocess.run([sys.executable, "-c", f"open({sys.argv[2]!r}, 'w')"], check=True)

@@ -260,8 +260,10 @@ class Hooks:
         """Files that are written: where all ranks write one, each waits for the disk, and none is
         sure to be whole.
         """
-        save: Callable[..., None] = torch.save
+        for module in (torch, torch.jit):
+            self._replace(module, "save", self._seen(module.save))
 
+    def _seen(self, save: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(save)
         def seen(*args: Any, **more: Any) -> None:
             file = args[1] if len(args) > 1 else more.get("f")
@@ -270,7 +272,7 @@ class Hooks:
                 self.saved.add(os.path.relpath(file))
             save(*args, **more)
 
-        self._replace(torch, "save", seen)
+        return seen
 
     def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
         if self._between is not None:

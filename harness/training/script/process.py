@@ -29,7 +29,7 @@ from harness.host import secrets
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.record.store import write_text
 from harness.training.rank.setup import RankPlace
-from harness.training.script import workplace
+from harness.training.script import startup, workplace
 from harness.training.script.startup import write_guard
 
 #: What a command may ask for: ranks on this node and in all, this node and how many there are, and
@@ -140,6 +140,9 @@ def settle(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> None:
     of_folders = workplace.variables(spec, place.node)
     os.environ.update(of_folders)
     tempfile.tempdir = None  # it is asked for anew
+    # A Python that this one starts, such as a worker of a DataLoader, then installs the guard, too.
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(startup.FOLDER), *filter(None, named)])
     write_guard.install(of_folders[write_guard.WRITABLE].split(os.pathsep))
     meet_at(host, port)
     os.sched_setaffinity(0, place.cpus)

@@ -22,10 +22,9 @@ from harness.host import secrets
 from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.training.rank.setup import RankPlace
-from harness.training.script import badges, process, workplace
+from harness.training.script import badges, process, startup, workplace
 from harness.training.script.startup.sitecustomize import BADGES, HOME
 
-STARTUP = Path(__file__).parent / "startup"
 POLL_S = 0.05
 #: A launcher may end this long before the rank that it has started has written its record.
 LATE_S = 2.0
@@ -73,7 +72,9 @@ def _start(
     home = Path(spec.task.folder)
     work = workplace.of(spec, place.node)
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    path = os.pathsep.join([str(STARTUP), *filter(None, workplace.on_path(named, home, work))])
+    path = os.pathsep.join(
+        [str(startup.FOLDER), *filter(None, workplace.on_path(named, home, work))]
+    )
     env = {**os.environ, "PATH": programs.path(), "PYTHONPATH": path}
     env |= {BADGES: str(folder), HOME: str(programs.ROOT), **workplace.variables(spec, place.node)}
     if command.elsewhere:

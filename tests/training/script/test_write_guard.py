@@ -40,6 +40,7 @@ WRITES = {
     "truncate": "os.truncate(target, 0)",
     "new": "open(target + '.new', 'w')",
     "folder": "os.makedirs(target + '.d')",
+    "no cache": "open(target + '.cached.pt', 'w')",
 }
 ALLOWED = {
     "inside": "open('out.pt', 'w'); torch.save({}, 'out2.pt'); os.makedirs('a/b')",

@@ -2,12 +2,13 @@
 
 An audit hook (PEP 578) sees every file that Python code opens for writing, renames, removes or
 creates, whatever way the path was spelled: absolute, ``~``, ``..`` or through a link.
-``torch.save`` writes in C++ and calls ``refuse`` itself. Other native writers (safetensors, HDF5)
-and programs that the script starts are not seen. This file imports nothing but the standard
-library, because it runs as a Python starts.
+``torch.save`` and ``torch.jit.save`` write in C++; the hooks on them call ``refuse``. Other native
+writers (safetensors, HDF5, SQLite) and programs that the script starts are not seen. This file
+imports nothing but the standard library, because it runs as a Python starts.
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 WRITABLE = "SCALEPROOF_WRITABLE"
 #: File systems of the kernel: devices, shared memory and a process's own settings.
 _KERNEL = ("/dev", "/proc", "/sys")
+#: Names of caches: ``~/.cache``, ``__pycache__``, ``labels.cache``.
+_CACHE = re.compile(r"caches?_*$", re.IGNORECASE)
 #: Variables that name a cache, besides those with CACHE in their name.
 _CACHE_HOMES = {"HF_HOME", "TORCH_HOME"}
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -83,7 +86,7 @@ class WriteGuard:
     def _allowed(self, place: Path) -> bool:
         if any(place.is_relative_to(root) for root in self._roots):
             return True
-        return any("cache" in part.lower() for part in place.parts)
+        return any(_CACHE.search(part) for part in place.parts)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event not in _EVENTS:

@@ -283,6 +283,7 @@ def test_ranks_meet_also_where_a_script_names_a_place_of_its_own(
         assert [r.watched.small for r in launch.ranks if r.watched] == [0, 0]
 
 
+@pytest.mark.full
 def test_a_launcher_that_writes_its_script_for_each_world_is_measured(
     measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,8 +202,8 @@ class Oracle:
 
 
 class Buffers:
-    """What forward passes may change in a model that stands for several ranks: its buffers, and if
-    ``frozen`` its frozen parameters.
+    """The tensors that forward passes may change in a model that stands for several ranks: its
+    buffers, and if ``frozen`` its frozen parameters.
 
     Each shard's passes see those of its rank; with ``of_rank_0`` the buffers are those that rank 0
     ended the step before with. What a model tells DDP to leave alone is constant, and not kept.

@@ -287,7 +287,7 @@ def _changing_buffers(model: nn.Module) -> bool:
 
 
 def _with_buffers(expected: Expected, model: nn.Module, case: CaseSpec) -> Expected:
-    """The expectation with rank 0's buffers, which are broadcast before each step."""
+    """Add the broadcast of rank 0's buffers before each step to what is expected."""
     ignored = constant(model)
     buffers = [buffer for name, buffer in model.named_buffers() if name not in ignored]
     size = sum(buffer.numel() * buffer.element_size() for buffer in buffers)

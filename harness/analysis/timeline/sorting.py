@@ -12,13 +12,13 @@ from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.reader import Trace
 from harness.base.errors import ScaleproofError
 
-#: Kinds of calls of a device's runtime, and how those are named that start something on it.
+#: Trace categories of calls to a device's runtime; ``_LAUNCH`` matches calls that start a kernel.
 _RUNTIME = (
     "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver",
     "privateuse1_runtime", "privateuse1_driver",
 )  # fmt: skip
 _LAUNCH = re.compile(r"\w*launch", re.IGNORECASE)
-#: So many calls of a runtime a profiler itself makes where nothing runs on the device.
+#: The profiler itself makes up to this many runtime calls if nothing runs on the device.
 _OF_PROFILER = 2
 #: Rows of a device beside its kernels.
 _ON_DEVICE = ("gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync")
@@ -96,7 +96,7 @@ def _missing(trace: Trace, *, on_device: bool) -> str:
 
 
 def _correlated(trace: Trace) -> NDArray[np.integer]:
-    """The correlation ids of all that ran on the device."""
+    """Return the correlation ids of the events that ran on the device."""
     return trace.correlation[trace.of_cat("kernel", "gpu_memcpy", "gpu_memset")]
 
 

@@ -382,7 +382,7 @@ def audit(
 
 
 def _honest_reading(rows: Sequence[Row], base: Row) -> str:
-    """Another usual meaning of these figures, in which every row holds; empty if there is none."""
+    """Say in which other usual meaning of the table all its figures agree; empty if in none."""
     base_ranks = base[ClaimedColumn.RANKS].middle
     ranks = [row[ClaimedColumn.RANKS].middle if ClaimedColumn.RANKS in row else 0 for row in rows]
     if 0 in ranks:

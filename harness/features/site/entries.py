@@ -62,7 +62,7 @@ class CaseFigure:
 
     @property
     def text(self) -> str:
-        """``0.82 [0.78, 0.86] load of plain``; empty if nothing was judged or compared."""
+        """Return text such as ``0.82 [0.78, 0.86] load of plain``; empty if nothing was judged."""
         if self.value is None:
             return ""
         metric = metrics.metric(self.metric)

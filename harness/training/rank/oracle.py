@@ -35,9 +35,9 @@ class Oracle:
     """
 
     weighted = True
-    #: Whether frozen parameters, which a forward pass may change (a momentum teacher), are kept for
-    #: each shard; a model that is too large for its device has no memory for that.
-    small = True
+    #: Whether each shard has frozen parameters of its own: a forward pass may change them (a
+    #: momentum teacher). A model that is too large for its device leaves no memory for that.
+    keeps_frozen = True
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Oracle:
         self.order = order or range(parts)
         self.rounding = rounding or Rounding()
         self.optimizer = ctx.optimizer(model.parameters())
-        self.buffers = Buffers(model, of_rank_0=buffers == "broadcast", frozen=self.small)
+        self.buffers = Buffers(model, of_rank_0=buffers == "broadcast", frozen=self.keeps_frozen)
         self._reached = set[int]()  # of the trained parameters: those that get gradients
 
     @property
@@ -133,7 +133,7 @@ class Oracle:
         return sum(map(float, losses[:shards])) / shards
 
     def begin_step(self) -> None:
-        """No parameter has been reached in this step yet."""
+        """Forget which parameters got a gradient in the step before."""
         self._reached = set()
 
     def share(self, shards: int) -> None:

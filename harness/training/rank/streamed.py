@@ -16,7 +16,7 @@ from harness.training.rank.oracle import Oracle
 class Streamed(Oracle):
     """Takes the blocks of an nn.Sequential in turn."""
 
-    small = False
+    keeps_frozen = False
 
     def descend(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
         """The scaled loss of a part, its gradients added to the parameters', which stay here."""

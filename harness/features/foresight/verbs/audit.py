@@ -187,7 +187,11 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
     count = {status: sum(f.status is status for f in findings) for status in ClaimStatus}
     lines += ["", f" {', '.join(f'{value} {status}' for status, value in count.items() if value)}"]
     if count[ClaimStatus.INCONSISTENT]:
-        lines.append(" a figure is only called inconsistent if no rounding explains it")
+        meaning = (
+            " a figure is only called inconsistent if no rounding explains it, nor weak scaling,"
+            " rates of one rank, or another baseline"
+        )
+        lines += text.wrap(meaning, width, 1)
     return lines
 
 

@@ -97,6 +97,9 @@ USUAL_GIB = 80
 FORESEEN = {"ddp": (64, 8), "fsdp": (64, 8)}
 #: What ladders are judged by, where that is not efficiency alone.
 METRICS = {"pipeline": ("efficiency", "efficiency_of_ideal")}
+#: What a ladder on several GPUs is held against. Sharded training is held against itself on one
+#: GPU: what a wrapper costs there is measured where a single GPU is.
+ON_GPUS_AGAINST = {"ddp": ("plain",), "fsdp": ("wrapped",), "pipeline": ("plain",)}
 
 
 def trained(strategy: str, site: Site, mode: Mode, **fields: Any) -> CaseSpec:
@@ -122,12 +125,14 @@ def protocol_for(site: Site) -> Protocol:
 
 
 def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
-    """A weak ladder over the site's world sizes, with real compute.
+    """A weak ladder over the world sizes of one node, with real compute.
 
     Without ``wrapped`` it leaves out what the strategy costs on one rank.
     """
 
     def recipe(site: Site) -> list[Plan]:
+        if site.device == "cuda":
+            return _on_gpus(strategy, site, fields)
         return [
             ladder(
                 trained(strategy, site, Mode.WEAK, **fields),
@@ -136,16 +141,39 @@ def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
                 baselines=("plain", "wrapped") if wrapped else ("plain",),
                 metrics=METRICS.get(strategy, ("efficiency",)),
                 protocol=protocol_for(site),
-                predict=FORESEEN.get(strategy) if _foresees(site) else None,
             )
         ]
 
     return recipe
 
 
-def _foresees(site: Site) -> bool:
-    """One device shows no exchange, and CPU ranks share their cores."""
-    return site.device == "cuda" and site.world_size > 1
+def _on_gpus(strategy: str, site: Site, fields: Mapping[str, Any]) -> list[Plan]:
+    """The weak ladder of one node of GPUs, of which the largest world is judged.
+
+    ``across`` has the worlds of several nodes. A single GPU shows what DDP's wrapper and compiled
+    blocks bring; other strategies have nothing to show there.
+    """
+    case = trained(strategy, site, Mode.WEAK, **fields).at(site.nodes[0])
+    if site.nodes[0] == 1:
+        return _on_one_gpu(case, site) if strategy == "ddp" else []
+    plan = ladder(
+        case,
+        [n for n in rungs(site.nodes[0]) if n > 1],
+        baselines=ON_GPUS_AGAINST[strategy],
+        metrics=(*METRICS.get(strategy, ("efficiency",)), "attainment"),
+        protocol=ON_GPUS,
+        predict=FORESEEN.get(strategy),
+        largest_only=not site.every_rung,
+    )
+    return [plan]
+
+
+def _on_one_gpu(case: CaseSpec, site: Site) -> list[Plan]:
+    """DDP at one rank against the plain model, and its compiled blocks against eager ones."""
+    plan = ladder(case, [1], baselines=("plain",), protocol=ON_GPUS)
+    if case.compiled == "no":
+        return [plan]
+    return [compared(plan, "eager", replace(case, compiled="no"), ("throughput_ratio",))]
 
 
 #: Every codec that is in use; a test compares it with what is shipped.
@@ -165,6 +193,19 @@ def codecs(site: Site) -> list[Plan]:
     cases |= {codec: trained(f"compressed:{codec}", here, Mode.WEAK) for codec in CODECS}
     metrics = ("throughput_ratio", "sent_bytes")
     return [beside("every codec", cases, metrics, protocol=protocol_for(here))]
+
+
+def topk(site: Site) -> list[Plan]:
+    """Top-k gradients: a weak ladder on cores; on GPUs one arm beside DDP on the whole node."""
+    if site.device != "cuda":
+        return weak("compressed:topk", wrapped=False)(site)
+    if site.nodes[0] == 1:
+        return []
+    dense, compressed = (
+        trained(strategy, site, Mode.WEAK).at(site.nodes[0])
+        for strategy in ("ddp", "compressed:topk")
+    )
+    return [versus(dense, compressed, ("throughput_ratio",), protocol=ON_GPUS)]
 
 
 def large(model: str) -> Recipe:
@@ -193,13 +234,13 @@ def filled() -> Recipe:
     """A weak ladder of pipelines with two micro-batches a stage and more at every rung."""
 
     def recipe(site: Site) -> list[Plan]:
-        count = max(4, 2 * site.world_size)
+        ranks = site.nodes[0] if site.device == "cuda" else site.world_size
+        count = max(4, 2 * ranks)
         more = {} if count == 4 else dict(micro_batch=count)
         knobs: dict[str, Any] = {"pipeline.microbatches": count}
         if site.device == "cuda":  # GPipe would keep the activations of all micro-batches
             knobs["pipeline.schedule"] = "1f1b"
-        wrapped = site.device == "cpu"  # one stage on a GPU trains what the plain model does
-        return weak("pipeline", wrapped=wrapped, knobs=knobs, **more)(site)
+        return weak("pipeline", knobs=knobs, **more)(site)
 
     return recipe
 
@@ -213,17 +254,23 @@ def strong(strategy: str, *, global_batch: int, eager: bool = False) -> Recipe:
     """
 
     def recipe(site: Site) -> list[Plan]:
-        case = site.case(f"{strategy}/{CPU_MODEL}", Mode.STRONG, global_batch=global_batch)
-        if site.device == "cuda":
+        case, worlds = site.case(f"{strategy}/{CPU_MODEL}", Mode.STRONG), site.worlds
+        case = replace(case, global_batch=global_batch)
+        on_gpus = site.device == "cuda"
+        if on_gpus:
             model, sized = sized_for("strong", site)
             case = site.case(f"{strategy}/{model}", Mode.STRONG, **AS_TRAINED, **sized)
+            case, worlds = case.at(site.nodes[0]), rungs(site.nodes[0])
+        several = [n for n in strong_worlds(case, worlds) if n > 1]
+        if on_gpus and not several:
+            return []
         plan = ladder(
             case,
-            [n for n in strong_worlds(case, site.worlds) if n > 1] or [1],
-            shape=site.shape,
+            several or [1],
             baselines=("plain",),
             metrics=METRICS.get(strategy, ("efficiency",)),
             protocol=protocol_for(site),
+            largest_only=on_gpus and not site.every_rung,
         )
         if eager and case.compiled != "no":
             plan = compared(plan, "eager", replace(case, compiled="no"), ("throughput_ratio",))
@@ -301,16 +348,16 @@ def across(strategy: str) -> Recipe:
         if len(site.nodes) < 2:
             return []
         case = trained(strategy, site, Mode.WEAK)
-        worlds = [sum(site.nodes[:n]) for n in rungs(len(site.nodes))]
-        metrics = METRICS.get(strategy, ("efficiency",))
+        worlds = [sum(site.nodes[:n]) for n in rungs(len(site.nodes)) if n > 1]
         return [
             ladder(
                 case,
                 worlds,
                 shape=site.shape,
                 baselines=("one_node",),
-                metrics=metrics,
+                metrics=METRICS.get(strategy, ("efficiency",)),
                 protocol=protocol_for(site),
+                largest_only=site.device == "cuda" and not site.every_rung,
             )
         ]
 

@@ -1,13 +1,13 @@
 """Compressed gradients: weak ladders of top-k, and the masked control that must be caught."""
 
 import pytest
-from recipes import codecs, masked, paced, weak
+from recipes import codecs, masked, paced, topk
 
 from harness import scaling
 
 
 @pytest.mark.smoke
-@scaling(weak("compressed:topk", wrapped=False))
+@scaling(topk)
 def test_weak(verdict):
     """Throughput per rank holds as ranks are added."""
 

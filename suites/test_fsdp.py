@@ -12,7 +12,7 @@ def test_weak(verdict):
     """Throughput per rank holds as ranks are added."""
 
 
-@pytest.mark.smoke
+@pytest.mark.nightly
 @scaling(large("decoder-llama-8b"))
 def test_large(verdict):
     """A model that no card holds alone."""

@@ -192,8 +192,9 @@ class Forecast:
     @cached_property
     def judged(self) -> Collection[str]:
         """The plans of which a rule asks something: only they get further blocks."""
-        hardware = self.machine.hardware_class
-        return {plan.hash for plan in self.plans if pairs.ruled(plan, self.thresholds, hardware)}
+        return {
+            plan.hash for plan in self.plans if pairs.ruled(plan, self.thresholds, self.machine)
+        }
 
     def coming(self) -> Iterator[Coming]:
         """Every launch to come; plans share gates, pilots, references and profiles."""
@@ -215,7 +216,11 @@ class Forecast:
         yield from self._pilots(plan, packed)
         if not plan.in_pilots:
             yield from ((Purpose.REFERENCE, slot, 1) for slot in self._references(plan, trained))
-        yield from ((Purpose.TIMED, slot, 2 * plan.protocol.min_blocks) for slot in packed)
+        judged = plan.judged_arms
+        first = self.slots(plan, [arm for arm in measured if arm not in judged])
+        yield from ((Purpose.TIMED, slot, 2) for slot in first)
+        again = self.slots(plan, [arm for arm in measured if arm in judged])
+        yield from ((Purpose.TIMED, slot, 2 * plan.protocol.min_blocks) for slot in again)
         profiled = rungs.profiled(plan, len(self.plans)) if self.timeline else []
         shown = self.slots(plan, [arm for arm in trained if arm in profiled])
         yield from ((Purpose.PROFILE, slot, 1) for slot in shown)

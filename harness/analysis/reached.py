@@ -10,19 +10,18 @@ from harness.record import RunRecord
 def reached(run: RunRecord) -> list[tuple[Threshold, Reach, str]]:
     """(rule, what it met, why nothing) of every rule; nothing for a run without cases."""
     cases = [arm.case for plan in run.plans for arm in plan.arms]
-    hardware = run.machine.hardware_class
     others = series(run)
     judged = [
         (plan.arm(contrast.subject).case, contrast)
         for plan in run.plans
-        for contrast in pairs.judged_of(plan, run.thresholds, hardware)
+        for contrast in pairs.judged_of(plan, run.thresholds, run.machine)
     ]
     largest = sum(run.settings.nodes)
     nodes = max((len(case.nodes) for case in cases), default=len(run.settings.nodes))
     device = max((case.device for case in cases), key=str, default=run.settings.device)
     reaches = []
     for rule in run.thresholds:
-        met, reason = reach(rule, judged, hardware, device, largest, nodes)
+        met, reason = reach(rule, judged, run.machine, device, largest, nodes)
         if any(other.matched_by(rule, run) for other in others):
             met = Reach.MATCHED
             reason = ""

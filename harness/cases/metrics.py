@@ -41,7 +41,8 @@ class Metric:
     What is read is multiplied with the factors of ``times``, and divided by those of ``over``.
     ``of_time`` metrics are spoilt by a noisy host.
     ``scaling`` ones belong to ladders and need a mode; ``per_rank`` ones are divided by linear
-    scaling, ``of_schedule`` ones also by what the strategy's schedule allows. ``between_ranks``:
+    scaling, ``of_schedule`` ones also by what the strategy's schedule allows, ``of_fabric`` ones by
+    what the measured fabric allows. ``between_ranks``:
     one rank alone has none. ``signed`` ones may lie below zero, so that no two of them have a
     ratio. ``of_device``: a device tells it, cores do not. ``share``: a part of a whole.
     ``measured_by`` is the command that measures what plans do not.
@@ -57,6 +58,7 @@ class Metric:
     scaling: bool = False
     per_rank: bool = False
     of_schedule: bool = False
+    of_fabric: bool = False
     between_ranks: bool = False
     signed: bool = False
     of_device: bool = False
@@ -135,6 +137,14 @@ METRICS: Mapping[str, Metric] = {
         per_rank=True,
         of_schedule=True,
         means="efficiency over what the schedule allows: a pipeline's bubble is no loss",
+    ),
+    "attainment": replace(
+        _RATE_RATIO,
+        scaling=True,
+        per_rank=True,
+        of_schedule=True,
+        of_fabric=True,
+        means="efficiency over what this run's one device and measured fabric allow",
     ),
     "speedup": replace(
         _RATE_RATIO, unit="x", scaling=True, means="throughput of the case over its baseline's"
@@ -325,6 +335,17 @@ METRICS: Mapping[str, Metric] = {
         form=Form.SAVED,
         unit="1",
         means="share of a step that is gone when batches are made once",
+    ),
+    "bus_bandwidth_of_link": replace(
+        _FABRIC,
+        unit="1",
+        means="bus bandwidth of a large collective over the rate of the link's data sheet",
+    ),
+    "network_used": replace(
+        _FABRIC,
+        unit="1",
+        of_time=False,
+        means="1 if NCCL uses the node's InfiniBand, RoCE or EFA between nodes, 0 if it does not",
     ),
     "bus_bandwidth": replace(
         _FABRIC, means="what the busiest link carried in a large collective (as nccl-tests)"

@@ -43,7 +43,8 @@ class Contrast:
 
     ``against`` names the kind of baseline (plain, wrapped, one_node, smallest_fit,
     sum_of_devices, ...). Several baseline arms are added up. ``ideal`` is the ratio that
-    perfect scaling would give; a ratio metric is shown divided by it.
+    perfect scaling would give; a ratio metric is shown divided by it. One of the ``curve`` is
+    measured in a single block, and judged only if a contrast of its kind that is not fails.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Contrast:
     baseline: tuple[str, ...]
     against: str
     ideal: float = 1.0
+    curve: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +145,17 @@ class Plan:
         named = [a for a in self.arms if a.name == name]
         assert len(named) == 1, f"plan {self.name}: {len(named)} arms named {name!r}"
         return named[0]
+
+    @property
+    def judged_arms(self) -> list[Arm]:
+        """The arms that every first block launches: those that are not of the curve alone."""
+        return list(self.only([c for c in self.contrasts if not c.curve]).arms) or list(self.arms)
+
+    def num_first_launches(self, arms: Collection[Arm]) -> int:
+        """The timed launches that these of its arms have in the blocks that every plan gets."""
+        judged = [arm for arm in self.judged_arms if arm in arms]
+        blocks = self.protocol.min_blocks
+        return 2 * ((len(arms) + (blocks - 1) * len(judged)) if blocks else 0)
 
     @property
     def window(self) -> Window:

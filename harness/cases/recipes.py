@@ -127,6 +127,7 @@ def ladder(  # noqa: PLR0913  (all that a ladder may ask for)
     ablations: Sequence[Ablation] = (),
     epoch_samples: int | None = None,
     predict: tuple[int, int] | None = None,
+    largest_only: bool = False,
 ) -> Plan:
     """The case at each world size, against each kind of baseline.
 
@@ -141,6 +142,8 @@ def ladder(  # noqa: PLR0913  (all that a ladder may ask for)
         epoch_samples: samples of one epoch; reports then tell how long it takes.
         predict: nodes, and ranks on each, of a size that is foreseen from these. A rank of every
             rung gets the batch that it has there, so a strong case is measured as a weak one.
+        largest_only: the largest world is judged; the smaller ones are measured in one block, for
+            the curve, and judged only if the largest fails.
     """
     nodes = shape or _one
     target = case.at(math.prod(predict), (predict[1],) * predict[0]) if predict else None
@@ -158,7 +161,10 @@ def ladder(  # noqa: PLR0913  (all that a ladder may ask for)
     for arm in (arm for a in against for arm in a.arms):
         arms.setdefault(arm.name, arm)
     contrasts = [
-        c for name in metrics for world in worlds for c in _contrasts(name, world, against)
+        replace(c, curve=largest_only and world < max(worlds))
+        for name in metrics
+        for world in worlds
+        for c in _contrasts(name, world, against)
     ]
     for ablation in ablations:
         arm, contrast = ablated(arms[f"@{max(worlds)}"], ablation)

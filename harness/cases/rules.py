@@ -15,6 +15,8 @@ from harness.cases.case import CaseSpec, Device, Mode
 from harness.cases.catalogue import Catalogue
 from harness.cases.metrics import Form
 from harness.cases.plan import BASELINES, Contrast
+from harness.host.fabric import NAMES
+from harness.host.machine import Machine
 
 #: More ranks or nodes than any run will have: a slip of the pen.
 LARGEST = 1_000_000
@@ -67,6 +69,9 @@ class Threshold:
     ``hardware`` is a pattern on the machine's hardware class, ``fingerprint`` what else must be as
     it was where the bound was measured (``key=value`` each; empty = nothing). ``unit`` is the
     metric's; a file has to say it of absolute values, whose bound would mean nothing without.
+    ``fabric`` names what joins the ranks of the case: the link inside one node, or the network
+    between several (``harness.host.fabric``; empty = any). ``gbit_s`` is the rate in Gbit/s that
+    this network must have at least for each GPU.
     """
 
     name: str
@@ -80,6 +85,8 @@ class Threshold:
     world: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
     hardware: str = "*"
+    fabric: tuple[str, ...] = ()
+    gbit_s: float | None = None
     statistic: Statistic = Statistic.MEAN
     at_least: float | None = None
     at_most: float | None = None
@@ -124,13 +131,22 @@ class Threshold:
             and (not self.nodes or num_nodes in self.nodes)
         )
 
-    def matches(self, case: CaseSpec, contrast: Contrast, hardware: str) -> bool:
-        """Whether the rule judges this contrast of this case on this hardware."""
+    def holds_on(self, machine: Machine, num_nodes: int) -> bool:
+        """Whether the rule is about worlds on so many of these machines."""
+        return (
+            fnmatchcase(machine.hardware_class, self.hardware)
+            and (not self.fabric or machine.joined(num_nodes) in self.fabric)
+            and (self.gbit_s is None or machine.network_gbit_s >= self.gbit_s)
+        )
+
+    def matches(self, case: CaseSpec, contrast: Contrast, machine: Machine) -> bool:
+        """Whether the rule judges this contrast of this case on this machine."""
         return (
             self.metric == contrast.metric
+            and not contrast.curve
             and self.about(case)
             and self.baseline in (None, contrast.against)
-            and fnmatchcase(hardware, self.hardware)
+            and self.holds_on(machine, len(case.nodes))
         )
 
     def waived(self, today: datetime.date) -> bool:
@@ -144,6 +160,7 @@ KEYS = keys_of(
     baseline=Key(kind=str, choices=BASELINES),
     waiver=Key(kind=str),
     waiver_expires=Key(kind=datetime.date),
+    fabric=Key(kind=str, choices=NAMES, each=True),
     fingerprint=None,
 )
 
@@ -195,7 +212,8 @@ def rule_of(table: TomlTable, problems: Problems) -> Threshold | None:
         return None
     doc: dict[str, Json] = {"unit": metrics.metric(values["metric"]).unit}
     doc |= {
-        k: [n] if k in ("world", "nodes") and isinstance(n, int) else n for k, n in values.items()
+        k: [n] if k in ("world", "nodes", "fabric") and not isinstance(n, list) else n
+        for k, n in values.items()
     }
     if expires := doc.pop("waiver_expires", None):
         doc["waiver"] = {"reason": values["waiver"], "expires": expires.isoformat()}
@@ -266,13 +284,13 @@ def _check_bounds(table: TomlTable, problems: Problems) -> None:
 def reach(
     rule: Threshold,
     judged: list[tuple[CaseSpec, Contrast]],
-    hardware: str,
+    machine: Machine,
     device: Device,
     max_world: int,
     max_nodes: int,
 ) -> tuple[Reach, str]:
     """Whether a rule matched something; if not, whether it could have here, and why not."""
-    if any(rule.matches(case, contrast, hardware) for case, contrast in judged):
+    if any(rule.matches(case, contrast, machine) for case, contrast in judged):
         return Reach.MATCHED, ""
     if command := metrics.metric(rule.metric).measured_by:
         return Reach.OUT_OF_REACH, f"need {command}"
@@ -282,6 +300,10 @@ def reach(
         return Reach.OUT_OF_REACH, f"need {min(rule.nodes)} nodes"
     if rule.world and min(rule.world) > max_world:
         return Reach.OUT_OF_REACH, f"need {min(rule.world)} ranks"
-    if not fnmatchcase(hardware, rule.hardware):
+    if not fnmatchcase(machine.hardware_class, rule.hardware):
         return Reach.OUT_OF_REACH, f"need hardware {rule.hardware}"
+    sizes = rule.nodes or (1, max_nodes)
+    if not any(rule.holds_on(machine, num_nodes) for num_nodes in sizes):
+        rate = "" if rule.gbit_s is None else f" of {rule.gbit_s:g} Gbit/s a GPU"
+        return Reach.OUT_OF_REACH, f"need {' or '.join(rule.fabric) or 'a network'}{rate}"
     return Reach.UNMATCHED, "match no case of this run"

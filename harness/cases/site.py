@@ -20,7 +20,8 @@ class Site:
     ``emulated``: several nodes that are all on this machine, a stand-in whoever starts them.
     ``faults`` are those that the engine can plant, beside crash and hang. ``gpu_memory_gib`` is
     what a GPU has, where that is known: recipes choose sizes by it. ``compiles``: there is a C
-    compiler, which Inductor's kernels are started through.
+    compiler, which Inductor's kernels are started through. ``every_rung``: ladders judge all of
+    their worlds, not the largest one alone.
     """
 
     device: Device
@@ -32,6 +33,7 @@ class Site:
     faults: tuple[str, ...] = ()
     gpu_memory_gib: int | None = None
     compiles: bool = True
+    every_rung: bool = False
 
     @property
     def world_size(self) -> int:

@@ -7,17 +7,22 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from harness.host.fabric import Link, Network
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
     """A device's data sheet: GiB of memory, GB/s of memory and of links, peak TFLOP/s by dtype.
 
-    ``link_gb_s`` is what it sends to the GPUs of its node, ``network_gb_s`` to those of others.
+    ``link_gb_s`` is what it sends to the GPUs of its node, ``network_gb_s`` to those of others;
+    ``link`` and ``network`` are what usually joins them.
     """
 
     gpu: str
     memory_gib: int
     link_gb_s: float
+    link: Link = Link.UNKNOWN
+    network: Network = Network.UNKNOWN
     memory_gb_s: float | None = None
     network_gb_s: float = 50.0
     tflops: Mapping[str, float] = field(default_factory=dict)
@@ -56,15 +61,20 @@ def peaks(gpu: str | None) -> Mapping[str, float]:
 
 
 def _sheet(table: Mapping[str, object]) -> Sheet:
-    memory, links, tflops = (_numbers(table[key]) for key in ("memory", "links", "tflops"))
+    links = table["links"]
+    assert isinstance(links, Mapping)
+    rates = _numbers({name: links[name] for name in ("node_gb_s", "network_gb_s")})
+    memory, tflops = (_numbers(table[key]) for key in ("memory", "tflops"))
     return Sheet(
         gpu=str(table["gpu"]),
         names=str(table.get("names", "")),
         words=str(table["words"]),
         memory_gib=int(memory["gib"]),
         memory_gb_s=memory["gb_s"],
-        link_gb_s=links["node_gb_s"],
-        network_gb_s=links["network_gb_s"],
+        link=Link(links["node"]),
+        network=Network(links["network"]),
+        link_gb_s=rates["node_gb_s"],
+        network_gb_s=rates["network_gb_s"],
         tflops=tflops,
     )
 

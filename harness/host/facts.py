@@ -27,9 +27,7 @@ def _facts() -> Iterator[tuple[str, str]]:
     for name, value in fields_of(machine_here).items():
         yield f"hardware: {name}", "" if value is None else str(value)
     yield from topology.facts()
-    links = nvml.topology()
-    if links:
-        kinds = Counter(kind for _, _, kind in links)
+    if kinds := Counter(pair.joined for pair in nvml.topology() if pair.joined):
         yield "topology: between gpus", ", ".join(f"{n}x {kind}" for kind, n in kinds.most_common())
     yield "topology: gpus by numa node", _gpu_nodes()
     for name, text in _interfaces():

@@ -1,7 +1,8 @@
 """Hardware that is planned for: known devices by short names, or a file that states one.
 
     8xh100        a node of 8        64x8xh200     64 nodes of 8
-    my.toml       [[hardware]] with gpu, gpus, nodes, memory_gib, link_gb_s, network_gb_s
+    my.toml       [[hardware]] with gpu, gpus, nodes, memory_gib, link, link_gb_s, network,
+                  network_gb_s
 
 What a known device is like stands in devices.toml.
 """
@@ -10,10 +11,12 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.base.documents import from_doc
 from harness.base.errors import SpecError, meant
 from harness.base.toml import check_table, keys_of, read_tables
 from harness.host import devices
 from harness.host.devices import Sheet
+from harness.host.fabric import Fabric, Link, Network
 from harness.host.machine import Machine
 
 #: GiB of host memory for each GPU where nobody says.
@@ -88,6 +91,11 @@ def _of(name: str, sheet: Sheet, gpus: int, nodes: int) -> Hardware:
         host=name,
         kernel="",
         driver=None,
+        fabric=Fabric(
+            link=sheet.link if gpus > 1 else Link.NONE,
+            network=sheet.network,
+            network_gbit_s=8 * sheet.network_gb_s * gpus,
+        ),
     )
     return Hardware(
         name=name,
@@ -106,6 +114,8 @@ class StatedHardware:
     gpus: int
     nodes: int = 1
     memory_gib: int = 0
+    link: Link = Link.UNKNOWN
+    network: Network = Network.UNKNOWN
     link_gb_s: float = 0.0
     network_gb_s: float = 0.0
 
@@ -119,17 +129,17 @@ def _stated(path: Path) -> Hardware:
     for table in tables:
         if check_table(table, _KEYS, problems, "hardware"):
             for key, value in table.values.items():
-                if key != "gpu" and not value > 0:
+                if not isinstance(value, str) and not value > 0:
                     problems.add(table.lines[key], f"{key} = {value} is not above 0")
     if len(tables) != 1:
         problems.add(1, f"{len(tables)} tables [[hardware]]", "one: gpu, gpus, nodes")
     problems.raise_any()
     (table,) = tables
-    asked = StatedHardware(**table.values)
+    asked = from_doc(StatedHardware, dict(table.values))
     known = devices.sheets().get(asked.gpu.lower()) or devices.named(asked.gpu)
     sheet = known or Sheet(gpu=asked.gpu, memory_gib=0, link_gb_s=0.0)
-    stated = ("memory_gib", "link_gb_s", "network_gb_s")
-    given = {name: getattr(asked, name) for name in stated if getattr(asked, name)}
+    stated = ("memory_gib", "link", "network", "link_gb_s", "network_gb_s")
+    given = {name: getattr(asked, name) for name in stated if name in table.values}
     sheet = replace(sheet, **given)
     if not (sheet.memory_gib and sheet.link_gb_s):
         hint = f"memory_gib = 80 and link_gb_s = 450, or a known gpu: {_known()}"

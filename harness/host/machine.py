@@ -13,12 +13,16 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
-from harness.host import cgroup, nvml
+from harness.host import cgroup, fabric, nvml
+from harness.host.fabric import RDMA, Fabric
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Hardware facts; ``key`` hashes only those that stay put over reboots and renames."""
+    """Hardware facts; ``key`` hashes only those that stay put over reboots and renames.
+
+    ``fabric`` is None in records that older versions wrote, and where there is no GPU.
+    """
 
     cpu: str
     num_cores: int
@@ -32,6 +36,7 @@ class Machine:
     mig: bool = False
     power_limit_w: int | None = None
     infiniband: bool = False
+    fabric: Fabric | None = None
 
     @cached_property
     def hardware_class(self) -> str:
@@ -42,14 +47,27 @@ class Machine:
 
     @cached_property
     def key(self) -> str:
-        """Four hex digits: device model, count and memory, CPU model and cores."""
+        """Four hex digits: device model, count and memory, CPU model and cores, and the fabric."""
         facts = [self.cpu, self.num_cores, self.gpu, self.num_gpus, self.gpu_memory_gib, self.mig]
+        facts += [self.fabric.name] if self.fabric is not None else []
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:4]
 
     @cached_property
     def title(self) -> str:
         cpu = f"{self.num_cores} cores of {self.cpu}"
         return f"{self.num_gpus}x {self.gpu} · {cpu}" if self.gpu else cpu
+
+    def joined(self, num_nodes: int) -> str:
+        """The name of what joins the ranks of a world on so many nodes, ``nvswitch`` for example.
+
+        ``unknown`` for the GPUs of a record that older versions wrote.
+        """
+        return fabric.between(self.fabric, num_nodes)
+
+    @property
+    def network_gbit_s(self) -> float:
+        """The rate of the network for each GPU, Gbit/s; 0 if it is unknown."""
+        return self.fabric.network_gbit_s / max(1, self.num_gpus) if self.fabric else 0.0
 
 
 def physical_cores() -> int:
@@ -98,6 +116,7 @@ def busy_s(cpus: Collection[int]) -> float | None:
 def detect() -> Machine:
     """This machine, without torch and without a CUDA context."""
     gpus = nvml.gpus()
+    found = fabric.detect(len(gpus), nvml.topology())
     names = sorted({gpu.name for gpu in gpus})
     # A slice has less than the GPU that NVML tells of.
     memories = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes and not gpu.mig]
@@ -112,14 +131,10 @@ def detect() -> Machine:
         kernel=platform.release(),
         driver=nvml.driver(),
         mig=any(gpu.mig for gpu in gpus),
-        infiniband=_infiniband(),
+        infiniband=found.network in RDMA,
+        fabric=found if gpus else None,
         power_limit_w=min((gpu.power_limit_w for gpu in gpus if gpu.power_limit_w), default=None),
     )
-
-
-def _infiniband() -> bool:
-    folder = Path("/sys/class/infiniband")
-    return folder.is_dir() and any(folder.iterdir())
 
 
 def _cpu_model() -> str:

@@ -171,25 +171,59 @@ def _gpu(device: _Device) -> Gpu:
 
 #: How two devices are joined, by the nearest common ancestor of their slots (nvml.h).
 _JOINED = {0: "internal", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-#: NVML_P2P_CAPS_INDEX_NVLINK, and NVML_P2P_STATUS_OK.
+#: NVML_P2P_CAPS_INDEX_READ and _NVLINK, NVML_P2P_STATUS_OK (nvml.h).
+_READ = 0
 _OVER_NVLINK = 2
 _OK = 0
+#: NVML_NVLINK_DEVICE_TYPE_SWITCH, NVML_NVLINK_MAX_LINKS (nvml.h).
+_SWITCH = 2
+_MOST_NVLINKS = 18
 
 
-def topology() -> tuple[tuple[int, int, str], ...]:
-    """(device, device, what joins them) of every pair: NVLink, or the PCIe path as nvidia-smi names
-    it. Pairs that the driver says nothing of are left out.
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two visible devices and what joins them.
+
+    ``joined`` is ``NVLink``, or the PCIe path as ``nvidia-smi topo`` names it, or empty if the
+    driver does not say. ``switched``: the NVLinks end in an NVSwitch. ``peer``: whether one reads
+    the memory of the other over PCIe; None if the driver does not say.
     """
+
+    a: int
+    b: int
+    joined: str
+    switched: bool = False
+    peer: bool | None = None
+
+
+def topology() -> tuple[Pair, ...]:
+    """Every pair of visible devices; () without a driver."""
     with _nvml() as nvml:
         devices = _visible(nvml) if nvml is not None else []
-        links = []
-        for a, b in itertools.combinations(devices, 2):
-            direct = a("GetP2PStatus", b.handle, _OVER_NVLINK)
-            level = a("GetTopologyCommonAncestor", b.handle)
-            kind = "NVLink" if direct == _OK and direct is not None else _JOINED.get(level)
-            if kind is not None:
-                links.append((a.index, b.index, kind))
-        return tuple(links)
+        switched = {device.index: _switched(device) for device in devices}
+        return tuple(
+            _pair(a, b, switched[a.index] and switched[b.index])
+            for a, b in itertools.combinations(devices, 2)
+        )
+
+
+def _pair(a: _Device, b: _Device, switched: bool) -> Pair:
+    direct = a("GetP2PStatus", b.handle, _OVER_NVLINK)
+    peer = a("GetP2PStatus", b.handle, _READ)
+    path = _JOINED.get(a("GetTopologyCommonAncestor", b.handle), "")
+    return Pair(
+        a=a.index,
+        b=b.index,
+        joined="NVLink" if direct == _OK else path,
+        switched=switched,
+        peer=None if peer is None else peer == _OK,
+    )
+
+
+def _switched(device: _Device) -> bool:
+    """Whether an NVLink of a device ends in an NVSwitch."""
+    ends = (device("GetNvLinkRemoteDeviceType", link) for link in range(_MOST_NVLINKS))
+    return any(end == _SWITCH for end in ends)
 
 
 @dataclass(frozen=True, kw_only=True)

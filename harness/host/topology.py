@@ -79,7 +79,7 @@ def _gpus(sys: Path) -> Iterator[tuple[str, str]]:
     if not gpus:
         yield "topology: gpus", "none: no NVIDIA driver answers here"
         return
-    joined = {frozenset((a, b)): kind for a, b, kind in nvml.topology()}
+    joined = {frozenset((p.a, p.b)): p.joined for p in nvml.topology() if p.joined}
     for gpu in gpus:
         links = [
             ITSELF

@@ -116,6 +116,12 @@ OPTIONS = (
         kwargs={"metavar": "TEXT"},
     ),
     Option(
+        name="every-rung",
+        cases=True,
+        help="judge every world of a ladder on GPUs, not the largest one alone",
+        kwargs={"action": "store_true", "default": False},
+    ),
+    Option(
         name="worst-pair",
         cases=True,
         help="judge the worst pair of launches instead of the mean",

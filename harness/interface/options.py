@@ -96,7 +96,7 @@ def catalogue(paths: Sequence[str], suites: Sequence[Path] = ()) -> Catalogue:
 
 def site(values: Mapping[str, Any], catalogue: Catalogue) -> Site:
     """The site that the options ask for."""
-    return resolve(
+    found = resolve(
         gpus=values.get("gpus"),
         cpus=values.get("cpus"),
         nodes=values.get("nodes") or "1",
@@ -105,6 +105,7 @@ def site(values: Mapping[str, Any], catalogue: Catalogue) -> Site:
         one_machine=bool(engine_settings(values, catalogue).get("one_machine")),
         known_engines=catalogue.entries["engines"],
     )
+    return replace(found, every_rung=bool(values.get("every-rung")))
 
 
 def engine_settings(values: Mapping[str, Any], catalogue: Catalogue) -> Mapping[str, Json]:

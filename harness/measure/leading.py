@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from harness.analysis.judging import pairs
 from harness.base.numbers import duration
 from harness.cases import Plan, Threshold
+from harness.host.machine import Machine
 from harness.record import Verdict
 
 #: Runs that are shorter show all their verdicts soon enough.
@@ -15,7 +16,7 @@ def lead(
     plans: Sequence[Plan],
     seconds: Mapping[str, float],
     thresholds: Sequence[Threshold],
-    hardware: str,
+    machine: Machine,
 ) -> Plan | None:
     """The plan that a rule judges and that takes least, of a run that takes long.
 
@@ -25,7 +26,7 @@ def lead(
     if len(plans) < 2 or sum(seconds.values()) < LONG_S:
         return None
     judged = [
-        plan for plan in plans if _on_hardware(plan) and pairs.ruled(plan, thresholds, hardware)
+        plan for plan in plans if _on_hardware(plan) and pairs.ruled(plan, thresholds, machine)
     ]
     return min(judged, key=lambda plan: seconds[plan.hash], default=None)
 

@@ -70,17 +70,20 @@ class Measurer:
                 self._begin([first])
                 self._tell_first(first)
             self._begin([plan for plan in new if plan is not first])
-            while block := blocks.next_block(self.run, new, self._arms, self._more_until_s(new)):
-                further = functools.partial(
-                    self._further, arms=block.arms, alone=block.baselines_alone
-                )
-                self._attempt([block.plan], further)
-            for stage in (self._profile, self._confirm):
-                self._attempt(new, stage)
+            for _ in range(2):  # a FAIL of the largest world has the smaller ones judged
+                self._decide(new)
             done = [plan for plan in new if plan.hash not in self._broken]
             self._done |= {p.hash: tuple(verdicts.of_plan(self.run.bare(), p)) for p in done}
         finally:  # also where it broke
             self.run.keep()
+
+    def _decide(self, plans: Sequence[Plan]) -> None:
+        """Blocks for what is open, then a fresh set of what would FAIL."""
+        while block := blocks.next_block(self.run, plans, self._arms, self._more_until_s(plans)):
+            further = functools.partial(self._further, arms=block.arms, alone=block.baselines_alone)
+            self._attempt([block.plan], further)
+        for stage in (self._profile, self._confirm):
+            self._attempt(plans, stage)
 
     def _lead(self, plans: Sequence[Plan]) -> Plan | None:
         """The plan that is measured before the others are begun, if the run takes long."""
@@ -88,7 +91,7 @@ class Measurer:
         if len(plans) < 2 or not cases <= self.run.described.keys():
             return None
         seconds = {plan.hash: left_s(self._session, [plan], self._arms) for plan in plans}
-        return lead(plans, seconds, self.run.thresholds, self.run.machine.hardware_class)
+        return lead(plans, seconds, self.run.thresholds, self.run.machine)
 
     def _tell_first(self, plan: Plan) -> None:
         if plan.hash not in self._broken:
@@ -206,8 +209,11 @@ class Measurer:
             self.run.out_of_time.append(plan.hash)
             self._progress.note(f"{plan.brief}: cut, {missing} blocks exceed the time budget")
             return
-        while len(self.run.blocks_of(plan)) < plan.protocol.min_blocks and self._arms[plan.hash]:
-            self._block(plan)
+        while len(begun := self.run.blocks_of(plan)) < plan.protocol.min_blocks:
+            arms = [a for a in self._arms[plan.hash] if not begun or a in plan.judged_arms]
+            if not arms:
+                return
+            self._block(plan, arms=arms)
 
     def _foresee_cuts(self, plans: Sequence[Plan]) -> None:
         """Say at once how many plans a budget of time is too short for, and what would do."""
@@ -381,7 +387,7 @@ def moment(
     timed = run.timed(order.plan)
     plans = [plan.hash for plan in run.plans]
     last_rate = timed[-1].throughput if timed else None
-    num_wanted = 2 * order.plan.protocol.min_blocks * len(arms.get(order.plan.hash, ()))
+    num_wanted = order.plan.num_first_launches(arms.get(order.plan.hash, ()))
     return Moment(
         plan=order.plan.name,
         number=plans.index(order.plan.hash) + 1,

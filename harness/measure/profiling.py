@@ -31,7 +31,7 @@ def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
     looked_at = {
         verdict.contrast for verdict in (unconfirmed(judged) if attempt else judged) if verdict.rule
     }
-    contrasts = pairs.judged_of(plan, run.thresholds, run.machine.hardware_class)
+    contrasts = pairs.judged_of(plan, run.thresholds, run.machine)
     shares = (contrast for contrast in contrasts if metrics.metric(contrast.metric).profiled)
     subjects = {share.subject for share in shares if share.name in looked_at}
     turns = []

@@ -273,7 +273,7 @@ class Run:
 
     def contrasts_of(self, plan: Plan) -> tuple[Contrast, ...]:
         """The contrasts that are judged of a plan, by the rules of this run."""
-        return pairs.judged_of(plan, self.thresholds, self.machine.hardware_class)
+        return pairs.judged_of(plan, self.thresholds, self.machine)
 
     def timed(self, plan: Plan) -> list[LaunchRecord]:
         """The launches of a plan that count, good or not, of all attempts."""

@@ -43,7 +43,7 @@ def test_a_device_is_known_by_the_words_of_tables(words: str, short: str) -> Non
     assert devices.described(words) is devices.sheets()[short]
 
 
-@pytest.mark.parametrize("words", ["", "MI300X", "TPU v4", "a 100 machines", "L4000"])
+@pytest.mark.parametrize("words", ["", "MI400", "TPU v4", "a 100 machines", "L4000"])
 def test_what_nobody_knows_is_no_device(words: str) -> None:
     assert devices.described(words) is None
 

@@ -18,7 +18,7 @@ import json
 from harness.base.documents import to_doc
 from harness.host import admission, machine, nvml
 print(json.dumps({
-    "gpus": [to_doc(g) for g in nvml.gpus()], "driver": nvml.driver(), "topology": nvml.topology(),
+    "gpus": [to_doc(g) for g in nvml.gpus()], "driver": nvml.driver(), "topology": [to_doc(p) for p in nvml.topology()],
     "windows": [to_doc(w) for w in nvml.summarise([nvml.poll(), nvml.poll()])],
     "machine": to_doc(machine.detect()),
     "found": [to_doc(f) for f in admission.gpus(nvml.gpus())],
@@ -48,7 +48,7 @@ def test_devices_as_they_are(library: Path) -> None:
     assert (first["name"], first["memory_bytes"]) == ("NVIDIA Strict", 80 << 30)
     assert first["max_clock_mhz"] == 1980 and first["power_limit_w"] == 700
     assert seen["machine"]["gpu_memory_gib"] == 80 and seen["machine"]["num_gpus"] == 3
-    assert [t[2] for t in seen["topology"]] == ["NVLink"] * 3
+    assert [pair["joined"] for pair in seen["topology"]] == ["NVLink"] * 3
 
 
 def test_no_driver_is_no_gpu(library: Path) -> None:

@@ -1,4 +1,4 @@
-"""The fingerprint of a run: what must be alike before two figures may be compared.
+"""The fingerprint of a run: what must be equal before two figures may be compared.
 
 Versions of software are not in it: they are what one compares; they are shown as differences.
 """
@@ -6,6 +6,8 @@ Versions of software are not in it: they are what one compares; they are shown a
 from collections.abc import Mapping, Sequence
 
 from harness.base.documents import Json
+from harness.cases import Device
+from harness.host import fabric
 from harness.host.environment import changes_speed
 from harness.record import RunRecord
 
@@ -14,10 +16,18 @@ _RETIRED = ("tune_loop_thread",)
 
 
 def fingerprint(run: RunRecord) -> Mapping[str, str]:
-    """Hardware class, power cap, engine, and the environment that can change speed."""
+    """Hardware class, fabric, power cap, engine, and the environment that can change speed.
+
+    ``fabric`` is what joins the GPUs, ``transport`` what NCCL used of it, if a sweep measured it.
+    """
     facts = {"hardware": run.machine.hardware_class, "engine": run.settings.engine}
     if run.machine.power_limit_w is not None:
         facts["power_limit_w"] = str(run.machine.power_limit_w)
+    if run.settings.device is Device.CUDA and sum(run.settings.nodes) > 1:
+        known = run.machine.fabric
+        facts["fabric"] = fabric.UNKNOWN if known is None else known.name
+        if transports := sorted({row.transport for row in run.fabric if row.transport}):
+            facts["transport"] = "; ".join(transports)
     facts |= {key: value for key, value in run.environment.items() if changes_speed(key)}
     return facts
 
@@ -40,9 +50,11 @@ def differing(wanted: Sequence[str], run: RunRecord) -> list[str]:
 
 
 def between(a: Mapping[str, Json], b: Mapping[str, Json]) -> list[str]:
-    """Fields in which two fingerprints differ, ``key: a | b``."""
+    """Fields in which two fingerprints differ, ``key: a | b``; an unknown fabric equals no other
+    one, and not itself.
+    """
     return [
         f"{key}: {a.get(key, '-')} | {b.get(key, '-')}"
         for key in sorted({*a, *b})
-        if a.get(key) != b.get(key)
+        if a.get(key) != b.get(key) or (key == "fabric" and fabric.is_unknown(str(a[key])))
     ]

@@ -5,9 +5,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.analysis.judging.attained import allowed
 from harness.analysis.judging.figures import figure
 from harness.cases import Contrast, Form, Plan, Role, Statistic, Threshold, metrics
 from harness.cases.metrics import METRICS
+from harness.host.machine import Machine
 from harness.record import LaunchRecord, Purpose, RunRecord
 
 
@@ -45,12 +47,19 @@ def purpose_of(metric: str) -> Purpose:
     return Purpose.PROFILE if metrics.metric(metric).profiled else Purpose.TIMED
 
 
-def ideal(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
-    """The ratio that perfect scaling gives; where the metric asks, what the schedule allows."""
-    if not metrics.metric(contrast.metric).of_schedule:
-        return contrast.ideal
-    expected = run.described[plan.arm(contrast.subject).case.hash].expected
-    return contrast.ideal * (expected.ideal_efficiency if expected else 1.0)
+def ideal(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
+    """The ratio that perfect scaling gives; if the metric asks, that which the schedule and the
+    measured fabric allow. None if the fabric was not measured.
+    """
+    metric = metrics.metric(contrast.metric)
+    by_ranks = contrast.ideal
+    if metric.of_schedule:
+        expected = run.described[plan.arm(contrast.subject).case.hash].expected
+        by_ranks *= expected.ideal_efficiency if expected else 1.0
+    if not metric.of_fabric:
+        return by_ranks
+    possible = allowed(run, plan, contrast)
+    return None if possible is None else by_ranks * possible
 
 
 def pairs(
@@ -68,6 +77,9 @@ def pairs(
     metric = metrics.metric(contrast.metric)
     tail = statistic is Statistic.P95
     names = (contrast.subject, *contrast.baseline)
+    perfect = ideal(run, plan, contrast)
+    if perfect is None:
+        return Pairs()
     by_turn: dict[int, dict[str, LaunchRecord]] = {}
     for launch in timed(run, plan, attempt, purpose_of(contrast.metric)):
         if launch.arm in names:
@@ -85,7 +97,7 @@ def pairs(
         ratio = metric.form is not Form.ABSOLUTE
         if subject is None or None in below or (ratio and (base <= 0 or subject <= 0)):
             return Pairs()
-        values.append(subject / base / ideal(run, plan, contrast) if ratio else subject)
+        values.append(subject / base / perfect if ratio else subject)
         launches += [arms[name].launch for name in names]
     return Pairs(values=tuple(values), launches=tuple(dict.fromkeys(launches)))
 
@@ -113,16 +125,18 @@ def absolute(metric: str, arm: str) -> Contrast:
     return Contrast(name=name, metric=metric, subject=arm, baseline=(), against="nothing")
 
 
-def ruled(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> bool:
+def ruled(plan: Plan, thresholds: Sequence[Threshold], machine: Machine) -> bool:
     """Whether a rule asks something of a plan."""
     return any(
-        rule.matches(plan.arm(contrast.subject).case, contrast, hardware)
-        for contrast in judged_of(plan, thresholds, hardware)
+        rule.matches(plan.arm(contrast.subject).case, contrast, machine)
+        for contrast in judged_of(plan, thresholds, machine)
         for rule in thresholds
     )
 
 
-def judged_of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tuple[Contrast, ...]:
+def judged_of(
+    plan: Plan, thresholds: Sequence[Threshold], machine: Machine
+) -> tuple[Contrast, ...]:
     """The questions that a plan is judged by: its contrasts, and the absolute rules on its
     subjects.
 
@@ -136,7 +150,7 @@ def judged_of(plan: Plan, thresholds: Sequence[Threshold], hardware: str) -> tup
         for arm in plan.arms:
             contrast = absolute(rule.metric, arm.name)
             alone = arm.case.world_size == 1 and metric.between_ranks
-            wanted = arm.role is Role.SUBJECT and rule.matches(arm.case, contrast, hardware)
+            wanted = arm.role is Role.SUBJECT and rule.matches(arm.case, contrast, machine)
             if wanted and not alone and contrast not in contrasts:
                 contrasts.append(contrast)
     return tuple(contrasts)

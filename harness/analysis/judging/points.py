@@ -50,7 +50,8 @@ def piloted(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
         if not values:
             return None
         rates.append(geometric_mean(values))
-    return rates[0] / sum(rates[1:]) / ideal(run, plan, contrast)
+    perfect = ideal(run, plan, contrast)
+    return None if perfect is None else rates[0] / sum(rates[1:]) / perfect
 
 
 def shown_against(plan: Plan) -> str:

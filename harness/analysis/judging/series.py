@@ -37,7 +37,7 @@ class Series:
             rule.metric in self.first
             and fnmatchcase(self.name if "@" in rule.case else self.family, rule.case)
             and rule.applies_on(run.settings.device, self.world_size, self.num_nodes)
-            and fnmatchcase(run.machine.hardware_class, rule.hardware)
+            and rule.holds_on(run.machine, self.num_nodes)
         )
 
     def questions(self, run: RunRecord) -> Iterator[tuple[Question, Threshold | None]]:

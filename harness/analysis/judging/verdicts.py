@@ -5,6 +5,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from harness.analysis.judging import places, sequential, work
+from harness.analysis.judging.attained import bus_bps
 from harness.analysis.judging.claimed import claimed
 from harness.analysis.judging.conclusion import conclude
 from harness.analysis.judging.doubts import doubt, unquiet
@@ -19,14 +20,15 @@ from harness.analysis.judging.standard import ALPHA
 from harness.analysis.judging.tilts import tilts
 from harness.analysis.judging.work import ADAMW_BYTES, MEMORY_BYTES
 from harness.cases import CaseSpec, Contrast, Form, Plan, Statistic, Threshold, metrics
+from harness.host.machine import Machine
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
 
 
 def rules_for(
-    thresholds: Sequence[Threshold], case: CaseSpec, contrast: Contrast, hardware: str
+    thresholds: Sequence[Threshold], case: CaseSpec, contrast: Contrast, machine: Machine
 ) -> list[Threshold]:
     """Every rule that judges a contrast: all are judged, none wins silently."""
-    return [rule for rule in thresholds if rule.matches(case, contrast, hardware)]
+    return [rule for rule in thresholds if rule.matches(case, contrast, machine)]
 
 
 def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
@@ -42,14 +44,22 @@ def of_series(run: RunRecord) -> tuple[Verdict, ...]:
 
 
 def of_plan(run: RunRecord, plan: Plan) -> list[Verdict]:
-    hardware = run.machine.hardware_class
-    judged = list[Verdict]()
-    for contrast in judged_of(plan, run.thresholds, hardware):
+    """The verdicts of a plan, contrast by contrast.
+
+    Those of the curve are judged by the rules only if a contrast of their metric fails.
+    """
+    contrasts = judged_of(plan, run.thresholds, run.machine)
+    by_name: dict[str, list[Verdict]] = {}
+    failed = set[str]()
+    for contrast in sorted(contrasts, key=lambda contrast: contrast.curve):
+        asked = replace(contrast, curve=contrast.curve and contrast.metric not in failed)
         case = plan.arm(contrast.subject).case
-        rules = rules_for(run.thresholds, case, contrast, hardware)
+        rules = rules_for(run.thresholds, case, asked, run.machine)
         matching: list[Threshold | None] = [*rules] or [None]
-        judged += [conclude(question(run, plan, contrast, rule), rule, run) for rule in matching]
-    return judged
+        judged = [conclude(question(run, plan, contrast, rule), rule, run) for rule in matching]
+        by_name[contrast.name] = judged
+        failed |= {verdict.metric for verdict in judged if verdict.status is Status.FAIL}
+    return [verdict for contrast in contrasts for verdict in by_name[contrast.name]]
 
 
 def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None) -> Question:
@@ -113,6 +123,8 @@ def _untold(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
     """Says what no launch on this machine can tell of a figure, however many there are."""
     metric = metrics.metric(contrast.metric)
     case = plan.arm(contrast.subject).case
+    if metric.of_fabric and not bus_bps(run, case):
+        return f"{contrast.metric} needs a sweep of the fabric, which was not made (--no-fabric)"
     lacks = [name for name in (*metric.times, *metric.over) if not factor(run, case, name)]
     if lacks:
         return f"{contrast.metric} needs {NEEDED[lacks[0]]}"
@@ -130,6 +142,8 @@ def _perfect(evidence: Evidence) -> float | None:
     """
     metric = metrics.metric(evidence.contrast.metric)
     if metric.read != "throughput" or metric.form is not Form.RATIO or not metric.scaling:
+        return None
+    if metric.of_fabric:
         return None
     if metric.of_schedule:
         return 1.0

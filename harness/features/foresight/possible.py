@@ -102,9 +102,8 @@ def possibilities(
     """Of every rule of a plan: what may come, or why nothing is said of it."""
     for contrast in plan.contrasts:
         case = plan.arm(contrast.subject).case
-        hardware = site.machine.hardware_class
         matched = [
-            threshold for threshold in thresholds if threshold.matches(case, contrast, hardware)
+            threshold for threshold in thresholds if threshold.matches(case, contrast, site.machine)
         ]
         silent = {
             threshold.name: why for threshold in matched if (why := unsaid(contrast, threshold))

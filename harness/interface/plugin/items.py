@@ -75,16 +75,16 @@ def generate(metafunc: pytest.Metafunc) -> None:
         scaling = _scaling(metafunc.config)
         of_folder = scaling.thresholds(folder)
         run = scaling.start().run
-        hardware, setups = run.machine.hardware_class, run.settings.setups
+        setups = run.settings.setups
         for recipe in recipes:
             for raw in recipe(scaling.site):
                 plan = targets.normalise(raw, scaling.catalogue, bool(setups))
                 scaling.plans.setdefault(plan.hash, plan)
                 required = _required(metafunc, plan)
                 rules = (*of_folder, *required)
-                for contrast in pairs.judged_of(plan, rules, hardware):
+                for contrast in pairs.judged_of(plan, rules, run.machine):
                     case = plan.arm(contrast.subject).case
-                    matched = verdicts.rules_for(rules, case, contrast, hardware)
+                    matched = verdicts.rules_for(rules, case, contrast, run.machine)
                     matching: list[Threshold | None] = [*matched] or [None]
                     expectations += [
                         Expectation(plan, contrast, threshold, required) for threshold in matching
@@ -186,9 +186,7 @@ def _announced(config: pytest.Config, scaling: Scaling) -> list[str]:
     if not scaling.selected:
         return []
     site = scaling.site
-    launches = sum(
-        2 * plan.protocol.min_blocks * len(plan.arms) for plan in scaling.selected.values()
-    )
+    launches = sum(plan.num_first_launches(plan.arms) for plan in scaling.selected.values())
     unit = "GPU" if site.device == "cuda" else "CPU"
     lines = [
         f"scaling: {len(scaling.selected)} plans, at least {launches} launches{_takes(scaling)},"

@@ -143,22 +143,21 @@ class Look:
             devices = sum(arm.case.world_size * arm.case.devices_per_rank for arm in launch.arms)
             seconds[launch.plan.hash] += launch.seconds
             device_s[launch.plan.hash] += devices * launch.seconds
-        return [
-            self._outlook(p, len(arms[p.hash]), seconds[p.hash], device_s[p.hash]) for p in plans
-        ]
+        return [self._outlook(p, arms[p.hash], seconds[p.hash], device_s[p.hash]) for p in plans]
 
     def runs(self, arm: Arm) -> bool:
         """Whether an arm can be launched at all."""
         answer = self.described[arm.case.hash]
         return not answer.error and obstacles.fits(answer, arm.case, self.machine)
 
-    def _outlook(self, plan: Plan, running: int, seconds: float, device_s: float) -> PlanOutlook:
-        hardware_class = self.machine.hardware_class
-        judged = pairs.judged_of(plan, self.thresholds, hardware_class)
+    def _outlook(
+        self, plan: Plan, running: Sequence[Arm], seconds: float, device_s: float
+    ) -> PlanOutlook:
+        judged = pairs.judged_of(plan, self.thresholds, self.machine)
         rules: dict[str, list[str]] = {arm.name: [] for arm in plan.arms}
         for contrast in judged:
             case = plan.arm(contrast.subject).case
-            matched = verdicts.rules_for(self.thresholds, case, contrast, hardware_class)
+            matched = verdicts.rules_for(self.thresholds, case, contrast, self.machine)
             rules[contrast.subject] += [
                 threshold.name
                 for threshold in matched
@@ -168,7 +167,7 @@ class Look:
             plan=plan,
             described={arm.case.hash: self.described[arm.case.hash] for arm in plan.arms},
             rules=rules,
-            num_launches=2 * plan.protocol.min_blocks * running,
+            num_launches=plan.num_first_launches(running),
             seconds=seconds,
             device_s=device_s,
         )

@@ -1,0 +1,153 @@
+"""Published figures, and where a measured one stands among those of the same fabric.
+
+published.toml -> Figure -> the figures of a verdict -> Standing -> one sentence
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from harness.cases import CaseSpec
+from harness.host.machine import Machine
+from harness.record import RunRecord, Verdict
+
+_FILE = Path(__file__).with_suffix(".toml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A published distribution: ``quantiles`` maps percent to values, in the metric's SI unit."""
+
+    name: str
+    metric: str
+    what: str
+    gpu: str
+    fabric: tuple[str, ...]
+    n: int
+    quantiles: Mapping[float, float]
+    by: str
+    date: str
+    link: str
+    mode: str = "weak"
+    against: str = ""
+    size: str = ""
+    world: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+
+    def about(self, machine: Machine, world_size: int, num_nodes: int) -> bool:
+        """Whether it was measured on such hardware, over such a world."""
+        return (
+            machine.gpu is not None
+            and re.search(self.gpu, machine.gpu.lower()) is not None
+            and machine.joined(num_nodes) in self.fabric
+            and (not self.world or world_size in self.world)
+            and (not self.nodes or num_nodes in self.nodes)
+        )
+
+    def place(self, value: float) -> str:
+        """Where a value stands: ``between the 25th and the 50th percentile of``."""
+        known = sorted(self.quantiles.items())
+        if value < known[0][1]:
+            return f"below the {_nth(known[0][0])} of"
+        for (low, _), (high, above) in pairwise(known):
+            if value < above:
+                return f"between the {_nth(low)} and the {_nth(high)} of"
+        return f"at or above the {_nth(known[-1][0])} of"
+
+
+def _nth(percent: float) -> str:
+    if percent in (0, 50, 100):
+        return {0: "lowest", 50: "median", 100: "highest"}[int(percent)]
+    return f"{percent:g}th percentile"
+
+
+@cache
+def figures() -> tuple[Figure, ...]:
+    """Every figure that is shipped, in the order of the file."""
+    tables = tomllib.loads(_FILE.read_text(encoding="utf-8"))["figure"]
+    return tuple(map(_figure, tables))
+
+
+def _figure(table: Mapping[str, object]) -> Figure:
+    fields = dict(table)
+    values = fields.pop("values", None)
+    if isinstance(values, list):
+        fields |= {"n": len(values), "quantiles": _spread(sorted(map(float, values)))}
+    else:
+        stated = fields["quantiles"]
+        assert isinstance(stated, dict)
+        fields["quantiles"] = {float(percent): float(v) for percent, v in stated.items()}
+    for name in ("fabric", "world", "nodes"):
+        value = fields.get(name, [])
+        fields[name] = tuple(value) if isinstance(value, list) else (value,)
+    return Figure(**fields)  # type: ignore[arg-type]
+
+
+def _spread(values: list[float]) -> dict[float, float]:
+    """The lowest, the highest and, of three values or more, the median."""
+    spread = {0.0: values[0], 100.0: values[-1]}
+    if len(values) > 2:
+        spread[50.0] = values[len(values) // 2]
+    return spread
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A measured value beside the figure that it can be compared with."""
+
+    case: str
+    metric: str
+    value: float
+    figure: Figure
+
+    @property
+    def sentence(self) -> str:
+        """``between the 25th percentile and the median of 33 published ladders on ...``"""
+        return f"{self.figure.place(self.value)} {self.figure.n} published {self.figure.what}"
+
+
+def standings(run: RunRecord) -> list[Standing]:
+    """Every verdict of a run that published figures of its fabric exist for; on GPUs only."""
+    cases = {arm.case.id: arm.case for plan in run.plans for arm in plan.arms}
+    found = {
+        (verdict.case, verdict.metric, figure.name): Standing(
+            case=verdict.case, metric=verdict.metric, value=verdict.value, figure=figure
+        )
+        for verdict in run.verdicts
+        if verdict.value is not None
+        for figure in _comparable(run, verdict, cases.get(verdict.case))
+    }
+    return list(found.values())
+
+
+def _comparable(run: RunRecord, verdict: Verdict, case: CaseSpec | None) -> Iterator[Figure]:
+    for figure in figures():
+        if figure.metric != verdict.metric:
+            continue
+        if case is None:
+            world = _swept_world(run, verdict.case)
+            if world and figure.about(run.machine, sum(world), len(world)):
+                yield figure
+        elif (
+            not case.stand_in
+            and figure.size in ("", f"{case.model}-{case.size}".removeprefix("decoder-"))
+            and (figure.metric == "mfu" or figure.mode == case.mode)
+            and figure.against == ("one_node" if verdict.against == "one_node" else "")
+            and figure.about(run.machine, case.world_size, len(case.nodes))
+        ):
+            yield figure
+
+
+def _swept_world(run: RunRecord, name: str) -> tuple[int, ...]:
+    """The nodes of the all-reduce that a verdict on the fabric is about, else ()."""
+    worlds = {row.nodes for row in run.fabric if row.operation == "all_reduce"}
+    by_name = {f"fabric/all_reduce@{'x'.join(map(str, _shape(world)))}": world for world in worlds}
+    return by_name.get(name, ())
+
+
+def _shape(world: tuple[int, ...]) -> tuple[int, ...]:
+    return world if len(world) == 1 else (len(world), world[0])

@@ -1,0 +1,45 @@
+"""Where the figures of a run stand among published ones: a section of every report."""
+
+from collections.abc import Iterator
+
+from markupsafe import Markup
+
+from harness.base.numbers import si
+from harness.cases import metrics
+from harness.features.published.published import Standing, standings
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column, wrap
+from harness.record import RunRecord
+
+SECTION = dict(title="Is this normal?", anchor="published", after="scaling", place=2)
+
+
+def lines(run: RunRecord, width: int) -> list[str]:
+    """A sentence for each figure that published ones exist for."""
+    return [line for text in _sentences(run) for line in wrap(text, width, 10)]
+
+
+def html(run: RunRecord) -> Markup:
+    """Renders a table: the figure, where it stands, and the source with its date."""
+    shown = standings(run)
+    table = Table(
+        columns=[
+            Column[Standing]("case", 9, lambda s: s.case, left=True),
+            Column("metric", 8, lambda s: s.metric, left=True),
+            Column("measured", 9, _value),
+            Column("published", 9, lambda s: s.sentence, left=True),
+            Column("by", 5, lambda s: f"{s.figure.by}, {s.figure.date}", left=True),
+        ],
+        rows=shown,
+    )
+    return table.html("measured figures among published ones") if shown else Markup("")
+
+
+def _sentences(run: RunRecord) -> Iterator[str]:
+    for standing in standings(run):
+        yield f" normal?  {standing.case} {_value(standing)}: {standing.sentence}"
+
+
+def _value(standing: Standing) -> str:
+    unit = metrics.metric(standing.metric).unit
+    return f"{standing.value:.2f}" if unit in ("1", "x") else si(standing.value, unit)

@@ -63,16 +63,14 @@ ON_GPU: Mapping[str, Sized] = {
         (24, "decoder-350m", dict(seq_len=2048, micro_batch=4, **COMPILED)),
         (40, "decoder-1b3", dict(seq_len=2048, micro_batch=2, **COMPILED)),
         (48, "decoder-1b3", dict(seq_len=2048, micro_batch=4, **COMPILED)),
-        (80, "decoder-1b3", dict(seq_len=2048, micro_batch=8, **COMPILED)),
-        (140, "decoder-1b3", dict(seq_len=2048, micro_batch=16, **COMPILED)),
+        (140, "decoder-1b3", dict(seq_len=2048, micro_batch=8, **COMPILED)),
     ),
     "pipeline": (
         (0, "decoder-nano", {}),
         (15, "decoder-124m", dict(seq_len=1024, checkpoint=True, **COMPILED)),
         (32, "decoder-350m", dict(seq_len=2048, checkpoint=True, **COMPILED)),
         (40, "decoder-1b2", dict(seq_len=2048, checkpoint=True, **COMPILED)),
-        (80, "decoder-1b2", dict(seq_len=2048, **SELECTIVE, **COMPILED)),
-        (140, "decoder-1b2", dict(seq_len=2048, **COMPILED)),
+        (80, "decoder-1b2", dict(seq_len=1024, **COMPILED)),
     ),
     "strong": (
         (0, "decoder-nano", dict(global_batch=16)),
@@ -80,7 +78,7 @@ ON_GPU: Mapping[str, Sized] = {
         (22, "decoder-124m", dict(seq_len=1024, global_batch=16, **COMPILED)),
         (24, "decoder-350m", dict(seq_len=2048, global_batch=8, checkpoint=True, **COMPILED)),
         (40, "decoder-350m", dict(seq_len=2048, global_batch=8, **COMPILED)),
-        (80, "decoder-350m", dict(seq_len=2048, global_batch=32, checkpoint=True, **COMPILED)),
+        (80, "decoder-350m", dict(seq_len=2048, global_batch=16, **COMPILED)),
         (140, "decoder-350m", dict(seq_len=2048, global_batch=32, **COMPILED)),
     ),
 }

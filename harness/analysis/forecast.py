@@ -17,7 +17,7 @@ from harness.analysis import roofline, rungs
 from harness.analysis.judging import pairs
 from harness.analysis.judging.obstacles import too_large_for_one
 from harness.analysis.samples import references
-from harness.analysis.samples.references import REPLICATES, STREAMED_STEPS
+from harness.analysis.samples.references import STREAMED_STEPS
 from harness.cases import Arm, CaseSpec, Compiled, Device, Plan, Role, Threshold, Window
 from harness.host.devices import peaks
 from harness.host.machine import Machine
@@ -38,16 +38,15 @@ NCCL_S = 2.6
 #: takes to compile them, for each graph: on an H200.
 COMPILED_S = 4.2
 COMPILING_S = 10.5
-#: Steps of a compiled case in whose time a replicate of its reference makes one: it is not
-#: compiled, computes what it has not kept once more, and changes what layers give. On an H200.
-REPLICATE_STEPS = 2.6
 #: Seconds to train a gate's twin on one rank, and to write down and read a profile.
 GATE_S = 0.3
 PROFILE_S = {Device.CPU: 1.0, Device.CUDA: 4.0}
 #: A step is not shorter than its own Python.
 LEAST_STEP_S = 2e-3
-#: Further blocks that a judged plan wants on average: few on a quiet host, more on a noisy one.
-FURTHER = 0.5
+#: Further blocks that a judged plan wants on average: few on a quiet host, more on a noisy one. On
+#: an H200 four pairs gave an interval of 0.4 %, and bounds for GPUs are 5 % and more below what
+#: healthy machines reach.
+FURTHER = {Device.CPU: 0.5, Device.CUDA: 0.1}
 
 Slots = Callable[[Plan, Sequence[Arm]], Sequence[Sequence[Arm]]]
 #: What for, arms at once, and how often they are launched so.
@@ -131,15 +130,14 @@ class LaunchCosts:
         return references.world(case, described, self.streams(case))
 
     def _trained(self, case: CaseSpec, steps: int) -> int:
-        """Steps of a reference and of its replicates."""
+        """Steps of a reference. Replicates are trained only if a launch needs them."""
         described = self._described[case.hash]
         wanted = described.reference
         if wanted is None or not wanted.limit:
             return steps
         if too_large_for_one(described, case, self._machine):
             return min(steps, STREAMED_STEPS)
-        slower = 1 if case.compiled is Compiled.NO else REPLICATE_STEPS
-        return round(steps * (1 + slower * REPLICATES))
+        return steps
 
     def step_s(self, case: CaseSpec) -> float:
         """One step of a case."""
@@ -190,6 +188,12 @@ class Forecast:
         return LaunchCosts(self.plans, self.described, self.machine, self.launches, self.link_bytes)
 
     @cached_property
+    def _first_of_curves(self) -> Plan | None:
+        """The plan whose baseline is probed on all devices."""
+        curves = (plan for plan in self.plans if any(c.curve for c in plan.contrasts))
+        return next(curves, None)
+
+    @cached_property
     def judged(self) -> Collection[str]:
         """The plans of which a rule asks something: only they get further blocks."""
         return {
@@ -202,8 +206,9 @@ class Forecast:
         compiled = _compiled(self.plans, self.launches)
         for plan in self.plans:
             for purpose, slot, times in self._wanted(plan):
+                last = purpose is Purpose.TIMED and times == 2 * plan.protocol.min_blocks
                 if missing := self._missing(plan, purpose, slot, times, have):
-                    yield from self._launches(plan, purpose, missing, compiled)
+                    yield from self._launches(plan, purpose, missing, compiled, last)
 
     def _wanted(self, plan: Plan) -> Iterator[Launches]:
         """The launches that a plan wants in all, in the order of its stages."""
@@ -216,11 +221,10 @@ class Forecast:
         yield from self._pilots(plan, packed)
         if not plan.in_pilots:
             yield from ((Purpose.REFERENCE, slot, 1) for slot in self._references(plan, trained))
-        judged = plan.judged_arms
-        first = self.slots(plan, [arm for arm in measured if arm not in judged])
-        yield from ((Purpose.TIMED, slot, 2) for slot in first)
-        again = self.slots(plan, [arm for arm in measured if arm in judged])
-        yield from ((Purpose.TIMED, slot, 2 * plan.protocol.min_blocks) for slot in again)
+        judged = [arm for arm in measured if arm in plan.judged_arms]
+        blocks = plan.protocol.min_blocks
+        yield from ((Purpose.TIMED, slot, 2) for slot in packed if blocks)
+        yield from ((Purpose.TIMED, slot, 2 * blocks) for slot in self.slots(plan, judged))
         profiled = rungs.profiled(plan, len(self.plans)) if self.timeline else []
         shown = self.slots(plan, [arm for arm in trained if arm in profiled])
         yield from ((Purpose.PROFILE, slot, 1) for slot in shown)
@@ -235,11 +239,15 @@ class Forecast:
 
     def _pilots(self, plan: Plan, packed: Sequence[Sequence[Arm]]) -> Iterator[Launches]:
         """The first one runs twice, against itself; before pilots side by side each baseline runs
-        alone and beside others instead.
+        alone and beside others instead, or once in a run on all devices.
         """
         baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
         beside = [arm for slot in packed if len(slot) > 1 for arm in slot]
-        yield from ((Purpose.PROBE, [arm], 2) for arm in beside if arm.name in baselines)
+        probed = [arm for arm in beside if arm.name in baselines]
+        if not any(contrast.curve for contrast in plan.contrasts):
+            yield from ((Purpose.PROBE, [arm], 2) for arm in probed)
+        elif probed and plan is self._first_of_curves:
+            yield Purpose.PROBE, probed[:1], 1
         for slot in packed:
             yield Purpose.PILOT, slot, 2 if not beside and slot is packed[0] else 1
 
@@ -268,8 +276,11 @@ class Forecast:
         purpose: Purpose,
         missing: Sequence[tuple[Arm, int]],
         compiled: set[object],
+        last: bool,
     ) -> Iterator[Coming]:
-        """Launches of arms that run at once, and the further blocks that they will want."""
+        """Launches of arms that run at once; the ``last`` ones with the further blocks that they
+        will want.
+        """
         arms = tuple(arm for arm, _ in missing)
         took_s = max(
             self.costs.of(arm.case, purpose, self._window(plan, purpose, arm)) for arm in arms
@@ -280,8 +291,8 @@ class Forecast:
         launch = Coming(plan, purpose, arms, took_s)
         yield replace(launch, seconds=took_s + compiling_s)
         yield from [launch] * (max(count for _, count in missing) - 1)
-        if purpose is Purpose.TIMED and plan.hash in self.judged and not self._has_blocks(plan):
-            yield replace(launch, seconds=2 * FURTHER * took_s)
+        if last and plan.hash in self.judged and not self._has_blocks(plan):
+            yield replace(launch, seconds=2 * FURTHER[arms[0].case.device] * took_s)
 
     def _window(self, plan: Plan, purpose: Purpose, arm: Arm) -> Window:
         """How many steps a launch runs: as pilots have settled it, for what has to last."""
@@ -297,7 +308,7 @@ class Forecast:
         begun = sum(
             launch.plan == plan.hash and launch.purpose is Purpose.TIMED for launch in self.launches
         )
-        return begun >= 2 * plan.protocol.min_blocks * len(self.arms[plan.hash])
+        return begun >= plan.num_first_launches(self.arms[plan.hash])
 
 
 def _start_s(case: CaseSpec) -> float:
@@ -322,13 +333,14 @@ def _compiling_s(case: CaseSpec, purpose: Purpose, compiled: Collection[object])
 def _graphs(case: CaseSpec, purpose: Purpose) -> set[object]:
     """The graphs that Inductor compiles once for all launches of this run.
 
-    What wraps a block has a part in them, and so have the repeatable kernels of gates, which
-    train a twin, all of the same size, beside the case itself. A reference trains the plain model,
-    which is compiled by then.
+    Blocks are compiled before a strategy wraps them, so all strategies share their graphs:
+    Inductor's cache answers for those that are traced again. The repeatable kernels of gates have
+    graphs of their own, of a twin, all of the same size, beside the case itself. A reference trains
+    the plain model, which is compiled by then.
     """
     if case.compiled is not Compiled.INDUCTOR or purpose is Purpose.REFERENCE:
         return set()
-    block = (case.strategy, case.model, case.precision, case.checkpoint, case.selective)
+    block = (case.model, case.precision, case.checkpoint, case.selective)
     batch = case.micro_batch or Fraction(case.global_batch or 0, case.world_size)
     whole = (*block, case.size, case.seq_len, batch)
     return {block, (*whole, "repeatable")} if purpose is Purpose.GATE else {whole}

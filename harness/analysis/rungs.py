@@ -9,7 +9,7 @@ from statistics import geometric_mean, median
 from harness.analysis.judging.doubts import PERTURBED
 from harness.analysis.judging.points import budgets, shown_against, tabled
 from harness.analysis.timeline.losses import Losses, losses
-from harness.cases import Arm, CaseSpec, Contrast, Mode, Plan, Role
+from harness.cases import Arm, CaseSpec, Contrast, Device, Mode, Plan, Role
 from harness.record import Budget, Expected, LaunchRecord, Purpose, RunRecord
 
 
@@ -81,11 +81,16 @@ def shown(plan: Plan) -> Contrast | None:
 
 
 def profiled(plan: Plan, num_plans: int) -> list[Arm]:
-    """The arms that a run of so many plans profiles: of several ladders those that it shows."""
+    """The arms that a run of so many plans profiles: of several ladders those that it shows, of
+    several plans on GPUs none that is no ladder.
+    """
     arms = [arm for arm in plan.arms if arm.role not in (Role.ABLATION, Role.CONTROL)]
     contrast = shown(plan)
-    if num_plans == 1 or contrast is None:
+    on_gpus = any(arm.case.device is Device.CUDA for arm in arms)
+    if num_plans == 1 or (contrast is None and not on_gpus):
         return arms
+    if contrast is None:
+        return []
     return [arm for arm in arms if arm.name in {contrast.subject, *contrast.baseline}]
 
 

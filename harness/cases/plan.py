@@ -13,6 +13,8 @@ from harness.cases.case import CaseSpec, digest
 
 #: Steps that a profiled launch traces.
 PROFILED = 8
+#: Steps without the profiler before these, which show how much it lengthens a step.
+UNPROFILED = 4
 #: Of an outline: how often a step with it stands between two without it, to see what it costs.
 PAIRS = 6
 #: Kinds of baseline that a ratio can refer to.
@@ -183,7 +185,7 @@ class Plan:
         if outline:
             steps = cut + 2 * PAIRS + 1 + PROFILED
             return Window(steps=steps, cut=cut, profiled=PROFILED, pairs=PAIRS)
-        return Window(steps=cut + 2 * PROFILED + 1, cut=cut, profiled=PROFILED)
+        return Window(steps=cut + UNPROFILED + 1 + PROFILED, cut=cut, profiled=PROFILED)
 
     def only(self, wanted: Collection[Contrast]) -> Plan:
         """Returns the plan with these contrasts, and only the arms that they need."""

@@ -26,7 +26,7 @@ PACED = Protocol(steps=16, cut=2)
 #: All of a short training, a few times over.
 LEARNING = Protocol(steps=320, cut=6, max_blocks=4)
 #: Clocks and power of a GPU settle within seconds, not within steps.
-ON_GPUS = Protocol(steps=8, cut=2, cut_s=2.0, kept_s=2.0)
+ON_GPUS = Protocol(steps=6, cut=2, cut_s=2.0, kept_s=2.0)
 
 
 def plain(case: CaseSpec) -> CaseSpec:

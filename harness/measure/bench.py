@@ -264,15 +264,10 @@ class Bench:
             replace(_record(order, spec, world), **common)
             for order, spec, world in zip(orders, specs, ended, strict=True)
         ]
-        records = []
-        for (order, answer), launch in zip(answered, left, strict=True):
-            if launch.cause is None and order.purpose is Purpose.BITS:
-                launch = _compared(launch, folder)
-            elif launch.cause is None and order.purpose not in (Purpose.GATE, Purpose.REFERENCE):
-                beside = [rank for other in left if other is not launch for rank in other.ranks]
-                launch = _figured(order, launch, folder, answer, beside)
-            records.append(replace(launch, wrong=(*launch.wrong, *self._written(order.script))))
-        return records
+        return [
+            replace(launch, wrong=(*launch.wrong, *self._written(order.script)))
+            for order, launch in zip(orders, figured(orders, left, folder, described), strict=True)
+        ]
 
     def _written(self, script: Script | None) -> list[str]:
         """Names the shared files that a script's launch has changed, as far as we see it."""
@@ -405,6 +400,25 @@ def _compared(launch: LaunchRecord, folder: Path) -> LaunchRecord:
     compared = bits.compare([load_samples(folder, launch.launch, rank) for rank in launch.ranks])
     sentences = bits.sentences(compared, launch.ranks)
     return replace(launch, compared=compared.num, wrong=sentences)
+
+
+def figured(
+    orders: Sequence[Order],
+    launches: Sequence[LaunchRecord],
+    folder: Path,
+    described: Sequence[Described],
+) -> list[LaunchRecord]:
+    """Launches that ran at once, with what follows from the samples that their ranks left."""
+    records = []
+    for order, launch, answer in zip(orders, launches, described, strict=True):
+        found = launch
+        if launch.cause is None and order.purpose is Purpose.BITS:
+            found = _compared(launch, folder)
+        elif launch.cause is None and order.purpose not in (Purpose.GATE, Purpose.REFERENCE):
+            beside = [rank for other in launches if other is not launch for rank in other.ranks]
+            found = _figured(order, launch, folder, answer, beside)
+        records.append(found)
+    return records
 
 
 def _figured(

@@ -184,12 +184,13 @@ class Measurer:
                 self._progress.note(f"{verdict.case}: {verdict.detail}")
                 self._arms[plan.hash] = []
 
-    def _refer(self, plan: Plan) -> None:
+    def _refer(self, plan: Plan, arms: Sequence[Arm] = (), *, replicated: bool = False) -> None:
         """Train what the losses of timed launches are compared with, once for all that need it."""
         if plan.in_pilots:
             return  # nothing is timed
-        for arms, wanted in referring.missing(self._session, plan, self._arms[plan.hash]):
-            if self._late(plan, "its reference"):
+        of_arms = arms or self._arms[plan.hash]
+        for arms, wanted in referring.missing(self._session, plan, of_arms, replicated=replicated):
+            if not replicated and self._late(plan, "its reference"):
                 return
             self._launch(
                 plan,
@@ -344,9 +345,15 @@ class Measurer:
         self, plan: Plan, arms: Sequence[Arm], purpose: Purpose, **more: Any
     ) -> list[LaunchRecord]:
         """Launches at once; ``more`` is their window, or their turn and attempt."""
-        orders = together.orders(self._session, plan, arms, purpose, **more)
+        wanted = functools.partial(together.orders, self._session, plan, arms, purpose, **more)
+        orders = wanted()
         now = moment(self._session, orders[0], self._arms, self.waiting)
-        return self._session.launch(orders, now)
+
+        def replicate() -> list[Order]:
+            self._refer(plan, arms, replicated=True)
+            return wanted()
+
+        return self._session.launch(orders, now, replicate)
 
 
 def left_s(session: Session, plans: Sequence[Plan], arms: Mapping[str, Sequence[Arm]]) -> float:

@@ -54,12 +54,29 @@ def _probes(
     """
     if plan.hash in run.windows:
         return
+    if any(contrast.curve for contrast in plan.contrasts):
+        yield from _scan(run, plan)
+        return
     baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
     for arm in (a for slot in slots if len(slot) > 1 for a in slot if a.name in baselines):
         if not _count(run, plan, arm, Purpose.PROBE):
             yield 0, [arm]
         if _count(run, plan, arm, Purpose.PROBE) == 1:
             yield 1, [arm] * packing.copies(arm.case, run.settings.nodes)
+
+
+def _scan(run: Run, plan: Plan) -> Iterator[tuple[int, Sequence[Arm]]]:
+    """The baseline of one device on all devices at once, once in a run: a slow device is seen.
+
+    No more is probed of such a plan: its baseline has neighbours in the first block, and none in
+    the others.
+    """
+    baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
+    for arm in (arm for arm in plan.arms if arm.name in baselines and arm.case.world_size == 1):
+        copies = packing.copies(arm.case, run.settings.nodes)
+        if copies > 1 and not any(launch.purpose is Purpose.PROBE for launch in run.launches):
+            yield 1, [arm] * copies
+        return
 
 
 def probe_again(run: Run, arms: Sequence[Arm]) -> tuple[int, Arm] | None:

@@ -26,13 +26,14 @@ class Wanted:
 
 
 def missing(
-    session: Session, plan: Plan, arms: Sequence[Arm]
+    session: Session, plan: Plan, arms: Sequence[Arm], *, replicated: bool = False
 ) -> Iterator[tuple[list[Arm], Wanted]]:
     """Arms at once, and what is wanted of them: every launch of references that is still to come.
 
-    Of those that go together the first stands for all, with the most steps.
+    Of those that go together the first stands for all, with the most steps. ``replicated``: they
+    get replicates, since a launch was further off than sums in another order explain.
     """
-    wanted = _wanted(session.run, plan, arms)
+    wanted = _wanted(session.run, plan, arms, replicated)
     for streamed, replicates in itertools.product((False, True), (0, references.REPLICATES)):
         alike = {
             w.arm.name: w for w in wanted if w.streamed is streamed and w.replicates == replicates
@@ -46,7 +47,7 @@ def missing(
             yield arms, replace(alike[slot[0].name], steps=steps)
 
 
-def _wanted(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[Wanted]:
+def _wanted(run: Run, plan: Plan, arms: Sequence[Arm], replicated: bool) -> list[Wanted]:
     """Every reference that is not there; cases that train alike share one."""
     by_key: dict[str, Wanted] = {}
     for arm in arms:
@@ -59,7 +60,7 @@ def _wanted(run: Run, plan: Plan, arms: Sequence[Arm]) -> list[Wanted]:
         streamed = too_large_for_one(run.described[arm.case.hash], arm.case, run.machine)
         if streamed:
             steps = min(steps, references.STREAMED_STEPS)
-        replicates = 0 if streamed else _replicates(run, wanted.key)
+        replicates = _replicates(run, wanted.key) if replicated and not streamed else 0
         if _known(run, arm, replicates) >= steps:
             continue
         if streamed and not _host_holds(run, arm):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from harness.analysis.samples.references import ASTRAY
 from harness.base.documents import from_doc
 from harness.base.errors import LostError
 from harness.base.packs import pack
@@ -18,7 +19,7 @@ from harness.host.admission import Finding, Level
 from harness.launch import cluster
 from harness.launch.engine import Where
 from harness.launch.wire.messages import HowFar
-from harness.measure.bench import Bench
+from harness.measure.bench import Bench, figured
 from harness.measure.interrupts import INTERRUPTED, end_on_signals
 from harness.measure.order import Order
 from harness.measure.progress import Looking, Moment, Progress, waiting
@@ -29,6 +30,8 @@ from harness.record.launch import FLAKES, num_again
 
 #: So many cases are described between two lines of progress.
 ASKED_AT_ONCE = 32
+#: Trains replicates of references, and returns the orders of a launch that is compared with them.
+Replicate = Callable[[], Sequence[Order]]
 #: Of fewer cases nobody wants to know which is looked at.
 FEW = 6
 
@@ -170,23 +173,29 @@ class Session:
             remembered.keep(list(unknown.values()), self.run.described)
         self.progress.clear()
 
-    def launch(self, orders: Sequence[Order], now: Moment) -> list[LaunchRecord]:
+    def launch(
+        self, orders: Sequence[Order], now: Moment, replicate: Replicate | None = None
+    ) -> list[LaunchRecord]:
         """Launch at once, enter in the record, and keep whoever watches informed.
 
+        ``replicate`` trains the replicates of the references of these orders, and returns the
+        orders with them; it is called if the losses of a launch are too far off without.
         What ended by a flake is launched once more; timed launches are by their block, which finds
         them missing. LostError if nodes are lost again and again.
         """
         plan = orders[0].plan.hash
         while True:
             before = num_again((x for x in self.run.launches if x.plan == plan), Purpose.FLAKED)
-            entered = self._launch_once(orders, now)
+            entered = self._launch_once(orders, now, replicate)
             flaked = [x for x in entered if x.purpose is Purpose.FLAKED]
             if flaked and before >= FLAKES:
                 raise _lost(next(x for x in flaked if x.lost), self.run.folder)
             if not flaked or orders[0].purpose is Purpose.TIMED:
                 return entered
 
-    def _launch_once(self, orders: Sequence[Order], now: Moment) -> list[LaunchRecord]:
+    def _launch_once(
+        self, orders: Sequence[Order], now: Moment, replicate: Replicate | None
+    ) -> list[LaunchRecord]:
         run = self.run
         described = [self.run.described[o.arm.case.hash] for o in orders]
 
@@ -199,6 +208,8 @@ class Session:
         self.bench.data_seed = run.data_seed
         self.bench.worlds.tell(_standing(now, run.elapsed_s))
         launches = self.bench.launch_together(orders, run.folder, described, on_step)
+        if replicate is not None and any(map(_needs_replicates, orders, launches)):
+            launches = figured(replicate(), launches, run.folder, described)
         run.setups = self.bench.fleets.software()
         for note in self.bench.fleets.mended():
             run.notes.append(note)
@@ -227,6 +238,12 @@ class Session:
         """Stop the engine and its agents; whoever waits may go on with the run."""
         self.bench.fleets.close()
         self.run.release()
+
+
+def _needs_replicates(order: Order, launch: LaunchRecord) -> bool:
+    """Whether only replicates can say if rounding explains the losses of a launch."""
+    provisional = order.reference is not None and order.reference.provisional
+    return provisional and any(wrong.startswith(ASTRAY) for wrong in launch.wrong)
 
 
 def _standing(now: Moment, elapsed_s: float) -> HowFar:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from harness.analysis import packing
 from harness.analysis.judging import neighbours
+from harness.analysis.judging.obstacles import too_large_for_one
 from harness.analysis.samples import references
 from harness.base.documents import Json
 from harness.base.errors import SpecError
@@ -119,7 +120,11 @@ def orders(  # noqa: PLR0913  (fields of an order)
 
 def _curve(run: Run, case: CaseSpec) -> references.LossCurve | None:
     """The losses that a case is compared with, if it was trained."""
-    return references.curve(run.folder, run.launches, run.described, case.hash)
+    described = run.described[case.hash]
+    curve = references.curve(run.folder, run.launches, run.described, case.hash)
+    if curve is None or not curve.limit or curve.replicates is not None:
+        return curve
+    return replace(curve, provisional=not too_large_for_one(described, case, run.machine))
 
 
 def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Script:

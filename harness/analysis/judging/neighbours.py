@@ -117,14 +117,16 @@ def _baselines(plan: Plan, contrasts: Collection[Contrast]) -> set[str]:
 
 
 def _slowdown(run: RunRecord, case: str) -> tuple[float, float] | None:
-    """How much slower a case's probes are beside others than alone, in logs, and the error of that.
-
-    None where one kind is missing.
+    """How much slower a case is beside others than alone, in logs, and the error of that: by its
+    probes, or by its timed launches if these ran both ways. None if one kind is missing.
     """
-    probes = [launch for launch in run.by_case.get(case, ()) if launch.purpose is Purpose.PROBE]
-    alone = _speeds(probes, beside=False)
-    beside = _speeds(probes, beside=True)
-    if not alone or not beside:
+    for purpose in (Purpose.PROBE, Purpose.TIMED):
+        launches = [x for x in run.by_case.get(case, ()) if x.purpose is purpose and x.usable]
+        alone = _speeds(launches, beside=False)
+        beside = _speeds(launches, beside=True)
+        if alone and beside:
+            break
+    else:
         return None
     deviation = like_launches_sd(run.launches) or USUAL_SD
     return fmean(alone) - fmean(beside), deviation * math.sqrt(1 / len(alone) + 1 / len(beside))

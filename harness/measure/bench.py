@@ -24,6 +24,7 @@ from harness.launch import causes
 from harness.launch.engine import Ended, Tick, Where
 from harness.launch.fleets import Fleets
 from harness.launch.wire.messages import (
+    BEHIND,
     Bits,
     Break,
     Deadlines,
@@ -131,13 +132,14 @@ class Bench:
         """
         with files.writing_to(folder):
             records = self._launch(orders, folder, described, on_step)
-        for i, record in enumerate(records):
+        for i, record in enumerate(records[: len(orders)]):
             if (cause := record.cause) is None:
                 continue
             files.refuse_full(folder)
             if cause.sure or cause.kind == "node":
                 continue
-            (looked,) = self._launch(orders[i : i + 1], folder, described[i:], on_step, True)
+            alone = replace(orders[i], behind=None)
+            (looked,) = self._launch([alone], folder, described[i:], on_step, True)
             if (again := looked.cause) is None or not again.sure or again.kind != "collective":
                 continue  # torch's own check can crash a rank: only what it says itself counts
             message = f"{again.message} (seen when launched again with detailed debugging)"
@@ -211,12 +213,9 @@ class Bench:
                 expected="the engine of this knob",
                 fix=f"--engine {network[0][0].partition('.')[0]}",
             )
-        self._count += 1
-        name = f"{name}-{self._count:04}"
-        out = folder / "launches" / name
-        out.mkdir(parents=True, exist_ok=True)
+        out = self._folder(name, folder)
         return LaunchSpec(
-            launch=name,
+            launch=out.name,
             case=case,
             out=str(out.resolve()),
             task=task,
@@ -225,6 +224,13 @@ class Bench:
             detailed=detailed,
             deadlines=deadlines or _with_collective(_USUAL, self.collective_s),
         )
+
+    def _folder(self, name: str, folder: Path) -> Path:
+        """A folder for what the next launch leaves in that of a run, numbered."""
+        self._count += 1
+        out = folder / "launches" / f"{name}-{self._count:04}"
+        out.mkdir(parents=True, exist_ok=True)
+        return out
 
     def count_on(self, folder: Path) -> None:
         """Number launches after those that are in a run's folder: no two share one."""
@@ -257,17 +263,61 @@ class Bench:
             self._shared = shared.stamps(Path(first.folder), first.data)
         specs = [self._spec_of(order, folder, answer, detailed) for order, answer in answered]
         slot = specs[0].launch if len(specs) > 1 else ""
-        began_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        began_at = datetime.datetime.now(datetime.UTC)
         ended = self._run_together(specs, on_step)
-        common: dict[str, Any] = dict(engine=self.engine.name, slot=slot, started_at=began_at)
-        left = [
-            replace(_record(order, spec, world), **common)
+        worlds = [
+            replace(_record(order, spec, world), slot=slot, started_at=_at(began_at))
             for order, spec, world in zip(orders, specs, ended, strict=True)
         ]
+        left, profiles = [], []
+        for order, spec, launch in zip(orders, specs, worlds, strict=True):
+            profile = self._behind(order, spec, launch, began_at)
+            left.append(launch if profile is None else _without(launch, profile))
+            profiles += [] if profile is None else [profile]
+        behind = [order.behind for order in orders if order.behind is not None]
+        found = figured(orders, left, folder, described)
+        if len(profiles) == len(behind):
+            answers = [a for order, a in answered if order.behind is not None]
+            found += figured(behind, profiles, folder, answers)
         return [
-            replace(launch, wrong=(*launch.wrong, *self._written(order.script)))
-            for order, launch in zip(orders, figured(orders, left, folder, described), strict=True)
+            replace(
+                launch,
+                engine=self.engine.name,
+                wrong=(*launch.wrong, *self._written(orders[0].script)),
+            )
+            for launch in found
         ]
+
+    def _behind(
+        self,
+        order: Order,
+        spec: LaunchSpec,
+        launch: LaunchRecord,
+        began_at: datetime.datetime,
+    ) -> LaunchRecord | None:
+        """The record of the steps behind a window, whose files are moved to a folder of their own;
+        None if there are none, or if the world did not get there.
+        """
+        if order.behind is None or len(launch.ranks) < order.arm.case.world_size:
+            return None
+        out = self._folder(_name(order.behind), Path(spec.out).parents[1])
+        for file in Path(spec.out).glob(f"rank*.{BEHIND}*"):
+            file.rename(out / file.name.replace(f".{BEHIND}", ".", 1))
+        ranks = _left_by([rank.rank for rank in launch.ranks], out)
+        took_s = max((rank.stepping_s for rank in ranks), default=0.0)
+        started_at = began_at + datetime.timedelta(seconds=launch.wall_s - took_s)
+        return replace(
+            launch,
+            launch=out.name,
+            purpose=order.behind.purpose,
+            turn=order.behind.turn,
+            block=order.behind.block,
+            ranks=ranks,
+            behind=launch.launch,
+            slot=f"{launch.slot}-behind" if launch.slot else "",
+            wall_s=took_s,
+            started_at=_at(started_at),
+        )
 
     def _written(self, script: Script | None) -> list[str]:
         """Names the shared files that a script's launch has changed, as far as we see it."""
@@ -285,8 +335,7 @@ class Bench:
         case = order.arm.case
         seat = order.seat
         task = _task(order, self.catalogue, described, self.data_seed)
-        arm = _ODD.sub("-", order.arm.name.strip("@"))  # an arm's name may have spaces
-        name = f"{order.plan.hash[:6]}-{order.label}-{arm}"
+        name = _name(order)
         deadlines = _with_collective(_deadlines(case, described), self.collective_s)
         if isinstance(task, Refer):
             case = references.world(case, described, task.streamed)
@@ -313,7 +362,29 @@ def _task(order: Order, catalogue: Catalogue, described: Described, data_seed: i
             coarse=described.reference is not None and described.reference.coarse,
             data_seed=data_seed,
         )
-    return Timed(**vars(window), draw=order.draw, data_seed=data_seed)
+    seeds: dict[str, Any] = dict(draw=order.draw, data_seed=data_seed)
+    behind = None if order.behind is None else Timed(**vars(order.behind.window), **seeds)
+    return Timed(**vars(window), **seeds, behind=behind)
+
+
+def _name(order: Order) -> str:
+    """How the folder of a launch begins."""
+    arm = _ODD.sub("-", order.arm.name.strip("@"))  # an arm's name may have spaces
+    return f"{order.plan.hash[:6]}-{order.label}-{arm}"
+
+
+def _at(moment: datetime.datetime) -> str:
+    return moment.isoformat(timespec="milliseconds")
+
+
+def _without(launch: LaunchRecord, profile: LaunchRecord) -> LaunchRecord:
+    """A timed launch without the steps behind its window: what broke these is not its fault."""
+    return replace(
+        launch,
+        wall_s=launch.wall_s - profile.wall_s,
+        status=LaunchStatus.OK,
+        cause=None,
+    )
 
 
 def _swept(
@@ -343,7 +414,7 @@ def _record(order: Order, spec: LaunchSpec, ended: Ended) -> LaunchRecord:
     cause = causes.attribute(ended.ranks, ended.unreachable)
     if cause is not None and order.script is not None and order.script.data:
         cause = replace(cause, message=_with_shared(cause.message))
-    ranks = _left_by(ended, Path(spec.out))
+    ranks = _left_by([end.rank for end in ended.ranks], Path(spec.out))
     return LaunchRecord(
         launch=spec.launch,
         purpose=order.purpose,
@@ -451,9 +522,9 @@ def _figured(
     )
 
 
-def _left_by(ended: Ended, out: Path) -> tuple[RankRecord, ...]:
+def _left_by(ranks: Sequence[int], out: Path) -> tuple[RankRecord, ...]:
     """The records that the ranks left, of those that did."""
-    paths = (out / f"rank{end.rank}.json" for end in ended.ranks)
+    paths = (out / f"rank{rank}.json" for rank in ranks)
     return tuple(
         from_doc(RankRecord, json.loads(path.read_text(encoding="utf-8")))
         for path in paths

@@ -320,8 +320,12 @@ class Measurer:
     def _launch_missing(self, plan: Plan, block: Block) -> None:
         while remaining := next(blocks.missing(self.run, plan, block), None):
             turn, arms = remaining
-            done = self._launch(plan, arms, Purpose.TIMED, turn=turn, attempt=block.attempt)
-            if not self._usable(plan, done):
+            profiled = profiling.behind(self._session, plan, block, turn, arms)
+            done = self._launch(
+                plan, arms, Purpose.TIMED, turn=turn, attempt=block.attempt, profiled=profiled
+            )
+            self._usable(plan, [x for x in done if x.purpose is Purpose.PROFILE])
+            if not self._usable(plan, [x for x in done if x.purpose is not Purpose.PROFILE]):
                 return
         self.run.keep()
 

@@ -17,7 +17,8 @@ class Order:
     ``reference`` is what its losses are compared with. ``seat`` is where it runs; None = on the
     first nodes. ``streamed``: a reference too large for one device; ``replicates`` of it show how
     much rounding changes a loss. ``script``: a user's own.
-    ``flip`` is planted where bits are compared.
+    ``flip`` is planted where bits are compared. ``behind`` is the profile that is taken of the
+    steps behind the window.
     """
 
     plan: Plan
@@ -32,6 +33,7 @@ class Order:
     replicates: int = 0
     script: Script | None = None
     flip: Flip | None = None
+    behind: "Order | None" = None
 
     @property
     def block(self) -> int:

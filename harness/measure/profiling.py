@@ -2,7 +2,7 @@
 share.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from harness.analysis import rungs
 from harness.analysis.judging import pairs, verdicts
@@ -10,7 +10,7 @@ from harness.analysis.judging.verdicts import unconfirmed
 from harness.cases import Arm, CaseSpec, Plan, metrics
 from harness.measure import together
 from harness.measure.session import Session
-from harness.record import LaunchStatus, Purpose, RunRecord
+from harness.record import Block, LaunchStatus, Purpose, RunRecord
 
 
 def missing(session: Session, plan: Plan, attempt: int = 0) -> Iterator[tuple[int, list[Arm]]]:
@@ -24,6 +24,26 @@ def missing(session: Session, plan: Plan, attempt: int = 0) -> Iterator[tuple[in
     for turn in sorted({turn for _, turn in wanted}):
         arms = [arm for arm, its_turn in wanted if its_turn == turn]
         yield from ((turn, slot) for slot in together.groups(session, plan, arms))
+
+
+def behind(session: Session, plan: Plan, block: Block, turn: int, arms: Sequence[Arm]) -> set[str]:
+    """The arms, by name, that are profiled behind the window of this launch: the last one of the
+    blocks that every plan gets.
+    """
+    run = session.run
+    last = 2 * plan.protocol.min_blocks - 1
+    if not session.settings.timeline or (block.attempt, turn) != (0, last):
+        return set()
+    done = {launch.case for launch in run.launches if launch.purpose is Purpose.PROFILE}
+    shown = rungs.profiled(plan, len(run.plans))
+    return {
+        arm.name for arm in arms if arm in shown and arm.case.hash not in done | _of_scripts(arms)
+    }
+
+
+def _of_scripts(arms: Sequence[Arm]) -> set[str]:
+    """The cases that are a user's own script: these are profiled in launches of their own."""
+    return {arm.case.hash for arm in arms if arm.case.script}
 
 
 def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:

@@ -197,7 +197,7 @@ class Session:
         self, orders: Sequence[Order], now: Moment, replicate: Replicate | None
     ) -> list[LaunchRecord]:
         run = self.run
-        described = [self.run.described[o.arm.case.hash] for o in orders]
+        described = [run.described[order.arm.case.hash] for order in orders]
 
         def on_step(step: int) -> None:
             self.progress.show(dataclasses.replace(now, step=step, elapsed_s=run.elapsed_s))
@@ -208,8 +208,13 @@ class Session:
         self.bench.data_seed = run.data_seed
         self.bench.worlds.tell(_standing(now, run.elapsed_s))
         launches = self.bench.launch_together(orders, run.folder, described, on_step)
+        profiled = [order.behind for order in orders if order.behind is not None]
+        orders = [*orders, *profiled[: len(launches) - len(orders)]]
+        described = [run.described[order.arm.case.hash] for order in orders]
         if replicate is not None and any(map(_needs_replicates, orders, launches)):
-            launches = figured(replicate(), launches, run.folder, described)
+            again = replicate()
+            behind = [order.behind for order in again if order.behind is not None]
+            launches = figured([*again, *behind][: len(launches)], launches, run.folder, described)
         run.setups = self.bench.fleets.software()
         for note in self.bench.fleets.mended():
             run.notes.append(note)

@@ -80,8 +80,11 @@ def orders(  # noqa: PLR0913  (fields of an order)
     attempt: int = 0,
     streamed: bool = False,
     replicates: int = 0,
+    profiled: Collection[str] = (),
 ) -> list[Order]:
-    """Orders of launches at once; ``window`` where it is not the plan's own."""
+    """Orders of launches at once; ``window`` where it is not the plan's own. Of the arms that are
+    ``profiled`` (by name) the steps behind the window are.
+    """
     run = session.run
     usual = plan.pilot
     frozen = dict[str, Window]()
@@ -112,10 +115,24 @@ def orders(  # noqa: PLR0913  (fields of an order)
             window=windows[arm.name],
             reference=_curve(run, arm.case) if compared else None,
             script=scripts.get(arm.name),
+            behind=_behind(run, plan, arm, windows[arm.name]) if arm.name in profiled else None,
         )
         for arm in arms
     ]
     return _seated(session, plan, wanted)
+
+
+def _behind(run: Run, plan: Plan, arm: Arm, window: Window) -> Order:
+    """The profile of the steps behind a window."""
+    curve = _curve(run, arm.case)
+    return Order(
+        plan=plan,
+        arm=arm,
+        purpose=Purpose.PROFILE,
+        turn=0,
+        window=plan.profile(run.settings.outline),
+        reference=None if curve is None else replace(curve, first=window.steps),
+    )
 
 
 def _curve(run: Run, case: CaseSpec) -> references.LossCurve | None:

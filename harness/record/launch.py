@@ -157,7 +157,8 @@ class LaunchRecord:
     the mean of the last steps', of plans that ask for one.
 
     ``hosts`` are the nodes that it ran on, by number (empty = the first ones). Launches of one
-    ``slot`` ran at once, each on ``devices`` of its own: the first one on every host.
+    ``slot`` ran at once, each on ``devices`` of its own: the first one on every host. A profile is
+    of the steps ``behind`` the window of a timed launch, in the same world.
     """
 
     launch: str
@@ -190,6 +191,7 @@ class LaunchRecord:
     compared: int = 0
     stalls: Stalls | None = None
     slot: str = ""
+    behind: str = ""
     hosts: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
     reached: Reached | None = None

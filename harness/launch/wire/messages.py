@@ -122,11 +122,16 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="gat
     twin: CaseSpec
 
 
+#: Before the suffix of a file that a rank leaves of the steps behind its window.
+BEHIND = "behind."
+
+
 class Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="timed"):
     """Train ``steps`` steps, the first ``cut`` of them to warm up, the last ``profiled`` traced.
 
     With ``pairs`` they are outlined: no operators are followed, and what that costs is seen.
     ``draw`` seeds the launch's own noise (paced schedule), ``data_seed`` the order of samples.
+    ``behind`` are further steps of the same training, which are profiled and no part of the window.
     """
 
     steps: int
@@ -135,6 +140,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="ti
     profiled: int = 0
     pairs: int = 0
     data_seed: int = 0
+    behind: "Timed | None" = None
 
 
 class Refer(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="refer"):

@@ -58,6 +58,11 @@ class Intake:
 
         parts(model)[0].register_forward_pre_hook(note)
 
+    def restart(self) -> None:
+        """Forget what was noted: another window begins."""
+        self._noted.clear()
+        self._ends.clear()
+
     def end_step(self) -> None:
         self._ends.append(len(self._noted))
 

@@ -79,11 +79,11 @@ class Outline:
         with self._silenced():
             self._result = torch.autograd._disable_profiler()
 
-    def export(self, out: Path, rank: int) -> str:
-        """Leave trace and spans in ``out``; the trace's sha256."""
-        trace = out / f"rank{rank}.trace.json.gz"
+    def export(self, file: Callable[[str], Path]) -> str:
+        """Leave trace and spans in the files that ``file`` names; the trace's sha256."""
+        trace = file("trace.json.gz")
         self._result.save(str(trace))
-        write_text(out / f"rank{rank}.spans.json", json.dumps(to_doc(tuple(spans.logged()))))
+        write_text(file("spans.json"), json.dumps(to_doc(tuple(spans.logged()))))
         return hashlib.sha256(trace.read_bytes()).hexdigest()
 
     def _turn(self, on: bool) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from torch.profiler import profile, schedule
@@ -15,16 +16,28 @@ from harness.training.observe import loops, spans
 MEMORY_STEPS = 2
 
 
-class Profiler:
-    """Profiles the last ``active`` of ``steps`` steps, after one that only warms it up.
+class Allocations:
+    """Follows the allocations of the first steps on a device, and leaves them in a file.
 
-    On a device the allocations of the first steps are left in ``memory``: to follow them costs too
-    much for a step that is timed.
+    To follow them costs too much for a step that is timed: these steps warm up.
     """
 
-    def __init__(self, steps: int, active: int, accelerator: Accelerator, memory: Path) -> None:
+    def __init__(self, accelerator: Accelerator, file: Path) -> None:
         self._accelerator = accelerator
-        self._memory = memory
+        self._file = file
+        self._done = 0
+        accelerator.follow_memory()
+
+    def step(self) -> None:
+        self._done += 1
+        if self._done == MEMORY_STEPS:
+            self._accelerator.leave_memory(self._file)
+
+
+class Profiler:
+    """Profiles the last ``active`` of ``steps`` steps, after one that only warms it up."""
+
+    def __init__(self, steps: int, active: int, accelerator: Accelerator) -> None:
         self._first = steps - active
         self._done = 0
         self._profile = profile(
@@ -35,13 +48,10 @@ class Profiler:
             on_trace_ready=lambda _: spans.profile(False),
         )
         self._profile.start()
-        accelerator.follow_memory()
 
     def step(self) -> None:
         self._done += 1
         self._profile.step()
-        if self._done == MEMORY_STEPS:
-            self._accelerator.leave_memory(self._memory)
         if self._done == self._first:
             spans.profile(True)
             loops.tell()
@@ -49,9 +59,9 @@ class Profiler:
     def stop(self) -> None:
         self._profile.stop()
 
-    def export(self, out: Path, rank: int) -> str:
-        """Leave trace and spans in ``out``; the trace's sha256."""
-        trace = out / f"rank{rank}.trace.json.gz"
+    def export(self, file: Callable[[str], Path]) -> str:
+        """Leave trace and spans in the files that ``file`` names; the trace's sha256."""
+        trace = file("trace.json.gz")
         self._profile.export_chrome_trace(str(trace))
-        write_text(out / f"rank{rank}.spans.json", json.dumps(to_doc(tuple(spans.logged()))))
+        write_text(file("spans.json"), json.dumps(to_doc(tuple(spans.logged()))))
         return hashlib.sha256(trace.read_bytes()).hexdigest()

@@ -85,14 +85,15 @@ class Rank:
     known_modules: frozenset[str]
     shared: frozenset[str]
     beats: Beats
+    prefix: str = ""
 
     def beat(self, phase: Phase, step: int = 0) -> None:
         """A sign of life: silence is told from work by it."""
         self.beats.write(self.place.rank, phase, step)
 
     def file(self, suffix: str) -> Path:
-        """The file that this rank leaves, as ``rank0.json``."""
-        return self.out / f"rank{self.place.rank}.{suffix}"
+        """The file that this rank leaves, as ``rank0.json``; behind the window with a prefix."""
+        return self.out / f"rank{self.place.rank}.{self.prefix}{suffix}"
 
     def slow_down(self, loaded: Loaded) -> None:
         """Where a node is slow on purpose: stand-ins need no core, so they wait for longer."""

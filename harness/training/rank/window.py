@@ -8,9 +8,10 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, sleep, time_ns  # before any file of a user's is imported
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,9 +27,13 @@ from harness.training.observe import beside
 from harness.training.observe.intake import Intake, every_row_hashed
 from harness.training.observe.memory import Memory
 from harness.training.observe.meter import Meter, MeterReading
-from harness.training.observe.outline import Outline
-from harness.training.observe.profiler import Profiler
 from harness.training.observe.spans import span
+
+
+class Observer(Protocol):
+    """Who is called after each step of a window."""
+
+    def step(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +59,11 @@ class StepLog:
 
     ``marks_s[i]`` is the time after step i, ``marks_s[0]`` the start. ``period_s`` paces a
     scheduled stand-in: steps end a period apart from the start of the window, and again from the
-    start of what is kept of it; a deadline already over is a miss.
+    start of what is kept of it; a deadline already over is a miss. The training has made
+    ``behind`` steps before.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what the one window needs)
         self,
         trainer: Trainer,
         steps: int,
@@ -67,8 +73,10 @@ class StepLog:
         period_s: float | None,
         events: list[torch.Event],
         intake: Intake,
+        behind: int = 0,
     ) -> None:
         self.intake = intake
+        self.behind = behind
         self.trainer = trainer
         self.memory = memory
         self.beat = beat
@@ -97,7 +105,7 @@ class StepLog:
         self._step_span.payload = self._batch_span.payload = i
         with self._step_span:
             with self._batch_span:
-                batch = feed(i)
+                batch = feed(self.behind + i)
             self.sample_ids.append(batch.ids)
             self._note(i, self.trainer.step(batch))
             self.intake.end_step()
@@ -164,7 +172,7 @@ class StepLog:
             content=np.stack(
                 [
                     tensor.cpu().numpy()
-                    for tensor in every_row_hashed([feed(i).inputs for i in steps])
+                    for tensor in every_row_hashed([feed(self.behind + i).inputs for i in steps])
                 ]
             ),
         )
@@ -191,11 +199,13 @@ def measure(  # noqa: PLR0913  (what the one window needs)
     period_s: float | None,
     intake: Intake,
     known: frozenset[str],
-    profiler: Profiler | Outline | None = None,
+    observers: Sequence[Observer] = (),
+    behind: int = 0,
 ) -> Measured:
     """Run the window's steps: all ranks meet before the first, and not between them.
 
-    ``known`` is the shared memory that a rank has anyhow.
+    ``known`` is the shared memory that a rank has anyhow. ``observers`` are called after each
+    step. ``behind`` is the number of steps that the training has made before.
     """
     steps, cut = window.steps, window.cut
     memory.spread(steps - cut)
@@ -206,6 +216,7 @@ def measure(  # noqa: PLR0913  (what the one window needs)
         beat=beat,
         period_s=period_s,
         intake=intake,
+        behind=behind,
         events=accelerator.events(steps + 1),
     )
     meter = Meter(perf_counter, lambda: helpers_of(feed))
@@ -220,8 +231,8 @@ def measure(  # noqa: PLR0913  (what the one window needs)
             meter.start()
             log.start(i)
         log.run(i, feed, Phase.WARMUP if i < cut else Phase.STEADY)
-        if profiler is not None:
-            profiler.step()
+        for observer in observers:
+            observer.step()
     settle()
     log.marks_s[steps] = end = perf_counter()
     meter.stop()

@@ -24,8 +24,7 @@ class Profile:
             window = Window(steps=num_kept, cut=0, profiled=task.profiled, pairs=task.pairs)
             self._profiler = Outline(window, place.rank, place.world_size)
         else:
-            memory = rank.file("memory.pickle")
-            self._profiler = Profiler(num_kept, task.profiled, rank.accelerator, memory)
+            self._profiler = Profiler(num_kept, task.profiled, rank.accelerator)
         self._clock.handshake()
 
     def step(self) -> None:
@@ -37,7 +36,9 @@ class Profile:
         self._profiler.stop()
         self._clock.handshake()
         return {
-            "trace_sha256": self._profiler.export(out, self._rank.place.rank),
+            "trace_sha256": self._profiler.export(
+                lambda suffix: out / self._rank.file(suffix).name
+            ),
             "clock_offset_ns": self._clock.offset_ns,
             "clock_half_ns": self._clock.half_width_ns,
         }

@@ -1,37 +1,73 @@
-"""Task ``timed``: train, and time every step; with a profiler where steps are to be traced."""
+"""Task ``timed``: train, and time every step; with a profiler where steps are to be traced.
 
-from dataclasses import replace
+The steps behind a window are of the same training, and a record of their own.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from harness.base.documents import to_doc
 from harness.cases import Compiled, Window
-from harness.launch.wire.messages import LaunchSpec, Timed
+from harness.launch.wire.messages import BEHIND, LaunchSpec, Timed
 from harness.record import RankRecord
-from harness.training.context import load
-from harness.training.feeds import took
+from harness.record.store import write_text
+from harness.training.context import Loaded, RankContext, Trainer, load
+from harness.training.feeds import Feed, took
 from harness.training.observe import issued, loops
 from harness.training.observe.clock import Clock
 from harness.training.observe.compiling import Compilations
 from harness.training.observe.intake import Intake, digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.outline import Outline
-from harness.training.observe.profiler import Profiler
+from harness.training.observe.profiler import Allocations, Profiler
 from harness.training.parallel.experts import Routing, routings
 from harness.training.rank.setup import Rank
-from harness.training.rank.window import measure
+from harness.training.rank.window import Observer, measure
 
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
     """Import what is trained; of its collectives only the last ones are kept, as evidence."""
     issued.enable(issued.LAST)
-    if isinstance(spec.task, Timed) and spec.task.profiled:
+    if isinstance(spec.task, Timed) and (spec.task.profiled or spec.task.behind):
         loops.follow()
     load(spec.files)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Training:
+    """What is trained and what watches it; ``period_s`` paces a scheduled stand-in."""
+
+    loaded: Loaded
+    ctx: RankContext
+    trainer: Trainer
+    feed: Feed
+    memory: Memory
+    intake: Intake
+    compilations: Compilations
+    period_s: float | None
+    counted: Mapping[str, Routing] = field(default_factory=dict)
+
+
 def run(task: Timed, rank: Rank) -> RankRecord:
+    """Measure the window, then, if asked, profile the steps behind it."""
+    training = _built(task, rank)
+    record = _window(task, rank, training, 0)
+    if task.behind is not None:
+        write_text(rank.file("json"), json.dumps(to_doc(record)))  # whatever comes behind it
+        training.intake.restart()
+        apart = replace(rank, prefix=BEHIND)
+        profile = _window(task.behind, apart, training, task.steps)
+        write_text(apart.file("json"), json.dumps(to_doc(profile)))
+    return record
+
+
+def _built(task: Timed, rank: Rank) -> _Training:
+    """Everything until the first step."""
     loaded = load(rank.spec.files)
     case = rank.spec.case
     memory = Memory(rank.accelerator)
@@ -49,48 +85,78 @@ def run(task: Timed, rank: Rank) -> RankRecord:
 
     trainer = loaded.build(case, ctx, case.seed, watch)
     rank.lap("model")
-    feed = loaded.feed(rank.source(loaded, ctx, task.steps, intake.pool))
+    num_steps = task.steps + (task.behind.steps if task.behind else 0)
+    feed = loaded.feed(rank.source(loaded, ctx, num_steps, intake.pool))
     period = getattr(loaded.model, "period_s", None)
     period_s = None if period is None else period(loaded.size(case), case, task.draw)
     rank.lap("data")
+    return _Training(
+        loaded=loaded,
+        ctx=ctx,
+        trainer=trainer,
+        feed=feed,
+        memory=memory,
+        intake=intake,
+        compilations=compilations,
+        period_s=period_s,
+        counted=counted,
+    )
+
+
+def _window(task: Timed, rank: Rank, training: _Training, behind: int) -> RankRecord:
+    """One window of a training that has made so many steps before."""
+    ctx = training.ctx
+    case = rank.spec.case
     window = Window(steps=task.steps, cut=task.cut, profiled=task.profiled, pairs=task.pairs)
+    observers: list[Observer] = []
     profiler: Profiler | Outline | None = None
     clock = None
+    if not behind and (task.behind or (task.profiled and not task.pairs)):
+        observers.append(Allocations(rank.accelerator, rank.file("memory.pickle")))
     if task.profiled:
         clock = Clock()
-        if task.pairs:
-            profiler = Outline(window, ctx.rank, ctx.world_size)
-        else:
-            memory_file = rank.file("memory.pickle")
-            profiler = Profiler(task.steps, task.profiled, rank.accelerator, memory_file)
+        profiler = (
+            Outline(window, ctx.rank, ctx.world_size)
+            if task.pairs
+            else Profiler(task.steps, task.profiled, rank.accelerator)
+        )
+        observers.append(profiler)
         clock.handshake()
     measured = measure(
-        trainer,
-        feed,
+        training.trainer,
+        training.feed,
         window,
         ctx=ctx,
         accelerator=rank.accelerator,
-        memory=memory,
+        memory=training.memory,
         beat=rank.beat,
         meet=rank.meet,
-        period_s=period_s,
-        intake=intake,
+        period_s=training.period_s,
+        intake=training.intake,
         known=rank.shared,
-        profiler=profiler,
+        observers=observers,
+        behind=behind,
     )
-    more: dict[str, Any] = dict(planted_s=period_s, part=ctx.part)
-    agree = loaded.supports.replicas and not loaded.supports.beside and case.communicate
-    if agree and ctx.mesh.uncut:  # else parameters would have to be gathered
-        more["replica"] = digest(parameter for _, parameter in trainer.parameters())
-    routed = {name: inquiry.noted for name, inquiry in counted.items()}
-    more["routed"] = {name: seen for name, seen in routed.items() if any(seen.asked)} or None
+    more = _seen(training)
     if profiler is not None and clock is not None:
         profiler.stop()
         clock.handshake()
-        more["trace_sha256"] = profiler.export(rank.out, ctx.rank)
+        more["trace_sha256"] = profiler.export(rank.file)
         more |= dict(clock_offset_ns=clock.offset_ns, clock_half_ns=clock.half_width_ns)
-    ran = replace(trainer.ran(), fed=took(feed))
+    ran = replace(training.trainer.ran(), fed=took(training.feed))
     if case.compiled is not Compiled.NO:
-        again = compilations.within(measured.window_ns)
-        ran = replace(ran, compile_s=compilations.total_s, recompiled=again)
-    return rank.record(ran, memory, measured, **more)
+        again = training.compilations.within(measured.window_ns)
+        ran = replace(ran, compile_s=training.compilations.total_s, recompiled=again)
+    return rank.record(ran, training.memory, measured, **more)
+
+
+def _seen(training: _Training) -> dict[str, Any]:
+    """What a record says of a window beside its figures."""
+    loaded, ctx = training.loaded, training.ctx
+    seen: dict[str, Any] = dict(planted_s=training.period_s, part=ctx.part)
+    agree = loaded.supports.replicas and not loaded.supports.beside and ctx.case.communicate
+    if agree and ctx.mesh.uncut:  # else parameters would have to be gathered
+        seen["replica"] = digest(parameter for _, parameter in training.trainer.parameters())
+    routed = {name: inquiry.noted for name, inquiry in training.counted.items()}
+    seen["routed"] = {name: found for name, found in routed.items() if any(found.asked)} or None
+    return seen

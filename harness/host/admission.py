@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -43,20 +43,24 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One check's answer, with what to do when it is not ok."""
+    """One check's answer, with what to do when it is not ok; ``device`` is the place of the GPU
+    that it is about among the visible ones.
+    """
 
     check: str
     level: Level
     text: str
     advice: str = ""
+    device: int | None = None
 
 
-def examine(*, on_gpus: bool) -> tuple[Finding, ...]:
+def examine(num_gpus: int | None = None) -> tuple[Finding, ...]:
     """Every check that decides whether verdicts can stand; takes at most LOOKS x LOOK_S.
 
-    GPUs of a host play no part in runs on its CPU.
+    ``num_gpus``: only the first visible GPUs are in use; None: all of them. A run on the CPU of a
+    host uses none, and neither what others do on the other GPUs nor their state counts.
     """
-    return (load(), memory(), *(gpus(nvml.gpus()) if on_gpus else ()))
+    return (load(), memory(), *gpus(nvml.gpus()[:num_gpus]))
 
 
 def load() -> Finding:
@@ -159,8 +163,16 @@ def gpus(devices: Sequence[nvml.Gpu]) -> list[Finding]:
     """Foreign processes, power caps, throttling and unequal clocks of the visible devices."""
     if not devices:
         return []
-    findings = [finding for device in devices for finding in _gpu(device)]
+    log = kernel_log()
+    findings = [
+        replace(finding, device=place)
+        for place, device in enumerate(devices)
+        for finding in (*_gpu(device), *_broken(device, log))
+    ]
+    used = {device.index for device in devices}
     for window in nvml.summarise([nvml.poll()]):
+        if window.index not in used:
+            continue
         if slowed := [r for r in window.throttle if r != "sw_power_cap"]:
             advice = "nvidia-smi -q -d PERFORMANCE; check cooling and power"
             findings.append(
@@ -212,6 +224,61 @@ def _gpu(g: nvml.Gpu) -> Iterator[Finding]:
     if g.power_limit_w and g.default_limit_w and g.power_limit_w < g.default_limit_w:
         text = f"GPU {g.index} is capped at {g.power_limit_w} of {g.default_limit_w} W"
         advice = "the cap is part of the fingerprint; nvidia-smi -pl changes it"
+        yield Finding(check="gpus", level=Level.WARN, text=text, advice=advice)
+
+
+def kernel_log(device: Path = Path("/dev/kmsg")) -> str:
+    """The messages of the kernel since its start; empty for who may not read them."""
+    messages = []
+    try:
+        log = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        while True:
+            messages.append(os.read(log, 8192).decode(errors="replace"))
+    except OSError:  # the last one was read
+        return "".join(messages)
+    finally:
+        os.close(log)
+
+
+#: An error that NVIDIA's driver reports, with the slot of its device:
+#: ``NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off the bus``.
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-f:.]+)\): (\d+)", re.I)
+
+
+def _broken(g: nvml.Gpu, log: str) -> Iterator[Finding]:
+    """What is broken in a device or its links: memory, lanes, NVLinks; what the driver reported."""
+    health = g.health
+    look = f"nvidia-smi -q -i {g.index}"
+    if health.uncorrected_errors:
+        text = f"GPU {g.index} had {health.uncorrected_errors} uncorrected memory errors"
+        yield _bad("gpus", text, f"{look} -d ECC; reset the GPU, or replace it")
+    if health.remapped_rows == "failed":
+        text = f"GPU {g.index} has a row of memory that could not be remapped"
+        yield _bad("gpus", text, f"{look} -d ROW_REMAPPER; replace the GPU")
+    elif health.remapped_rows:
+        text = f"GPU {g.index} has a row of memory that waits to be remapped"
+        advice = f"nvidia-smi --gpu-reset -i {g.index}"
+        yield Finding(check="gpus", level=Level.WARN, text=text, advice=advice)
+    if health.links_down:
+        links = ", ".join(map(str, health.links_down))
+        text = f"GPU {g.index}: NVLink {links} is down"
+        yield _bad("gpus", text, f"nvidia-smi nvlink -s -i {g.index}")
+    if health.pcie_width and health.pcie_width[0] < health.pcie_width[1]:
+        now, most = health.pcie_width
+        text = f"GPU {g.index} has {now} of {most} PCIe lanes"
+        yield _bad("gpus", text, f"{look} -d PCI; reseat the card or its riser")
+    if health.persistent is False:
+        text = f"GPU {g.index}: persistence mode is off, so every launch loads the driver"
+        advice = "nvidia-smi -pm 1"
+        yield Finding(check="gpus", level=Level.WARN, text=text, advice=advice)
+    slot = (g.bus_id or "")[-12:-2].lower()
+    xids = sorted({int(number) for at, number in _XID.findall(log) if slot and slot in at.lower()})
+    if xids:
+        text = f"GPU {g.index}: the driver reported Xid {', '.join(map(str, xids))}"
+        advice = "dmesg | grep Xid; https://docs.nvidia.com/deploy/xid-errors"
         yield Finding(check="gpus", level=Level.WARN, text=text, advice=advice)
 
 

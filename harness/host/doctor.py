@@ -30,7 +30,7 @@ def examination() -> dict[str, Json]:
     """Examines this machine for an agent: its facts, the findings of every check, and those that
     decide whether verdicts can stand.
     """
-    decisive = admission.examine(on_gpus=True)
+    decisive = admission.examine()
     return {
         "facts": facts.facts(),
         "findings": to_doc((*examine(), *decisive)),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from harness.host.nvml import Pair
+from harness.host.nvml import Gpu, Pair
 
 
 class Link(StrEnum):
@@ -53,11 +53,12 @@ UNKNOWN = str(Link.UNKNOWN)
 class Fabric:
     """The links inside a node and the network between nodes.
 
-    ``network_gbit_s`` is the rate of all active cards of the network's kind together, in Gbit/s and
-    one direction; 0 if the system states none.
+    ``link_gb_s`` is the rate of a GPU's links by the driver, in GB/s, ``network_gbit_s`` that of
+    all active cards of the network's kind together, in Gbit/s; both in one direction, 0 if unknown.
     """
 
     link: Link
+    link_gb_s: float = 0.0
     network: Network = Network.UNKNOWN
     network_gbit_s: float = 0.0
 
@@ -86,17 +87,24 @@ def is_unknown(name: str) -> bool:
     return name.startswith(UNKNOWN)
 
 
-def detect(num_gpus: int, pairs: Sequence[Pair], sys: Path = Path("/sys")) -> Fabric:
+def detect(gpus: Sequence[Gpu], pairs: Sequence[Pair], sys: Path = Path("/sys")) -> Fabric:
     """Return the fabric of this machine.
 
     Args:
-        num_gpus: visible GPUs.
+        gpus: every visible GPU.
         pairs: every pair of visible GPUs, as ``nvml.topology`` returns them.
         sys: where the kernel's view of devices is mounted.
     """
     network, gbit_s = _network(sys)
-    link = Link.NONE if num_gpus == 1 else _slowest(pairs)
-    return Fabric(link=link, network=network, network_gbit_s=gbit_s)
+    link = Link.NONE if len(gpus) == 1 else _slowest(pairs)
+    over_nvlink = link in (Link.NVSWITCH, Link.NVLINK)
+    rates = [gpu.nvlink_gb_s if over_nvlink else gpu.pcie_gb_s for gpu in gpus]
+    return Fabric(
+        link=link,
+        link_gb_s=min((rate for rate in rates if rate), default=0.0),
+        network=network,
+        network_gbit_s=gbit_s,
+    )
 
 
 #: From the fastest link to the slowest.

@@ -116,7 +116,7 @@ def busy_s(cpus: Collection[int]) -> float | None:
 def detect() -> Machine:
     """This machine, without torch and without a CUDA context."""
     gpus = nvml.gpus()
-    found = fabric.detect(len(gpus), nvml.topology())
+    found = fabric.detect(gpus, nvml.topology())
     names = sorted({gpu.name for gpu in gpus})
     # A slice has less than the GPU that NVML tells of.
     memories = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes and not gpu.mig]

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,31 @@ THROTTLE = {
 #: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: payload over all links, in KiB.
 _NVLINK_TX = 138
 _NVLINK_RX = 139
+#: NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON and _LINK_COUNT: of active links.
+_NVLINK_MB_S = 90
+_NVLINK_COUNT = 91
+#: GB/s of a lane in one direction, by the generation of PCIe.
+_PCIE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 #: Scope of a field: UINT_MAX is all links, 0 the first one alone (nvml.h).
 _ALL_LINKS = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """What is broken in a device or its links, or may be; None without an answer.
+
+    ``uncorrected_errors`` are memory errors since the driver was loaded. ``remapped_rows`` wait for
+    a reset, or could not be remapped. ``links_down`` are NVLinks that are there and inactive.
+    ``pcie_width`` and ``pcie_generation`` are (now, at most); a link at rest may be at a lower
+    generation. ``persistent``: the driver stays loaded while nobody uses the device.
+    """
+
+    uncorrected_errors: int | None = None
+    remapped_rows: str = ""
+    links_down: tuple[int, ...] = ()
+    pcie_width: tuple[int, int] | None = None
+    pcie_generation: tuple[int, int] | None = None
+    persistent: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +61,8 @@ class Gpu:
 
     ``power_limit_w`` is what is enforced now, ``default_limit_w`` what the device came with;
     ``used_bytes`` and ``pids`` tell who is on it, ``bus_id`` where it is plugged in.
+    ``nvlink_gb_s`` is the rate of its active NVLinks together, ``pcie_gb_s`` what its slot can
+    carry, each in GB/s and one direction.
     """
 
     index: int
@@ -51,6 +76,9 @@ class Gpu:
     max_clock_mhz: int | None = None
     pids: tuple[int, ...] = ()
     bus_id: str | None = None
+    nvlink_gb_s: float | None = None
+    pcie_gb_s: float | None = None
+    health: Health = field(default_factory=lambda: Health())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +194,51 @@ def _gpu(device: _Device) -> Gpu:
         max_clock_mhz=device("GetMaxClockInfo", device.nvml.NVML_CLOCK_SM),
         pids=tuple(sorted(int(process.pid) for process in processes)),
         bus_id=None if plugged is None else _text(plugged.busId),
+        nvlink_gb_s=_nvlink_gb_s(device),
+        pcie_gb_s=_pcie_gb_s(device),
+        health=_health(device),
     )
+
+
+def _nvlink_gb_s(device: _Device) -> float | None:
+    speed, count = (_field(device, number) for number in (_NVLINK_MB_S, _NVLINK_COUNT))
+    return speed * count / 1000 if speed and count else None
+
+
+def _pcie_gb_s(device: _Device) -> float | None:
+    generation = device("GetMaxPcieLinkGeneration")
+    width = device("GetMaxPcieLinkWidth")
+    lane = _PCIE_GB_S.get(generation)
+    return lane * width if lane and width else None
+
+
+def _health(device: _Device) -> Health:
+    nvml = device.nvml
+    errors = device(
+        "GetTotalEccErrors",
+        getattr(nvml, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1),
+        getattr(nvml, "NVML_VOLATILE_ECC", 0),
+    )
+    rows = device("GetRemappedRows")
+    remapped = ""
+    if rows is not None:  # corrected, uncorrected, pending, failed
+        remapped = "failed" if rows[3] else "pending" if rows[2] else ""
+    states = [device("GetNvLinkState", link) for link in range(_MOST_NVLINKS)]
+    some_up = any(state == 1 for state in states)
+    persistent = device("GetPersistenceMode")
+    return Health(
+        uncorrected_errors=errors,
+        remapped_rows=remapped,
+        links_down=tuple(i for i, state in enumerate(states) if state == 0 and some_up),
+        pcie_width=_now_and_most(device, "PcieLinkWidth"),
+        pcie_generation=_now_and_most(device, "PcieLinkGeneration"),
+        persistent=None if persistent is None else bool(persistent),
+    )
+
+
+def _now_and_most(device: _Device, what: str) -> tuple[int, int] | None:
+    now, most = device(f"GetCurr{what}"), device(f"GetMax{what}")
+    return None if now is None or most is None else (int(now), int(most))
 
 
 #: How two devices are joined, by the nearest common ancestor of their slots (nvml.h).
@@ -348,9 +420,9 @@ def _reading(device: _Device, *, links: bool) -> dict[str, Json]:
     return reading
 
 
-def _field(device: _Device, field: int) -> int | None:
+def _field(device: _Device, number: int) -> int | None:
     """One field value of a device; None where it is not supported."""
-    values = device("GetFieldValues", [(field, _ALL_LINKS)])
+    values = device("GetFieldValues", [(number, _ALL_LINKS)])
     if not values or values[0].nvmlReturn != 0:
         return None
     return int(values[0].value.ullVal)

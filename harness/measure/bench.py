@@ -146,9 +146,11 @@ class Bench:
             records[i] = replace(record, cause=replace(again, message=message))
         return records
 
-    def sweep(self, case: CaseSpec, folder: Path) -> list[Row]:
-        """Sweep the collectives of a world once; LaunchError with the cause if it breaks."""
-        (rows,) = self.sweep_together([case], folder, [()])
+    def sweep(self, case: CaseSpec, folder: Path, only: str = "") -> list[Row]:
+        """Sweep the collectives of a world once, or ``only`` one of them; LaunchError with the
+        cause if it breaks.
+        """
+        (rows,) = self.sweep_together([case], folder, [()], only)
         if isinstance(rows, LaunchError):
             raise rows
         return rows

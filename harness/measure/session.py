@@ -102,18 +102,22 @@ class Session:
         """
         remote = self.engine.engine.remote
         if not (self._examined or remote):
-            self._admit(admission.examine(on_gpus=self.settings.device is Device.CUDA))
+            self._admit(admission.examine(self._num_gpus(0)))
         self.bench.worlds.start()
         self.meet()
         if not self._examined and remote:
             self._admit(
                 tuple(
                     dataclasses.replace(finding, text=f"{node.machine.host}: {finding.text}")
-                    for node, answer in self.bench.worlds.examine()
+                    for number, (node, answer) in enumerate(self.bench.worlds.examine())
                     for finding in from_doc(tuple[Finding, ...], answer["admission"])
-                    if self.settings.device is Device.CUDA or finding.check != "gpus"
+                    if finding.check != "gpus" or (finding.device or 0) < self._num_gpus(number)
                 )
             )
+
+    def _num_gpus(self, node: int) -> int:
+        """How many GPUs of a node are in use, the first visible ones."""
+        return self.settings.nodes[node] if self.settings.device is Device.CUDA else 0
 
     def _admit(self, findings: tuple[Finding, ...]) -> None:
         """Enter what a host is like; what was wrong in an earlier sitting of the run stays so."""

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import count
 
+from harness.analysis.judging.series import series
+from harness.analysis.judging.standard import FIRST_LOOK
 from harness.analysis.judging.verdicts import of_series
 from harness.base.documents import Json
 from harness.base.errors import LostError, ScaleproofError
@@ -21,7 +23,8 @@ class Sweeper:
         self._run = session.run
 
     def first(self, plans: Sequence[Plan]) -> None:
-        """One sweep over every network that these plans use, where there is none yet.
+        """One sweep over every network that these plans use, where there is none yet; more of the
+        operations that a rule judges.
 
         A fabric that breaks is noted: what is trained over it will say the rest.
         """
@@ -45,9 +48,28 @@ class Sweeper:
             )
             try:
                 self.sweep(site, dict(network), 1)
+                self._judge(site, dict(network))
             except ScaleproofError as error:
                 self._run.notes.append(f"fabric: {error.what}")
                 self._session.progress.note(self._run.notes[-1])
+
+    def _judge(self, site: Site, knobs: Mapping[str, Json]) -> None:
+        """Sweep the operations that a rule is about as often as the judge asks for, and once more
+        as often to confirm a FAIL.
+        """
+        run = self._run.bare()
+        judged = {
+            s.operation for s in series(run) for rule in run.thresholds if s.matched_by(rule, run)
+        }
+        for operation in sorted(judged - {""}):
+            self.sweep(site, knobs, FIRST_LOOK - 1, only=operation)
+
+        def again(failing: Sequence[Verdict]) -> bool:
+            for operation in sorted(judged - {""}):
+                self.sweep(site, knobs, FIRST_LOOK, attempt=1, only=operation)
+            return False
+
+        confirm(lambda: of_series(self._run.bare()), again)
 
     def measure(self, site: Site, knobs: Mapping[str, Json], times: int) -> None:
         """Sweep a site ``times`` times, and at most as often again to confirm a FAIL."""
@@ -62,8 +84,16 @@ class Sweeper:
 
         confirm(lambda: of_series(self._run.bare()), again)
 
-    def sweep(self, site: Site, knobs: Mapping[str, Json], times: int, *, attempt: int = 0) -> None:
-        """Sweep every shape of a site, in turn."""
+    def sweep(
+        self,
+        site: Site,
+        knobs: Mapping[str, Json],
+        times: int,
+        *,
+        attempt: int = 0,
+        only: str = "",
+    ) -> None:
+        """Sweep every shape of a site, in turn; ``only`` one operation, or all of them."""
         self._session.ready()
         self._run.seal()
         for i in range(times):
@@ -84,18 +114,18 @@ class Sweeper:
                     last="",
                 )
                 self._session.progress.show(moment)
-                rows = self._swept(case)
+                rows = self._swept(case, only)
                 self._run.add_sweep([dataclasses.replace(row, attempt=attempt) for row in rows])
 
-    def _swept(self, case: CaseSpec) -> list[Row]:
+    def _swept(self, case: CaseSpec, only: str) -> list[Row]:
         """One sweep; one that ended by what passes is made once more."""
         bench, folder = self._session.bench, self._run.folder
         try:
-            return bench.sweep(case, folder)
+            return bench.sweep(case, folder, only)
         except LostError as error:
             self._run.notes.append(f"fabric: {error.what}; swept once more")
             self._session.progress.note(self._run.notes[-1])
             self._session.enter_broken()
-            return bench.sweep(case, folder)
+            return bench.sweep(case, folder, only)
         finally:
             self._session.enter_broken()

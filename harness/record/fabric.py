@@ -164,11 +164,18 @@ class Swept:
         small = [row.time_s for row in self.rows if row.payload_bytes <= LATENCY_BYTES]
         return tuple(t for t in small if t is not None)
 
+    @property
+    def largest(self) -> tuple[Row, ...]:
+        """The rows of the largest payload that was timed, one for each sweep."""
+        timed = [row for row in self.rows if row.bus_bps is not None]
+        most = max((row.payload_bytes for row in timed), default=0)
+        return tuple(row for row in timed if row.payload_bytes == most)
+
     def bus_bps(self, payload: int | None = None) -> tuple[float, ...]:
         """Bus bandwidth at this payload, or the largest, one value for each sweep."""
-        sized = [row for row in self.rows if row.bus_bps is not None]
-        wanted = payload or max((row.payload_bytes for row in sized), default=0)
-        return tuple(row.bus_bps or 0.0 for row in sized if row.payload_bytes == wanted)
+        sized = self.largest if payload is None else self.rows
+        wanted = [row for row in sized if payload in (None, row.payload_bytes)]
+        return tuple(row.bus_bps for row in wanted if row.bus_bps is not None)
 
 
 def swept(rows: Sequence[Row], attempt: int | None = None) -> list[Swept]:

@@ -3,8 +3,8 @@
 Tensors say that they live on ``strict:0`` (torch's PrivateUse1, in Python alone). Refused are tensors
 of two devices in one operator (but for what CUDA lets pass: single values, and indices of the host),
 numpy of a device's tensor, generators of the host, and fp32 in kernels that have none. Allocations
-are counted by storage, so that peaks are real. It has one queue, which is always empty: races between
-streams and errors that come late cannot be seen here, nor anything of speed.
+are counted by storage, so that peaks are real. Its one queue takes as long as ``queue`` is told to:
+races between streams and errors that come late cannot be seen here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from strict.queue import QUEUE
 
 NAME = "strict"
 torch.utils.rename_privateuse1_backend(NAME)
@@ -277,6 +278,7 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     args_, kwargs_ = tree_map(_raw, args), _on_host(tree_map(_raw, kwargs))
     with _collective(func):
         out = (special or func)(*args_, **kwargs_)
+    QUEUE.compute(func, args_, kwargs_, out)
     known = {id(x.raw): x for x in tensors if isinstance(x, Strict)}
     hosts = {id(x) for x in tensors if not isinstance(x, Strict)}
 
@@ -393,7 +395,7 @@ def _factories() -> Iterator[tuple[str, Any]]:
 
 
 class Event:
-    """A mark in a queue that is always empty: refuses to be read before it was recorded."""
+    """A mark in the queue: refuses to be read before it was recorded."""
 
     def __init__(self, device: Any = None, *, enable_timing: bool = False, **_: Any) -> None:
         if device is not None and torch.device(device).type != NAME:
@@ -402,7 +404,7 @@ class Event:
         self.timed = enable_timing
 
     def record(self, stream: Any = None) -> None:
-        self.at = time.perf_counter()
+        self.at = QUEUE.ends_at()
 
     def wait(self, stream: Any = None) -> None:
         return None
@@ -457,7 +459,7 @@ def _module() -> types.ModuleType:
     given: dict[str, Any] = dict(
         is_available=lambda: True, is_initialized=lambda: True, _is_in_bad_fork=lambda: False,
         device_count=num_devices, current_device=lambda: 0, set_device=_select,
-        synchronize=lambda d=None: None, manual_seed=USUAL.manual_seed,
+        synchronize=QUEUE.wait, manual_seed=USUAL.manual_seed,
         manual_seed_all=USUAL.manual_seed, get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
         get_device_name=lambda d=None: "NVIDIA Strict", current_stream=lambda d=None: queue,
         default_stream=lambda d=None: queue, stream=lambda s: s or queue, Stream=Stream, Event=Event,
@@ -544,7 +546,7 @@ def _as_accelerator() -> None:
     here.device_count = num_devices  # type: ignore[assignment]
     here.set_device_index = _select  # type: ignore[assignment]
     here.current_device_index = lambda: 0  # type: ignore[assignment]
-    here.synchronize = lambda d=None: None  # type: ignore[assignment]
+    here.synchronize = QUEUE.wait  # type: ignore[assignment]
     here.memory_allocated = lambda d=None: MEMORY.now  # type: ignore[assignment]
     here.max_memory_allocated = lambda d=None: MEMORY.peak  # type: ignore[assignment]
     here.reset_peak_memory_stats = _forget  # type: ignore[assignment]

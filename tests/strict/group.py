@@ -14,6 +14,7 @@ import os
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch._C import _distributed_c10d as bound
 from torch.distributed import distributed_c10d
 
 from strict.device import NAME, UNWRAPPED, Strict
+from strict.queue import QUEUE
 
 _DTYPES = {
     torch.float64: "Double", torch.float32: "Float", torch.float16: "Half", torch.bfloat16: "BFloat16",
@@ -62,9 +64,29 @@ def _record(name: str, group: Nccl, given: list[torch.Tensor], out: list[torch.T
         "frames": [{"name": f.name, "filename": f.filename, "line": f.lineno or 0}
                    for f in reversed(traceback.extract_stack(limit=12)[:-2])],
     }  # fmt: skip
+    QUEUE.send(name, sum(x.numel() * x.element_size() for x in given), group.size())
+    _log(group)
     ENTRIES.append(entry)
     if len(ENTRIES) > max(keep, 1):
         del ENTRIES[: len(ENTRIES) - keep]
+
+
+#: How NCCL says that it connects two ranks, by what joins them.
+_WAYS = {
+    "nvswitch": "P2P/CUMEM", "nvlink": "P2P/CUMEM", "pcie-peer": "P2P/IPC", "pcie-host": "SHM/direct/direct",
+}  # fmt: skip
+_logged: list[str] = []
+
+
+def _log(group: Nccl) -> None:
+    """A channel in NCCL's own log, if it was asked to write one."""
+    file = os.environ.get("NCCL_DEBUG_FILE")
+    if file and not _logged and group.size() > 1:
+        way = _WAYS[os.environ.get("STRICT_FABRIC", "nvswitch")]
+        line = f"Channel 00/0 : {group.rank()}[0] -> 1[1] via {way}\n"
+        _logged.append(line)
+        with Path(file).open("a", encoding="utf-8") as log:
+            log.write(line)
 
 
 class Nccl(dist.ProcessGroup):

@@ -1,6 +1,8 @@
 /* libnvidia-ml.so.1 without a driver, loaded by nvidia-ml-py through ctypes like the real one.
 
    Variables of the environment say what is there: STRICT_GPUS (2), STRICT_MEMORY in bytes (80 GiB),
+   STRICT_FABRIC (nvswitch, nvlink, pcie-peer or pcie-host), and, by a device's index, STRICT_ECC (errors), STRICT_NARROW (8 lanes), STRICT_PENDING (a row to be
+   remapped), STRICT_LINK_DOWN (an NVLink);
    STRICT_NAME, STRICT_MIG=1, STRICT_LOST=index (it answers nothing but its count), STRICT_THROTTLE
    (the mask), STRICT_UNSUPPORTED (functions, with commas between), STRICT_DRIVER=none.
    Structs and numbers are those of NVIDIA's nvml.h. With -DOLD_DRIVER newer functions do not exist. */
@@ -126,6 +128,29 @@ Return nvmlDeviceGetPciInfo_v3(Device *device, Pci *out) {
 VALUE(nvmlDeviceGetEnforcedPowerLimit, unsigned int, number("STRICT_LIMIT", 700000))
 VALUE(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, 700000)
 VALUE(nvmlDeviceGetPowerUsage, unsigned int, 350000)
+VALUE(nvmlDeviceGetMaxPcieLinkGeneration, unsigned int, 1)
+VALUE(nvmlDeviceGetCurrPcieLinkGeneration, unsigned int, 1)
+VALUE(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, 16)
+VALUE(nvmlDeviceGetCurrPcieLinkWidth, unsigned int, device->index == number("STRICT_NARROW", -1) ? 8 : 16)
+VALUE(nvmlDeviceGetPersistenceMode, int, 1)
+Return nvmlDeviceGetTotalEccErrors(Device *device, int type, int counter, unsigned long long *out) {
+    ASK(device);
+    *out = device->index == number("STRICT_ECC", -1) ? 3 : 0;
+    return OK;
+}
+Return nvmlDeviceGetRemappedRows(Device *device, unsigned int *corrected, unsigned int *uncorrected,
+                                 unsigned int *pending, unsigned int *failed) {
+    ASK(device);
+    *corrected = *uncorrected = *failed = 0;
+    *pending = device->index == number("STRICT_PENDING", -1);
+    return OK;
+}
+Return nvmlDeviceGetNvLinkState(Device *device, unsigned int link, int *out) {
+    ASK(device);
+    if (link > 1) return BAD_ARGUMENT;
+    *out = !(link && device->index == number("STRICT_LINK_DOWN", -1));
+    return OK;
+}
 Return nvmlDeviceGetClockInfo(Device *device, unsigned int kind, unsigned int *out) {
     ASK(device);
     *out = (unsigned int)number("STRICT_CLOCK", 1980);
@@ -154,15 +179,29 @@ Return nvmlDeviceGetPcieThroughput(Device *device, unsigned int way, unsigned in
 }
 Return nvmlDeviceGetFieldValues(Device *device, int count, Field *out) {
     ASK(device);
+    const char *fabric = getenv("STRICT_FABRIC");
+    int nvlink = !fabric || !strncmp(fabric, "nv", 2);
     for (int i = 0; i < count; i++) {
+        unsigned int field = out[i].fieldId; /* 90, 91: MB/s of a link that two cores can simulate, links */
         out[i].nvmlReturn = out[i].scopeId == 0xFFFFFFFF ? OK : NOT_SUPPORTED;
-        out[i].value.ull = 4096;
+        if ((field == 90 || field == 91) && !nvlink) out[i].nvmlReturn = NOT_SUPPORTED;
+        out[i].value.ull = field == 90 ? 50 : field == 91 ? 1 : 4096;
     }
     return OK;
 }
 Return nvmlDeviceGetP2PStatus(Device *a, Device *b, int what, int *out) {
     ASK(a);
-    *out = what == 2 ? 0 : 1;
+    const char *fabric = getenv("STRICT_FABRIC");
+    int nvlink = !fabric || !strncmp(fabric, "nv", 2);
+    int peer = nvlink || !strcmp(fabric, "pcie-peer");
+    *out = (what == 2 ? nvlink : peer) ? 0 : 1;
+    return OK;
+}
+Return nvmlDeviceGetNvLinkRemoteDeviceType(Device *device, unsigned int link, int *out) {
+    ASK(device);
+    const char *fabric = getenv("STRICT_FABRIC");
+    if (fabric && strncmp(fabric, "nv", 2)) return NOT_SUPPORTED;
+    *out = fabric && !strcmp(fabric, "nvlink") ? 0 : 2;
     return OK;
 }
 Return nvmlDeviceGetTopologyCommonAncestor(Device *a, Device *b, int *out) {

@@ -7,8 +7,10 @@ from fnmatch import fnmatchcase
 from harness.analysis.judging.doubts import unfit_host
 from harness.analysis.judging.question import Conclusion, Question
 from harness.cases import Threshold, features
+from harness.host import devices
+from harness.host.machine import Machine
 from harness.record import Reason, RunRecord, Status
-from harness.record.fabric import swept
+from harness.record.fabric import Row, Swept, swept
 
 Values = Mapping[str, tuple[float, ...]]
 
@@ -19,7 +21,7 @@ class Series:
 
     ``family`` is what a rule's pattern is matched on, ``name`` where the pattern names a world.
     ``wrong`` says why nothing of it can be trusted, ``refused`` why it could not be measured.
-    ``first`` and ``again`` are as in a Question.
+    ``first`` and ``again`` are as in a Question. ``operation`` is the one of a sweep.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Series:
     again: Values
     wrong: str = ""
     refused: str = ""
+    operation: str = ""
 
     def matched_by(self, rule: Threshold, run: RunRecord) -> bool:
         """Whether a rule is about this."""
@@ -83,16 +86,44 @@ def _fabric(run: RunRecord) -> Iterator[Series]:
     for sweep in swept(run.fabric, attempt=0):
         again = fresh.get((sweep.nodes, sweep.network, sweep.operation))
         right = sweep.right and (again is None or again.right)
+        link = link_bps(run.machine, sweep.nodes)
         yield Series(
             name=f"fabric/{sweep.operation}@{sweep.world}{sweep.network}",
             family=f"fabric/{sweep.operation}",
             world_size=sum(sweep.nodes),
             num_nodes=len(sweep.nodes),
-            first={"bus_bandwidth": sweep.bus_bps(), "collective_latency": sweep.latency_s},
-            again={
-                "bus_bandwidth": again.bus_bps() if again else (),
-                "collective_latency": again.latency_s if again else (),
-            },
+            operation=sweep.operation,
+            first=_values(sweep, link),
+            again=_values(again, link) if again else dict.fromkeys(_values(sweep, link), ()),
             wrong="" if right else "a rank got a wrong result: this network cannot be trusted",
             refused=sweep.refused,
         )
+
+
+def _values(sweep: Swept, link: float | None) -> dict[str, tuple[float, ...]]:
+    """Every metric of a sweep, one value for each of its launches."""
+    bus = sweep.bus_bps()
+    return {
+        "bus_bandwidth": bus,
+        "bus_bandwidth_of_link": tuple(rate / link for rate in bus) if link else (),
+        "collective_latency": sweep.latency_s,
+        "network_used": tuple(_network_used(row) for row in sweep.largest),
+    }
+
+
+def link_bps(machine: Machine, nodes: tuple[int, ...]) -> float | None:
+    """The rate of the links of a world in one direction, B/s: of one GPU to its node by its data
+    sheet, else by its driver, or of the ranks of a node to other nodes. None if it is unknown.
+    """
+    if len(nodes) == 1:
+        sheet = devices.named(machine.gpu)
+        known = machine.fabric.link_gb_s if machine.fabric is not None else 0.0
+        return 1e9 * (known if sheet is None else sheet.link_gb_s) or None
+    return 1e9 / 8 * machine.network_gbit_s * min(nodes) or None
+
+
+def _network_used(row: Row) -> float:
+    """1 if every connection between nodes is over RDMA by NCCL's log, else 0."""
+    ways = [way.strip() for way in row.transport.removeprefix("nccl ").split(",")]
+    networks = [way for way in ways if way.startswith("NET/")]
+    return float(bool(networks) and not any(way.startswith("NET/Socket") for way in networks))

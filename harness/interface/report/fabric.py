@@ -33,7 +33,7 @@ def brief(run: RunRecord, width: int) -> list[str]:
     if not reduced:
         return []
     largest = max(reduced, key=lambda s: sum(s.nodes))
-    size = sizes(run.settings.device)[-1]
+    size = largest.largest[0].payload_bytes
     figures = f"{si(median(largest.latency_s), 's')}, {_bus(largest, payload=size)} at"
     words = f"all_reduce over {_name(largest)}: {figures} {_binary(size)} (every result checked)"
     return [*wrap(f" fabric  {words}", width, 9), ""]

@@ -1,8 +1,9 @@
 """On PYTHONPATH this makes every Python of a run believe in the strict device, as torch is imported.
 
-Four answers of the project are changed: what the installed torch was built for, how large the
-matrices of a device's ceilings are (a GPU's would take a core a minute), which device is a rank's
-(torch lets a process have one of this kind), and that the machine has a core for each of its GPUs.
+Five answers of the project are changed: what the installed torch was built for, how large the
+matrices of a device's ceilings and the payloads of a sweep are (a GPU's would take a core a minute),
+which device is a rank's (torch lets a process have one of this kind), and that the machine has a core
+for each of its GPUs.
 """
 
 import importlib.abc
@@ -51,11 +52,16 @@ def _cored(module: ModuleType) -> None:
     module.physical_cores = lambda: max(there(), int(os.environ["STRICT_GPUS"]))  # type: ignore[attr-defined]
 
 
+def _payloads(module: ModuleType) -> None:
+    module.sizes = lambda device: (8, 1 << 16, 1 << 20)  # type: ignore[attr-defined]
+
+
 AFTER: dict[str, Callable[[ModuleType], None]] = {
     "torch": _torch,
     "harness.training.accelerator": _numbered,
     "harness.training.rank.ceiling": _ceiling,
     "harness.host.machine": _cored,
+    "harness.record.fabric": _payloads,
 }
 
 

@@ -129,9 +129,7 @@ class Rounds:
     def _calm(self) -> None:
         """Wait for a busy host; one that stays so is measured, and its verdicts say so."""
         until = time.monotonic() + seconds(self.config.wait)
-        while bad := [
-            finding for finding in admission.examine(on_gpus=True) if finding.level is Level.BAD
-        ]:
+        while bad := [finding for finding in admission.examine() if finding.level is Level.BAD]:
             if time.monotonic() > until:
                 self.say(f"the host stays busy: {bad[0].text}; measured all the same")
                 return

@@ -138,7 +138,7 @@ def _nodes(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
 
 def _doctor() -> Answer:
     installed = doctor.examine()
-    host = admission.examine(on_gpus=True)
+    host = admission.examine()
     checks = [*installed, *host, *engines(Catalogue().entries["engines"])]
     wide = max(len(check.check) for check in checks)
     lines = []

@@ -41,15 +41,14 @@ COMPILED: dict[str, Any] = dict(compiled="inductor")
 #: One block's matrix products are kept, all else is computed again.
 SELECTIVE: dict[str, Any] = dict(checkpoint=True, selective=True)
 Sized: TypeAlias = Sequence[tuple[int, str, dict[str, Any]]]
-#: What replicas train, by the GiB that a card has at least, as large a batch as there is room for.
+#: What replicas train, by the GiB that a card has at least: steps of a tenth of a second and more.
 DATA_PARALLEL: Sized = (
     (0, "decoder-nano", {}),
     (14, "decoder-124m", dict(seq_len=1024, micro_batch=8, **COMPILED)),
     (22, "decoder-124m", dict(seq_len=1024, micro_batch=16, **COMPILED)),
     (24, "decoder-350m", dict(seq_len=2048, micro_batch=4, **COMPILED)),
     (40, "decoder-350m", dict(seq_len=2048, micro_batch=8, **COMPILED)),
-    (80, "decoder-350m", dict(seq_len=2048, micro_batch=16, **COMPILED)),
-    (140, "decoder-350m", dict(seq_len=2048, micro_batch=32, **COMPILED)),
+    (140, "decoder-350m", dict(seq_len=2048, micro_batch=16, **COMPILED)),
 )
 #: What each family trains on GPUs: sharded and cut models of a size that needs it. Activations are
 #: computed again only where they do not fit. Codecs train what DDP does: both ladders share their
@@ -70,7 +69,7 @@ ON_GPU: Mapping[str, Sized] = {
         (15, "decoder-124m", dict(seq_len=1024, checkpoint=True, **COMPILED)),
         (32, "decoder-350m", dict(seq_len=2048, checkpoint=True, **COMPILED)),
         (40, "decoder-1b2", dict(seq_len=2048, checkpoint=True, **COMPILED)),
-        (80, "decoder-1b2", dict(seq_len=1024, **COMPILED)),
+        (80, "decoder-1b2", dict(seq_len=512, **COMPILED)),
     ),
     "strong": (
         (0, "decoder-nano", dict(global_batch=16)),
@@ -79,7 +78,6 @@ ON_GPU: Mapping[str, Sized] = {
         (24, "decoder-350m", dict(seq_len=2048, global_batch=8, checkpoint=True, **COMPILED)),
         (40, "decoder-350m", dict(seq_len=2048, global_batch=8, **COMPILED)),
         (80, "decoder-350m", dict(seq_len=2048, global_batch=16, **COMPILED)),
-        (140, "decoder-350m", dict(seq_len=2048, global_batch=32, **COMPILED)),
     ),
 }
 #: A model that one card cannot train: sharded over half a node, and over a whole one.

@@ -22,6 +22,7 @@ from harness.cases import Arm, CaseSpec, Compiled, Device, Plan, Role, Threshold
 from harness.host.devices import peaks
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, Purpose
+from harness.record.fabric import OPERATIONS
 
 #: FLOP/s of a CPU core in training, the shares of a GPU's peak and of its roofline that training
 #: reaches, and that of a link's rate: what is usual, where nothing was measured.
@@ -41,6 +42,9 @@ COMPILING_S = 10.5
 #: Seconds to train a gate's twin on one rank, and to write down and read a profile.
 GATE_S = 0.3
 PROFILE_S = {Device.CPU: 1.0, Device.CUDA: 4.0}
+#: Seconds in which the collectives of a sweep are timed: a tenth of one for each operation and
+#: payload, three iterations at least of the largest, and what is done before them.
+SWEEP_S = 9.0
 #: A step is not shorter than its own Python.
 LEAST_STEP_S = 2e-3
 #: Further blocks that a judged plan wants on average: few on a quiet host, more on a noisy one. On
@@ -100,6 +104,8 @@ class LaunchCosts:
         if known and purpose is not Purpose.TIMED:
             return fmean(known)
         start = _start_s(case) if self._start_s is None else self._start_s
+        if purpose is Purpose.PROFILE and not case.script:
+            start = 0.0  # behind the window of a timed launch
         if purpose is Purpose.GATE:
             return start + GATE_S * case.world_size
         step = self.step_s(case)
@@ -168,6 +174,7 @@ class Forecast:
 
     ``arms`` maps a plan's hash to the arms that it is measured with, ``windows`` it to those that
     pilots have settled. ``link_bytes`` is what a rank's slowest link carries, in B/s; 0: unknown.
+    ``sweeps`` of the fabric are still to come.
     """
 
     plans: Sequence[Plan]
@@ -181,6 +188,7 @@ class Forecast:
     windows: Mapping[str, Mapping[str, Window]] = field(default_factory=dict)
     timeline: bool = True
     outline: bool = False
+    sweeps: int = 0
 
     @cached_property
     def costs(self) -> LaunchCosts:
@@ -202,6 +210,7 @@ class Forecast:
 
     def coming(self) -> Iterator[Coming]:
         """Every launch to come; plans share gates, pilots, references and profiles."""
+        yield from self._sweeps()
         have = _have(self.plans, self.launches, self.described)
         compiled = _compiled(self.plans, self.launches)
         for plan in self.plans:
@@ -209,6 +218,17 @@ class Forecast:
                 last = purpose is Purpose.TIMED and times == 2 * plan.protocol.min_blocks
                 if missing := self._missing(plan, purpose, slot, times, have):
                     yield from self._launches(plan, purpose, missing, compiled, last)
+
+    def _sweeps(self) -> Iterator[Coming]:
+        """The first one is of every collective, the others of the one that is judged."""
+        several = [
+            (plan, arm) for plan in self.plans for arm in plan.arms if arm.case.world_size > 1
+        ]
+        for number in range(self.sweeps if several else 0):
+            plan, arm = max(several, key=lambda each: each[1].case.world_size)
+            start_s = START_S[arm.case.device] + (NCCL_S if arm.case.device is Device.CUDA else 0)
+            seconds = start_s + (SWEEP_S if not number else SWEEP_S / len(OPERATIONS))
+            yield Coming(plan, Purpose.FABRIC, (arm,), seconds)
 
     def _wanted(self, plan: Plan) -> Iterator[Launches]:
         """The launches that a plan wants in all, in the order of its stages."""

@@ -9,7 +9,7 @@ import multiprocessing
 import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from harness.base import digests, refused
 from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
 from harness.base.packs import is_there, opened
-from harness.cases import Plan, Threshold
+from harness.cases import Threshold
 from harness.record import (
     ASIDE_SINCE,
     DIRECTED_SINCE,
@@ -292,10 +292,8 @@ def _launch(
     case = plan.arm(launch.arm).case
     try:
         samples = [load_samples(folder, launch.launch, r) for r in launch.ranks]
-        compared = launch.asked in references.COMPARED
+        compared = launch.asked in references.COMPARED and not launch.behind
         curve = curves.of(launch.case) if compared else None
-        if curve is not None and launch.behind:
-            curve = replace(curve, first=_steps_before(run, plan, launch))
     except RecordError as error:
         return _Launch(differences=(str(error),))
     expected = run.described[launch.case].expected
@@ -322,12 +320,6 @@ def _launch(
         if not same(figures.window_s(rank_samples, cut), rank.window_s):
             differences.append(f"{launch.launch}: window of rank {rank.rank} differs")
     return _Launch(num_samples=len(samples), differences=tuple(differences), traceless=traceless)
-
-
-def _steps_before(run: RunRecord, plan: Plan, launch: LaunchRecord) -> int:
-    """The steps of the timed launch that a profile is behind."""
-    timed = next(x for x in run.launches if x.launch == launch.behind)
-    return run.window(plan, timed).steps
 
 
 def _differing(

@@ -10,7 +10,7 @@ from harness.base.errors import SpecError, nearest
 from harness.cases.case import CaseSpec, Device, Mode, StandIn
 from harness.cases.catalogue import Entry
 from harness.cases.heads import EngineFacts
-from harness.host import accelerators, environment, machine, nvml
+from harness.host import accelerators, environment, machine, vendor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ def resolve(
             expected="--gpus N or --cpus N",
             fix=f"--engine {engine} --nodes 2 --gpus 16",
         )
-    num_gpus = len(nvml.gpus())
+    num_gpus = len(vendor.gpus())
     if not facts.remote:
         gpus = _here(gpus, num_gpus, cpus)
     several = num_nodes > 1 and (one_machine or facts.one_machine)
@@ -194,7 +194,7 @@ def _here(gpus: str | None, num_gpus: int, cpus: int | None) -> str | None:
         if (hidden := accelerators.hidden(build, version)) is not None:
             asked = f"--gpus {gpus}" if gpus else "GPUs here cannot be measured"
             raise SpecError(f"{asked}: {hidden.what}", expected=hidden.expected, fix=hidden.fix)
-    unfit = accelerators.no_cuda(build, version) if num_gpus else None
+    unfit = accelerators.no_gpu(build, version, vendor.present().NAME) if num_gpus else None
     if gpus is not None and unfit is not None:
         raise SpecError(f"--gpus {gpus}: {unfit.what}", expected=unfit.expected, fix=unfit.fix)
     if cpus is None and gpus is None and num_gpus and unfit is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.host.machine import Machine
 
+ROCM_WHEEL = "pip install torch --index-url https://download.pytorch.org/whl/rocm6.4"
 CUDA_WHEEL = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
 
 
@@ -58,20 +59,23 @@ def torch_build() -> str:
     return next(built, "cpu")
 
 
-def no_cuda(build: str, version: str) -> Misfit | None:
-    """Why a torch of this build runs on no NVIDIA GPU, if so."""
+def no_gpu(build: str, version: str, vendor: str = "NVIDIA") -> Misfit | None:
+    """Why a torch of this build runs on no GPU of this vendor, if so."""
     kind, _, number = build.partition(" ")
-    if kind == "cuda":
+    wanted = {"NVIDIA": "cuda", "AMD": "hip"}[vendor]
+    if kind == wanted:
         return None
-    if kind in ("hip", "xpu"):
-        platform = f"ROCm {number}" if kind == "hip" else f"Intel GPUs ({number})"
-        expected = "a CUDA build of torch: peaks, NVML and NCCL are NVIDIA's"
-        return Misfit(f"torch {version} is built for {platform}", expected, "--cpus 2")
-    return Misfit(
-        f"torch {version} is built without CUDA",
-        "a CUDA build of torch",
-        f"{CUDA_WHEEL}, or --cpus",
-    )
+    wheel = CUDA_WHEEL if wanted == "cuda" else ROCM_WHEEL
+    expected = f"a {'CUDA' if wanted == 'cuda' else 'ROCm'} build of torch"
+    if kind == "xpu":
+        what = f"torch {version} is built for Intel GPUs ({number})"
+        return Misfit(what, f"{expected}: other GPUs are not supported", "--cpus 2")
+    if kind == "hip":
+        return Misfit(f"torch {version} is built for ROCm {number}", expected, wheel)
+    if kind == "cuda":
+        return Misfit(f"torch {version} is built for CUDA {number}", expected, wheel)
+    platform = "CUDA" if wanted == "cuda" else "ROCm"
+    return Misfit(f"torch {version} is built without {platform}", expected, f"{wheel}, or --cpus")
 
 
 #: What the driver's kernel module puts there, in containers too.
@@ -80,8 +84,14 @@ _DRIVER = Path("/dev/nvidiactl")
 
 def hidden(build: str, version: str, driver: Path = _DRIVER) -> Misfit | None:
     """Why NVML shows no GPU on a machine that has some, as far as that can be told."""
-    if build.startswith(("hip", "xpu")):
-        return no_cuda(build, version)
+    if build.startswith("xpu"):
+        return no_gpu(build, version)
+    if build.startswith("hip"):
+        return Misfit(
+            "ROCm's driver shows no GPU (/sys/class/kfd)",
+            "the kernel module amdgpu, and its devices in the container",
+            "docker run --device /dev/kfd --device /dev/dri ...",
+        )
     if driver.exists():
         return Misfit(
             f"a driver is there ({driver}), but its library libnvidia-ml.so.1 does not answer",
@@ -94,7 +104,8 @@ def hidden(build: str, version: str, driver: Path = _DRIVER) -> Misfit | None:
 def misfit(seen: Accelerators, machine: Machine, version: str, wanted: int) -> Misfit | None:
     """Why ``wanted`` ranks cannot have a GPU each on this machine, if so."""
     look = "nvidia-smi -L"
-    if (built := no_cuda(seen.build, version)) is not None:
+    maker = "AMD" if (machine.gpu or "").startswith("AMD") else "NVIDIA"
+    if (built := no_gpu(seen.build, version, maker)) is not None:
         return built
     if seen.error:
         expected = f"a driver for {seen.build}"

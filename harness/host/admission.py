@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from harness.base import programs
-from harness.host import machine, nvml
+from harness.host import machine, nvml, vendor
 
 #: Share of a core's time that others may take, on average over the cores in use.
 FOREIGN_LOAD = 0.25
@@ -60,7 +60,7 @@ def examine(num_gpus: int | None = None) -> tuple[Finding, ...]:
     ``num_gpus``: only the first visible GPUs are in use; None: all of them. A run on the CPU of a
     host uses none, and neither what others do on the other GPUs nor their state counts.
     """
-    return (load(), memory(), *gpus(nvml.gpus()[:num_gpus]))
+    return (load(), memory(), *gpus(vendor.gpus()[:num_gpus]))
 
 
 def load() -> Finding:
@@ -159,12 +159,15 @@ def memory() -> Finding:
     return Finding(check="memory", level=Level.OK, text=text)
 
 
-def gpus(devices: Sequence[nvml.Gpu]) -> list[Finding]:
+def gpus(devices: Sequence[vendor.Gpu]) -> list[Finding]:
     """Foreign processes, power caps, throttling and unequal clocks of the visible devices."""
     if not devices:
         return []
     log = kernel_log()
-    findings = [
+    notice = vendor.present().NOTICE
+    unread = Finding(check="gpus", level=Level.WARN, text=notice, advice="rocm-smi")
+    findings = [unread] if notice else []
+    findings += [
         replace(finding, device=place)
         for place, device in enumerate(devices)
         for finding in (*_gpu(device), *_broken(device, log))
@@ -192,7 +195,7 @@ def gpus(devices: Sequence[nvml.Gpu]) -> list[Finding]:
         text = f"{num_cpus} CPUs for {len(devices)} GPUs"
         advice = f"have {CPUS_PER_GPU * len(devices)} CPUs at least; Slurm: --exclusive, or cpus"
         findings.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
-    usual = f"{len(devices)}x {names[0]}, driver {nvml.driver()}"
+    usual = f"{len(devices)}x {names[0]}, driver {vendor.driver()}"
     return findings or [Finding(check="gpus", level=Level.OK, text=usual)]
 
 
@@ -211,7 +214,7 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _gpu(g: nvml.Gpu) -> Iterator[Finding]:
+def _gpu(g: vendor.Gpu) -> Iterator[Finding]:
     if g.pids:
         names = {pid: _name(pid) for pid in g.pids}
         listed = ", ".join(f"{pid} ({name})" if name else f"{pid}" for pid, name in names.items())
@@ -248,7 +251,7 @@ def kernel_log(device: Path = Path("/dev/kmsg")) -> str:
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-f:.]+)\): (\d+)", re.I)
 
 
-def _broken(g: nvml.Gpu, log: str) -> Iterator[Finding]:
+def _broken(g: vendor.Gpu, log: str) -> Iterator[Finding]:
     """What is broken in a device or its links: memory, lanes, NVLinks; what the driver reported."""
     health = g.health
     look = f"nvidia-smi -q -i {g.index}"

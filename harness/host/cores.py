@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from harness.host import nvml
+from harness.host import vendor
 
 SYS = Path("/sys")
 #: Fewer CPUs are no place for a rank's own threads, its backend's and autograd's: it is not pinned.
@@ -18,7 +18,7 @@ LEAST_CPUS = 2
 
 def near_gpus() -> tuple[frozenset[int], ...]:
     """The CPUs next to each visible GPU; empty where /sys does not say."""
-    return tuple(near(gpu.bus_id) for gpu in nvml.gpus())
+    return tuple(near(gpu.bus_id) for gpu in vendor.gpus())
 
 
 def near(bus_id: str | None) -> frozenset[int]:

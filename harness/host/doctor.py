@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from harness.base.documents import Json, to_doc
-from harness.host import accelerators, admission, environment, facts, machine, nvml, versions
+from harness.host import accelerators, admission, environment, facts, machine, vendor, versions
 from harness.host.admission import Finding, Level
 from harness.host.versions import Standing
 
@@ -84,7 +84,7 @@ def _shared_memory() -> Finding:
         return _found("shared memory", False, "/dev/shm is missing", advice)
     text = f"{free >> 20} MiB free in /dev/shm"
     advice = "enlarge /dev/shm (containers: --shm-size)"
-    enough = _SHARED if nvml.gpus() else 64 << 20
+    enough = _SHARED if vendor.gpus() else 64 << 20
     return _found("shared memory", free > enough, text, advice)
 
 
@@ -94,13 +94,15 @@ def _files() -> Finding:
 
 
 def _gpus() -> Finding:
-    if not nvml.gpus():
+    if not vendor.gpus():
         return _found("gpus", True, "none: CPU ranks over gloo")
-    unfit = accelerators.no_cuda(accelerators.torch_build(), metadata.version("torch"))
+    maker = vendor.present()
+    version = metadata.version("torch")
+    unfit = accelerators.no_gpu(accelerators.torch_build(), version, maker.NAME)
     title = machine.detect().title
     if unfit is not None:
         return _found("gpus", False, f"{title}, left alone: {unfit.what}", unfit.fix)
-    return _found("gpus", True, title)
+    return _found("gpus", True, f"{title} ({maker.NOTICE})" if maker.NOTICE else title)
 
 
 def _leftovers() -> Finding:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from harness.host.nvml import Gpu, Pair
+from harness.host.vendor import Gpu, Pair
 
 
 class Link(StrEnum):
@@ -118,6 +118,8 @@ def _slowest(pairs: Collection[Pair]) -> Link:
 def _link(pair: Pair) -> Link:
     if pair.joined == "NVLink":
         return Link.NVSWITCH if pair.switched else Link.NVLINK
+    if pair.joined == "xGMI":
+        return Link.XGMI
     if pair.peer is None:
         return Link.UNKNOWN
     return Link.PCIE_PEER if pair.peer and pair.joined != "SYS" else Link.PCIE_HOST

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.base.documents import fields_of
-from harness.host import environment, machine, nvml, topology
+from harness.host import environment, machine, topology, vendor
 
 #: Clock sources that are read without a system call, and tick alike on all cores.
 GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "ptp_kvm")
@@ -27,7 +27,7 @@ def _facts() -> Iterator[tuple[str, str]]:
     for name, value in fields_of(machine_here).items():
         yield f"hardware: {name}", "" if value is None else str(value)
     yield from topology.facts()
-    if kinds := Counter(pair.joined for pair in nvml.topology() if pair.joined):
+    if kinds := Counter(pair.joined for pair in vendor.topology() if pair.joined):
         yield "topology: between gpus", ", ".join(f"{n}x {kind}" for kind, n in kinds.most_common())
     yield "topology: gpus by numa node", _gpu_nodes()
     for name, text in _interfaces():
@@ -38,7 +38,7 @@ def _facts() -> Iterator[tuple[str, str]]:
     yield from _limits()
     yield "clock: source", _read("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     yield "clock: governor", _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    for gpu in nvml.gpus():
+    for gpu in vendor.gpus():
         clock, watts = gpu.max_clock_mhz, gpu.power_limit_w
         clocks = [f"{clock} MHz"] if clock else []
         yield f"clock: gpu {gpu.index}", ", ".join([*clocks, *([f"{watts} W"] if watts else [])])
@@ -66,7 +66,7 @@ def _gpu_nodes() -> str:
     """Which GPU is near which CPUs."""
     near = {
         gpu.index: _read(f"/sys/bus/pci/devices/{gpu.bus_id[-12:].lower()}/numa_node")
-        for gpu in nvml.gpus()
+        for gpu in vendor.gpus()
         if gpu.bus_id
     }
     return ", ".join(f"{i}: {node}" for i, node in near.items() if node)

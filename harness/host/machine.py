@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
-from harness.host import cgroup, fabric, nvml
+from harness.host import cgroup, fabric, vendor
 from harness.host.fabric import RDMA, Fabric
 
 
@@ -115,8 +115,8 @@ def busy_s(cpus: Collection[int]) -> float | None:
 
 def detect() -> Machine:
     """This machine, without torch and without a CUDA context."""
-    gpus = nvml.gpus()
-    found = fabric.detect(gpus, nvml.topology())
+    gpus = vendor.gpus()
+    found = fabric.detect(gpus, vendor.topology())
     names = sorted({gpu.name for gpu in gpus})
     # A slice has less than the GPU that NVML tells of.
     memories = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes and not gpu.mig]
@@ -129,7 +129,7 @@ def detect() -> Machine:
         gpu_memory_gib=round(min(memories) / 2**30) if memories else None,
         host=platform.node(),
         kernel=platform.release(),
-        driver=nvml.driver(),
+        driver=vendor.driver(),
         mig=any(gpu.mig for gpu in gpus),
         infiniband=found.network in RDMA,
         fabric=found if gpus else None,

@@ -9,12 +9,15 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.base.documents import Json
+from harness.host.vendor import Gpu, Health, Pair
 
+NAME = "NVIDIA"
+NOTICE = ""
 #: Bits of the clocks-event reasons mask that mean the device ran slower than it could.
 THROTTLE = {
     0x4: "sw_power_cap",
@@ -35,50 +38,6 @@ _NVLINK_COUNT = 91
 _PCIE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 #: Scope of a field: UINT_MAX is all links, 0 the first one alone (nvml.h).
 _ALL_LINKS = 0xFFFFFFFF
-
-
-@dataclass(frozen=True, kw_only=True)
-class Health:
-    """What is broken in a device or its links, or may be; None without an answer.
-
-    ``uncorrected_errors`` are memory errors since the driver was loaded. ``remapped_rows`` wait for
-    a reset, or could not be remapped. ``links_down`` are NVLinks that are there and inactive.
-    ``pcie_width`` and ``pcie_generation`` are (now, at most); a link at rest may be at a lower
-    generation. ``persistent``: the driver stays loaded while nobody uses the device.
-    """
-
-    uncorrected_errors: int | None = None
-    remapped_rows: str = ""
-    links_down: tuple[int, ...] = ()
-    pcie_width: tuple[int, int] | None = None
-    pcie_generation: tuple[int, int] | None = None
-    persistent: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """One visible device; ``memory_bytes`` total. ``uuid`` never enters a machine's class.
-
-    ``power_limit_w`` is what is enforced now, ``default_limit_w`` what the device came with;
-    ``used_bytes`` and ``pids`` tell who is on it, ``bus_id`` where it is plugged in.
-    ``nvlink_gb_s`` is the rate of its active NVLinks together, ``pcie_gb_s`` what its slot can
-    carry, each in GB/s and one direction.
-    """
-
-    index: int
-    name: str
-    uuid: str
-    memory_bytes: int | None
-    mig: bool
-    used_bytes: int | None = None
-    power_limit_w: int | None = None
-    default_limit_w: int | None = None
-    max_clock_mhz: int | None = None
-    pids: tuple[int, ...] = ()
-    bus_id: str | None = None
-    nvlink_gb_s: float | None = None
-    pcie_gb_s: float | None = None
-    health: Health = field(default_factory=lambda: Health())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,22 +209,6 @@ _OK = 0
 #: NVML_NVLINK_DEVICE_TYPE_SWITCH, NVML_NVLINK_MAX_LINKS (nvml.h).
 _SWITCH = 2
 _MOST_NVLINKS = 18
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """Two visible devices and what joins them.
-
-    ``joined`` is ``NVLink``, or the PCIe path as ``nvidia-smi topo`` names it, or empty if the
-    driver does not say. ``switched``: the NVLinks end in an NVSwitch. ``peer``: whether one reads
-    the memory of the other over PCIe; None if the driver does not say.
-    """
-
-    a: int
-    b: int
-    joined: str
-    switched: bool = False
-    peer: bool | None = None
 
 
 def topology() -> tuple[Pair, ...]:

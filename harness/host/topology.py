@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.host import nvml
+from harness.host import vendor
 
 #: What a GPU's line says of itself.
 ITSELF = "X"
@@ -75,11 +75,11 @@ def _caches(sys: Path) -> str:
 
 def _gpus(sys: Path) -> Iterator[tuple[str, str]]:
     """Each GPU's line of the matrix that ``nvidia-smi topo -m`` prints, and its NUMA node."""
-    gpus = nvml.gpus()
+    gpus = vendor.gpus()
     if not gpus:
         yield "topology: gpus", "none: no NVIDIA driver answers here"
         return
-    joined = {frozenset((p.a, p.b)): p.joined for p in nvml.topology() if p.joined}
+    joined = {frozenset((p.a, p.b)): p.joined for p in vendor.topology() if p.joined}
     for gpu in gpus:
         links = [
             ITSELF

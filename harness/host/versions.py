@@ -12,7 +12,7 @@ from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 
-from harness.host import nvml
+from harness.host import vendor
 
 TABLE = Path(__file__).with_name("minimum_versions.toml")
 _FIRMWARE = Path("/sys/class/infiniband")
@@ -87,7 +87,7 @@ def _numbers(version: str) -> list[int]:
 def _here(name: str) -> str:
     """A component's version, where it can be read without root and without CUDA; else nothing."""
     if name == "driver":
-        return nvml.driver() or ""
+        return vendor.driver() or ""
     if name == "connectx firmware":
         return min(_firmware(), key=_numbers, default="")
     if name == "cuda toolkit":

@@ -25,12 +25,16 @@ def die_with_parent() -> None:
 
 
 def agent_command(
-    python: str, node: int, env: Mapping[str, str], prefix: Sequence[str] = (), *options: str
+    python: Sequence[str],
+    node: int,
+    env: Mapping[str, str],
+    prefix: Sequence[str] = (),
+    *options: str,
 ) -> Command:
     """An agent of this package, behind ``prefix`` (a namespace to enter, for example)."""
     return Command(
         nodes=(node,),
-        argv=(*prefix, python, *programs.MODULE, programs.AGENT, *options),
+        argv=(*prefix, *python, *programs.MODULE, programs.AGENT, *options),
         env={**importable(), **env},
     )
 

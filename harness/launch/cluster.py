@@ -52,7 +52,7 @@ def _check(table: Json, defaults: Mapping[str, Json], name: str, problems: Probl
         elif key in WAITS and type(value) in (int, float):
             if not math.isfinite(value) or value < 0 or (value == 0 and key not in _MAY_BE_ZERO):
                 problems.add(line, f"{key} = {value}", "a number of seconds above 0")
-        elif type(value) is not type(defaults[key]):
+        elif type(value) is not type(defaults[key]) and not (key == "python" and _words(value)):
             want = type(defaults[key]).__name__
             received = type(value).__name__
             problems.add(line, f"expected a {want}, found the {received} {value!r}")
@@ -64,3 +64,8 @@ def _check(table: Json, defaults: Mapping[str, Json], name: str, problems: Probl
             problems.add(line, f"{value} is not a port", "0 (any free port) to 65535")
         elif key == "cpus" and value < 0:
             problems.add(line, f"{value} CPUs", "CPUs of each rank; 0: all of a node for its GPUs")
+
+
+def _words(value: Json) -> bool:
+    """Whether a value is a command in several words, as ``["apptainer", "exec", IMAGE]``."""
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) for word in value)

@@ -4,10 +4,12 @@ import functools
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from harness.base import programs
+from harness.base.documents import Json
 from harness.base.errors import LaunchError
 from harness.cases import Entry
 from harness.launch.engine import Command, Deployment, Engine, Job, Where, make
@@ -55,7 +57,7 @@ def commands(entry: Entry, where: Where) -> tuple[Command, ...]:
     (``--dry-run``).
     """
     named = {**vars(where), "folder": Path("FOLDER"), "token_file": Path("TOKEN_FILE")}
-    deployment = Deployment(**named, join="HOST:PORT", python=sys.executable)
+    deployment = Deployment(**named, join="HOST:PORT", python=python_of(where.settings))
     return make(entry).plan(deployment)
 
 
@@ -106,6 +108,15 @@ def _listening(entry: Entry, where: Where) -> tuple[Deployment, Listener | None]
         **{**vars(where), "folder": where.folder.absolute()},
         join=join,
         token_file=token_file.absolute(),
-        python=asked.get("python") or sys.executable,
+        python=python_of(where.settings),
     )
     return deployment, listener
+
+
+def python_of(settings: Mapping[str, Json]) -> tuple[str, ...]:
+    """The words that start Python on a node: one, or several as in ``apptainer exec IMAGE python``.
+
+    This program's own if the cluster file names none.
+    """
+    asked = settings.get("python") or sys.executable
+    return (asked,) if isinstance(asked, str) else tuple(asked)

@@ -26,7 +26,7 @@ WAIT_S = 60.0
 def agent(deployment: Deployment, *options: str, token: str = "") -> list[str]:
     """The command of an agent on some node; the token is named by its file, or comes on stdin."""
     return [
-        *(deployment.python, *programs.MODULE, programs.AGENT),
+        *(*deployment.python, *programs.MODULE, programs.AGENT),
         *("--join", deployment.join, "--token-file", token or str(deployment.token_file)),
         f"--wait={WAIT_S:.0f}",
         *options,

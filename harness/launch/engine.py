@@ -77,7 +77,7 @@ class Deployment(Where):
 
     join: str
     token_file: Path
-    python: str
+    python: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ def importable() -> dict[str, str]:
 #: Environment of every process that imports torch for us, and why.
 RANK_ENV: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",  # a forking agent may have one thread only
-    "RES_OPTIONS": "timeout:1 attempts:1",  # TCPStore asks DNS; a lost reply costs 5 s
+    "RES_OPTIONS": "timeout:1 attempts:3",  # TCPStore asks DNS; a lost reply costs 1 s, not 5
     "KINETO_LOG_LEVEL": "5",  # kineto writes to stderr when a profiler starts
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # is_available() without a CUDA context
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML numbers them

@@ -1,34 +1,30 @@
-"""Which plan of a long run goes first, so that whoever waits sees a verdict early."""
+"""In which order the plans of a run are measured, so that whoever waits sees a verdict early."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from harness.analysis.judging import pairs
 from harness.base.numbers import duration
-from harness.cases import Plan, Threshold
-from harness.host.machine import Machine
+from harness.cases import Plan
 from harness.record import Verdict
 
 #: Runs that are shorter show all their verdicts soon enough.
 LONG_S = 600.0
 
 
-def lead(
-    plans: Sequence[Plan],
-    seconds: Mapping[str, float],
-    thresholds: Sequence[Threshold],
-    machine: Machine,
-) -> Plan | None:
-    """The plan that a rule judges and that takes least, of a run that takes long.
+def ordered(plans: Sequence[Plan]) -> list[Plan]:
+    """The plans in the order in which a run measures them.
 
-    ``seconds`` says by plan how long each takes alone. No stand-in leads: it says nothing of
-    hardware.
+    Dense training comes before codecs, which are compared with it. Stand-ins say nothing of
+    hardware and come last, as do controls.
     """
-    if len(plans) < 2 or sum(seconds.values()) < LONG_S:
-        return None
-    judged = [
-        plan for plan in plans if _on_hardware(plan) and pairs.ruled(plan, thresholds, machine)
-    ]
-    return min(judged, key=lambda plan: seconds[plan.hash], default=None)
+    return sorted(plans, key=lambda plan: (_stands_in(plan), _encodes(plan)))
+
+
+def _stands_in(plan: Plan) -> bool:
+    return any(arm.case.stand_in for arm in plan.arms) or not plan.protocol.max_blocks
+
+
+def _encodes(plan: Plan) -> bool:
+    return any(arm.case.compressor for arm in plan.arms)
 
 
 def first_verdict(verdicts: Sequence[Verdict], elapsed_s: float) -> str | None:
@@ -47,7 +43,3 @@ def first_verdict(verdicts: Sequence[Verdict], elapsed_s: float) -> str | None:
         figure += f" [{largest.low:.2f}, {largest.high:.2f}]"
     when = duration(elapsed_s)
     return f"after {when}: {largest.case} {figure}, needs {largest.bound}: so far {largest.status}"
-
-
-def _on_hardware(plan: Plan) -> bool:
-    return not any(arm.case.stand_in for arm in plan.arms)

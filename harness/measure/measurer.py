@@ -6,7 +6,8 @@ measured once however often it is asked for; every launch is in the chain as soo
     describe -> climb (gates, ascending) -> pilots -> windows frozen -> blocks until decided
     -> a fresh set where a FAIL would be reported -> verdicts
 
-All plans go through these stages together; of a run that takes long one of them goes first.
+All plans go through these stages together. Of a run that takes long, or has a budget of time, each
+plan gets its first blocks before the next one is begun.
 """
 
 import functools
@@ -22,10 +23,9 @@ from harness.base.errors import LostError, ScaleproofError
 from harness.base.files import UnwrittenError
 from harness.base.numbers import duration, rate
 from harness.cases import Arm, Plan, Role, Window, metrics
-from harness.measure import blocks, piloting, profiling, referring, together
+from harness.measure import blocks, leading, piloting, profiling, referring, together
 from harness.measure.climb import climb
 from harness.measure.confirming import confirm
-from harness.measure.leading import first_verdict, lead
 from harness.measure.order import Order
 from harness.measure.progress import Moment
 from harness.measure.session import Session
@@ -65,11 +65,10 @@ class Measurer:
         try:
             if self._session.settings.fabric:
                 Sweeper(self._session).first(new)
-            first = self._lead(new)
-            if first is not None:
-                self._begin([first])
-                self._tell_first(first)
-            self._begin([plan for plan in new if plan is not first])
+            for group in self._groups(leading.ordered(new)):
+                self._begin(group)
+                if len(group) == 1:
+                    self._tell(group[0])
             for _ in range(2):  # a FAIL of the largest world has the smaller ones judged
                 self._decide(new)
             done = [plan for plan in new if plan.hash not in self._broken]
@@ -85,17 +84,18 @@ class Measurer:
         for stage in (self._profile, self._confirm):
             self._attempt(plans, stage)
 
-    def _lead(self, plans: Sequence[Plan]) -> Plan | None:
-        """The plan that is measured before the others are begun, if the run takes long."""
+    def _groups(self, plans: Sequence[Plan]) -> list[Sequence[Plan]]:
+        """The plans that go through the stages together."""
         cases = {arm.case.hash for plan in plans for arm in plan.arms}
-        if len(plans) < 2 or not cases <= self.run.described.keys():
-            return None
-        seconds = {plan.hash: left_s(self._session, [plan], self._arms) for plan in plans}
-        return lead(plans, seconds, self.run.thresholds, self.run.machine)
+        described = cases <= self.run.described.keys()
+        long = described and left_s(self._session, plans, self._arms) > leading.LONG_S
+        return [[plan] for plan in plans] if long or self._budget_s else [plans]
 
-    def _tell_first(self, plan: Plan) -> None:
-        if plan.hash not in self._broken:
-            sentence = first_verdict(verdicts.of_plan(self.run.bare(), plan), self.run.elapsed_s)
+    def _tell(self, plan: Plan) -> None:
+        """The verdict of a plan so far, for whoever waits."""
+        if plan.hash not in self._broken and self.waiting != [plan]:
+            judged = verdicts.of_plan(self.run.bare(), plan)
+            sentence = leading.first_verdict(judged, self.run.elapsed_s)
             if sentence is not None:
                 self._progress.note(sentence)
 
@@ -104,7 +104,6 @@ class Measurer:
         for stage in (self._climb, self._pilot):
             self._attempt(plans, stage)
         piloting.freeze(self.run, [plan for plan in plans if self._arms[plan.hash]])
-        self._foresee_cuts(plans)
         for stage in (self._refer, self._finish, self._first_blocks):
             self._attempt(plans, stage)
 
@@ -215,26 +214,6 @@ class Measurer:
             if not arms:
                 return
             self._block(plan, arms=arms)
-
-    def _foresee_cuts(self, plans: Sequence[Plan]) -> None:
-        """Say at once how many plans a budget of time is too short for, and what would do."""
-        if self._budget_s is None:
-            return
-        wanted_s = [
-            plan.protocol.min_blocks * self.run.block_s(self._slots(plan))
-            for plan in plans
-            if self._arms[plan.hash] and plan.protocol.min_blocks
-        ]
-        left_s = self._budget_s - self.run.elapsed_s
-        fitting = sum(total <= left_s for total in itertools.accumulate(wanted_s))
-        if fitting == len(wanted_s):
-            return
-        whole = duration(1.2 * sum(wanted_s) + self.run.elapsed_s)
-        self._progress.note(
-            f"the time budget of {duration(self._budget_s)} has room for {fitting} of"
-            f" {len(wanted_s)} plans: all of them take about {whole}, of which"
-            f" {duration(self.run.elapsed_s)} have passed (--time-budget)"
-        )
 
     def _profile(self, plan: Plan, attempt: int = 0) -> None:
         """Profiled launches: one for each arm's budget, a set for each share that is judged.

@@ -29,21 +29,30 @@ def missing(session: Session, plan: Plan, attempt: int = 0) -> Iterator[tuple[in
 def behind(session: Session, plan: Plan, block: Block, turn: int, arms: Sequence[Arm]) -> set[str]:
     """The arms, by name, that are profiled behind the window of this launch: the last one of the
     blocks that every plan gets.
+
+    Not those of which a rule judges a share of the step: their losses are compared with the
+    reference's, too. Nor a user's own script.
     """
     run = session.run
     last = 2 * plan.protocol.min_blocks - 1
     if not session.settings.timeline or (block.attempt, turn) != (0, last):
         return set()
     done = {launch.case for launch in run.launches if launch.purpose is Purpose.PROFILE}
-    shown = rungs.profiled(plan, len(run.plans))
+    apart = _shares(run.bare(complete=False), plan)
     return {
-        arm.name for arm in arms if arm in shown and arm.case.hash not in done | _of_scripts(arms)
+        arm.name
+        for arm in rungs.profiled(plan, len(run.plans))
+        if arm in arms
+        and arm.name not in apart
+        and arm.case.hash not in done
+        and not arm.case.script
     }
 
 
-def _of_scripts(arms: Sequence[Arm]) -> set[str]:
-    """The cases that are a user's own script: these are profiled in launches of their own."""
-    return {arm.case.hash for arm in arms if arm.case.script}
+def _shares(run: RunRecord, plan: Plan) -> dict[str, str]:
+    """The contrasts whose shares of a step are judged, by name: the arm that each is about."""
+    contrasts = pairs.judged_of(plan, run.thresholds, run.machine)
+    return {c.subject: c.name for c in contrasts if metrics.metric(c.metric).profiled}
 
 
 def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
@@ -51,9 +60,7 @@ def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
     looked_at = {
         verdict.contrast for verdict in (unconfirmed(judged) if attempt else judged) if verdict.rule
     }
-    contrasts = pairs.judged_of(plan, run.thresholds, run.machine)
-    shares = (contrast for contrast in contrasts if metrics.metric(contrast.metric).profiled)
-    subjects = {share.subject for share in shares if share.name in looked_at}
+    subjects = {arm for arm, contrast in _shares(run, plan).items() if contrast in looked_at}
     turns = []
     shown = rungs.profiled(plan, len(run.plans))
     for arm in (a for a in plan.arms if a in shown or a.name in subjects):

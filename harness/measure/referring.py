@@ -56,7 +56,7 @@ def _wanted(run: Run, plan: Plan, arms: Sequence[Arm], replicated: bool) -> list
             continue
         steps = run.windows[plan.hash][arm.name].steps
         if run.settings.timeline:
-            steps += plan.profile(run.settings.outline).steps  # behind the window
+            steps = max(steps, plan.profile(run.settings.outline).steps)
         streamed = too_large_for_one(run.described[arm.case.hash], arm.case, run.machine)
         if streamed:
             steps = min(steps, references.STREAMED_STEPS)

@@ -115,23 +115,21 @@ def orders(  # noqa: PLR0913  (fields of an order)
             window=windows[arm.name],
             reference=_curve(run, arm.case) if compared else None,
             script=scripts.get(arm.name),
-            behind=_behind(run, plan, arm, windows[arm.name]) if arm.name in profiled else None,
+            behind=_behind(run, plan, arm) if arm.name in profiled else None,
         )
         for arm in arms
     ]
     return _seated(session, plan, wanted)
 
 
-def _behind(run: Run, plan: Plan, arm: Arm, window: Window) -> Order:
-    """The profile of the steps behind a window."""
-    curve = _curve(run, arm.case)
+def _behind(run: Run, plan: Plan, arm: Arm) -> Order:
+    """The profile of the steps behind a window: the losses of the window were compared."""
     return Order(
         plan=plan,
         arm=arm,
         purpose=Purpose.PROFILE,
         turn=0,
         window=plan.profile(run.settings.outline),
-        reference=None if curve is None else replace(curve, first=window.steps),
     )
 
 

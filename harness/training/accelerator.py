@@ -4,6 +4,7 @@ Written against ``torch.accelerator`` where torch has it, so that another vendor
 search through the code. A CPU has no queue, no allocator and no clock of its own.
 """
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from harness.host import nvml
+from harness.host import vendor
 from harness.host.accelerators import Accelerators
 from harness.record import Allocator
 
@@ -25,7 +26,14 @@ _NOT_INITIALIZED = 3
 
 
 def driver_started() -> bool:
-    """Whether CUDA's driver runs in this process, whoever started it: a fork would not survive."""
+    """Whether a GPU's driver runs in this process, whoever started it: a fork would not survive.
+
+    HIP keeps ``/dev/kfd`` open from its start on.
+    """
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}") == "/dev/kfd":
+                return True
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -34,14 +42,21 @@ def driver_started() -> bool:
 
 
 def survey(build: str) -> Accelerators:
-    """The NVIDIA devices that this torch, of that build, sees and has kernels for.
+    """The devices that this torch, of that build, sees and has kernels for.
 
-    None without NVIDIA's driver, whatever torch says.
+    None without a driver, whatever torch says. On AMD devices torch has HIP under CUDA's names.
     """
-    gpus = nvml.gpus()
+    gpus = vendor.gpus()
     if not gpus:
         return Accelerators(build=build)
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    if build.startswith("hip"):
+        architectures = [device.gcnArchName.partition(":")[0] for device in properties]
+        return Accelerators(
+            build=build,
+            names=tuple(device.name for device in properties),
+            foreign=tuple(a for a in architectures if a not in torch.cuda.get_arch_list()),
+        )
     uuids = [f"GPU-{device.uuid}" for device in properties]
     built = [arch.partition("_") for arch in torch.cuda.get_arch_list()]
     return Accelerators(

@@ -25,7 +25,7 @@ from harness.analysis.timeline.profiled import budget_of
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
 from harness.cases import CaseSpec, Catalogue, Device, Precision, Site
-from harness.host import nvml
+from harness.host import nvml, vendor
 from harness.host.devices import peaks
 from harness.launch import causes
 from harness.launch.deploy import open_worlds
@@ -131,16 +131,16 @@ def facts(step: Step) -> None:
     """What machine this is, and whether ranks can be forked on it."""
     smi = subprocess.run("nvidia-smi -q", shell=True, capture_output=True, text=True, check=False)
     (step.folder / "nvidia-smi.txt").write_text(smi.stdout + smi.stderr)
-    devices, times = nvml.gpus(), []
+    devices, times = vendor.gpus(), []
     step.keep("gpus", [to_doc(g) for g in devices])
-    step.keep("topology", nvml.topology())
+    step.keep("topology", vendor.topology())
     for _ in range(10):
         began = time.perf_counter()
         step.keep("poll", nvml.poll())
         times.append(time.perf_counter() - began)
     step.keep("versions", {
         "python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda,
-        "driver": nvml.driver(), "poll_s": times,
+        "driver": vendor.driver(), "poll_s": times,
     })  # fmt: skip
     unknown = [f for g in devices for f, v in to_doc(g).items() if v is None]
     step.check("NVML answers every question", not unknown, unknown)
@@ -249,7 +249,7 @@ def truth(step: Step) -> None:
         off = median(ours) / median(bare) - 1
         step.on_device("within 1 % of a bare loop", abs(off) < 0.01, f"{off:+.2%}")
         flops = described.facts.flops_per_sample * described.expected.global_batch / median(ours)  # type: ignore[union-attr]
-        peak = peaks(nvml.gpus()[0].name).get(case.dtype)
+        peak = peaks(vendor.gpus()[0].name).get(case.dtype)
         step.keep("mfu", {"flops": flops, "peak": peak, "mfu": None if not peak else flops / peak})
         step.on_device(
             "MFU is possible", peak is None or 0 < flops / peak < 1, peak and flops / peak

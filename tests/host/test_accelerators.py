@@ -12,7 +12,7 @@ import pytest
 from harness.base.errors import SpecError
 from harness.cases import Catalogue, Device
 from harness.cases.site import resolve
-from harness.host import accelerators, doctor, machine, nvml
+from harness.host import accelerators, doctor, machine, nvml, vendor
 from harness.host.accelerators import Accelerators, misfit
 from harness.host.admission import Level
 
@@ -104,7 +104,7 @@ def test_the_build_of_torch_is_read_from_its_version_file(
 @pytest.fixture
 def gpus_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver and eight GPUs beside a torch for CPUs."""
-    gpu = nvml.Gpu(index=0, name="NVIDIA H100 80GB HBM3", uuid="GPU-1", memory_bytes=1, mig=False)
+    gpu = vendor.Gpu(index=0, name="NVIDIA H100 80GB HBM3", uuid="GPU-1", memory_bytes=1, mig=False)
     monkeypatch.setattr(nvml, "gpus", lambda: (gpu,) * 8)
     monkeypatch.setattr(accelerators, "torch_build", lambda: "cpu")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.host import admission, machine, nvml
+from harness.host import admission, machine, vendor
 from harness.host.admission import Level
 from tests.waiting import until
 
-GPU = nvml.Gpu(
+GPU = vendor.Gpu(
     index=0, name="NVIDIA H200", uuid="GPU-0", memory_bytes=150 << 30, mig=False, used_bytes=1 << 20,
     power_limit_w=700, default_limit_w=700, max_clock_mhz=1980,
 )  # fmt: skip

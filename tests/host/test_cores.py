@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.host import cores, nvml
+from harness.host import cores, nvml, vendor
 
 
 def lay_out(sys: Path, sockets: list[tuple[range, range]], gpus: dict[str, int]) -> None:
@@ -103,6 +103,6 @@ def test_cpu_ranks_take_cores_in_turn() -> None:
 
 
 def test_where_a_gpu_is_plugged_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = nvml.Gpu(index=0, name="a", uuid="b", memory_bytes=1, mig=False, bus_id=None)
+    gpu = vendor.Gpu(index=0, name="a", uuid="b", memory_bytes=1, mig=False, bus_id=None)
     monkeypatch.setattr(nvml, "gpus", lambda: (gpu, gpu))
     assert cores.near_gpus() == (frozenset(), frozenset())

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.host import nvml, topology
+from harness.host import nvml, topology, vendor
 from harness.interface.report.sides.topology import lines
 
 KINDS = {(0, 1): "NVLink", (0, 2): "SYS", (1, 2): "SYS"}
@@ -58,7 +58,9 @@ def test_cores_caches_and_distances(two_sockets: Path) -> None:
 def test_the_matrix_of_gpus(two_sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [SimpleNamespace(index=i, bus_id=f"00000000:0{i}:00.0") for i in range(3)]
     monkeypatch.setattr(nvml, "gpus", lambda: gpus)
-    monkeypatch.setattr(nvml, "topology", lambda: [(a, b, k) for (a, b), k in KINDS.items()])
+    monkeypatch.setattr(
+        nvml, "topology", lambda: [vendor.Pair(a=a, b=b, joined=k) for (a, b), k in KINDS.items()]
+    )
     facts = dict(topology.facts(two_sockets))
     assert facts["topology: gpu 0"] == "X NVLink SYS, numa 0"
     assert facts["topology: gpu 2"] == "SYS SYS X, numa 1"
@@ -72,7 +74,7 @@ def test_the_matrix_of_gpus(two_sockets: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_a_driver_the_reason_stands_there(two_sockets: Path) -> None:
-    if nvml.gpus():
+    if vendor.gpus():
         pytest.skip("there are GPUs here")
     assert dict(topology.facts(two_sockets))["topology: gpus"].startswith("none: no NVIDIA driver")
 

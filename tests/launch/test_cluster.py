@@ -94,7 +94,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
 def deployment(engine: str, shape: tuple[int, ...], /, **settings: Any) -> Deployment:
     return Deployment(
         nodes=shape, device=Device.CUDA, join="head:4000", token_file=Path("/run/token"),
-        folder=Path("/run"), python="python3",
+        folder=Path("/run"), python=("python3",),
         settings={**ENGINES[engine].head["SETTINGS"], **settings},
     )  # fmt: skip
 

@@ -198,9 +198,9 @@ def _unseen(run: RunRecord, plan: Plan, case: CaseSpec, launch: LaunchRecord) ->
     trained = references.launch_of(run.references, run.described, launch.case)
     steps = run.window(plan, launch).steps
     if too_large_for_one(run.described[launch.case], case, run.machine):
-        steps = 0 if launch.behind else min(steps, references.STREAMED_STEPS)
+        steps = min(steps, references.STREAMED_STEPS)
     ablated = plan.arm(launch.arm).role is Role.ABLATION if launch.plan == plan.hash else False
-    checked = launch.asked in references.COMPARED and not ablated
+    checked = launch.asked in references.COMPARED and not (ablated or launch.behind)
     if trained is None or not checked or launch.compared >= steps:
         return None
     if trained.cause is not None and trained.cause.kind == "memory":

@@ -155,7 +155,7 @@ def compared(samples: Sequence[Samples], reference: LossCurve | None) -> int:
     """How many steps' losses could be compared with the reference's."""
     if reference is None or not samples:
         return 0
-    return max(0, min(len(samples[0].loss), len(reference.losses) - reference.first))
+    return min(len(samples[0].loss), len(reference.losses))
 
 
 def slowest(samples: Sequence[Samples], cut: int) -> list[float]:

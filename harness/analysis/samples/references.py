@@ -40,15 +40,13 @@ class LossCurve:
     ``replicates`` are losses of the same training with other roundings (replicates, steps): they
     say what rounding explains. None in older records, where the model is too large, and where no
     launch was further off than sums in another order explain. ``provisional``: they can still be
-    trained, so a launch is only let through if it is within the least limit. The launch that is
-    compared has made ``first`` steps before.
+    trained, so a launch is only let through if it is within the least limit.
     """
 
     losses: np.ndarray
     limit: float
     replicates: np.ndarray | None = None
     provisional: bool = False
-    first: int = 0
 
     def limits(self, steps: int) -> np.ndarray:
         """The limit of each step: rounding grows as training goes on, to 2 % at most.
@@ -156,7 +154,7 @@ def mean_losses(samples: Sequence[Samples]) -> np.ndarray:
 
 def astray(samples: Sequence[Samples], curve: LossCurve) -> str:
     """From which step on the losses are not the reference's; empty if they are."""
-    losses = np.concatenate([curve.losses[: curve.first], mean_losses(samples)])
+    losses = mean_losses(samples)
     steps = min(len(losses), len(curve.losses))
     wanted = curve.losses[:steps]
     off = relative(losses[:steps], wanted)

@@ -1,6 +1,7 @@
 """``run --nsys``: the same command under NVIDIA Nsight Systems, ranks and their spans included.
 
-System calls and call stacks are not recorded: both slow down the steps that are measured.
+System calls and call stacks are not recorded: both slow down the steps that are measured. CUDA
+graphs are recorded kernel by kernel. A run of many worlds is gigabytes: take one case.
 """
 
 import os
@@ -29,6 +30,7 @@ def become(arguments: Sequence[str], results: Path) -> NoReturn:
         nsys,
         "profile",
         "--trace=nvtx,cuda",
+        "--cuda-graph-trace=node",
         "--sample=none",
         "--cpuctxsw=none",
         "--trace-fork-before-exec=true",

@@ -36,7 +36,7 @@ from harness.launch.wire.channel import Channel
 ENGINE = dict(multi_node=True, joins=True, remote=True, queues=True)
 SETTINGS = dict(
     partition="", account="", gres="", mem="", time="", modules=[], lines=[], tasks="node", cpus=0,
-    listen="", port=0, token_file="", python="", one_machine=False,
+    listen="", port=0, token_file="", python="", srun=[], one_machine=False,
 )  # fmt: skip
 
 #: What squeue says, in this program's words; whatever else it says is an end.
@@ -85,12 +85,13 @@ def _tasks(ranks: int, asked: Mapping[str, Json]) -> int:
 def step(deployment: Deployment) -> list[str]:
     """Srun's options for every node: agents bind ranks to CPUs, or Slurm binds each to its own.
 
-    Srun does not take over --cpus-per-task from its job (since Slurm 22.05).
+    ``srun`` in the cluster file adds others, a container's for example. Srun does not take over
+    --cpus-per-task from its job (since Slurm 22.05).
     """
     asked = deployment.settings
     binds = asked["tasks"] == "rank" and (asked["cpus"] or deployment.device is Device.CPU)
     bound = [f"--cpus-per-task={max(1, asked['cpus'])}"] if binds else ["--cpu-bind=none"]
-    return ["--kill-on-bad-exit=0", *bound]
+    return ["--kill-on-bad-exit=0", *bound, *asked["srun"]]
 
 
 def over_all(deployment: Deployment, command: Sequence[str], *options: str) -> list[str]:

@@ -230,7 +230,7 @@ def answered(function: Callable[[], Json]) -> Json:
 def usable() -> Accelerators:
     """The GPUs that ranks can use here, as a forked child found them: this process starts none."""
     build = torch_build()
-    if not build.startswith("cuda"):
+    if not build.startswith(("cuda", "hip")):
         return Accelerators(build=build)
     answer = in_child(lambda: to_doc(survey(build)))
     if "error" in answer:

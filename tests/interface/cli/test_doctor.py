@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.cases import Catalogue
-from harness.host import admission, environment, facts, nvml
+from harness.host import admission, environment, facts, vendor
 from harness.host.admission import Finding, Level
 from harness.interface.cli.main import main
 from harness.interface.cli.verbs.site import doctor
@@ -50,7 +50,7 @@ class Board:
 
 def test_links_between_devices_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Board())  # type: ignore[arg-type]
-    kinds = {(pair.a, pair.b): pair.joined for pair in nvml.topology()}
+    kinds = {(pair.a, pair.b): pair.joined for pair in vendor.topology()}
     assert kinds == {(0, 1): "NVLink", (2, 3): "NVLink", (0, 2): "SYS", (0, 3): "SYS",
                      (1, 2): "SYS", (1, 3): "SYS"}  # fmt: skip
 

@@ -32,7 +32,7 @@ def deployment(tmp_path: Path, nodes: tuple[int, ...] = (8, 8), **settings: Any)
     asked = {**engine.SETTINGS, "image": "registry/scaleproof:1", **settings}
     return Deployment(
         nodes=nodes, device=Device.CUDA, join="10.0.0.1:4000", token_file=tmp_path / "token",
-        folder=tmp_path, python="python3", settings=asked,
+        folder=tmp_path, python=("python3",), settings=asked,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ def deployment(device: Device, folder: Path, **settings: Any) -> Deployment:
     asked = {**slurm.SETTINGS, **settings}
     return Deployment(
         nodes=(8, 8), device=device, join="10.0.0.1:4000", token_file=folder / "token",
-        folder=folder, python="python3", settings=asked,
+        folder=folder, python=("python3",), settings=asked,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from harness.host import nvml
+from harness.host import vendor
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.verbs.measure import run
 from harness.record import RunRecord
@@ -38,7 +38,7 @@ def act(asked: Asked) -> Answer:
 
 def _ranks() -> list[str]:
     """GPUs, where there are several: one has nothing to be compared with."""
-    num_gpus = len(nvml.gpus())
+    num_gpus = len(vendor.gpus())
     if num_gpus > 1:
         return ["--gpus", str(min(num_gpus, MOST_RANKS))]
     return ["--cpus", str(max(2, min(len(os.sched_getaffinity(0)), MOST_RANKS)))]

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.verbs.read import report
+from harness.launch.deploy import python_of
 from harness.launch.engine import Deployment, Queue, queue_of
 from harness.record import RunRecord
 from harness.record.outcome import exit_status
@@ -138,12 +138,12 @@ def submit(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
         join="",
         token_file=Path(),
         folder=folder,
-        python=settings.get("python") or sys.executable,
+        python=python_of(settings),
         settings=settings,
     )
     rest = _into(asked.words, results)
     since = f"{SUBMITTED}={now.timestamp():.0f}"
-    command = ["env", since, deployment.python, *programs.MODULE, "harness", *rest]
+    command = ["env", since, *deployment.python, *programs.MODULE, "harness", *rest]
     queue = queue_of(entry)
     if asked.options.dry_run:
         script = queue.left(deployment, command)

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from harness.base import files
 from harness.base.errors import SpecError
-from harness.host import machine, nvml
+from harness.host import machine, vendor
 from harness.interface.cli.answer import Answer, Asked
 
 HELP = dict(init="write a folder of suites and rules to start from")
@@ -39,7 +39,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 def act(asked: Asked) -> Answer:
     """Two files that run as they are; what is there already is never written over."""
     folder = asked.options.folder
-    gpus = len(nvml.gpus())
+    gpus = len(vendor.gpus())
     facts = {
         "folder": folder,
         "gpus": gpus,

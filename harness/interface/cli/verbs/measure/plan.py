@@ -10,9 +10,10 @@ from typing import Any, TypedDict
 
 from harness.analysis import forecast, packing
 from harness.analysis.judging import obstacles, pairs, verdicts
+from harness.analysis.judging.standard import FIRST_LOOK
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
-from harness.cases import Arm, Device, Plan, Threshold
+from harness.cases import Arm, Device, Plan, Site, Threshold
 from harness.cases.targets import bounds_of, plans_of
 from harness.host.hardware import Hardware
 from harness.host.machine import Machine
@@ -24,6 +25,7 @@ from harness.interface.report.plans import PlanOutlook
 from harness.measure import together
 from harness.measure.remembered import Remembered
 from harness.record import Described
+from harness.record.fabric import shapes
 
 HELP = dict(plan="show the launches of a run with their time, memory and bytes per rank")
 EXAMPLES = dict(
@@ -93,6 +95,7 @@ def act(asked: Asked) -> Answer:
             link,
             asks.timeline,
             asks.outline and hardware is None,
+            _sweeps(run.thresholds, site) if asks.fabric else 0,
         )
         side_by_side = (
             partial(together.groups, session) if hardware is None else partial(_seated, hardware)
@@ -102,6 +105,16 @@ def act(asked: Asked) -> Answer:
         place = plans_report.PlanPlace(machine, hardware, costs)
         shown = plans_report.lines(outlooks, run.thresholds, place, text.columns())
     return Answer(document={"plans": [to_doc(outlook) for outlook in outlooks]}, lines=shown)
+
+
+def _sweeps(thresholds: Sequence[Threshold], site: Site) -> int:
+    """The sweeps of the fabric that a run on a site makes: more than one if a rule judges them."""
+    if site.world_size < 2:
+        return 0
+    judged = any(
+        rule.case.startswith("fabric/") and rule.device is site.device for rule in thresholds
+    )
+    return len(shapes(site.nodes)) * (FIRST_LOOK if judged else 1)
 
 
 def _seated(on: Hardware, plan: Plan, arms: Sequence[Arm]) -> list[list[Arm]]:
@@ -123,6 +136,7 @@ class Look:
     link: float
     timeline: bool
     outline: bool
+    sweeps: int = 0
 
     def at(self, plans: Sequence[Plan], slots: forecast.Slots) -> list[PlanOutlook]:
         """Every plan, with what it takes after those before it."""
@@ -137,6 +151,7 @@ class Look:
             link_bytes=self.link,
             timeline=self.timeline,
             outline=self.outline,
+            sweeps=self.sweeps,
         )
         seconds, device_s = defaultdict[str, float](float), defaultdict[str, float](float)
         for launch in expected.coming():

@@ -138,16 +138,19 @@ def resolve(
     engine: str = "local",
     shared_gpu: bool = False,
     one_machine: bool = False,
+    elsewhere: bool = False,
     known_engines: Mapping[str, Entry],
 ) -> Site:
     """The site that the options ask for; without options, whatever the machine has.
 
     ``nodes`` is a number, or the ranks on each: ``4+8+16``, ``2x8``. Engines that reach other
     machines are believed about their devices: their agents are asked before the first launch.
+    So is everybody if the ranks will run ``elsewhere``, and not here: nothing is launched.
     """
     if gpus is not None and cpus is not None:
         raise SpecError("--gpus and --cpus exclude each other", fix="--gpus auto")
     facts = _engine(engine, known_engines, nodes)
+    anywhere = facts.remote or (elsewhere and gpus not in (None, "auto"))
     num_nodes, given = parse_nodes(nodes)
     if given and gpus in (None, "auto") and cpus is None:
         gpus, cpus = (str(sum(given)), None) if gpus else (None, sum(given))
@@ -158,7 +161,7 @@ def resolve(
             fix=f"--engine {engine} --nodes 2 --gpus 16",
         )
     num_gpus = len(vendor.gpus())
-    if not facts.remote:
+    if not anywhere:
         gpus = _here(gpus, num_gpus, cpus)
     several = num_nodes > 1 and (one_machine or facts.one_machine)
     site = Site(
@@ -172,15 +175,15 @@ def resolve(
     if gpus is None:
         total = cpus if cpus is not None else max(machine.physical_cores(), num_nodes)
         return replace(site, nodes=given or _split(total, num_nodes, "--cpus"))
-    wanted = _wanted_gpus(gpus, num_gpus, num_nodes, anywhere=facts.remote, shared=shared_gpu)
+    wanted = _wanted_gpus(gpus, num_gpus, num_nodes, anywhere=anywhere, shared=shared_gpu)
     return replace(
         site,
         device=Device.CUDA,
         backend="gloo" if shared_gpu else "nccl",
         nodes=given or _split(wanted, num_nodes, "--gpus"),
         shared_gpu=shared_gpu,
-        gpu_memory_gib=None if facts.remote else machine.detect().gpu_memory_gib,
-        compiles=facts.remote or machine.c_compiler() is not None,
+        gpu_memory_gib=None if anywhere else machine.detect().gpu_memory_gib,
+        compiles=anywhere or machine.c_compiler() is not None,
     )
 
 

@@ -94,8 +94,8 @@ def catalogue(paths: Sequence[str], suites: Sequence[Path] = ()) -> Catalogue:
     return Catalogue([Path(path) for path in paths], suites)
 
 
-def site(values: Mapping[str, Any], catalogue: Catalogue) -> Site:
-    """The site that the options ask for."""
+def site(values: Mapping[str, Any], catalogue: Catalogue, *, elsewhere: bool = False) -> Site:
+    """The site that the options ask for; ``elsewhere``: ranks will not run on this machine."""
     found = resolve(
         gpus=values.get("gpus"),
         cpus=values.get("cpus"),
@@ -103,6 +103,7 @@ def site(values: Mapping[str, Any], catalogue: Catalogue) -> Site:
         engine=values.get("engine") or "local",
         shared_gpu=bool(values.get("shared-gpu")),
         one_machine=bool(engine_settings(values, catalogue).get("one_machine")),
+        elsewhere=elsewhere,
         known_engines=catalogue.entries["engines"],
     )
     return replace(found, every_rung=bool(values.get("every-rung")))

@@ -84,7 +84,8 @@ class Deployment(Where):
 class Command:
     """One command to be run here: it starts the agents of ``nodes``.
 
-    ``files`` are written first: path -> text. ``by_hand`` is for a person to run on that node.
+    ``files`` are written first: path -> text. ``by_hand`` is for a person to run on that node,
+    ``place`` says where another program runs it.
     """
 
     nodes: tuple[int, ...]
@@ -92,6 +93,7 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     by_hand: bool = False
+    place: str = ""
 
 
 class State(StrEnum):

@@ -101,7 +101,8 @@ def settings(asked: Asked) -> dict[str, Json]:
 def site(asked: Asked) -> tuple[Catalogue, Site]:
     """The names that can be given, and where they may run."""
     catalogue = options.catalogue(asked.options.path)
-    return catalogue, options.site(values(asked), catalogue)
+    elsewhere = bool(getattr(asked.options, "dry_run", False))
+    return catalogue, options.site(values(asked), catalogue, elsewhere=elsewhere)
 
 
 def session(

@@ -25,6 +25,7 @@ from harness.base import programs
 from harness.base.documents import Json
 from harness.base.errors import LaunchError, SpecError
 from harness.cases import Device
+from harness.host.admission import CPUS_PER_GPU
 from harness.launch.dialers import WAIT_S
 from harness.launch.engine import RANK_ENV, Capabilities, Command, Deployment, Job, State
 from harness.launch.wire.channel import read_token
@@ -104,6 +105,7 @@ def manifests(deployment: Deployment) -> str:
         groups=groups,
         num_nodes=len(deployment.nodes),
         gpus=deployment.device is Device.CUDA,
+        cpus_per_gpu=CPUS_PER_GPU,
     )
 
 

@@ -53,13 +53,15 @@ class Ray:
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
         """Plans what each actor runs; its token comes through Ray's own channel and a pipe."""
+        asked = deployment.settings
         return tuple(
             Command(
                 nodes=(i,),
                 argv=tuple(agent(deployment, f"--order={i}", token="/dev/stdin")),
                 env=importable(),
+                place=f"bundle {i} of a placement group {asked['strategy']}: {bundle}",
             )
-            for i in range(len(deployment.nodes))
+            for i, bundle in enumerate(bundles(deployment))
         )
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> RayActors:

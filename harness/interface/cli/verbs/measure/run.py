@@ -232,5 +232,6 @@ def _dry_run(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
     for command in commands:
         for name, content in command.files.items():
             lines += [f"# {name}", *content.splitlines(), ""]
+        lines += [f"# {command.place}"] if command.place else []
         lines.append(shlex.join(command.argv))
     return Answer(document={"commands": [to_doc(c) for c in commands]}, lines=lines)

@@ -130,7 +130,7 @@ def rungs(largest: int, smallest: int = 1) -> tuple[int, ...]:
     return (*sizes, largest) if sizes[-1] != largest else tuple(sizes)
 
 
-def resolve(
+def resolve(  # noqa: PLR0913  (the options of a site)
     *,
     gpus: str | None = None,
     cpus: int | None = None,

@@ -109,7 +109,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 def topology() -> tuple[Pair, ...]:
     """Every pair of visible devices; () without a driver."""
-    return present().topology()
+    return next((found for vendor in vendors() if (found := vendor.topology())), ())
 
 
 def driver() -> str | None:

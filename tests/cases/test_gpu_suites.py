@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +22,17 @@ from harness.base.errors import SpecError
 from harness.cases import BoundSource, CaseSpec, Catalogue, Device, Plan, Precision, Site, Threshold
 from harness.cases.rules import load_thresholds
 from harness.cases.targets import normalise
+from harness.features.published.published import figures
 from harness.host import hardware
+from harness.host.fabric import Fabric, Link, Network
+from harness.host.machine import Machine
+from harness.interface.cli.main import main
 from harness.record import Described
 from harness.training.context import load
 from harness.training.describe import describe
 
 SUITES = Path(__file__).parents[2] / "suites"
+GOLDEN = Path(__file__).parents[1] / "golden"
 KNOWN = Catalogue()
 RULES = load_thresholds(SUITES / "thresholds.toml", KNOWN)
 
@@ -44,7 +52,7 @@ def families(recipes: Any, site: Site) -> dict[str, list[Plan]]:
         "strong": recipes.strong("ddp", global_batch=8),
         "fsdp": recipes.weak("fsdp"),
         "pipeline": recipes.filled(),
-        "topk": recipes.weak("compressed:topk"),
+        "topk": recipes.topk,
         "175m": recipes.claim_175m_b64,
         "1b3": recipes.claim_1b3_4x8,
     }
@@ -53,39 +61,133 @@ def families(recipes: Any, site: Site) -> dict[str, list[Plan]]:
     }
 
 
-def judging(plans: list[Plan]) -> dict[str, list[Threshold]]:
-    """Contrast -> rules that judge it."""
+def judging(plans: list[Plan], machine: Machine) -> dict[str, list[Threshold]]:
+    """Contrast -> rules that judge it on a machine."""
     return {
         contrast.name: [
-            r for r in RULES if r.matches(plan.arm(contrast.subject).case, contrast, "8x-h100")
+            r for r in RULES if r.matches(plan.arm(contrast.subject).case, contrast, machine)
         ]
         for plan in plans
-        for contrast in judged_of(plan, RULES, "8x-h100")
+        for contrast in judged_of(plan, RULES, machine)
     }
+
+
+def on(name: str) -> tuple[Site, Machine]:
+    planned = hardware.parse(name)
+    machine = planned.machine
+    site = Site(
+        device=Device.CUDA, backend="nccl", nodes=planned.nodes,
+        gpu_memory_gib=machine.gpu_memory_gib,
+    )  # fmt: skip
+    return site, machine
 
 
 def test_a_claim_judges_its_own_setup_only(recipes: Any) -> None:
     """A share of communication of 5 % is claimed of two models, not of every codec and pipeline."""
-    site = Site(device=Device.CUDA, backend="nccl", nodes=(8,))
+    site, machine = on("8xh100")
     for name, plans in families(recipes, site).items():
-        claims = {r.name for rules in judging(plans).values() for r in rules if "claim" in r.name}
+        found = judging(plans, machine).values()
+        claims = {r.name for rules in found for r in rules if "claim" in r.name}
         assert bool(claims) is (name in ("175m", "1b3")), (name, claims)
 
 
-@pytest.mark.parametrize("family", ["ddp", "strong", "fsdp", "pipeline"])
-def test_every_family_has_a_rule_on_8_gpus_that_is_honest_about_its_source(
-    recipes: Any, family: str
+@pytest.mark.parametrize("name", ["8xh100", "8xa100", "4xrtx4090", "8xl40s", "8xmi300x"])
+@pytest.mark.parametrize("family", ["ddp", "fsdp", "pipeline", "topk"])
+def test_the_largest_world_of_every_family_is_judged_by_a_requirement(
+    recipes: Any, family: str, name: str
 ) -> None:
-    site = Site(device=Device.CUDA, backend="nccl", nodes=(8,))
-    matched = [r for rules in judging(families(recipes, site)[family]).values() for r in rules]
-    assert {world for r in matched for world in r.world or ()} >= {2, 4, 8}
-    assert {r.source for r in matched} == {BoundSource.PROVISIONAL}
+    """And no smaller one, unless every rung is asked for."""
+    site, machine = on(name)
+    for every, worlds in ((False, {site.world_size}), (True, {2, 4, 8} & set(site.worlds))):
+        here = dataclasses.replace(site, every_rung=every)
+        (plan,) = families(recipes, here)[family]
+        judged = judging([plan], machine)
+        cases = {c.name: plan.arm(c.subject).case for c in plan.contrasts}
+        ruled = {cases[contrast].world_size for contrast, rules in judged.items() if rules}
+        assert ruled == (worlds if family != "topk" else {site.world_size}), (name, every)
+        sources = {rule.source for rules in judged.values() for rule in rules}
+        assert sources == {BoundSource.REQUIREMENT}
 
 
-def test_one_gpu_can_pass_nothing(recipes: Any) -> None:
-    site = Site(device=Device.CUDA, backend="nccl", nodes=(1,))
-    for name, plans in families(recipes, site).items():
-        assert not any(judging(plans).values()), name
+def test_bounds_follow_the_fabric(recipes: Any) -> None:
+    """The same cards over a slower fabric are held to a lower floor, over an unknown one to none."""
+    site, machine = on("8xh100")
+    (plan,) = families(recipes, site)["ddp"]
+    assert machine.fabric is not None
+    bounds = {}
+    for link in Link:
+        slower = dataclasses.replace(machine, fabric=dataclasses.replace(machine.fabric, link=link))
+        found = [rule for rules in judging([plan], slower).values() for rule in rules]
+        bounds[link] = [rule.at_least for rule in found]
+    fast, peer, host = (bounds[link] for link in (Link.NVSWITCH, Link.PCIE_PEER, Link.PCIE_HOST))
+    assert fast > peer > host and len(fast) == len(peer) == len(host) == 1
+    assert bounds[Link.UNKNOWN] == [] and bounds[Link.NVLINK] == fast
+
+
+@pytest.mark.parametrize(
+    ("network", "gbit_s", "judged"),
+    [("infiniband", 3200.0, 2), ("roce", 1600.0, 2), ("infiniband", 800.0, 0), ("ethernet", 400.0, 2),
+     ("ethernet", 100.0, 0), ("unknown", 0.0, 0)],
+)  # fmt: skip
+def test_several_nodes_are_judged_by_their_network(
+    recipes: Any, network: str, gbit_s: float, judged: int
+) -> None:
+    """DDP and FSDP against one node; a slow or unknown network is recorded."""
+    site, machine = on("2x8xh100")
+    fabric = Fabric(link=Link.NVSWITCH, network=Network(network), network_gbit_s=gbit_s)
+    there = dataclasses.replace(machine, fabric=fabric)
+    plans = [p for s in ("ddp", "fsdp") for p in recipes.across(s)(site)]
+    found = [r for p in plans for rules in judging([p], there).values() for r in rules]
+    assert len([rule for rule in found if rule.name.startswith("nodes_")]) == judged
+
+
+def test_one_gpu_is_judged_too(recipes: Any) -> None:
+    """By what DDP's wrapper costs, what compiled blocks bring, and the MFU."""
+    site, machine = on("1xh100")
+    found = families(recipes, site)
+    rules = {rule.name for rules in judging(found["ddp"], machine).values() for rule in rules}
+    assert rules == {"gpu_wrapped", "gpu_compiled", "gpu_mfu"}
+    assert not any(found[name] for name in ("strong", "fsdp", "pipeline", "topk"))
+
+
+def test_notes_of_requirements_name_published_figures() -> None:
+    known = {figure.name for figure in figures()}
+    named = {
+        name
+        for rule in RULES
+        if rule.note.startswith("published: ")
+        for name in re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)+-?(?:\d+|busbw|bf16|nodes)", rule.note)
+    }
+    assert len(named) > 8 and named <= known, named - known
+
+
+@pytest.mark.parametrize(
+    ("name", "most_s"),
+    [("8xh100", 1200), ("2x8xh100", 1800), ("8xa100", 1200), ("4xrtx4090", 1200), ("1xh100", 300),
+     ("8xmi300x", 1200)],
+)  # fmt: skip
+@pytest.mark.full
+def test_the_default_set_takes_twenty_minutes(
+    name: str,
+    most_s: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the forecast, with its golden screen; half an hour on two nodes, five minutes on one GPU.
+
+    Profiles and the fabric take their part of the time.
+    """
+    for variable in ("SCALEPROOF_NO_TIMELINE", "SCALEPROOF_NO_FABRIC"):
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["plan", str(SUITES), "--on", name, "--cpus", "1"]) == 0
+    seen = capsys.readouterr().out
+    golden = GOLDEN / f"plan-{name}.txt"
+    if os.environ.get("GOLDEN_SCREENS") == "write":
+        golden.write_text(seen)
+    assert seen == golden.read_text()
+    minutes, seconds = re.findall(r"about (\d+):(\d+):", " ".join(seen.split()))[-1]
+    assert 60 * int(minutes) + int(seconds) <= most_s
 
 
 def test_what_runs_on_gpus_is_what_people_train(recipes: Any) -> None:

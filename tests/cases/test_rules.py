@@ -12,8 +12,10 @@ from harness.cases import Catalogue, Contrast, Device, Mode, Reach, Site, Thresh
 from harness.cases.metrics import METRICS
 from harness.cases.rules import load_thresholds, reach
 from harness.cases.vacuous import implied
+from harness.host.machine import detect
 from harness.interface.cli.main import main
 
+HERE = detect()
 ROOT = Path(__file__).parents[2]
 
 GOOD = """
@@ -162,7 +164,7 @@ def test_missing_file_is_one_clear_error(tmp_path: Path) -> None:
 def test_shipped_rules_load_and_claims_are_out_of_reach_on_cpu() -> None:
     rules = load_thresholds(ROOT / "suites" / "thresholds.toml", Catalogue())
     assert len(rules) > 20
-    states = {r.name: reach(r, [], "2core", Device.CPU, max_world=2, max_nodes=1) for r in rules}
+    states = {r.name: reach(r, [], HERE, Device.CPU, max_world=2, max_nodes=1) for r in rules}
     claims = [n for n in states if n.startswith("claim_")]
     assert len(claims) >= 10
     assert {states[n][0] for n in claims} == {Reach.OUT_OF_REACH}
@@ -176,16 +178,16 @@ def test_a_rule_matches_its_case_world_and_baseline_only(tmp_path: Path) -> None
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     case = site.case("ddp/decoder-tiny", Mode.WEAK)
     plain = Contrast(name="c", metric="efficiency", subject="s", baseline=("b",), against="plain")
-    assert rule.matches(case, plain, "any")
-    assert not rule.matches(case.at(4), plain, "any")
-    assert not rule.matches(site.case("fsdp/decoder-tiny"), plain, "any")
+    assert rule.matches(case, plain, HERE)
+    assert not rule.matches(case.at(4), plain, HERE)
+    assert not rule.matches(site.case("fsdp/decoder-tiny"), plain, HERE)
     assert not rule.matches(
         site.case("ddp/decoder-tiny", Mode.STRONG, global_batch=8), plain, "any"
     )
     wrapped = Contrast(
         name="c", metric="efficiency", subject="s", baseline=("b",), against="wrapped"
     )
-    assert not rule.matches(case, wrapped, "any")
+    assert not rule.matches(case, wrapped, HERE)
 
 
 def test_waivers_expire(tmp_path: Path) -> None:

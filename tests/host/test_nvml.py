@@ -91,7 +91,9 @@ class Fake:
                 (((field_id, scope),),) = _  # scope 0 is the first of 18 links
                 value = SimpleNamespace(ullVal=5_000 if scope == 0xFFFFFFFF else 278)
                 return [SimpleNamespace(nvmlReturn=3 * (field_id == 139), value=value)]
-            return self.devices[handle][field or ""]
+            if field is None:
+                raise FakeError(name)
+            return self.devices[handle][field]
 
         return answer
 

@@ -81,7 +81,7 @@ def test_a_sweep_that_broke_is_made_once_more_and_its_number_is_not_missing(
     """A rank that was killed in it; a second time it is the fabric's."""
     rows: list[Row] = []
 
-    def sweep(case: CaseSpec, folder: Path) -> list[Row]:
+    def sweep(case: CaseSpec, folder: Path, only: str = "") -> list[Row]:
         session.bench.broken["fabric-2-1"] = "rank 1: signal 9"
         if not session.run.notes:
             raise LostError("the fabric sweep broke: rank 1: signal 9")

@@ -43,17 +43,10 @@ def rules(tmp_path: Path) -> tuple[Threshold, ...]:
     return tuple(load_thresholds(file, KNOWN))
 
 
-def test_the_shortest_plan_of_hardware_that_a_rule_judges_leads(
-    rules: tuple[Threshold, ...],
-) -> None:
-    long, short, stand_in = plan("fsdp/mlp-nano"), plan("ddp/mlp-nano"), plan("ddp/paced-small")
-    plans = [long, stand_in, short]
-    seconds = {long.hash: 700.0, short.hash: 300.0, stand_in.hash: 5.0}
-    assert leading.lead(plans, seconds, rules, "cpu") is short
-    assert leading.lead(plans, seconds, (), "cpu") is None, "no rule judges any"
-    assert leading.lead([short], seconds, rules, "cpu") is None, "nothing waits for it"
-    quick = dict.fromkeys(seconds, 60.0)
-    assert leading.lead(plans, quick, rules, "cpu") is None, "the run is short"
+def test_dense_training_comes_first_and_stand_ins_last() -> None:
+    plans = [plan(n) for n in ("compressed:topk/mlp-nano", "ddp/paced-small", "ddp/mlp-nano")]
+    codec, stand_in, dense = plans
+    assert leading.ordered(plans) == [dense, codec, stand_in]
 
 
 @pytest.mark.full

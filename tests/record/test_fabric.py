@@ -16,6 +16,7 @@ from harness.analysis.judging.verdicts import verdicts
 from harness.cases import BoundSource, Catalogue, Settings, Threshold, Waiver
 from harness.cases.rules import reach
 from harness.host.admission import Finding, Level
+from harness.host.machine import detect
 from harness.interface.report.fabric import lines
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
@@ -187,7 +188,7 @@ def test_a_rule_on_the_fabric_is_out_of_reach_where_nothing_was_swept(
     sample_run: RunRecord,
 ) -> None:
     case = sample_run.plans[0].arms[0].case
-    _, why = reach(rule(), [], "x", case.device, 2, 1)
+    _, why = reach(rule(), [], detect(), case.device, 2, 1)
     assert "scaleproof fabric" in why
 
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from strict.queue import QUEUE
+from strict.rates import QUEUE
 
 NAME = "strict"
 torch.utils.rename_privateuse1_backend(NAME)

@@ -23,7 +23,7 @@ from torch._C import _distributed_c10d as bound
 from torch.distributed import distributed_c10d
 
 from strict.device import NAME, UNWRAPPED, Strict
-from strict.queue import QUEUE
+from strict.rates import QUEUE
 
 _DTYPES = {
     torch.float64: "Double", torch.float32: "Float", torch.float16: "Half", torch.bfloat16: "BFloat16",

@@ -73,7 +73,7 @@ def test_what_is_printed_follows_it(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(admission, "examine", lambda on_gpus: ())
+    monkeypatch.setattr(admission, "examine", lambda num_gpus=None: ())
     place = tmp_path_factory.getbasetemp() / "answers"
     status = main([word.format(place) for word in words] + ["--json"])
     printed = json.loads(capsys.readouterr().out)

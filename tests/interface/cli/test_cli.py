@@ -98,7 +98,9 @@ def test_json_is_one_document(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(admission, "examine", lambda on_gpus: ())  # a busy host is no error of JSON
+    monkeypatch.setattr(
+        admission, "examine", lambda num_gpus=None: ()
+    )  # a busy host is no error of JSON
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)
 
@@ -199,21 +201,13 @@ def test_run_measures_judges_and_writes_a_record_that_verifies(tmp_path: Path) -
     assert (folder / "report.html").is_file()
 
 
-@pytest.mark.parametrize(
-    ("target", "name"),
-    [
-        ("fsdp/decoder-llama-8b/weak", "plan-llama-8b-8xh100"),
-        pytest.param("suites", "plan-8xh100", marks=pytest.mark.full),  # half a minute
-    ],
-)
 def test_plan_says_what_an_expert_wants_to_know_and_launches_nothing(
-    target: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Golden: before eight H100s are booked. Profiles and the fabric take their part of the time."""
+    target, name = "fsdp/decoder-llama-8b/weak", "plan-llama-8b-8xh100"
     for variable in ("SCALEPROOF_NO_TIMELINE", "SCALEPROOF_NO_FABRIC"):
         monkeypatch.delenv(variable)
-    if (ROOT / target).exists():
-        (tmp_path / target).symlink_to(ROOT / target)
     arguments = ["plan", target, "--on", "8xh100", "--cpus", "1"]
     done = scaleproof(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -223,17 +217,6 @@ def test_plan_says_what_an_expert_wants_to_know_and_launches_nothing(
         golden.write_text(seen)
     assert seen == golden.read_text()
     assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.xfail(
-    strict=True,
-    reason="41 minutes since an H200 has said how long it compiles, and for a reference",
-)
-def test_the_default_set_on_eight_gpus_is_foretold_to_take_half_an_hour() -> None:
-    """Nobody waits longer for a first answer; the golden screen is held by the test above."""
-    screen = (GOLDEN / "plan-8xh100.txt").read_text()
-    minutes = int(re.search(r"about (\d+):\d\d:", screen)[1])  # type: ignore[index]
-    assert minutes < 30, screen
 
 
 @pytest.mark.full

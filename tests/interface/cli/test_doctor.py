@@ -133,7 +133,7 @@ def test_real_agents_say_how_their_nodes_are(
 def test_one_machine_is_looked_at_without_an_agent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(admission, "examine", lambda on_gpus: ())
+    monkeypatch.setattr(admission, "examine", lambda num_gpus=None: ())
     assert main(["doctor", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["facts"]["limit: open files"] and "clock source" in str(document["checks"])

@@ -64,12 +64,20 @@ def test_a_task_before_a_verb_is_the_verb(
     assert "no verb 'nothing'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("gpus", "prefix"), [(False, "cpu"), (True, "gpu")])
-def test_what_init_asks_is_what_the_suite_asks(gpus: bool, prefix: str) -> None:
-    suite = {rule.name: rule for rule in load_thresholds(ROOT / "suites" / "thresholds.toml")}
+@pytest.mark.parametrize("link", ["", "nvswitch", "pcie-peer", "pcie-host"])
+def test_what_init_asks_is_what_the_suite_asks(link: str) -> None:
+    """On cores, and on 8 GPUs of each fabric."""
+    suite = load_thresholds(ROOT / "suites" / "thresholds.toml")
     template = templates(ROOT / "harness" / "interface" / "start")
-    words = dict(folder="mine", ranks=2, device="cpu", source="requirement", note="mine")
-    text = template.get_template("thresholds.toml.jinja").render(gpus=gpus, **words)
+    ranks, device = (8, "cuda") if link else (2, "cpu")
+    words = dict(folder="mine", ranks=ranks, device=device, source="requirement", note="mine")
+    text = template.get_template("thresholds.toml.jinja").render(gpus=link, link=link, **words)
     for rule in tomllib.loads(text)["rule"]:
-        asked = suite[f"{prefix}_{rule['name'].removesuffix('_2')}"]
+        family = rule["case"].partition("/")[0]
+        pattern = f"{family}/decoder-[13]*/weak*" if link else f"{family}/decoder-*/weak"
+        (asked,) = (
+            r for r in suite
+            if r.case == pattern and r.device == device and ranks in r.world
+            and (not link or link in r.fabric)
+        )  # fmt: skip
         assert (rule["at_least"], rule["baseline"]) == (asked.at_least, asked.baseline)

@@ -60,7 +60,9 @@ def test_an_indexed_job_with_a_pod_for_each_node(tmp_path: Path) -> None:
     pod = spec["template"]["spec"]
     assert pod["subdomain"] == service["metadata"]["name"]
     (container,) = pod["containers"]
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+    assert container["resources"] == {
+        "requests": {"cpu": "32"}, "limits": {"nvidia.com/gpu": "8"},
+    }  # fmt: skip
     assert container["command"][4:6] == ["--join", "10.0.0.1:4000"]
 
 

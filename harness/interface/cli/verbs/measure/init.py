@@ -40,13 +40,15 @@ def act(asked: Asked) -> Answer:
     """Two files that run as they are; what is there already is never written over."""
     folder = asked.options.folder
     gpus = len(vendor.gpus())
+    here = machine.detect()
     facts = {
         "folder": folder,
         "gpus": gpus,
         "device": "cuda" if gpus else "cpu",
-        "ranks": gpus or min(2, machine.detect().num_cores),
-        "source": "provisional" if gpus else "requirement",
-        "note": "provisional: scaleproof baseline set RUN has what this hardware reaches"
+        "ranks": gpus or min(2, here.num_cores),
+        "link": str(here.fabric.link) if here.fabric else "",
+        "source": "requirement",
+        "note": "a floor: scaleproof baseline set RUN has what this hardware reaches"
         if gpus
         else "mechanics only: cores share a cache, a memory bus and their neighbours",
     }

@@ -225,7 +225,7 @@ class Forecast:
             (plan, arm) for plan in self.plans for arm in plan.arms if arm.case.world_size > 1
         ]
         for number in range(self.sweeps if several else 0):
-            plan, arm = max(several, key=lambda each: each[1].case.world_size)
+            plan, arm = max(several, key=lambda pair: pair[1].case.world_size)
             start_s = START_S[arm.case.device] + (NCCL_S if arm.case.device is Device.CUDA else 0)
             seconds = start_s + (SWEEP_S if not number else SWEEP_S / len(OPERATIONS))
             yield Coming(plan, Purpose.FABRIC, (arm,), seconds)

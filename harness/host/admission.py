@@ -252,7 +252,7 @@ _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-f:.]+)\): (\d+)", re.I)
 
 
 def _broken(g: vendor.Gpu, log: str) -> Iterator[Finding]:
-    """What is broken in a device or its links: memory, lanes, NVLinks; what the driver reported."""
+    """Faults of a device: in its memory, lanes or NVLinks, or reported by its driver."""
     health = g.health
     look = f"nvidia-smi -q -i {g.index}"
     if health.uncorrected_errors:

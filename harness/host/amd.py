@@ -32,10 +32,10 @@ def topology(root: Path = Path("/")) -> tuple[Pair, ...]:
         Pair(
             a=a,
             b=b,
-            joined="xGMI" if links[int(one.name)].get(int(other.name)) == _XGMI else "PCIe",
-            peer=int(other.name) in links[int(one.name)],
+            joined="xGMI" if links[int(first.name)].get(int(other.name)) == _XGMI else "PCIe",
+            peer=int(other.name) in links[int(first.name)],
         )
-        for (a, one), (b, other) in itertools.combinations(enumerate(nodes), 2)
+        for (a, first), (b, other) in itertools.combinations(enumerate(nodes), 2)
     )
 
 
@@ -50,13 +50,13 @@ def driver(root: Path = Path("/")) -> str | None:
 def _visible(root: Path) -> list[Path]:
     """The nodes that are GPUs, which ROCR_ and HIP_VISIBLE_DEVICES leave."""
     nodes = sorted((root / _KFD).glob("[0-9]*"), key=lambda path: int(path.name))
-    found = [node for node in nodes if _properties(node).get("simd_count", 0)]
+    visible = [node for node in nodes if _properties(node).get("simd_count", 0)]
     for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         wanted = os.environ.get(name)
         if wanted is not None:
             places = [int(token) for token in wanted.split(",") if token.strip().isdigit()]
-            found = [found[place] for place in places if place < len(found)]
-    return found
+            visible = [visible[place] for place in places if place < len(visible)]
+    return visible
 
 
 def _gpu(place: int, node: Path, root: Path) -> Gpu:

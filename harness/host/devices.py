@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from harness.host.fabric import Link, Network
+from harness.host.fabric import LinkClass, Network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Sheet:
     gpu: str
     memory_gib: int
     link_gb_s: float
-    link: Link = Link.UNKNOWN
+    link: LinkClass = LinkClass.UNKNOWN
     network: Network = Network.UNKNOWN
     memory_gb_s: float | None = None
     network_gb_s: float = 50.0
@@ -71,7 +71,7 @@ def _sheet(table: Mapping[str, object]) -> Sheet:
         words=str(table["words"]),
         memory_gib=int(memory["gib"]),
         memory_gb_s=memory["gb_s"],
-        link=Link(links["node"]),
+        link=LinkClass(links["node"]),
         network=Network(links["network"]),
         link_gb_s=rates["node_gb_s"],
         network_gb_s=rates["network_gb_s"],

@@ -13,8 +13,8 @@ from pathlib import Path
 from harness.host.vendor import Gpu, Pair
 
 
-class Link(StrEnum):
-    """What joins the GPUs of one node: the class of the slowest pair of them.
+class LinkClass(StrEnum):
+    """The class of the links that join the GPUs of one node: that of the slowest pair.
 
     ``pcie-peer``: a GPU reads the memory of another one directly. ``pcie-host``: data are copied
     through the memory of the host, because the driver allows no peer access (GeForce cards), or
@@ -32,7 +32,7 @@ class Link(StrEnum):
 
 
 class Network(StrEnum):
-    """What joins a node to other nodes: the best of its active cards."""
+    """The kind of the network that joins a node to others: the best of its active cards."""
 
     INFINIBAND = "infiniband"
     ROCE = "roce"
@@ -44,20 +44,20 @@ class Network(StrEnum):
 #: Networks over which a GPU's memory is read without its host.
 RDMA = frozenset({Network.INFINIBAND, Network.ROCE, Network.EFA})
 #: Every name that a rule can require of a fabric.
-NAMES = tuple(dict.fromkeys([*map(str, Link), *map(str, Network)]))
+NAMES = tuple(dict.fromkeys([*map(str, LinkClass), *map(str, Network)]))
 #: The fabric of a machine that an older version recorded.
-UNKNOWN = str(Link.UNKNOWN)
+UNKNOWN = str(LinkClass.UNKNOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fabric:
+class MachineFabric:
     """The links inside a node and the network between nodes.
 
     ``link_gb_s`` is the rate of a GPU's links by the driver, in GB/s, ``network_gbit_s`` that of
     all active cards of the network's kind together, in Gbit/s; both in one direction, 0 if unknown.
     """
 
-    link: Link
+    link: LinkClass
     link_gb_s: float = 0.0
     network: Network = Network.UNKNOWN
     network_gbit_s: float = 0.0
@@ -77,7 +77,7 @@ class Fabric:
         return str(self.link if num_nodes == 1 else self.network)
 
 
-def between(fabric: Fabric | None, num_nodes: int) -> str:
+def between(fabric: MachineFabric | None, num_nodes: int) -> str:
     """The name of what joins the ranks of a world; ``unknown`` for a record that has no fabric."""
     return UNKNOWN if fabric is None else fabric.between(num_nodes)
 
@@ -87,7 +87,7 @@ def is_unknown(name: str) -> bool:
     return name.startswith(UNKNOWN)
 
 
-def detect(gpus: Sequence[Gpu], pairs: Sequence[Pair], sys: Path = Path("/sys")) -> Fabric:
+def detect(gpus: Sequence[Gpu], pairs: Sequence[Pair], sys: Path = Path("/sys")) -> MachineFabric:
     """Return the fabric of this machine.
 
     Args:
@@ -96,10 +96,10 @@ def detect(gpus: Sequence[Gpu], pairs: Sequence[Pair], sys: Path = Path("/sys"))
         sys: where the kernel's view of devices is mounted.
     """
     network, gbit_s = _network(sys)
-    link = Link.NONE if len(gpus) == 1 else _slowest(pairs)
-    over_nvlink = link in (Link.NVSWITCH, Link.NVLINK)
+    link = LinkClass.NONE if len(gpus) == 1 else _slowest(pairs)
+    over_nvlink = link in (LinkClass.NVSWITCH, LinkClass.NVLINK)
     rates = [gpu.nvlink_gb_s if over_nvlink else gpu.pcie_gb_s for gpu in gpus]
-    return Fabric(
+    return MachineFabric(
         link=link,
         link_gb_s=min((rate for rate in rates if rate), default=0.0),
         network=network,
@@ -108,21 +108,21 @@ def detect(gpus: Sequence[Gpu], pairs: Sequence[Pair], sys: Path = Path("/sys"))
 
 
 #: From the fastest link to the slowest.
-_ORDER = list(Link)
+_ORDER = list(LinkClass)
 
 
-def _slowest(pairs: Collection[Pair]) -> Link:
-    return max(map(_link, pairs), key=_ORDER.index, default=Link.UNKNOWN)
+def _slowest(pairs: Collection[Pair]) -> LinkClass:
+    return max(map(_link, pairs), key=_ORDER.index, default=LinkClass.UNKNOWN)
 
 
-def _link(pair: Pair) -> Link:
+def _link(pair: Pair) -> LinkClass:
     if pair.joined == "NVLink":
-        return Link.NVSWITCH if pair.switched else Link.NVLINK
+        return LinkClass.NVSWITCH if pair.switched else LinkClass.NVLINK
     if pair.joined == "xGMI":
-        return Link.XGMI
+        return LinkClass.XGMI
     if pair.peer is None:
-        return Link.UNKNOWN
-    return Link.PCIE_PEER if pair.peer and pair.joined != "SYS" else Link.PCIE_HOST
+        return LinkClass.UNKNOWN
+    return LinkClass.PCIE_PEER if pair.peer and pair.joined != "SYS" else LinkClass.PCIE_HOST
 
 
 def _network(sys: Path) -> tuple[Network, float]:

@@ -16,7 +16,7 @@ from harness.base.errors import SpecError, meant
 from harness.base.toml import check_table, keys_of, read_tables
 from harness.host import devices
 from harness.host.devices import Sheet
-from harness.host.fabric import Fabric, Link, Network
+from harness.host.fabric import LinkClass, MachineFabric, Network
 from harness.host.machine import Machine
 
 #: GiB of host memory for each GPU where nobody says.
@@ -91,8 +91,8 @@ def _of(name: str, sheet: Sheet, gpus: int, nodes: int) -> Hardware:
         host=name,
         kernel="",
         driver=None,
-        fabric=Fabric(
-            link=sheet.link if gpus > 1 else Link.NONE,
+        fabric=MachineFabric(
+            link=sheet.link if gpus > 1 else LinkClass.NONE,
             network=sheet.network,
             network_gbit_s=8 * sheet.network_gb_s * gpus,
         ),
@@ -114,7 +114,7 @@ class StatedHardware:
     gpus: int
     nodes: int = 1
     memory_gib: int = 0
-    link: Link = Link.UNKNOWN
+    link: LinkClass = LinkClass.UNKNOWN
     network: Network = Network.UNKNOWN
     link_gb_s: float = 0.0
     network_gb_s: float = 0.0

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from harness.host import cgroup, fabric, vendor
-from harness.host.fabric import RDMA, Fabric
+from harness.host.fabric import RDMA, MachineFabric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Machine:
     mig: bool = False
     power_limit_w: int | None = None
     infiniband: bool = False
-    fabric: Fabric | None = None
+    fabric: MachineFabric | None = None
 
     @cached_property
     def hardware_class(self) -> str:
@@ -116,7 +116,7 @@ def busy_s(cpus: Collection[int]) -> float | None:
 def detect() -> Machine:
     """This machine, without torch and without a CUDA context."""
     gpus = vendor.gpus()
-    found = fabric.detect(gpus, vendor.topology())
+    here = fabric.detect(gpus, vendor.topology())
     names = sorted({gpu.name for gpu in gpus})
     # A slice has less than the GPU that NVML tells of.
     memories = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes and not gpu.mig]
@@ -131,8 +131,8 @@ def detect() -> Machine:
         kernel=platform.release(),
         driver=vendor.driver(),
         mig=any(gpu.mig for gpu in gpus),
-        infiniband=found.network in RDMA,
-        fabric=found if gpus else None,
+        infiniband=here.network in RDMA,
+        fabric=here if gpus else None,
         power_limit_w=min((gpu.power_limit_w for gpu in gpus if gpu.power_limit_w), default=None),
     )
 

@@ -1,4 +1,4 @@
-"""What a vendor's driver answers about GPUs: the one place where more than one vendor is known.
+"""The answers of a vendor's driver about GPUs: the one place that knows more than one vendor.
 
 A vendor is a module of this folder with the functions of ``Vendor``. NVIDIA's (``nvml``) also reads
 clocks, power and energy while ranks run; where another vendor's GPUs are, these are ``n/a``.
@@ -16,7 +16,7 @@ _MODULES = ("nvml", "amd")
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """What is broken in a device or its links, or may be; None without an answer.
+    """Faults of a device or its links; None without an answer.
 
     ``uncorrected_errors`` are memory errors since the driver was loaded. ``remapped_rows`` wait for
     a reset, or could not be remapped. ``links_down`` are NVLinks that are there and inactive.
@@ -104,12 +104,12 @@ def present() -> Vendor:
 
 def gpus() -> tuple[Gpu, ...]:
     """Every visible device of this machine; () without a driver."""
-    return next((found for vendor in vendors() if (found := vendor.gpus())), ())
+    return next((devices for vendor in vendors() if (devices := vendor.gpus())), ())
 
 
 def topology() -> tuple[Pair, ...]:
     """Every pair of visible devices; () without a driver."""
-    return next((found for vendor in vendors() if (found := vendor.topology())), ())
+    return next((pairs for vendor in vendors() if (pairs := vendor.topology())), ())
 
 
 def driver() -> str | None:

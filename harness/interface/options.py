@@ -96,7 +96,7 @@ def catalogue(paths: Sequence[str], suites: Sequence[Path] = ()) -> Catalogue:
 
 def site(values: Mapping[str, Any], catalogue: Catalogue, *, elsewhere: bool = False) -> Site:
     """The site that the options ask for; ``elsewhere``: ranks will not run on this machine."""
-    found = resolve(
+    resolved = resolve(
         gpus=values.get("gpus"),
         cpus=values.get("cpus"),
         nodes=values.get("nodes") or "1",
@@ -106,7 +106,7 @@ def site(values: Mapping[str, Any], catalogue: Catalogue, *, elsewhere: bool = F
         elsewhere=elsewhere,
         known_engines=catalogue.entries["engines"],
     )
-    return replace(found, every_rung=bool(values.get("every-rung")))
+    return replace(resolved, every_rung=bool(values.get("every-rung")))
 
 
 def engine_settings(values: Mapping[str, Any], catalogue: Catalogue) -> Mapping[str, Json]:

@@ -277,17 +277,17 @@ class Bench:
             left.append(launch if profile is None else _without(launch, profile))
             profiles += [] if profile is None else [profile]
         behind = [order.behind for order in orders if order.behind is not None]
-        found = figured(orders, left, folder, described)
+        records = figured(orders, left, folder, described)
         if len(profiles) == len(behind):
             answers = [a for order, a in answered if order.behind is not None]
-            found += figured(behind, profiles, folder, answers)
+            records += figured(behind, profiles, folder, answers)
         return [
             replace(
                 launch,
                 engine=self.engine.name,
                 wrong=(*launch.wrong, *self._written(orders[0].script)),
             )
-            for launch in found
+            for launch in records
         ]
 
     def _behind(
@@ -484,13 +484,13 @@ def figured(
     """Launches that ran at once, with what follows from the samples that their ranks left."""
     records = []
     for order, launch, answer in zip(orders, launches, described, strict=True):
-        found = launch
+        record = launch
         if launch.cause is None and order.purpose is Purpose.BITS:
-            found = _compared(launch, folder)
+            record = _compared(launch, folder)
         elif launch.cause is None and order.purpose not in (Purpose.GATE, Purpose.REFERENCE):
             beside = [rank for other in launches if other is not launch for rank in other.ranks]
-            found = _figured(order, launch, folder, answer, beside)
-        records.append(found)
+            record = _figured(order, launch, folder, answer, beside)
+        records.append(record)
     return records
 
 

@@ -24,7 +24,7 @@ from harness.cases.rules import load_thresholds
 from harness.cases.targets import normalise
 from harness.features.published.published import figures
 from harness.host import hardware
-from harness.host.fabric import Fabric, Link, Network
+from harness.host.fabric import LinkClass, MachineFabric, Network
 from harness.host.machine import Machine
 from harness.interface.cli.main import main
 from harness.record import Described
@@ -115,13 +115,15 @@ def test_bounds_follow_the_fabric(recipes: Any) -> None:
     (plan,) = families(recipes, site)["ddp"]
     assert machine.fabric is not None
     bounds = {}
-    for link in Link:
+    for link in LinkClass:
         slower = dataclasses.replace(machine, fabric=dataclasses.replace(machine.fabric, link=link))
         found = [rule for rules in judging([plan], slower).values() for rule in rules]
         bounds[link] = [rule.at_least for rule in found]
-    fast, peer, host = (bounds[link] for link in (Link.NVSWITCH, Link.PCIE_PEER, Link.PCIE_HOST))
+    fast, peer, host = (
+        bounds[link] for link in (LinkClass.NVSWITCH, LinkClass.PCIE_PEER, LinkClass.PCIE_HOST)
+    )
     assert fast > peer > host and len(fast) == len(peer) == len(host) == 1
-    assert bounds[Link.UNKNOWN] == [] and bounds[Link.NVLINK] == fast
+    assert bounds[LinkClass.UNKNOWN] == [] and bounds[LinkClass.NVLINK] == fast
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_several_nodes_are_judged_by_their_network(
 ) -> None:
     """DDP and FSDP against one node; a slow or unknown network is recorded."""
     site, machine = on("2x8xh100")
-    fabric = Fabric(link=Link.NVSWITCH, network=Network(network), network_gbit_s=gbit_s)
+    fabric = MachineFabric(link=LinkClass.NVSWITCH, network=Network(network), network_gbit_s=gbit_s)
     there = dataclasses.replace(machine, fabric=fabric)
     plans = [p for s in ("ddp", "fsdp") for p in recipes.across(s)(site)]
     found = [r for p in plans for rules in judging([p], there).values() for r in rules]

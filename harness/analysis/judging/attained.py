@@ -62,6 +62,6 @@ def bus_bps(run: RunRecord, case: CaseSpec) -> float | None:
         for sweep in swept(run.fabric, attempt=0)
         if sweep.operation == OPERATION and len(sweep.nodes) == len(case.nodes) and sweep.bus_bps()
     ]
-    own = [sweep for sweep in of_nodes if sweep.nodes == case.nodes]
-    chosen = max(own or of_nodes, key=lambda sweep: sum(sweep.nodes), default=None)
+    same_world = [sweep for sweep in of_nodes if sweep.nodes == case.nodes]
+    chosen = max(same_world or of_nodes, key=lambda sweep: sum(sweep.nodes), default=None)
     return None if chosen is None else median(chosen.bus_bps())

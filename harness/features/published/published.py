@@ -1,6 +1,6 @@
 """Published figures, and where a measured one stands among those of the same fabric.
 
-published.toml -> Figure -> the figures of a verdict -> Standing -> one sentence
+published.toml -> PublishedFigure -> the figures of a verdict -> Place -> one sentence
 """
 
 import re
@@ -19,7 +19,7 @@ _FILE = Path(__file__).with_suffix(".toml")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class PublishedFigure:
     """A published distribution: ``quantiles`` maps percent to values, in the metric's SI unit."""
 
     name: str
@@ -66,13 +66,13 @@ def _nth(percent: float) -> str:
 
 
 @cache
-def figures() -> tuple[Figure, ...]:
+def figures() -> tuple[PublishedFigure, ...]:
     """Every figure that is shipped, in the order of the file."""
     tables = tomllib.loads(_FILE.read_text(encoding="utf-8"))["figure"]
     return tuple(map(_figure, tables))
 
 
-def _figure(table: Mapping[str, object]) -> Figure:
+def _figure(table: Mapping[str, object]) -> PublishedFigure:
     fields = dict(table)
     values = fields.pop("values", None)
     if isinstance(values, list):
@@ -84,7 +84,7 @@ def _figure(table: Mapping[str, object]) -> Figure:
     for name in ("fabric", "world", "nodes"):
         value = fields.get(name, [])
         fields[name] = tuple(value) if isinstance(value, list) else (value,)
-    return Figure(**fields)  # type: ignore[arg-type]
+    return PublishedFigure(**fields)  # type: ignore[arg-type]
 
 
 def _spread(values: list[float]) -> dict[float, float]:
@@ -96,13 +96,13 @@ def _spread(values: list[float]) -> dict[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class Place:
     """A measured value beside the figure that it can be compared with."""
 
     case: str
     metric: str
     value: float
-    figure: Figure
+    figure: PublishedFigure
 
     @property
     def sentence(self) -> str:
@@ -110,21 +110,23 @@ class Standing:
         return f"{self.figure.place(self.value)} {self.figure.n} published {self.figure.what}"
 
 
-def standings(run: RunRecord) -> list[Standing]:
+def standings(run: RunRecord) -> list[Place]:
     """Every verdict of a run that published figures of its fabric exist for; on GPUs only."""
     cases = {arm.case.id: arm.case for plan in run.plans for arm in plan.arms}
-    found = {
-        (verdict.case, verdict.metric, figure.name): Standing(
+    places = {
+        (verdict.case, verdict.metric, figure.name): Place(
             case=verdict.case, metric=verdict.metric, value=verdict.value, figure=figure
         )
         for verdict in run.verdicts
         if verdict.value is not None
         for figure in _comparable(run, verdict, cases.get(verdict.case))
     }
-    return list(found.values())
+    return list(places.values())
 
 
-def _comparable(run: RunRecord, verdict: Verdict, case: CaseSpec | None) -> Iterator[Figure]:
+def _comparable(
+    run: RunRecord, verdict: Verdict, case: CaseSpec | None
+) -> Iterator[PublishedFigure]:
     for figure in figures():
         if figure.metric != verdict.metric:
             continue

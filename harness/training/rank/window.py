@@ -30,7 +30,7 @@ from harness.training.observe.meter import Meter, MeterReading
 from harness.training.observe.spans import span
 
 
-class Observer(Protocol):
+class StepObserver(Protocol):
     """Who is called after each step of a window."""
 
     def step(self) -> None: ...
@@ -199,7 +199,7 @@ def measure(  # noqa: PLR0913  (what the one window needs)
     period_s: float | None,
     intake: Intake,
     known: frozenset[str],
-    observers: Sequence[Observer] = (),
+    observers: Sequence[StepObserver] = (),
     behind: int = 0,
 ) -> Measured:
     """Run the window's steps: all ranks meet before the first, and not between them.

@@ -11,7 +11,10 @@ import pytest
 from harness.cases import Catalogue
 from harness.cases.rules import load_thresholds
 from harness.host import nvml
+from harness.host.vendor import Gpu
 from harness.interface.cli.main import main
+
+GPU = Gpu(index=0, name="NVIDIA H100", uuid="GPU-1", memory_bytes=1 << 30, mig=False)
 
 
 @pytest.mark.parametrize("gpus", [0, 8])
@@ -19,7 +22,7 @@ def test_what_is_written_reads_and_ruff_likes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(nvml, "gpus", lambda: [object()] * gpus)
+    monkeypatch.setattr(nvml, "gpus", lambda: (GPU,) * gpus)
     assert main(["init", "mine"]) == 0
     rules = load_thresholds(tmp_path / "mine" / "thresholds.toml", Catalogue())
     assert [r.world for r in rules] == [(gpus or 2,)] * 2

@@ -27,7 +27,7 @@ from harness.training.observe.outline import Outline
 from harness.training.observe.profiler import Allocations, Profiler
 from harness.training.parallel.experts import Routing, routings
 from harness.training.rank.setup import Rank
-from harness.training.rank.window import Observer, measure
+from harness.training.rank.window import StepObserver, measure
 
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
@@ -40,7 +40,7 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Training:
-    """What is trained and what watches it; ``period_s`` paces a scheduled stand-in."""
+    """A training and its observers; ``period_s`` paces a scheduled stand-in."""
 
     loaded: Loaded
     ctx: RankContext
@@ -108,7 +108,7 @@ def _window(task: Timed, rank: Rank, training: _Training, behind: int) -> RankRe
     ctx = training.ctx
     case = rank.spec.case
     window = Window(steps=task.steps, cut=task.cut, profiled=task.profiled, pairs=task.pairs)
-    observers: list[Observer] = []
+    observers: list[StepObserver] = []
     profiler: Profiler | Outline | None = None
     clock = None
     if not behind and (task.behind or (task.profiled and not task.pairs)):
@@ -151,12 +151,12 @@ def _window(task: Timed, rank: Rank, training: _Training, behind: int) -> RankRe
 
 
 def _seen(training: _Training) -> dict[str, Any]:
-    """What a record says of a window beside its figures."""
+    """The fields of a record that do not follow from a window's samples."""
     loaded, ctx = training.loaded, training.ctx
     seen: dict[str, Any] = dict(planted_s=training.period_s, part=ctx.part)
     agree = loaded.supports.replicas and not loaded.supports.beside and ctx.case.communicate
     if agree and ctx.mesh.uncut:  # else parameters would have to be gathered
         seen["replica"] = digest(parameter for _, parameter in training.trainer.parameters())
     routed = {name: inquiry.noted for name, inquiry in training.counted.items()}
-    seen["routed"] = {name: found for name, found in routed.items() if any(found.asked)} or None
+    seen["routed"] = {name: noted for name, noted in routed.items() if any(noted.asked)} or None
     return seen

@@ -25,7 +25,7 @@ from harness.record.recovery import Played, Trial
 Entry = TypeVar("Entry")
 Derived = TypeVar("Derived")
 
-SCHEMA = 10
+SCHEMA = 11
 #: The first layouts whose verdicts were judged, and whose windows were settled, by today's rules.
 JUDGED_SINCE = 6
 SETTLED_SINCE = 7

@@ -62,9 +62,11 @@ def _supports(spec: LaunchSpec) -> Supports | None:
 def _in_pairs(case: CaseSpec, supports: Supports | None) -> bool:
     """Whether ranks send to each other in pairs.
 
-    NCCL puts sends and receives on the world's stream, one after the other, where the world has a
-    communicator from the start. Otherwise each pair opens its own
-    (https://github.com/pytorch/pytorch/issues/132900).
+    If the world has a communicator from the start, NCCL runs all sends and receives on its stream.
+    Otherwise those that torch issues one by one open a communicator for each pair
+    (https://github.com/pytorch/pytorch/issues/132900). Batches that mix both, as in the steady state
+    of 1F1B, use the world's communicator in either case (torch.distributed.pipelining.schedules,
+    ``_batch_p2p``).
     """
     return supports is not None and supports.mesh(case).size(Dim.PP) > 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from . import slurm
 
+CLUSTERS = Path(__file__).parents[3] / "examples" / "cluster"
 CLUSTER = "[slurm]\none_machine = true\nlisten = '127.0.0.1'\n"
 RUN = ("run", "ddp/mlp-nano/weak", "--engine", "slurm", "--nodes", "2", "--cpus", "2",
        "--no-timeline", "--no-fabric")  # fmt: skip
@@ -88,3 +90,46 @@ def test_a_job_that_nobody_submitted_is_a_clear_error(env: dict[str, str], tmp_p
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 4 and "was not submitted from here" in done.stderr
+
+
+#: Stand-ins for what a site with containers has: they say that they were there, and go on.
+_PYXIS = """#!/bin/bash
+words=()
+for word in "$@"; do
+    case "$word" in --container-*) echo "$word" >> {seen} ;; *) words+=("$word") ;; esac
+done
+exec {srun} "${{words[@]}}"
+"""
+_CONTAINER = """#!/bin/bash
+echo "$0 $*" >> {seen}
+while [ "$1" != python3 ]; do shift; done
+shift
+exec {python} "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["pyxis", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("enroot", "apptainer"))],
+)
+def test_containers(kind: str, env: dict[str, str], tmp_path: Path) -> None:
+    """The cluster files of ``examples`` on a real Slurm: every agent starts in its container."""
+    seen, tools = tmp_path / "seen", tmp_path / "tools"
+    tools.mkdir()
+    stubs = {
+        "srun": _PYXIS.format(seen=seen, srun=shutil.which("srun")),
+        "enroot": _CONTAINER.format(seen=seen, python=sys.executable),
+        "apptainer": _CONTAINER.format(seen=seen, python=sys.executable),
+        "python3": f'#!/bin/bash\nexec {sys.executable} "$@"\n',
+    }
+    for name, text in stubs.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    example = (CLUSTERS / f"{kind}.toml").read_text().replace('lines = ["--exclusive"]\n', "")
+    (tmp_path / "c.toml").write_text(example + CLUSTER.removeprefix("[slurm]\n"))
+    there = {**env, "PATH": f"{tools}:{env['PATH']}"}
+    more = ("--cluster", str(tmp_path / "c.toml"), "--results", str(tmp_path))
+    done = scaleproof(there, *RUN, *more)
+    assert "@2x1 " in done, done
+    word = "--container-image=" if kind == "pyxis" else "python3 -P -m "
+    assert word in seen.read_text()

@@ -16,6 +16,9 @@ from harness.interface.cli.main import main
 from harness.launch.engine import Deployment
 from harness.launch.engines import slurm
 
+ROOT = Path(__file__).parents[3]
+CLUSTERS = ROOT / "examples" / "cluster"
+
 
 def deployment(device: Device, folder: Path, **settings: Any) -> Deployment:
     asked = {**slurm.SETTINGS, **settings}
@@ -122,3 +125,19 @@ def test_a_dry_run_needs_no_scheduler_and_no_package(
     assert main([*words, "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(begins) and "HOST:PORT" in printed
+
+
+@pytest.mark.parametrize("kind", ["pyxis", "enroot", "apptainer"])
+def test_a_dry_run_of_containers_is_golden(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cluster files of ``examples``: the batch script has their words, and runs as printed."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    words = ["run", "ddp/decoder-350m/weak", "--engine", "slurm", "--nodes", "2x8", "--gpus", "16"]
+    assert main([*words, "--cluster", str(CLUSTERS / f"{kind}.toml"), "--dry-run"]) == 0
+    seen = capsys.readouterr().out.replace(str(ROOT), "ROOT")
+    golden = ROOT / "tests" / "golden" / f"slurm-{kind}.txt"
+    if os.environ.get("GOLDEN_SCREENS") == "write":
+        golden.write_text(seen)
+    assert seen == golden.read_text()

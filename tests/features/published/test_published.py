@@ -1,0 +1,58 @@
+"""Published figures: each has a source, and a measured one is put among those of its fabric."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.cases import metrics
+from harness.cases.case import Device
+from harness.features.published.published import PublishedFigure, figures, standings
+from harness.features.published.report import section
+from harness.host.fabric import NAMES, LinkClass, MachineFabric
+from harness.record import RunRecord
+
+
+@pytest.mark.parametrize("figure", figures(), ids=lambda figure: figure.name)
+def test_every_figure_says_who_when_and_where(figure: PublishedFigure) -> None:
+    metrics.metric(figure.metric)
+    assert figure.by and figure.date and figure.link.startswith("https://")
+    assert set(figure.fabric) <= set(NAMES) and figure.fabric and figure.n >= 1
+    values = [value for _, value in sorted(figure.quantiles.items())]
+    assert values == sorted(values) and all(value > 0 for value in values)
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        (0.70, "below the 10th percentile of"),
+        (0.91, "between the 25th percentile and the median of"),
+        (0.93, "between the median and the 75th percentile of"),
+        (1.05, "at or above the 75th percentile of"),
+    ],
+)
+def test_where_a_value_stands(value: float, place: str) -> None:
+    (figure,) = (figure for figure in figures() if figure.name == "a100-weak-8")
+    assert figure.place(value) == place
+
+
+def on_gpus(run: RunRecord, gpu: str, link: LinkClass) -> RunRecord:
+    """The sample as if its two ranks had been GPUs."""
+    machine = replace(run.machine, gpu=gpu, num_gpus=2, fabric=MachineFabric(link=link))
+    return replace(run, machine=machine, settings=replace(run.settings, device=Device.CUDA))
+
+
+def test_only_figures_of_the_same_fabric_and_device(sample_run: RunRecord) -> None:
+    """And none for cores."""
+    assert standings(sample_run) == []
+    a100 = on_gpus(sample_run, "NVIDIA A100-SXM4-80GB", LinkClass.NVSWITCH)
+    names = {place.figure.name for place in standings(a100)}
+    assert names == {"a100-weak-2"}
+    lines = " ".join(" ".join(section.lines(a100, 80)).split())
+    assert "3 published ladders of data-parallel training" in lines
+    assert "NVIDIA, DeepLearningExamples" in section.html(a100)
+    over_pcie = on_gpus(sample_run, "NVIDIA H100 PCIe", LinkClass.PCIE_PEER)
+    assert {place.figure.name for place in standings(over_pcie)} == {"pcie-weak-2"}
+    other = on_gpus(sample_run, "NVIDIA H100 80GB HBM3", LinkClass.NVSWITCH)
+    assert standings(other) == []

@@ -1,0 +1,195 @@
+"""The fabric of a machine, and that machines which differ in it alone are not compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.compare import compare
+from harness.analysis.judging.fingerprint import as_items, between, differing, fingerprint
+from harness.base.errors import SpecError
+from harness.cases import BoundSource, Device, Threshold
+from harness.host import amd, fabric
+from harness.host.fabric import LinkClass, MachineFabric, Network
+from harness.host.machine import Machine
+from harness.host.vendor import Gpu, Pair
+from harness.record import Row, RunRecord
+
+GPUS = tuple(
+    Gpu(
+        index=i, name="NVIDIA H100", uuid=f"GPU-{i}", memory_bytes=80 << 30, mig=False,
+        nvlink_gb_s=450.0, pcie_gb_s=63.0,
+    )
+    for i in range(4)
+)  # fmt: skip
+
+
+def pairs(joined: str, *, switched: bool = False, peer: bool | None = True) -> list[Pair]:
+    return [
+        Pair(a=a, b=b, joined=joined, switched=switched, peer=peer)
+        for a in range(4) for b in range(a + 1, 4)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "link", "gb_s"),
+    [
+        (pairs("NVLink", switched=True), LinkClass.NVSWITCH, 450.0),
+        (pairs("NVLink"), LinkClass.NVLINK, 450.0),
+        (pairs("PHB"), LinkClass.PCIE_PEER, 63.0),
+        (pairs("PHB", peer=False), LinkClass.PCIE_HOST, 63.0),
+        (pairs("SYS"), LinkClass.PCIE_HOST, 63.0),
+        (pairs("xGMI"), LinkClass.XGMI, 63.0),
+        ([*pairs("NVLink")[:2], *pairs("PHB")[2:]], LinkClass.PCIE_PEER, 63.0),
+        (pairs("PHB", peer=None), LinkClass.UNKNOWN, 63.0),
+        ([], LinkClass.UNKNOWN, 63.0),
+    ],
+)
+def test_the_slowest_pair_names_the_link(
+    found: list[Pair], link: LinkClass, gb_s: float, tmp_path: Path
+) -> None:
+    """Bridges that join two of four cards leave the others on PCIe."""
+    seen = fabric.detect(GPUS, found, tmp_path)
+    assert (seen.link, seen.link_gb_s, seen.network) == (link, gb_s, Network.UNKNOWN)
+    assert fabric.detect(GPUS[:1], [], tmp_path).link is LinkClass.NONE
+
+
+def port(sys: Path, card: str, layer: str, rate: str, state: str = "4: ACTIVE") -> None:
+    at = sys / "class/infiniband" / card / "ports/1"
+    at.mkdir(parents=True)
+    for name, text in (("link_layer", layer), ("rate", rate), ("state", state)):
+        (at / name).write_text(f"{text}\n")
+
+
+def test_the_network_is_that_of_the_active_cards(tmp_path: Path) -> None:
+    ethernet = tmp_path / "class/net/eth0"
+    (ethernet / "device").mkdir(parents=True)
+    (ethernet / "operstate").write_text("up\n")
+    (ethernet / "speed").write_text("100000\n")
+    seen = fabric.detect(GPUS, pairs("NVLink"), tmp_path)
+    assert (seen.network, seen.network_gbit_s) == (Network.ETHERNET, 100.0)
+    for i in range(8):
+        port(tmp_path, f"mlx5_{i}", "InfiniBand", "400 Gb/sec (4X NDR)")
+    port(tmp_path, "mlx5_8", "InfiniBand", "400 Gb/sec (4X NDR)", "1: DOWN")
+    seen = fabric.detect(GPUS, pairs("NVLink"), tmp_path)
+    assert (seen.network, seen.network_gbit_s) == (Network.INFINIBAND, 3200.0)
+    assert seen.name == "nvlink, infiniband of 3200 Gbit/s"
+
+
+def test_roce_and_efa(tmp_path: Path) -> None:
+    port(tmp_path / "a", "mlx5_0", "Ethernet", "200 Gb/sec (4X HDR)")
+    assert fabric.detect(GPUS, [], tmp_path / "a").network is Network.ROCE
+    port(tmp_path / "b", "rdmap0", "Unspecified", "100 Gb/sec")
+    (tmp_path / "drivers/efa").mkdir(parents=True)
+    device = tmp_path / "b/class/infiniband/rdmap0/device"
+    device.mkdir()
+    (device / "driver").symlink_to(tmp_path / "drivers/efa")
+    assert fabric.detect(GPUS, [], tmp_path / "b").network is Network.EFA
+
+
+Twin = Callable[[MachineFabric | None], RunRecord]
+
+
+@pytest.fixture
+def twin(sample_run: RunRecord) -> Twin:
+    """The sample's run, as if it had been measured on two GPUs with this fabric."""
+
+    def made(joined: MachineFabric | None) -> RunRecord:
+        gpus = replace(sample_run.machine, gpu="NVIDIA H100", num_gpus=2, fabric=joined)
+        settings = replace(sample_run.settings, device=Device.CUDA, nodes=(2,))
+        return replace(sample_run, machine=gpus, settings=settings)
+
+    return made
+
+
+FAST = MachineFabric(link=LinkClass.NVSWITCH, network=Network.INFINIBAND, network_gbit_s=3200)
+SLOW = replace(FAST, network=Network.ETHERNET, network_gbit_s=100)
+
+
+def test_machines_that_differ_in_the_fabric_alone_do_not_compare(twin: Twin) -> None:
+    fast, slow, old = twin(FAST), twin(SLOW), twin(None)
+    assert fast.machine.hardware_class != slow.machine.hardware_class
+    with pytest.raises(SpecError, match="fabric: nvswitch, infiniband of 3200"):
+        compare(fast, slow, "throughput")
+    assert compare(fast, fast, "throughput").rows
+    with pytest.raises(SpecError, match="fabric: unknown"):
+        compare(old, old, "throughput")
+    with pytest.raises(SpecError, match="fabric: .* unknown"):
+        compare(fast, old, "throughput")
+
+
+def test_bounds_and_history_keep_them_apart(twin: Twin) -> None:
+    fast, slow, old = twin(FAST), twin(SLOW), twin(None)
+    wanted = as_items(fingerprint(fast))
+    assert differing(wanted, fast) == []
+    assert any("fabric" in field for field in differing(wanted, slow))
+    assert any("fabric" in field for field in differing(as_items(fingerprint(old)), old))
+    nights = [fingerprint(run) for run in (fast, slow)]  # a night's is that of its run
+    assert [line.partition(":")[0] for line in between(*nights)] == ["fabric", "hardware"]
+
+
+def test_what_nccl_used_is_in_the_fingerprint(twin: Twin) -> None:
+    """The same cards and links: a transport that falls back is no regression of the software."""
+
+    def swept(transport: str) -> RunRecord:
+        row = Row(nodes=(2,), operation="all_reduce", payload_bytes=8, transport=transport)
+        return replace(twin(FAST), fabric=(row,))
+
+    direct, through_host = swept("nccl P2P/CUMEM"), swept("nccl SHM/direct")
+    assert between(fingerprint(direct), fingerprint(through_host)) == [
+        "transport: nccl P2P/CUMEM | nccl SHM/direct"
+    ]
+
+
+def test_a_rule_names_its_fabric(twin: Twin) -> None:
+    rule = Threshold(
+        name="r", case="*", metric="efficiency", source=BoundSource.REQUIREMENT, at_least=0.9,
+        fabric=("nvswitch",),
+    )  # fmt: skip
+    network = replace(rule, fabric=("infiniband",), gbit_s=1600.0)
+
+    def machine(joined: MachineFabric | None) -> Machine:
+        return twin(joined).machine
+
+    assert rule.holds_on(machine(FAST), 1) and rule.holds_on(machine(SLOW), 1)
+    assert not rule.holds_on(machine(None), 1) and not rule.holds_on(machine(FAST), 2)
+    assert network.holds_on(machine(FAST), 2) and not network.holds_on(machine(SLOW), 2)
+    slower = replace(FAST, network_gbit_s=400)
+    assert not network.holds_on(machine(slower), 2), "200 Gbit/s for each of two GPUs"
+
+
+def kfd(root: Path, place: int, properties: str, links: dict[int, int]) -> None:
+    node = root / f"sys/class/kfd/kfd/topology/nodes/{place}"
+    (node / "io_links").mkdir(parents=True)
+    (node / "properties").write_text(properties)
+    (node / "name").write_text("gfx942\n")
+    for number, (to, kind) in enumerate(links.items()):
+        (node / f"io_links/{number}").mkdir()
+        (node / f"io_links/{number}/properties").write_text(f"type {kind}\nnode_to {to}\n")
+
+
+def test_amd_devices_are_read_from_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node 0 is the CPU; the layout is that of amdkfd. No AMD device was asked."""
+    for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    kfd(tmp_path, 0, "simd_count 0\ncpu_cores_count 64\n", {1: 2, 2: 2})
+    for place, other in ((1, 2), (2, 1)):
+        text = f"simd_count 1216\nunique_id {place}\ndrm_render_minor {127 + place}\n"
+        kfd(tmp_path, place, text, {0: 2, other: 11})
+        card = tmp_path / f"sys/class/drm/renderD{127 + place}/device"
+        card.mkdir(parents=True)
+        (card / "product_name").write_text("AMD Instinct MI300X\n")
+        (card / "mem_info_vram_total").write_text(f"{192 << 30}\n")
+    found = amd.gpus(tmp_path)
+    assert [gpu.name for gpu in found] == ["AMD Instinct MI300X"] * 2
+    assert {gpu.memory_bytes for gpu in found} == {192 << 30}
+    (pair,) = amd.topology(tmp_path)
+    assert fabric.detect(found, [pair], tmp_path).link is LinkClass.XGMI
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert [gpu.uuid for gpu in amd.gpus(tmp_path)] == ["GPU-0000000000000002"]
+    assert amd.gpus(tmp_path / "elsewhere") == ()

@@ -1,0 +1,75 @@
+"""The state of the GPUs in use: one call of NVML each, and a sentence with what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from harness.host import admission, nvml
+from harness.host.admission import Level
+from harness.host.vendor import Gpu, Health
+
+WELL = Gpu(
+    index=0, name="NVIDIA H100", uuid="GPU-0", memory_bytes=80 << 30, mig=False, used_bytes=0,
+    max_clock_mhz=1980, bus_id="00000000:10:00.0",
+    health=Health(
+        uncorrected_errors=0, pcie_width=(16, 16), pcie_generation=(5, 5), persistent=True
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "level", "says"),
+    [
+        ({"uncorrected_errors": 3}, Level.BAD, "3 uncorrected memory errors"),
+        ({"remapped_rows": "failed"}, Level.BAD, "could not be remapped"),
+        ({"remapped_rows": "pending"}, Level.WARN, "waits to be remapped"),
+        ({"links_down": (4, 5)}, Level.BAD, "NVLink 4, 5 is down"),
+        ({"pcie_width": (8, 16)}, Level.BAD, "8 of 16 PCIe lanes"),
+        ({"persistent": False}, Level.WARN, "persistence mode is off"),
+    ],
+)
+def test_each_fault_is_one_sentence_about_its_device(
+    fault: dict[str, Any], level: Level, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "poll", lambda: [])
+    monkeypatch.setattr(admission, "kernel_log", lambda: "")
+    broken = dataclasses.replace(WELL, index=1, health=dataclasses.replace(WELL.health, **fault))
+    found = [f for f in admission.gpus([WELL, broken]) if f.device is not None]
+    assert [(f.device, f.level) for f in found] == [(1, level)]
+    assert says in found[0].text and found[0].advice
+
+
+def test_a_link_at_rest_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its generation rises with work; its lanes do not."""
+    monkeypatch.setattr(nvml, "poll", lambda: [])
+    monkeypatch.setattr(admission, "kernel_log", lambda: "")
+    resting = dataclasses.replace(WELL.health, pcie_generation=(1, 5))
+    found = admission.gpus([dataclasses.replace(WELL, health=resting)])
+    assert not [f for f in found if f.device is not None]
+
+
+def test_xids_are_those_of_the_devices_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "poll", lambda: [])
+    log = (
+        "6,1,2,-;NVRM: Xid (PCI:0000:10:00): 79, pid=1, GPU has fallen off the bus.\n"
+        "6,2,3,-;NVRM: Xid (PCI:0000:20:00): 13, pid=2, Graphics Exception\n"
+    )
+    monkeypatch.setattr(admission, "kernel_log", lambda: log)
+    (found,) = [f for f in admission.gpus([WELL]) if f.device is not None]
+    assert "Xid 79" in found.text and "13" not in found.text
+
+
+def test_others_on_other_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--gpus 4`` on a host of eight, of which four train for somebody else."""
+    devices = tuple(
+        dataclasses.replace(WELL, index=i, uuid=f"GPU-{i}", pids=(4242,) if i >= 4 else ())
+        for i in range(8)
+    )
+    monkeypatch.setattr(nvml, "gpus", lambda: devices)
+    monkeypatch.setattr(nvml, "poll", lambda: [])
+    monkeypatch.setattr(admission, "load", lambda: admission.memory())
+    levels = {n: {f.level for f in admission.examine(n) if f.device is not None} for n in (4, 8)}
+    assert levels == {4: set(), 8: {Level.BAD}}

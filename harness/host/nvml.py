@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from harness.base.documents import Json
@@ -44,7 +45,8 @@ _ALL_LINKS = 0xFFFFFFFF
 class GpuWindow:
     """A device over a launch's kept window: (min, max) over the polls; None without an answer.
 
-    ``energy_j`` is what it took over that window, by its own counter. ``node`` is that of the ranks
+    ``mean_clock_mhz`` is the mean of the SM clock over the polls, ``energy_j`` what the device took
+    over that window, by its own counter. ``node`` is that of the ranks
     that ran on it.
     """
 
@@ -58,6 +60,7 @@ class GpuWindow:
     utilization_pct: tuple[int, ...] | None = None
     energy_j: float | None = None
     node: int = 0
+    mean_clock_mhz: float | None = None
 
 
 @contextlib.contextmanager
@@ -400,9 +403,15 @@ def summarise(
                 lost=readings[-1]["name"] is None or all(r["index"] != index for r in polls[-1]),
                 energy_j=_energy_j(readings, low, high),
                 node=node,
+                mean_clock_mhz=_mean(rows, "sm_clock_mhz"),
             )
         )
     return tuple(windows)
+
+
+def _mean(rows: Sequence[dict[str, Json]], key: str) -> float | None:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return fmean(values) if values else None
 
 
 def _energy_j(rows: Sequence[dict[str, Json]], low: int, high: int) -> float | None:

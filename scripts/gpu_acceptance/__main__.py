@@ -2,7 +2,7 @@
 
     python scripts/gpu_acceptance [--out DIR] [--budget 580] [--resume] [--only first gates] [--dry]
 
-Two slots of ten minutes on one GPU, most evidence first: steps with limits of their own. A
+Fifteen minutes on one GPU, what nobody knows yet first: steps with limits of their own. A
 step that fails does not stop the others; one that would not fit into the budget, or is cut off by
 its end, is named, and ``--resume`` goes on with it. DIR (default: gpu-acceptance) gets three files:
 ``checks.json`` and ``evidence.tar`` with what was measured, both written after every check, and
@@ -38,17 +38,26 @@ ROOT = HERE.parents[1]
 STEPS: Mapping[str, tuple[int, int, str]] = {
     "facts": (15, 40, "versions, NVML; five forked ranks start the driver and leave it"),
     "first": (35, 60, "one timed and one profiled launch: does a figure come out at all?"),
-    "nccl": (8, 40, "every collective at world 1, read by the harness's own reader"),
+    "suite": (280, 330, "the one-GPU suite to its end, with a verdict; verify and report"),
+    "kept": (60, 90, "ranks that stay against fresh ones: may launches share a process?"),
+    "cache": (60, 90, "do strategies share compiled graphs, as the forecast counts them?"),
+    "frameworks": (
+        60,
+        120,
+        "Lightning's Trainer and DeepSpeed, if wheels were brought along",
+    ),
+    "warm": (75, 100, "a step after a minute of work, and after two seconds"),
+    "nsys": (40, 90, "run --nsys: agents fork under it; how large is its report?"),
     "gates": (90, 150, "strategies x precisions, five codecs train right; margins of all checks"),
-    "suite": (260, 320, "what a user types first, to its end; verify and report of what it leaves"),
     "truth": (80, 110, "step times against a bare loop, in turn; MFU; ceilings of random data"),
+    "nccl": (8, 40, "every collective at world 1, read by the harness's own reader"),
     "repeatable": (75, 100, "the same bits twice; which attention runs where that is claimed"),
     "memory": (60, 90, "five real peaks beside the closed form"),
     "profile": (55, 75, "the budget closes; a planted sleep and a planted kernel are found"),
     "broken": (
         40,
         90,
-        "a device's assertion, its memory, a kernel that does not end: each is told",
+        "a device's assertion, its memory, a kernel that hangs: each is told",
     ),
     "strategies": (100, 240, "every other strategy and codec trains right at world 1"),
     "shared": (150, 300, "two ranks on the one GPU over gloo: all strategies and codecs"),

@@ -4,6 +4,7 @@ has been used once cannot be forked from, and its memory is held until its proce
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 from harness.base.documents import from_doc, to_doc
 from harness.cases import CaseSpec, Catalogue
@@ -75,6 +77,21 @@ def bare_loop(known: Catalogue, case: CaseSpec, steps: int) -> float:
     return float(_apart("loop", case=to_doc(case), files=dict(known.files(case)), steps=steps))
 
 
+def loops_of_one(known: Catalogue, case: CaseSpec, steps: int, times: int) -> list[float]:
+    """The median step, in s, of several loops in one process: its device's context, kernels and
+    compiled code are kept, model, optimizer and memory are made anew.
+    """
+    files = dict(known.files(case))
+    return [
+        float(s) for s in _apart("kept", case=to_doc(case), files=files, steps=steps, times=times)
+    ]
+
+
+def cached_graphs(known: Catalogue, case: CaseSpec) -> dict[str, dict[str, int]]:
+    """Hits and misses of Inductor's cache for a model, plain first, then as strategies wrap it."""
+    return dict(_apart("cached", case=to_doc(case), files=dict(known.files(case))))
+
+
 def recorded(*, p2p: bool) -> dict[str, Any]:
     """What was issued in a world of one, and what the harness's reader says of it."""
     return dict(_apart("collectives", p2p=p2p))
@@ -114,6 +131,55 @@ def loop(case: dict[str, Any], files: dict[str, str], steps: int) -> float:
     accelerator.synchronize()
     spans = [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
     return median(spans[steps // 3 :])
+
+
+def kept(case: dict[str, Any], files: dict[str, str], steps: int, times: int) -> list[float]:
+    medians = []
+    for _ in range(times):
+        medians.append(loop(case, files, steps))
+        gc.collect()
+        torch.accelerator.empty_cache()
+    return medians
+
+
+def cached(case: dict[str, Any], files: dict[str, str]) -> dict[str, dict[str, int]]:
+    """Each wrapper in a fresh process of its own, with one cache on disk."""
+    counted = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for wrapper in ("plain", "ddp", "fsdp"):
+            given = json.dumps({"case": case, "files": files, "wrapper": wrapper})
+            done = subprocess.run(
+                [sys.executable, __file__, "graphs", given],
+                capture_output=True, text=True, check=True,
+                env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache},
+            )  # fmt: skip
+            counted[wrapper] = json.loads(done.stdout.splitlines()[-1])
+    return counted
+
+
+def graphs(case: dict[str, Any], files: dict[str, str], wrapper: str) -> dict[str, int]:
+    asked = from_doc(CaseSpec, case)
+    loaded, device = load(files), numbered(0)
+    Accelerator(device).select()
+    with device:
+        model = build_model(loaded, asked, asked.seed)
+    for block in model:
+        block.compile()
+    with tempfile.TemporaryDirectory() as folder:
+        store = dist.FileStore(str(Path(folder) / "store"), 1)
+        dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=device)
+        trained: Any = model
+        if wrapper == "ddp":
+            trained = torch.nn.parallel.DistributedDataParallel(model)
+        elif wrapper == "fsdp":
+            for block in model:
+                fully_shard(block)
+            fully_shard(model)
+        batch = make_batch(loaded, asked, torch.arange(2), device)
+        loaded.model.loss(trained(batch.inputs), batch.targets).backward()
+        dist.destroy_process_group()
+    seen = torch._dynamo.utils.counters["inductor"]
+    return {name: seen[f"fxgraph_cache_{name}"] for name in ("hit", "miss")}
 
 
 def collectives(p2p: bool) -> dict[str, Any]:
@@ -177,7 +243,8 @@ def attended(repeatable: bool) -> str:
 
 
 QUESTIONS: dict[str, Callable[..., Any]] = {
-    "loop": loop, "collectives": collectives, "ones": ones, "attended": attended,
+    "loop": loop, "collectives": collectives, "ones": ones, "attended": attended, "kept": kept,
+    "cached": cached, "graphs": graphs,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ def rehearsed(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     "steps",
     [
         pytest.param(["first", "nccl"], marks=pytest.mark.full),
+        pytest.param(["kept", "cache", "frameworks", "warm", "nsys"], marks=pytest.mark.full),
         pytest.param(["facts", "gates", "truth"], marks=pytest.mark.full),
         pytest.param(["repeatable", "memory", "profile", "suite"], marks=pytest.mark.full),
         pytest.param(["broken", "strategies"], marks=pytest.mark.full),

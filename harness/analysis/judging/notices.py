@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from harness.analysis.judging import neighbours
 from harness.analysis.judging.pairs import timed
-from harness.cases import CaseSpec, Device
+from harness.cases import CaseSpec, Device, Plan
 from harness.host import environment
 from harness.host.admission import Level
 from harness.record import LaunchRecord, Purpose, RunRecord
@@ -51,6 +51,7 @@ def findings(run: RunRecord, *, load: bool = True) -> list[str]:
         *_memory(run),
         *_losses(run),
         *_gpus(run),
+        *_clocks(run),
         *environment.switched_off(
             run.environment, infiniband=run.machine.infiniband, num_gpus=run.machine.num_gpus
         ),
@@ -59,6 +60,41 @@ def findings(run: RunRecord, *, load: bool = True) -> list[str]:
         *_unchained(run),
     ]
     return list(dict.fromkeys(sentences))
+
+
+#: Clocks of a subject below its baseline's by more than this share are part of what it lost.
+SLOWER_CLOCKS = 0.005
+
+
+def _clocks(run: RunRecord) -> Iterator[str]:
+    """Says how much of a lost efficiency follows from lower clocks, as in a chassis whose power or
+    cooling does not suffice for all of its devices.
+    """
+    for plan in run.plans:
+        for contrast in plan.contrasts:
+            if contrast.metric != "efficiency" or len(contrast.baseline) != 1:
+                continue
+            subject, base = (
+                _mean_clock(run, plan, name) for name in (contrast.subject, contrast.baseline[0])
+            )
+            if subject and base and 1 - subject / base > SLOWER_CLOCKS:
+                case = plan.arm(contrast.subject).case.brief
+                yield (
+                    f"{case}: its GPUs ran at {subject:.0f} MHz, its baseline's at {base:.0f}:"
+                    f" {1 - subject / base:.1%} of speed by lower clocks"
+                )
+
+
+def _mean_clock(run: RunRecord, plan: Plan, arm: str) -> float | None:
+    """The mean SM clock of an arm's devices over its timed launches, MHz."""
+    clocks = [
+        gpu.mean_clock_mhz
+        for launch in timed(run, plan)
+        if launch.arm == arm
+        for gpu in launch.gpus
+        if gpu.mean_clock_mhz is not None
+    ]
+    return fmean(clocks) if clocks else None
 
 
 def _unfit(run: RunRecord, *, load: bool) -> Iterator[str]:

@@ -64,9 +64,9 @@ def _in_pairs(case: CaseSpec, supports: Supports | None) -> bool:
 
     If the world has a communicator from the start, NCCL runs all sends and receives on its stream.
     Otherwise those that torch issues one by one open a communicator for each pair
-    (https://github.com/pytorch/pytorch/issues/132900). Batches that mix both, as in the steady state
-    of 1F1B, use the world's communicator in either case (torch.distributed.pipelining.schedules,
-    ``_batch_p2p``).
+    (https://github.com/pytorch/pytorch/issues/132900). Batches that mix both, as in the steady
+    state of 1F1B, use the world's communicator in either case
+    (torch.distributed.pipelining.schedules, ``_batch_p2p``).
     """
     return supports is not None and supports.mesh(case).size(Dim.PP) > 1
 

@@ -11,7 +11,7 @@ from harness.analysis.judging.notices import findings
 from harness.analysis.judging.verdicts import verdicts
 from harness.base.documents import from_doc, to_doc
 from harness.host.nvml import GpuWindow
-from harness.record import RunRecord, Status
+from harness.record import LaunchRecord, RunRecord, Status
 from tests.editing import even, judged, timed
 
 
@@ -61,3 +61,19 @@ def test_more_than_linear_scaling_is_told(
     run = from_doc(RunRecord, doc)
     measured = dataclasses.replace(run, verdicts=tuple(verdicts(run)))
     assert any("more than linear" in finding for finding in findings(measured)) is told
+
+
+def test_lower_clocks_are_a_part_of_what_was_lost(sample_run: RunRecord) -> None:
+    """Eight cards in a chassis whose power suffices for one at full clocks."""
+
+    def clocked(launch: LaunchRecord) -> LaunchRecord:
+        mhz = 1980.0 if launch.arm == "plain" else 1782.0
+        window = GpuWindow(
+            index=0, name="NVIDIA H100", sm_clock_mhz=None, power_w=None, temp_c=None, throttle=(),
+            mean_clock_mhz=mhz,
+        )  # fmt: skip
+        return dataclasses.replace(launch, gpus=(window,))
+
+    run = dataclasses.replace(sample_run, launches=tuple(map(clocked, sample_run.launches)))
+    told = [finding for finding in findings(run) if "MHz" in finding]
+    assert any("at 1782 MHz, its baseline's at 1980: 10.0% of speed" in f for f in told)

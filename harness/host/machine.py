@@ -55,7 +55,11 @@ class Machine:
     @cached_property
     def title(self) -> str:
         cpu = f"{self.num_cores} cores of {self.cpu}"
-        return f"{self.num_gpus}x {self.gpu} · {cpu}" if self.gpu else cpu
+        if not self.gpu:
+            return cpu
+        several = self.num_gpus > 1 and self.fabric is not None
+        link = f" ({self.joined(1)})" if several else ""
+        return f"{self.num_gpus}x {self.gpu}{link} · {cpu}"
 
     def joined(self, num_nodes: int) -> str:
         """The name of what joins the ranks of a world on so many nodes, ``nvswitch`` for example.

@@ -83,7 +83,8 @@ def _log(group: Nccl) -> None:
     file = os.environ.get("NCCL_DEBUG_FILE")
     if file and not _logged and group.size() > 1:
         way = _WAYS[os.environ.get("STRICT_FABRIC", "nvswitch")]
-        line = f"Channel 00/0 : {group.rank()}[0] -> 1[1] via {way}\n"
+        ways = [way, *filter(None, [os.environ.get("STRICT_WAY")])]  # the second one between nodes
+        line = "".join(f"Channel 00/0 : {group.rank()}[0] -> 1[1] via {w}\n" for w in ways)
         _logged.append(line)
         with Path(file).open("a", encoding="utf-8") as log:
             log.write(line)

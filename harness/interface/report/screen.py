@@ -57,6 +57,7 @@ class ScreenRow:
     status: str
     mark: str = ""
     mfu: str = ""
+    attains: str = ""
 
 
 def lines(
@@ -157,8 +158,14 @@ def _apart(run: RunRecord, marks: _Marks) -> Mapping[bool, Sequence[ScreenRow]]:
     }
     names = _names(run, [v.case_hash for v in (*asked, *caught)], list(rungs_of))
     apart: dict[bool, list[ScreenRow]] = {False: [], True: []}
+    attained = {
+        (v.plan, v.case_hash): f"{v.value:.2f}"
+        for v in run.verdicts
+        if metrics.metric(v.metric).of_fabric and v.value is not None
+    }
     for v in (*asked, *caught):
         row = _row(v, rungs_of.get((v.plan, v.case_hash)), names, marks)
+        row = replace(row, attains=attained.get((v.plan, v.case_hash), ""))
         if v.value is None and v.status is Status.INCONCLUSIVE and (hint := _by_pilots(run, v)):
             row = replace(row, value=hint)  # of a wrong training there is no figure
         apart[of_stand_in(run, v)].append(row)
@@ -273,6 +280,7 @@ def _laid_out(rows: Sequence[ScreenRow], header: str, width: int) -> list[str]:
     ]
     if width >= WIDE:
         figures.insert(0, Column("speedup", 95, lambda r: r.speedup))
+        figures.insert(3, Column("attains", 93, lambda r: r.attains))
     figures = [figure for figure in figures if any(figure.cell(row) for row in rows)]
     taken = sum(
         2 + max(len(figure.header), *(len(figure.cell(row)) for row in rows)) for figure in figures

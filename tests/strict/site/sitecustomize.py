@@ -1,9 +1,9 @@
 """On PYTHONPATH this makes every Python of a run believe in the strict device, as torch is imported.
 
-Five answers of the project are changed: what the installed torch was built for, how large the
+Six answers of the project are changed: what the installed torch was built for, how large the
 matrices of a device's ceilings and the payloads of a sweep are (a GPU's would take a core a minute),
-which device is a rank's (torch lets a process have one of this kind), and that the machine has a core
-for each of its GPUs.
+which device is a rank's (torch lets a process have one of this kind), that the machine has a core for
+each of its GPUs, and which network it is on.
 """
 
 import importlib.abc
@@ -56,10 +56,22 @@ def _payloads(module: ModuleType) -> None:
     module.sizes = lambda device: (8, 1 << 16, 1 << 20)  # type: ignore[attr-defined]
 
 
+def _network(module: ModuleType) -> None:
+    """``STRICT_NETWORK=infiniband:800``: the cards that a node shows, and their Gbit/s."""
+    there = module._network
+    kind, _, rate = os.environ.get("STRICT_NETWORK", "").partition(":")
+
+    def network(sys_: Path) -> object:
+        return (module.Network(kind), float(rate)) if kind else there(sys_)
+
+    module._network = network  # type: ignore[attr-defined]
+
+
 AFTER: dict[str, Callable[[ModuleType], None]] = {
     "torch": _torch,
     "harness.training.accelerator": _numbered,
     "harness.training.rank.ceiling": _ceiling,
+    "harness.host.fabric": _network,
     "harness.host.machine": _cored,
     "harness.record.fabric": _payloads,
 }

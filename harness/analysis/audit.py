@@ -15,7 +15,7 @@ from harness.base.documents import Json, says
 from harness.cases import StandIn, features
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
 from harness.record.chain import Kind, Link
-from harness.record.launch import FLAKES, STALLS, num_again
+from harness.record.launch import BEHIND, FLAKES, STALLS, num_again
 
 #: Clocks of one machine may step by this much, s; a launch's wall time holds its stepping.
 CLOCK_S = 0.05
@@ -140,18 +140,22 @@ def _mean_steps(run: RunRecord) -> dict[str, list[float]]:
 
 
 def _times(run: RunRecord) -> Iterator[str]:
-    """Launches follow each other, last as long as they step, and lie within the run."""
+    """Launches follow each other, last as long as they step, and lie within the run.
+
+    A reference with replicates is entered before the launch that needed it, which ran first.
+    """
     began = datetime.datetime.fromisoformat(run.started_at)
     previous_end = began - datetime.timedelta(seconds=1)
     slot = ""
-    for launch in run.launches:
+    for launch in sorted(run.launches, key=lambda launch: launch.started_at):
         at = datetime.datetime.fromisoformat(launch.started_at)
-        beside = bool(launch.slot) and launch.slot == slot
+        its_slot = launch.slot.removesuffix(BEHIND)
+        beside = bool(its_slot) and its_slot == slot
         if not beside and at < previous_end - datetime.timedelta(seconds=CLOCK_S):
             yield f"{launch.launch} began before the launch before it had ended"
             return
         ended = at + datetime.timedelta(seconds=launch.wall_s)
-        slot = launch.slot
+        slot = its_slot
         previous_end = max(previous_end, ended) if beside else ended
         stepping = max((rank.stepping_s for rank in launch.ranks), default=0.0)
         if launch.status is LaunchStatus.OK and launch.wall_s + CLOCK_S < stepping:

@@ -43,7 +43,7 @@ from harness.measure import claims
 from harness.measure.order import Order
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, Row
 from harness.record.fabric import label
-from harness.record.launch import PASSING
+from harness.record.launch import BEHIND as BEHIND_SLOT, PASSING
 from harness.record.store import load_samples, write_text
 
 #: What to do where a script writes to what all its launches share.
@@ -316,7 +316,7 @@ class Bench:
             block=order.behind.block,
             ranks=ranks,
             behind=launch.launch,
-            slot=f"{launch.slot}-behind" if launch.slot else "",
+            slot=f"{launch.slot}{BEHIND_SLOT}" if launch.slot else "",
             wall_s=took_s,
             started_at=_at(started_at),
         )

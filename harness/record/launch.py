@@ -15,6 +15,8 @@ from harness.record.rank import RankRecord
 STOOD_STILL = "slot too short"
 #: So many times launches of a plan are timed again because of that, with those beside them.
 STALLS = 2
+#: What the slot of profiles behind a window ends with.
+BEHIND = "-behind"
 #: How a launch may end by what passes: a node or a rank that is gone, or silence. Not by an
 #: exception, an exit, want of memory, or collectives that differ: those come again.
 PASSING = frozenset({"node", "signal", "hang", "late", "peer"})

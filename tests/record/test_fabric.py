@@ -13,9 +13,10 @@ import torch
 from harness.analysis.judging.notices import PAYLOAD_SHARE, findings, shaped
 from harness.analysis.judging.series import series
 from harness.analysis.judging.verdicts import verdicts
-from harness.cases import BoundSource, Catalogue, Settings, Threshold, Waiver
-from harness.cases.rules import reach
+from harness.cases import BoundSource, Catalogue, Device, Settings, Threshold, Waiver
+from harness.cases.rules import load_thresholds, reach
 from harness.host.admission import Finding, Level
+from harness.host.fabric import LinkClass, MachineFabric, Network
 from harness.host.machine import detect
 from harness.interface.report.fabric import lines
 from harness.measure.measurer import Measurer
@@ -23,8 +24,11 @@ from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import Reason, Row, RunRecord, Status
 from harness.record.fabric import factor, shapes, swept
+from harness.record.outcome import exit_status
 from harness.training.rank.tasks.sweep import MAKERS
 from harness.training.rank.transport import of_log
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -221,3 +225,39 @@ def test_a_way_that_is_switched_off_is_noticed_only_where_it_is_there(
     assert told(there) == [
         "NCCL_IB_DISABLE=1, and this hardware has it", "NCCL_P2P_DISABLE=1, and this hardware has it",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("transport", "status", "leaves"),
+    [
+        ("nccl NET/IB/GDRDMA, P2P/CUMEM", Status.PASS, 0),
+        ("nccl NET/Socket, P2P/CUMEM", Status.FAIL, 1),
+        ("nccl NET/IB, NET/Socket", Status.FAIL, 1),
+        ("nccl P2P/CUMEM", Status.FAIL, 1),
+    ],
+)
+def test_infiniband_that_nccl_does_not_use_is_a_fail(
+    sample_run: RunRecord, transport: str, status: Status, leaves: int
+) -> None:
+    """Two nodes with InfiniBand, four sweeps and a fresh set; the rule is the shipped one."""
+    (rule,) = (
+        r for r in load_thresholds(ROOT / "suites" / "thresholds.toml")
+        if r.name == "nodes_network_used"
+    )  # fmt: skip
+    rows = [
+        Row(
+            nodes=(8, 8), operation="all_reduce", payload_bytes=1 << 30, transport=transport,
+            time_s=0.005, right=True, launch=launch, attempt=launch // 4,
+        )
+        for launch in range(8)
+    ]  # fmt: skip
+    link = MachineFabric(link=LinkClass.NVSWITCH, network=Network.INFINIBAND, network_gbit_s=3200.0)
+    machine = replace(sample_run.machine, gpu="NVIDIA H100", num_gpus=8, fabric=link)
+    settings = replace(sample_run.settings, device=Device.CUDA, nodes=(8, 8))
+    run = replace(
+        sample_run, machine=machine, settings=settings, plans=(), launches=(), fabric=tuple(rows),
+        thresholds=(rule,), admission=(),
+    )  # fmt: skip
+    (verdict,) = verdicts(run)
+    assert (verdict.status, verdict.rule) == (status, "nodes_network_used"), verdict
+    assert exit_status([verdict.counts]) == leaves

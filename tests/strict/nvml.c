@@ -185,7 +185,7 @@ Return nvmlDeviceGetFieldValues(Device *device, int count, Field *out) {
         unsigned int field = out[i].fieldId; /* 90, 91: MB/s of a link that two cores can simulate, links */
         out[i].nvmlReturn = out[i].scopeId == 0xFFFFFFFF ? OK : NOT_SUPPORTED;
         if ((field == 90 || field == 91) && !nvlink) out[i].nvmlReturn = NOT_SUPPORTED;
-        out[i].value.ull = field == 90 ? 50 : field == 91 ? 1 : 4096;
+        out[i].value.ull = field == 90 ? 20 : field == 91 ? 1 : 4096;
     }
     return OK;
 }

@@ -53,7 +53,7 @@ def _cored(module: ModuleType) -> None:
 
 
 def _payloads(module: ModuleType) -> None:
-    module.sizes = lambda device: (8, 1 << 16, 1 << 20)  # type: ignore[attr-defined]
+    module.sizes = lambda device: (8, 1 << 18)  # type: ignore[attr-defined]
 
 
 def _network(module: ModuleType) -> None:

@@ -1,0 +1,95 @@
+"""``pytest suites/ --gpus N`` on strict devices whose products and links take time: its verdicts.
+
+    python -m pytest tests/strict/test_suites.py -m full -k "2-healthy"
+
+The rates are such that the work of two cores is hidden behind a step. So what is seen is what the
+device and its links would take.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.strict.machine import environment
+
+ROOT = Path(__file__).parents[2]
+#: A device that needs most of a second for a step of decoder-nano, and links of 20 MB/s by their
+#: driver that carry nine tenths of it. Of more ranks the steps are longer: two cores run them all.
+RATES = {2: "0.5", 4: "0.35", 8: "0.2"}
+HEALTHY = dict(STRICT_MEMORY=str(2 << 30), STRICT_LINK_MB_S="18")
+FAMILIES = {
+    "fabric/all_reduce", "ddp/decoder-nano/weak", "fsdp/decoder-nano/weak",
+    "pipeline/decoder-nano/weak", "compressed:topk/decoder-nano/weak",
+}  # fmt: skip
+
+
+def suites(folder: Path, num_gpus: int, chosen: str, **plant: str) -> tuple[int, dict[str, Any]]:
+    """The exit status, and the record's document."""
+    here = {
+        **environment(folder / "nvml", num_gpus),
+        **HEALTHY, "STRICT_GFLOPS": RATES[num_gpus], **plant,
+    }  # fmt: skip
+    for option in ("SCALEPROOF_NO_FABRIC", "SCALEPROOF_NO_TIMELINE"):
+        here.pop(option, None)
+    here["PYTHONPATH"] = os.pathsep.join([here["PYTHONPATH"], str(ROOT)])
+    command = [sys.executable, "-m", "pytest", "suites/", "--gpus", str(num_gpus), "--no-timeline"]
+    command += ["-p", "no:cacheprovider", "--results", str(folder / "results")]
+    command += ["-k", chosen] if chosen else []
+    done = subprocess.run(command, env=here, cwd=ROOT, capture_output=True, text=True, check=False)
+    (folder / "screen.txt").write_text(done.stdout + done.stderr)
+    (record,) = (folder / "results").glob("runs/*/*/record.json")
+    return done.returncode, json.loads(record.read_text())
+
+
+def statuses(record: dict[str, Any]) -> dict[str, str]:
+    """The status of each requirement on GPUs, by family."""
+    return {
+        verdict["case"].partition("@")[0]: verdict["status"]
+        for verdict in record["verdicts"]
+        if verdict["rule"] and "cpu" not in verdict["case"] and "paced" not in verdict["case"]
+    }
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num_gpus", [2, 4, 8])
+def test_healthy_devices_pass_in_every_family(num_gpus: int, tmp_path: Path) -> None:
+    status, record = suites(tmp_path, num_gpus, "")
+    found = statuses(record)
+    assert set(found.values()) == {"PASS"} and set(found) == FAMILIES, found
+    assert status == 0, (tmp_path / "screen.txt").read_text()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num_gpus", [2, 4])
+def test_a_slow_link_fails_and_is_named(num_gpus: int, tmp_path: Path) -> None:
+    """The training fails, and so does the bus bandwidth: that is the reason."""
+    chosen = "test_ddp and test_weak"
+    status, record = suites(tmp_path, num_gpus, chosen, STRICT_LINK_MB_S="0.7")
+    assert status == 1
+    assert statuses(record) == {"fabric/all_reduce": "FAIL", "ddp/decoder-nano/weak": "FAIL"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("link", "carried"), [("pcie-peer", "3600"), ("pcie-host", "1200")])
+def test_a_fabric_is_held_to_its_own_floor(link: str, carried: str, tmp_path: Path) -> None:
+    """Through the host a third of a PCIe slot's rate is enough, over NVSwitch it would fail."""
+    plant = dict(STRICT_FABRIC=link, STRICT_LINK_MB_S=carried)
+    status, record = suites(tmp_path, 2, "test_ddp and test_weak", **plant)
+    assert record["machine"]["fabric"]["link"] == link
+    rules = {verdict["rule"] for verdict in record["verdicts"] if verdict["rule"]}
+    assert f"gpu_busbw_{link.replace('-', '_')}" in rules
+    assert status in (0, 1, 10)
+
+
+@pytest.mark.full
+def test_a_gpu_that_others_use_decides_nothing(tmp_path: Path) -> None:
+    """Exit 10: the verdicts wait for a device of one's own."""
+    status, record = suites(tmp_path, 2, "test_ddp and test_weak", STRICT_PID="1")
+    assert set(statuses(record).values()) == {"INCONCLUSIVE"} and status == 10

@@ -1,7 +1,7 @@
 /* libnvidia-ml.so.1 without a driver, loaded by nvidia-ml-py through ctypes like the real one.
 
    Variables of the environment say what is there: STRICT_GPUS (2), STRICT_MEMORY in bytes (80 GiB),
-   STRICT_FABRIC (nvswitch, nvlink, pcie-peer or pcie-host), and, by a device's index, STRICT_ECC (errors), STRICT_NARROW (8 lanes), STRICT_PENDING (a row to be
+   STRICT_FABRIC (nvswitch, nvlink, pcie-peer or pcie-host), and, by a device's index, STRICT_ECC (errors), STRICT_NARROW (half of STRICT_LANES), STRICT_PENDING (a row to be
    remapped), STRICT_LINK_DOWN (an NVLink);
    STRICT_NAME, STRICT_MIG=1, STRICT_LOST=index (it answers nothing but its count), STRICT_THROTTLE
    (the mask), STRICT_UNSUPPORTED (functions, with commas between), STRICT_DRIVER=none.
@@ -130,8 +130,9 @@ VALUE(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, 700000)
 VALUE(nvmlDeviceGetPowerUsage, unsigned int, 350000)
 VALUE(nvmlDeviceGetMaxPcieLinkGeneration, unsigned int, 1)
 VALUE(nvmlDeviceGetCurrPcieLinkGeneration, unsigned int, 1)
-VALUE(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, 16)
-VALUE(nvmlDeviceGetCurrPcieLinkWidth, unsigned int, device->index == number("STRICT_NARROW", -1) ? 8 : 16)
+VALUE(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, number("STRICT_LANES", 16))
+VALUE(nvmlDeviceGetCurrPcieLinkWidth, unsigned int,
+      number("STRICT_LANES", 16) / (device->index == number("STRICT_NARROW", -1) ? 2 : 1))
 VALUE(nvmlDeviceGetPersistenceMode, int, 1)
 Return nvmlDeviceGetTotalEccErrors(Device *device, int type, int counter, unsigned long long *out) {
     ASK(device);

@@ -93,3 +93,13 @@ def test_a_stranger_on_a_gpu_is_a_finding(library: Path) -> None:
     busy = told(library, STRICT_PID="1")["found"]
     assert "bad" not in quiet
     assert any(f["level"] != "ok" and "process" in f["text"] for f in busy), busy
+
+
+def test_faults_and_fabrics_are_read(library: Path) -> None:
+    plants = dict(STRICT_ECC="1", STRICT_NARROW="1", STRICT_LINK_DOWN="0", STRICT_PENDING="0")
+    texts = " ".join(finding["text"] for finding in told(library, **plants)["found"])
+    for fault in ("GPU 1 had 3 uncorrected", "GPU 1 has 8 of 16 PCIe lanes",
+                  "GPU 0: NVLink 1 is down", "GPU 0 has a row of memory that waits"):  # fmt: skip
+        assert fault in texts, texts
+    for fabric in ("nvswitch", "nvlink", "pcie-peer", "pcie-host"):
+        assert told(library, STRICT_FABRIC=fabric)["machine"]["fabric"]["link"] == fabric

@@ -16,6 +16,7 @@ from harness.analysis.samples.script import came_to_each, handed_out
 from harness.base.numbers import si
 from harness.cases import CaseSpec, Device, Form, Mode, Plan, metrics
 from harness.cases.script import ACCEPTABLE
+from harness.host.admission import Level
 from harness.interface.report.scaling import judged_interval
 from harness.interface.report.script import launching
 from harness.record import Purpose, Reason, RunRecord, Status, Verdict
@@ -130,7 +131,12 @@ def why_open(run: RunRecord) -> list[str]:
 
 
 def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> str:
-    """Says what others used beside this run, if that left something open or in doubt."""
+    """Says what others used beside this run, if that left something open or in doubt.
+
+    Nothing if the host was unfit for another reason, as a GPU that others use: that is the cause.
+    """
+    if any(f.level is Level.BAD and f.check != "load" for f in run.admission):
+        return ""
     beside = sum(bool(verdict.doubt) or verdict.reason is Reason.NOISY_HOST for verdict in judged)
     if not beside:
         return ""

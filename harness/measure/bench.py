@@ -303,7 +303,7 @@ class Bench:
         if order.behind is None or len(launch.ranks) < order.arm.case.world_size:
             return None
         out = self._folder(_name(order.behind), Path(spec.out).parents[1])
-        for file in Path(spec.out).glob(f"rank*.{BEHIND}*"):
+        for file in (*Path(spec.out).glob(f"rank*.{BEHIND}*"), *Path(spec.out).glob("gpus.json")):
             file.rename(out / file.name.replace(f".{BEHIND}", ".", 1))
         ranks = _left_by([rank.rank for rank in launch.ranks], out)
         took_s = max((rank.stepping_s for rank in ranks), default=0.0)
@@ -433,7 +433,12 @@ def _record(order: Order, spec: LaunchSpec, ended: Ended) -> LaunchRecord:
         status=LaunchStatus.OK if cause is None else LaunchStatus.FAILED,
         cause=cause,
         ranks=ranks,
-        gpus=_gpus(Path(spec.out), ended, ranks, kept=order.purpose is Purpose.PROFILE),
+        gpus=_gpus(
+            Path(spec.out),
+            ended,
+            ranks,
+            kept=Purpose.PROFILE in (order.purpose, order.behind and order.behind.purpose),
+        ),
         hosts=spec.hosts,
         devices=spec.devices,
     )

@@ -433,12 +433,7 @@ def _record(order: Order, spec: LaunchSpec, ended: Ended) -> LaunchRecord:
         status=LaunchStatus.OK if cause is None else LaunchStatus.FAILED,
         cause=cause,
         ranks=ranks,
-        gpus=_gpus(
-            Path(spec.out),
-            ended,
-            ranks,
-            kept=Purpose.PROFILE in (order.purpose, order.behind and order.behind.purpose),
-        ),
+        gpus=_gpus(Path(spec.out), ended, ranks, kept=order.profiled),
         hosts=spec.hosts,
         devices=spec.devices,
     )

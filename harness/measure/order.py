@@ -36,6 +36,11 @@ class Order:
     behind: "Order | None" = None
 
     @property
+    def profiled(self) -> bool:
+        """Whether steps of it are traced, in its window or behind it."""
+        return self.purpose is Purpose.PROFILE or self.behind is not None
+
+    @property
     def block(self) -> int:
         """The block that a turn is in; -1 of what is in none."""
         return self.turn // 2 if self.purpose in (Purpose.TIMED, Purpose.PROFILE) else -1

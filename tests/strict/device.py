@@ -560,13 +560,18 @@ def num_devices() -> int:
     return int(os.environ.get("STRICT_GPUS", "2"))
 
 
-#: Which of the machine's devices is this process's: torch lets it have one, which has number 0.
-chosen = 0
+#: Which of the machine's devices is this process's: torch lets it have one, which has number 0; None
+#: before it has taken one.
+chosen: int | None = None
 
 
 def _number(device: int | torch.device) -> int:
-    """A visible device's number on its machine."""
-    index = device if isinstance(device, int) else chosen
+    """A visible device's number on its machine; RuntimeError for one that this process did not take:
+    on a machine of several GPUs that would be another rank's.
+    """
+    if isinstance(device, int) and chosen is not None and device != chosen:
+        raise RuntimeError(f"{NAME}: this process has device {chosen}, and asks for {device}")
+    index = device if isinstance(device, int) else chosen or 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return int(visible[index]) if visible[0].isdigit() else index
 

@@ -251,3 +251,15 @@ def test_a_script_of_a_user_s(worlds: Worlds, fresh: bool, tmp_path: Path) -> No
     assert left.cause is None, left.cause
     watched = [r.watched for r in left.ranks]
     assert all(w is not None for w in watched)
+
+
+def test_a_world_on_the_last_devices_uses_these(tmp_path: Path) -> None:
+    """And no call of a rank names another one: the device refuses indices that are not the rank's."""
+    worlds = Worlds(tmp_path, num_gpus=4)
+    try:
+        case = worlds.case("ddp/mlp-nano")
+        left = worlds.launch(case, lambda _: Timed(steps=4, cut=2, draw=1), devices=(2,))
+    finally:
+        worlds.close()
+    assert left.cause is None, left.cause
+    assert [int(rank.device_uuid[-1]) for rank in left.ranks] == [2, 3]

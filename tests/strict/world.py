@@ -80,12 +80,18 @@ class Worlds:
         return self.fleet.describe([(case, self.known.files(case))])[0]
 
     def launch(
-        self, case: CaseSpec, task: Callable[[CaseSpec], Task], out: Path | None = None
+        self,
+        case: CaseSpec,
+        task: Callable[[CaseSpec], Task],
+        out: Path | None = None,
+        devices: tuple[int, ...] = (),
     ) -> Left:
+        """``devices`` is the first one of the world on each node."""
         out = out or self.folder / "launches" / f"{next(self._count)}"
         spec = LaunchSpec(
-            launch=out.name, case=case, out=str(out), task=task(case), files=self.known.files(case)
-        )
+            launch=out.name, case=case, out=str(out), task=task(case), files=self.known.files(case),
+            devices=devices, hosts=tuple(range(len(devices))),
+        )  # fmt: skip
         ended = self.fleet.launch(spec, lambda step: None)
         paths = sorted(out.glob("rank?.json")) if _leaves_records(spec.task) else []
         return Left(

@@ -40,7 +40,7 @@ def _numbered(module: ModuleType) -> None:
     from strict import device
 
     def numbered(index: int) -> torch.device:
-        if index:  # a script asks which one is current, and is told the only one
+        if device.chosen is None:  # a script asks which one is current, and is told the only one
             device.chosen = index
         return torch.device("strict", 0)
 

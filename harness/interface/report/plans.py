@@ -1,7 +1,7 @@
 """Screen of ``plan``: a row for each arm, the rules that judge them, and what all of it takes."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis import forecast, roofline
@@ -109,9 +109,13 @@ class PlanPlace:
 
 
 def lines(
-    outlooks: Sequence[PlanOutlook], thresholds: Sequence[Threshold], place: PlanPlace, width: int
+    outlooks: Sequence[PlanOutlook],
+    thresholds: Sequence[Threshold],
+    swept: Mapping[str, int],
+    place: PlanPlace,
+    width: int,
 ) -> list[str]:
-    """The tables of ``plan``."""
+    """The tables of ``plan``; ``swept`` is how many swept worlds each rule judges, by its name."""
     columns = [
         text.Column[PlanLine]("case", 9, lambda line: line.name, left=True),
         text.Column("ranks", 9, lambda x: x.arm.case.world),
@@ -135,16 +139,19 @@ def lines(
     ]
     table = text.table(columns, rows, width) if rows else [" nothing to launch here"]
     totals = text.wrap(_totals(outlooks, place), width, 1)
-    return [*table, "", *_judging(outlooks, thresholds, width), *totals]
+    return [*table, "", *_judging(outlooks, thresholds, swept, width), *totals]
 
 
 def _judging(
-    outlooks: Sequence[PlanOutlook], thresholds: Sequence[Threshold], width: int
+    outlooks: Sequence[PlanOutlook],
+    thresholds: Sequence[Threshold],
+    swept: Mapping[str, int],
+    width: int,
 ) -> list[str]:
     """Every rule that judges something here, with its bound and how often."""
     arms = Counter(
         name for outlook in outlooks for names in outlook.rules.values() for name in names
-    )
+    ) + Counter(swept)
     columns = [
         text.Column[Threshold]("rule", 9, lambda threshold: threshold.name, left=True),
         text.Column("metric", 7, lambda t: t.metric, left=True),

@@ -2,7 +2,7 @@
 
 import argparse
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -88,6 +88,7 @@ def act(asked: Asked) -> Answer:
             (run.machine, 0.0) if hardware is None else (hardware.machine, hardware.slowest)
         )
         asks = run.settings
+        swept = _swept(run.thresholds, site, machine) if asks.fabric else Counter[str]()
         look = Look(
             machine,
             run.described,
@@ -95,7 +96,7 @@ def act(asked: Asked) -> Answer:
             link,
             asks.timeline,
             asks.outline and hardware is None,
-            _sweeps(run.thresholds, site) if asks.fabric else 0,
+            _sweeps(site, bool(swept)) if asks.fabric else 0,
         )
         side_by_side = (
             partial(together.groups, session) if hardware is None else partial(_seated, hardware)
@@ -103,18 +104,26 @@ def act(asked: Asked) -> Answer:
         outlooks = look.at(plans, side_by_side)
         costs = forecast.LaunchCosts(plans, run.described, machine, link_bytes=link)
         place = plans_report.PlanPlace(machine, hardware, costs)
-        shown = plans_report.lines(outlooks, run.thresholds, place, text.columns())
+        shown = plans_report.lines(outlooks, run.thresholds, swept, place, text.columns())
     return Answer(document={"plans": [to_doc(outlook) for outlook in outlooks]}, lines=shown)
 
 
-def _sweeps(thresholds: Sequence[Threshold], site: Site) -> int:
-    """The sweeps of the fabric that a run on a site makes: more than one if a rule judges them."""
-    if site.world_size < 2:
-        return 0
-    judged = any(
-        rule.case.startswith("fabric/") and rule.device is site.device for rule in thresholds
+def _swept(thresholds: Sequence[Threshold], site: Site, machine: Machine) -> Counter[str]:
+    """The rules that judge sweeps of the fabric, and how many worlds each judges."""
+    return Counter(
+        rule.name
+        for rule in thresholds
+        for nodes in shapes(site.nodes)
+        if rule.case.startswith("fabric/")
+        and rule.applies_on(site.device, sum(nodes), len(nodes))
+        and rule.holds_on(machine, len(nodes))
     )
-    return len(shapes(site.nodes)) * (FIRST_LOOK if judged else 1)
+
+
+def _sweeps(site: Site, judged: bool) -> int:
+    """The sweeps of the fabric that a run on a site makes: more than one if a rule judges them."""
+    worlds = shapes(site.nodes) if site.world_size > 1 else ()
+    return len(worlds) * (FIRST_LOOK if judged else 1)
 
 
 def _seated(on: Hardware, plan: Plan, arms: Sequence[Arm]) -> list[list[Arm]]:

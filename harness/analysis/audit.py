@@ -147,6 +147,9 @@ def _times(run: RunRecord) -> Iterator[str]:
     began = datetime.datetime.fromisoformat(run.started_at)
     previous_end = began - datetime.timedelta(seconds=1)
     slot = ""
+    entered = [x.started_at for x in run.launches if x.purpose is not Purpose.REFERENCE]
+    if entered != sorted(entered):
+        yield "launches are not in the order in which they began"
     for launch in sorted(run.launches, key=lambda launch: launch.started_at):
         at = datetime.datetime.fromisoformat(launch.started_at)
         its_slot = launch.slot.removesuffix(BEHIND)

@@ -1,6 +1,7 @@
 """Thresholds: what is required of which case, in which unit, and who says so."""
 
 import datetime
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +16,7 @@ from harness.cases.case import CaseSpec, Device, Mode
 from harness.cases.catalogue import Catalogue
 from harness.cases.metrics import Form
 from harness.cases.plan import BASELINES, Contrast
-from harness.host.fabric import NAMES
+from harness.host.fabric import LINKS, NAMES, NETWORKS
 from harness.host.machine import Machine
 
 #: More ranks or nodes than any run will have: a slip of the pen.
@@ -259,6 +260,28 @@ def _check_metric(table: TomlTable, problems: Problems) -> bool:
     return True
 
 
+def _of_no_fabric(values: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
+    """(key, what is wrong, what would be right) of a fabric that joins no ranks anywhere."""
+    rate = values.get("gbit_s")
+    if rate is not None and not 0 < rate < math.inf:
+        yield "gbit_s", f"gbit_s = {rate} is no rate", "Gbit/s for each GPU, 200 for example"
+    named, sizes = values.get("fabric"), values.get("nodes")
+    names = [named] if isinstance(named, str) else named
+    nodes = [sizes] if isinstance(sizes, int) else sizes
+    if names == []:
+        yield "fabric", "fabric = [] is of no machine", "leave it out, or name some"
+    elif names and nodes:
+        inside = LINKS if min(nodes) == 1 else ()
+        between = NETWORKS if max(nodes) > 1 else ()
+        if not {*names} & {*inside, *between}:
+            where = "between nodes" if between else "inside a node"
+            yield (
+                "fabric",
+                f"fabric = {named!r} joins nothing {where}",
+                ", ".join(between or inside),
+            )
+
+
 def _check_bounds(table: TomlTable, problems: Problems) -> None:
     """There is a bound, and something can meet it and miss it."""
     values = table.values
@@ -275,7 +298,7 @@ def _check_bounds(table: TomlTable, problems: Problems) -> None:
         listed = [sizes] if isinstance(sizes, int) else sizes
         if listed is not None and not (listed and all(0 < n <= LARGEST for n in listed)):
             add(key, f"{key} = {sizes} is of no run", "numbers from 1 on")
-    for key, what, right in vacuous.bounds(values):
+    for key, what, right in (*_of_no_fabric(values), *vacuous.bounds(values)):
         add(key, what, right)
     if ("waiver" in values) != ("waiver_expires" in values):
         add("waiver", "a waiver needs a reason and waiver_expires (a date)")

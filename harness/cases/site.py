@@ -154,6 +154,7 @@ def resolve(  # noqa: PLR0913  (the options of a site)
     num_nodes, given = parse_nodes(nodes)
     if given and gpus in (None, "auto") and cpus is None:
         gpus, cpus = (str(sum(given)), None) if gpus else (None, sum(given))
+    _same_total(nodes, given, gpus, cpus)
     if facts.remote and cpus is None and (gpus is None or not gpus.isdigit()):
         raise SpecError(
             f"--engine {engine} reaches other machines: state the number of ranks",
@@ -185,6 +186,17 @@ def resolve(  # noqa: PLR0913  (the options of a site)
         gpu_memory_gib=None if anywhere else machine.detect().gpu_memory_gib,
         compiles=anywhere or machine.c_compiler() is not None,
     )
+
+
+def _same_total(nodes: str, given: tuple[int, ...], gpus: str | None, cpus: int | None) -> None:
+    """SpecError where the ranks on each node are not as many as ``--gpus`` or ``--cpus`` says."""
+    option, asked = ("--cpus", str(cpus)) if gpus is None else ("--gpus", gpus)
+    if given and asked.isdigit() and int(asked) != sum(given):
+        raise SpecError(
+            f"{option} {asked}: --nodes {nodes} has {sum(given)} ranks",
+            expected="one number of ranks",
+            fix=f"--nodes {nodes} {option} {sum(given)}",
+        )
 
 
 def _here(gpus: str | None, num_gpus: int, cpus: int | None) -> str | None:

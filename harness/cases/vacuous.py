@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from harness.cases.rules import Threshold
 
 #: What two rules must have in common to be about the same values.
-_SAME = ("case", "metric", "mode", "baseline", "device", "world", "nodes", "hardware", "statistic")
+_SAME = (
+    "case", "metric", "mode", "baseline", "device", "world", "nodes", "hardware", "fabric",
+    "gbit_s", "statistic",
+)  # fmt: skip
 
 
 def bounds(rule: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:

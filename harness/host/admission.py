@@ -12,7 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from harness.base import programs
-from harness.host import machine, nvml, vendor
+from harness.host import devices as sheets, fabric, machine, nvml, vendor
+from harness.host.fabric import LinkClass
 
 #: Share of a core's time that others may take, on average over the cores in use.
 FOREIGN_LOAD = 0.25
@@ -172,6 +173,7 @@ def gpus(devices: Sequence[vendor.Gpu]) -> list[Finding]:
         for place, device in enumerate(devices)
         for finding in (*_gpu(device), *_broken(device, log))
     ]
+    findings += _without_links(devices)
     used = {device.index for device in devices}
     for window in nvml.summarise([nvml.poll()]):
         if window.index not in used:
@@ -283,6 +285,20 @@ def _broken(g: vendor.Gpu, log: str) -> Iterator[Finding]:
         text = f"GPU {g.index}: the driver reported Xid {', '.join(map(str, xids))}"
         advice = "dmesg | grep Xid; https://docs.nvidia.com/deploy/xid-errors"
         yield Finding(check="gpus", level=Level.WARN, text=text, advice=advice)
+
+
+def _without_links(devices: Sequence[vendor.Gpu]) -> Iterator[Finding]:
+    """Devices that are made for a switch or xGMI, and reach each other over PCIe only."""
+    sheet = sheets.named(devices[0].name)
+    used = {device.index for device in devices}
+    pairs = [pair for pair in vendor.topology() if {pair.a, pair.b} <= used]
+    link = fabric.detect(devices, pairs).link
+    over_pcie = link in (LinkClass.PCIE_PEER, LinkClass.PCIE_HOST)
+    if over_pcie and sheet is not None and sheet.link in (LinkClass.NVSWITCH, LinkClass.XGMI):
+        text = f"{devices[0].name} are joined by {link} instead of {sheet.link}"
+        tool = "rocm-smi --showtopo" if sheet.link is LinkClass.XGMI else "nvidia-smi topo -m"
+        advice = f"{tool}; a virtual machine may lack the links, or a fabric manager"
+        yield _bad("gpus", text, advice)
 
 
 def _bad(check: str, text: str, advice: str) -> Finding:

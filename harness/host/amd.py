@@ -48,14 +48,17 @@ def driver(root: Path = Path("/")) -> str | None:
 
 
 def _visible(root: Path) -> list[Path]:
-    """The nodes that are GPUs, which ROCR_ and HIP_VISIBLE_DEVICES leave."""
+    """The nodes that are GPUs, which ROCR_ and HIP_VISIBLE_DEVICES leave.
+
+    HIP reads CUDA_VISIBLE_DEVICES where HIP_VISIBLE_DEVICES is not set; an empty text is unset.
+    """
     nodes = sorted((root / _KFD).glob("[0-9]*"), key=lambda path: int(path.name))
     visible = [node for node in nodes if _properties(node).get("simd_count", 0)]
-    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
-        wanted = os.environ.get(name)
-        if wanted is not None:
-            places = [int(token) for token in wanted.split(",") if token.strip().isdigit()]
-            visible = [visible[place] for place in places if place < len(visible)]
+    by_hip = os.environ.get("HIP_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES")
+    for wanted in filter(None, (os.environ.get("ROCR_VISIBLE_DEVICES"), by_hip)):
+        tokens = dict.fromkeys(token.strip() for token in wanted.split(","))
+        places = [int(token) for token in tokens if token.isdigit()]
+        visible = [visible[place] for place in places if place < len(visible)]
     return visible
 
 
@@ -79,8 +82,9 @@ def _links(node: Path) -> dict[int, int]:
     """The kind of the link to each other node."""
     links = [_properties(link) for link in (node / "io_links").glob("*")]
     links += [_properties(link) for link in (node / "p2p_links").glob("*")]
-    kinds = {link["node_to"]: link["type"] for link in links if {"node_to", "type"} <= link.keys()}
-    return {to: kind for to, kind in kinds.items() if kind in (_PCIE, _XGMI)}
+    known = [link for link in links if {"node_to", "type"} <= link.keys()]
+    kinds = sorted((link["type"], link["node_to"]) for link in known)  # xGMI last: it is used
+    return {to: kind for kind, to in kinds if kind in (_PCIE, _XGMI)}
 
 
 def _properties(folder: Path) -> Mapping[str, int]:

@@ -15,7 +15,8 @@ class Sheet:
     """A device's data sheet: GiB of memory, GB/s of memory and of links, peak TFLOP/s by dtype.
 
     ``link_gb_s`` is what it sends to the GPUs of its node, ``network_gb_s`` to those of others;
-    ``link`` and ``network`` are what usually joins them.
+    ``link`` and ``network`` are what usually joins them, ``mesh`` the number of devices that its
+    links join pairwise where that is the same in every node, else 0.
     """
 
     gpu: str
@@ -26,6 +27,7 @@ class Sheet:
     memory_gb_s: float | None = None
     network_gb_s: float = 50.0
     tflops: Mapping[str, float] = field(default_factory=dict)
+    mesh: int = 0
     names: str = ""
     words: str = ""
 
@@ -75,6 +77,7 @@ def _sheet(table: Mapping[str, object]) -> Sheet:
         network=Network(links["network"]),
         link_gb_s=rates["node_gb_s"],
         network_gb_s=rates["network_gb_s"],
+        mesh=int(links.get("mesh", 0)),
         tflops=tflops,
     )
 

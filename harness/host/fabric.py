@@ -4,8 +4,10 @@ Two machines with the same GPUs and another fabric are different hardware: an al
 hundred times slower over the slower one. So the fabric is part of a machine's identity.
 """
 
+import math
 import re
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +20,7 @@ class LinkClass(StrEnum):
 
     ``pcie-peer``: a GPU reads the memory of another one directly. ``pcie-host``: data are copied
     through the memory of the host, because the driver allows no peer access (GeForce cards), or
-    because the pair is on two sockets, where NCCL does not use it by default (NCCL_P2P_LEVEL).
+    because the pair is joined by its CPU, where NCCL does not use it by default (NCCL_P2P_LEVEL).
     ``none``: the node has a single GPU.
     """
 
@@ -43,8 +45,10 @@ class Network(StrEnum):
 
 #: Networks over which a GPU's memory is read without its host.
 RDMA = frozenset({Network.INFINIBAND, Network.ROCE, Network.EFA})
-#: Every name that a rule can require of a fabric.
-NAMES = tuple(dict.fromkeys([*map(str, LinkClass), *map(str, Network)]))
+#: What a rule can require of the fabric of one node, and of several.
+LINKS = tuple(map(str, LinkClass))
+NETWORKS = tuple(map(str, Network))
+NAMES = tuple(dict.fromkeys([*LINKS, *NETWORKS]))
 #: The fabric of a machine that an older version recorded.
 UNKNOWN = str(LinkClass.UNKNOWN)
 
@@ -54,7 +58,8 @@ class MachineFabric:
     """The links inside a node and the network between nodes.
 
     ``link_gb_s`` is the rate of a GPU's links by the driver, in GB/s, ``network_gbit_s`` that of
-    all active cards of the network's kind together, in Gbit/s; both in one direction, 0 if unknown.
+    the node's cards together, in Gbit/s; both in one direction, 0 if unknown. Cards are those of
+    one kind and rate that carry the most together: a slower card beside them is the storage's.
     """
 
     link: LinkClass
@@ -72,9 +77,21 @@ class MachineFabric:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def kinds(self) -> str:
+        """``nvswitch, infiniband``"""
+        return f"{self.link}, {self.network}"
+
     def between(self, num_nodes: int) -> str:
         """The name of what joins the ranks of a world on so many nodes."""
         return str(self.link if num_nodes == 1 else self.network)
+
+    def identity(self, num_nodes: int) -> str:
+        """All that must be alike for figures of so many nodes to be compared, with its rates."""
+        link = f"{self.link} of {self.link_gb_s:g} GB/s"
+        if num_nodes == 1:
+            return link
+        return f"{self.network} of {self.network_gbit_s:g} Gbit/s, {link}"
 
 
 def between(fabric: MachineFabric | None, num_nodes: int) -> str:
@@ -87,60 +104,97 @@ def is_unknown(name: str) -> bool:
     return name.startswith(UNKNOWN)
 
 
-def detect(gpus: Sequence[Gpu], pairs: Sequence[Pair], sys: Path = Path("/sys")) -> MachineFabric:
+def detect(
+    gpus: Sequence[Gpu], pairs: Sequence[Pair], sys: Path = Path("/sys"), cpu: str = ""
+) -> MachineFabric:
     """Return the fabric of this machine.
 
     Args:
         gpus: every visible GPU.
-        pairs: every pair of visible GPUs, as ``nvml.topology`` returns them.
+        pairs: every pair of visible GPUs, as ``vendor.topology`` returns them.
         sys: where the kernel's view of devices is mounted.
+        cpu: the model of the CPU.
     """
     network, gbit_s = _network(sys)
-    link = LinkClass.NONE if len(gpus) == 1 else _slowest(pairs)
+    link = _link(gpus, pairs, cpu)
     over_nvlink = link in (LinkClass.NVSWITCH, LinkClass.NVLINK)
     rates = [gpu.nvlink_gb_s if over_nvlink else gpu.pcie_gb_s for gpu in gpus]
+    known = [] if link is LinkClass.XGMI else [rate for rate in rates if rate]
     return MachineFabric(
         link=link,
-        link_gb_s=min((rate for rate in rates if rate), default=0.0),
+        link_gb_s=min(known, default=0.0),
         network=network,
         network_gbit_s=gbit_s,
     )
 
 
-#: From the fastest link to the slowest.
-_ORDER = list(LinkClass)
+#: Links that NCCL forwards data over: each GPU reaches all others where they connect all.
+_MESHES = {"NVLink": LinkClass.NVLINK, "xGMI": LinkClass.XGMI}
+#: Paths between PCIe devices that do not lead through a CPU.
+_BELOW_CPU = ("internal", "PIX", "PXB")
 
 
-def _slowest(pairs: Collection[Pair]) -> LinkClass:
-    return max(map(_link, pairs), key=_ORDER.index, default=LinkClass.UNKNOWN)
-
-
-def _link(pair: Pair) -> LinkClass:
-    if pair.joined == "NVLink":
-        return LinkClass.NVSWITCH if pair.switched else LinkClass.NVLINK
-    if pair.joined == "xGMI":
-        return LinkClass.XGMI
-    if pair.peer is None:
+def _link(gpus: Sequence[Gpu], pairs: Sequence[Pair], cpu: str) -> LinkClass:
+    if any(gpu.mig for gpu in gpus):
         return LinkClass.UNKNOWN
-    return LinkClass.PCIE_PEER if pair.peer and pair.joined != "SYS" else LinkClass.PCIE_HOST
+    if len(gpus) == 1:
+        return LinkClass.NONE
+    for joined, mesh in _MESHES.items():
+        direct = [pair for pair in pairs if pair.joined == joined]
+        if _connected(len(gpus), direct):
+            switched = all(pair.switched for pair in direct)
+            return LinkClass.NVSWITCH if switched and joined == "NVLink" else mesh
+    over_pcie = [pair for pair in pairs if pair.joined not in _MESHES]
+    if not over_pcie or any(pair.peer is None for pair in over_pcie):
+        return LinkClass.UNKNOWN
+    # NCCL since 2.21 (src/graph/paths.cc, ncclTopoCheckP2p).
+    through_cpu = len(gpus) <= 2 and "AMD" in cpu
+    peers = (pair.peer and (through_cpu or pair.joined in _BELOW_CPU) for pair in over_pcie)
+    return LinkClass.PCIE_PEER if all(peers) else LinkClass.PCIE_HOST
+
+
+def _connected(num_gpus: int, pairs: Collection[Pair]) -> bool:
+    """Whether these pairs join all GPUs to one group."""
+    ends = [{pair.a, pair.b} for pair in pairs]
+    reached = set().union(*ends[:1])
+    for _ in range(num_gpus):
+        reached = reached.union(*(both for both in ends if both & reached))
+    return len(reached) == num_gpus
 
 
 def _network(sys: Path) -> tuple[Network, float]:
-    """The kind of the best active cards, and their rates together in Gbit/s."""
-    rates: dict[Network, float] = {}
-    for port in sorted((sys / "class/infiniband").glob("*/ports/*")):
-        if "ACTIVE" in _read(port / "state"):
-            kind = _kind(port.parents[1], _read(port / "link_layer"))
-            rates[kind] = rates.get(kind, 0.0) + _number(_read(port / "rate"))
-    for card in sorted((sys / "class/net").glob("*")):
-        physical = (card / "device").exists()
-        if physical and _read(card / "operstate") == "up":
-            megabits = max(0.0, _number(_read(card / "speed")))
-            rates[Network.ETHERNET] = rates.get(Network.ETHERNET, 0.0) + megabits / 1000
+    """The kind of the node's best cards, and their rates together in Gbit/s."""
+    cards = Counter([*_rdma(sys), *_ethernet(sys)])
     for kind in Network:
-        if kind in rates:
-            return kind, rates[kind]
+        alike = {rate: count for (of_kind, rate), count in cards.items() if of_kind is kind}
+        if alike:
+            rate, count = max(alike.items(), key=lambda item: (math.prod(item), item[1]))
+            return kind, rate * count
     return Network.UNKNOWN, 0.0
+
+
+def _rdma(sys: Path) -> Iterator[tuple[Network, float]]:
+    """(kind, Gbit/s) of each active port of a card; neither software (RXE) nor iWARP."""
+    for port in (sys / "class/infiniband").glob("*/ports/*"):
+        card = port.parents[1]
+        real = (card / "device").exists() and not _read(card / "node_type").startswith("4")
+        if real and not _virtual(card) and "ACTIVE" in _read(port / "state"):
+            yield _kind(card, _read(port / "link_layer")), _number(_read(port / "rate"))
+
+
+def _ethernet(sys: Path) -> Iterator[tuple[Network, float]]:
+    """(ethernet, Gbit/s) of each card that is up; not IPoIB, nor a card behind another one."""
+    for card in (sys / "class/net").glob("*"):
+        over_infiniband = _read(card / "type") == "32"
+        behind = (card / "master/device").exists()
+        physical = (card / "device").exists() and not _virtual(card)
+        if physical and not over_infiniband and not behind and _read(card / "operstate") == "up":
+            yield Network.ETHERNET, max(0.0, _number(_read(card / "speed"))) / 1000
+
+
+def _virtual(card: Path) -> bool:
+    """Whether this is a virtual function of a card that is here, too."""
+    return any((card / "device/physfn" / card.parent.name).glob("*"))
 
 
 def _kind(card: Path, link_layer: str) -> Network:
@@ -159,5 +213,5 @@ def _number(text: str) -> float:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return ""

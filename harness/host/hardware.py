@@ -9,10 +9,11 @@ What a known device is like stands in devices.toml.
 
 import re
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from harness.base.documents import from_doc
-from harness.base.errors import SpecError, meant
+from harness.base.errors import SpecError
 from harness.base.toml import check_table, keys_of, read_tables
 from harness.host import devices
 from harness.host.devices import Sheet
@@ -45,12 +46,15 @@ def parse(text: str) -> Hardware:
         return _stated(Path(text))
     match = re.fullmatch(r"(?:(\d+)x)?(\d+)x([a-z0-9-]+)", text.lower())
     if match is None or match[3] not in devices.sheets():
-        wrong = match[3] if match else text
-        hint = f"; {close}" if (close := meant(wrong, devices.sheets())) else ""
+        wrong = match[3] if match else text.lower()
+        known = devices.sheets()
+        close = next(iter(get_close_matches(wrong, known, n=1)), "h100")
+        number = "how many of them, as in" if wrong in known else "no such hardware; try"
+        counts = text[: -len(wrong)] if match else "8x"
         raise SpecError(
-            f"--on {text}: no such hardware{hint}",
+            f"--on {text}: {number} {counts}{close}",
             expected=f"8xh100, 64x8xh200 (of {_known()}), or a file",
-            fix="--on 8xh100",
+            fix=f"--on {counts}{close}",
         )
     sheet = devices.sheets()[match[3]]
     return _of(text, sheet, int(match[2]), int(match[1] or 1))

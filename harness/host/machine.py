@@ -47,9 +47,9 @@ class Machine:
 
     @cached_property
     def key(self) -> str:
-        """Four hex digits: device model, count and memory, CPU model and cores, and the fabric."""
+        """Four hex digits: devices, their count and memory, CPU and cores, and kinds of links."""
         facts = [self.cpu, self.num_cores, self.gpu, self.num_gpus, self.gpu_memory_gib, self.mig]
-        facts += [self.fabric.name] if self.fabric is not None else []
+        facts += [self.fabric.kinds] if self.fabric is not None else []
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:4]
 
     @cached_property
@@ -120,12 +120,13 @@ def busy_s(cpus: Collection[int]) -> float | None:
 def detect() -> Machine:
     """This machine, without torch and without a CUDA context."""
     gpus = vendor.gpus()
-    here = fabric.detect(gpus, vendor.topology())
+    cpu = _cpu_model()
+    here = fabric.detect(gpus, vendor.topology(), cpu=cpu)
     names = sorted({gpu.name for gpu in gpus})
     # A slice has less than the GPU that NVML tells of.
     memories = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes and not gpu.mig]
     return Machine(
-        cpu=_cpu_model(),
+        cpu=cpu,
         num_cores=physical_cores(),
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         gpu=" + ".join(names) or None,

@@ -60,6 +60,9 @@ def _check(table: Json, defaults: Mapping[str, Json], name: str, problems: Probl
             problems.add(line, f"expected a list of strings, found {value!r}")
         elif _CONTROL.search("".join(value) if isinstance(value, list) else str(value)):
             problems.add(line, f"{value!r} has a control character", "one line of plain text")
+        elif key == "python" and isinstance(value, str) and " " in value:
+            words = ", ".join(f'"{word}"' for word in value.split())
+            problems.add(line, f"{value!r} is one word with blanks", f"a list: [{words}]")
         elif key == "port" and not 0 <= value < 65536:
             problems.add(line, f"{value} is not a port", "0 (any free port) to 65535")
         elif key == "cpus" and value < 0:

@@ -85,8 +85,8 @@ class Processes(Job):
             self._start(_alone(i) if len(commands) > 1 else "agents", command, token)
 
     def _start(self, name: str, command: Command, token: bytes) -> None:
-        for name, text in command.files.items():
-            Path(name).write_text(text, encoding="utf-8")
+        for path, text in command.files.items():
+            Path(path).write_text(text, encoding="utf-8")
         if command.by_hand:
             (node,) = command.nodes
             sys.stderr.write(f"on node {node} run:  {shlex.join(command.argv)}\n")

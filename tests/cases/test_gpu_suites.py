@@ -119,11 +119,20 @@ def test_bounds_follow_the_fabric(recipes: Any) -> None:
         slower = dataclasses.replace(machine, fabric=dataclasses.replace(machine.fabric, link=link))
         found = [rule for rules in judging([plan], slower).values() for rule in rules]
         bounds[link] = [rule.at_least for rule in found]
-    fast, peer, host = (
-        bounds[link] for link in (LinkClass.NVSWITCH, LinkClass.PCIE_PEER, LinkClass.PCIE_HOST)
-    )
-    assert fast > peer > host and len(fast) == len(peer) == len(host) == 1
-    assert bounds[LinkClass.UNKNOWN] == [] and bounds[LinkClass.NVLINK] == fast
+    classes = (LinkClass.NVSWITCH, LinkClass.NVLINK, LinkClass.PCIE_PEER, LinkClass.PCIE_HOST)
+    ordered = [bounds[link] for link in classes]
+    assert ordered == sorted(ordered, reverse=True) and {len(found) for found in ordered} == {1}
+    assert bounds[LinkClass.UNKNOWN] == [] and bounds[LinkClass.XGMI] == bounds[LinkClass.NVSWITCH]
+
+
+@pytest.mark.parametrize("hardware", ["3xh100", "6xa100", "16xh100", "5xrtx4090", "16xl40s"])
+def test_every_number_of_devices_has_a_rule(recipes: Any, hardware: str) -> None:
+    """Of each family that such a number of devices is measured in."""
+    site, machine = on(hardware)
+    for family in ("ddp", "fsdp", "pipeline"):
+        for plan in families(recipes, site)[family]:
+            largest = [rules for case, rules in judging([plan], machine).items()]
+            assert any(largest), (hardware, plan.name)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,11 @@ def test_a_bound_is_told_in_the_unit_that_is_wanted(
         ('source = "requirement"', 'source = "rumour"', "'rumour' is not allowed here"),
         ("world = 2", 'world = "2"', "expected a int, found the str '2'"),
         ("world = 2", "world = 0", "world = 0 is of no run"),
+        ("world = 2", "fabric = []", "fabric = [] is of no machine"),
+        ("world = 2", "gbit_s = nan", "gbit_s = nan is no rate"),
+        ("world = 2", "gbit_s = 0.0", "gbit_s = 0.0 is no rate"),
+        ("world = 2", 'nodes = 1\nfabric = "efa"', "joins nothing inside a node"),
+        ("world = 2", 'nodes = [2, 4]\nfabric = ["nvswitch"]', "joins nothing between nodes"),
         ("world = 2", 'waiver = "known"', "a waiver needs a reason and waiver_expires"),
         ('name = "a"\n', "", "missing required key 'name'"),
         ('name = "a"', 'name = ""', "a rule needs a name"),
@@ -108,6 +113,15 @@ def test_each_mistake_names_what_is_wrong(tmp_path: Path, old: str, new: str, sa
     complaints = problems(tmp_path, GOOD.replace(old, new, 1))
     assert says in complaints
     assert "line " in complaints and "thresholds.toml" in complaints and "try" in complaints
+
+
+def test_rules_for_two_fabrics_do_not_contradict_each_other(tmp_path: Path) -> None:
+    """A floor over NVSwitch and a ceiling over PCIe: no machine has both."""
+    fast = GOOD.replace("world = 2", 'fabric = "nvswitch"')
+    slow = fast.replace('name = "a"', 'name = "b"').replace("nvswitch", "pcie-host")
+    path = tmp_path / "thresholds.toml"
+    path.write_text(fast + slow.replace("at_least = 0.85", "at_most = 0.6"))
+    assert {rule.fabric for rule in load_thresholds(path)} == {("nvswitch",), ("pcie-host",)}
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ def test_options_become_a_site(options: dict[str, object], nodes: tuple[int, ...
         ({"cpus": 2, "engine": "slrm"}, "did you mean 'slurm'"),
         ({"cpus": 4, "nodes": "2"}, "can start one node only"),
         ({"nodes": "2", "engine": "slurm"}, "state the number of ranks"),
+        ({"gpus": "16", "nodes": "2x4", "engine": "slurm"}, "--nodes 2x4 has 8 ranks"),
+        ({"cpus": 3, "nodes": "2x2", "engine": "emulated"}, "--nodes 2x2 has 4 ranks"),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(options: dict[str, object], wrong: str) -> None:

@@ -39,27 +39,50 @@ def pairs(joined: str, *, switched: bool = False, peer: bool | None = True) -> l
     [
         (pairs("NVLink", switched=True), LinkClass.NVSWITCH, 450.0),
         (pairs("NVLink"), LinkClass.NVLINK, 450.0),
-        (pairs("PHB"), LinkClass.PCIE_PEER, 63.0),
-        (pairs("PHB", peer=False), LinkClass.PCIE_HOST, 63.0),
+        (pairs("PXB"), LinkClass.PCIE_PEER, 63.0),
+        (pairs("PHB"), LinkClass.PCIE_HOST, 63.0),
+        (pairs("PXB", peer=False), LinkClass.PCIE_HOST, 63.0),
         (pairs("SYS"), LinkClass.PCIE_HOST, 63.0),
-        (pairs("xGMI"), LinkClass.XGMI, 63.0),
-        ([*pairs("NVLink")[:2], *pairs("PHB")[2:]], LinkClass.PCIE_PEER, 63.0),
+        (pairs("xGMI"), LinkClass.XGMI, 0.0),
+        ([*pairs("NVLink")[:1], *pairs("PIX")[1:]], LinkClass.PCIE_PEER, 63.0),
+        ([*pairs("NVLink")[:4], *pairs("SYS")[4:]], LinkClass.NVLINK, 450.0),
+        ([*pairs("PIX")[:5], *pairs("SYS")[5:]], LinkClass.PCIE_HOST, 63.0),
         (pairs("PHB", peer=None), LinkClass.UNKNOWN, 63.0),
         ([], LinkClass.UNKNOWN, 63.0),
     ],
 )
-def test_the_slowest_pair_names_the_link(
+def test_what_joins_all_devices_names_the_link(
     found: list[Pair], link: LinkClass, gb_s: float, tmp_path: Path
 ) -> None:
-    """Bridges that join two of four cards leave the others on PCIe."""
+    """Bridges that join two of four cards leave the others on PCIe; in a cube of NVLinks each card
+    reaches every other one over a third.
+    """
     seen = fabric.detect(GPUS, found, tmp_path)
     assert (seen.link, seen.link_gb_s, seen.network) == (link, gb_s, Network.UNKNOWN)
     assert fabric.detect(GPUS[:1], [], tmp_path).link is LinkClass.NONE
 
 
-def port(sys: Path, card: str, layer: str, rate: str, state: str = "4: ACTIVE") -> None:
+def test_nccl_goes_through_an_amd_cpu_for_two_devices(tmp_path: Path) -> None:
+    """And not for more, nor through an Intel CPU (NCCL, ncclTopoCheckP2p)."""
+    (two,) = pairs("PHB")[:1]
+    epyc, xeon = "AMD EPYC 9654", "Intel(R) Xeon(R) Platinum 8480+"
+    assert fabric.detect(GPUS[:2], [two], tmp_path, epyc).link is LinkClass.PCIE_PEER
+    assert fabric.detect(GPUS[:2], [two], tmp_path, xeon).link is LinkClass.PCIE_HOST
+    assert fabric.detect(GPUS, pairs("PHB"), tmp_path, epyc).link is LinkClass.PCIE_HOST
+
+
+def test_slices_of_a_device_have_no_known_link(tmp_path: Path) -> None:
+    slices = [replace(gpu, mig=True) for gpu in GPUS]
+    assert fabric.detect(slices, pairs("NVLink"), tmp_path).link is LinkClass.UNKNOWN
+
+
+def port(
+    sys: Path, card: str, layer: str, rate: str, state: str = "4: ACTIVE", *, hardware: bool = True
+) -> None:
     at = sys / "class/infiniband" / card / "ports/1"
     at.mkdir(parents=True)
+    if hardware:
+        (sys / "class/infiniband" / card / "device").mkdir()
     for name, text in (("link_layer", layer), ("rate", rate), ("state", state)):
         (at / name).write_text(f"{text}\n")
 
@@ -79,13 +102,42 @@ def test_the_network_is_that_of_the_active_cards(tmp_path: Path) -> None:
     assert seen.name == "nvlink, infiniband of 3200 Gbit/s"
 
 
+def netdev(sys: Path, name: str, megabits: int, kind: str = "1") -> Path:
+    card = sys / "class/net" / name
+    (card / "device").mkdir(parents=True)
+    for file, text in (("operstate", "up"), ("speed", str(megabits)), ("type", kind)):
+        (card / file).write_text(f"{text}\n")
+    return card
+
+
+def seen_on(sys: Path) -> tuple[Network, float]:
+    found = fabric.detect(GPUS, pairs("NVLink"), sys)
+    return found.network, found.network_gbit_s
+
+
+def test_cards_that_carry_no_gradients_are_not_counted(tmp_path: Path) -> None:
+    """Software RDMA, iWARP, IP over InfiniBand, virtual functions and slower cards beside others."""
+    netdev(tmp_path, "ib0", 400_000, kind="32")
+    port(tmp_path, "rxe0", "Ethernet", "100 Gb/sec (4X EDR)", hardware=False)
+    port(tmp_path, "iwarp0", "Ethernet", "100 Gb/sec (4X EDR)")
+    (tmp_path / "class/infiniband/iwarp0/node_type").write_text("4: RNIC\n")
+    assert seen_on(tmp_path) == (Network.UNKNOWN, 0.0)
+    netdev(tmp_path, "eth0", 25_000)
+    for folder in ("device/physfn/net/eth0", "master/device"):
+        (netdev(tmp_path, folder[:4], 25_000) / folder).mkdir(parents=True)
+    assert seen_on(tmp_path) == (Network.ETHERNET, 25.0)
+    for i in range(8):
+        port(tmp_path, f"mlx5_{i}", "InfiniBand", "400 Gb/sec (4X NDR)")
+    port(tmp_path, "mlx5_8", "InfiniBand", "200 Gb/sec (4X HDR)")
+    assert seen_on(tmp_path) == (Network.INFINIBAND, 3200.0)
+
+
 def test_roce_and_efa(tmp_path: Path) -> None:
     port(tmp_path / "a", "mlx5_0", "Ethernet", "200 Gb/sec (4X HDR)")
     assert fabric.detect(GPUS, [], tmp_path / "a").network is Network.ROCE
     port(tmp_path / "b", "rdmap0", "Unspecified", "100 Gb/sec")
     (tmp_path / "drivers/efa").mkdir(parents=True)
     device = tmp_path / "b/class/infiniband/rdmap0/device"
-    device.mkdir()
     (device / "driver").symlink_to(tmp_path / "drivers/efa")
     assert fabric.detect(GPUS, [], tmp_path / "b").network is Network.EFA
 
@@ -105,14 +157,16 @@ def twin(sample_run: RunRecord) -> Twin:
     return made
 
 
-FAST = MachineFabric(link=LinkClass.NVSWITCH, network=Network.INFINIBAND, network_gbit_s=3200)
+FAST = MachineFabric(
+    link=LinkClass.NVSWITCH, link_gb_s=450.0, network=Network.INFINIBAND, network_gbit_s=3200
+)
 SLOW = replace(FAST, network=Network.ETHERNET, network_gbit_s=100)
 
 
 def test_machines_that_differ_in_the_fabric_alone_do_not_compare(twin: Twin) -> None:
     fast, slow, old = twin(FAST), twin(SLOW), twin(None)
     assert fast.machine.hardware_class != slow.machine.hardware_class
-    with pytest.raises(SpecError, match="fabric: nvswitch, infiniband of 3200"):
+    with pytest.raises(SpecError, match="hardware: "):
         compare(fast, slow, "throughput")
     assert compare(fast, fast, "throughput").rows
     with pytest.raises(SpecError, match="fabric: unknown"):
@@ -121,14 +175,32 @@ def test_machines_that_differ_in_the_fabric_alone_do_not_compare(twin: Twin) -> 
         compare(fast, old, "throughput")
 
 
+def test_only_what_joins_the_ranks_is_compared(twin: Twin) -> None:
+    """The network counts from two nodes on; the rates of links count, too."""
+    half, other = replace(FAST, network_gbit_s=1600), replace(FAST, link_gb_s=200.0)
+    assert between(fingerprint(twin(FAST)), fingerprint(twin(half))) == []
+    assert between(fingerprint(twin(FAST)), fingerprint(twin(other))) == [
+        "fabric: nvswitch of 450 GB/s | nvswitch of 200 GB/s"
+    ]
+
+    def over_two(joined: MachineFabric) -> RunRecord:
+        run = twin(joined)
+        return replace(run, settings=replace(run.settings, nodes=(2, 2)))
+
+    (differs,) = between(fingerprint(over_two(FAST)), fingerprint(over_two(half)))
+    assert "3200 Gbit/s" in differs and "1600 Gbit/s" in differs
+    unknown = fingerprint(over_two(replace(FAST, network=Network.UNKNOWN)))
+    assert between(unknown, unknown), "an unknown network is comparable with nothing"
+
+
 def test_bounds_and_history_keep_them_apart(twin: Twin) -> None:
     fast, slow, old = twin(FAST), twin(SLOW), twin(None)
     wanted = as_items(fingerprint(fast))
     assert differing(wanted, fast) == []
-    assert any("fabric" in field for field in differing(wanted, slow))
+    assert any("hardware" in field for field in differing(wanted, slow))
     assert any("fabric" in field for field in differing(as_items(fingerprint(old)), old))
     nights = [fingerprint(run) for run in (fast, slow)]  # a night's is that of its run
-    assert [line.partition(":")[0] for line in between(*nights)] == ["fabric", "hardware"]
+    assert [line.partition(":")[0] for line in between(*nights)] == ["hardware"]
 
 
 def test_what_nccl_used_is_in_the_fingerprint(twin: Twin) -> None:
@@ -142,6 +214,8 @@ def test_what_nccl_used_is_in_the_fingerprint(twin: Twin) -> None:
     assert between(fingerprint(direct), fingerprint(through_host)) == [
         "transport: nccl P2P/CUMEM | nccl SHM/direct"
     ]
+    unmeasured = fingerprint(twin(FAST))
+    assert between(fingerprint(direct), unmeasured) == [], "one of them was not swept"
 
 
 def test_a_rule_names_its_fabric(twin: Twin) -> None:
@@ -190,6 +264,9 @@ def test_amd_devices_are_read_from_the_kernel(
     assert {gpu.memory_bytes for gpu in found} == {192 << 30}
     (pair,) = amd.topology(tmp_path)
     assert fabric.detect(found, [pair], tmp_path).link is LinkClass.XGMI
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,1")
+    assert len(amd.gpus(tmp_path)) == 2
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     assert [gpu.uuid for gpu in amd.gpus(tmp_path)] == ["GPU-0000000000000002"]
     assert amd.gpus(tmp_path / "elsewhere") == ()

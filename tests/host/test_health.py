@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.host import admission, nvml
+from harness.host import admission, nvml, vendor
 from harness.host.admission import Level
-from harness.host.vendor import Gpu, Health
+from harness.host.vendor import Gpu, Health, Pair
 
 WELL = Gpu(
     index=0, name="NVIDIA H100", uuid="GPU-0", memory_bytes=80 << 30, mig=False, used_bytes=0,
@@ -73,3 +73,25 @@ def test_others_on_other_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(admission, "load", lambda: admission.memory())
     levels = {n: {f.level for f in admission.examine(n) if f.device is not None} for n in (4, 8)}
     assert levels == {4: set(), 8: {Level.BAD}}
+
+
+@pytest.mark.parametrize(
+    ("name", "joined", "lost"),
+    [
+        ("NVIDIA H100 80GB HBM3", "PIX", True),
+        ("NVIDIA H100 80GB HBM3", "NVLink", False),
+        ("NVIDIA H100 PCIe", "PIX", False),
+        ("AMD Instinct MI300X OAM", "PCIe", True),
+    ],
+)
+def test_devices_whose_fast_links_are_not_there_are_unfit(
+    name: str, joined: str, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be held to the floor of PCIe, and pass."""
+    pair = Pair(a=0, b=1, joined=joined, switched=True, peer=True)
+    monkeypatch.setattr(nvml, "poll", lambda: [])
+    monkeypatch.setattr(admission, "kernel_log", lambda: "")
+    monkeypatch.setattr(vendor, "topology", lambda: (pair,))
+    two = [dataclasses.replace(WELL, index=i, name=name) for i in range(2)]
+    unfit = [f.text for f in admission.gpus(two) if f.level is Level.BAD]
+    assert bool(unfit) == lost and all("instead of" in text for text in unfit), unfit

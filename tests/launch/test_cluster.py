@@ -91,6 +91,13 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
         cluster.settings(tmp_path / "missing.toml", "slurm", ENGINES)
 
 
+def test_a_command_as_python_is_a_list(tmp_path: Path) -> None:
+    """A text with blanks would be the name of one program."""
+    file = write(tmp_path, '[slurm]\npython = "apptainer exec image.sif python"')
+    with pytest.raises(ConfigError, match=r'\["apptainer", "exec", "image.sif", "python"\]'):
+        cluster.settings(file, "slurm", ENGINES)
+
+
 def deployment(engine: str, shape: tuple[int, ...], /, **settings: Any) -> Deployment:
     return Deployment(
         nodes=shape, device=Device.CUDA, join="head:4000", token_file=Path("/run/token"),

@@ -233,7 +233,7 @@ def test_a_way_that_is_switched_off_is_noticed_only_where_it_is_there(
         ("nccl NET/IB/GDRDMA, P2P/CUMEM", Status.PASS, 0),
         ("nccl NET/Socket, P2P/CUMEM", Status.FAIL, 1),
         ("nccl NET/IB, NET/Socket", Status.FAIL, 1),
-        ("nccl P2P/CUMEM", Status.FAIL, 1),
+        ("nccl P2P/MNNVL", Status.PASS, 0),
     ],
 )
 def test_infiniband_that_nccl_does_not_use_is_a_fail(

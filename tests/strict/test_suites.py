@@ -22,7 +22,7 @@ from tests.strict.machine import environment
 ROOT = Path(__file__).parents[2]
 #: A device that needs most of a second for a step of decoder-nano, and links of 20 MB/s by their
 #: driver that carry nine tenths of it. Of more ranks the steps are longer: two cores run them all.
-RATES = {2: "0.5", 4: "0.35", 8: "0.2"}
+RATES = {2: "0.5", 4: "0.35", 8: "0.35"}
 HEALTHY = dict(STRICT_MEMORY=str(2 << 30), STRICT_LINK_MB_S="18")
 FAMILIES = {
     "fabric/all_reduce", "ddp/decoder-nano/weak", "fsdp/decoder-nano/weak",

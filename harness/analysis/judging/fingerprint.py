@@ -25,7 +25,8 @@ def fingerprint(run: RunRecord) -> Mapping[str, str]:
         facts["power_limit_w"] = str(run.machine.power_limit_w)
     if run.settings.device is Device.CUDA and sum(run.settings.nodes) > 1:
         known = run.machine.fabric
-        facts["fabric"] = fabric.UNKNOWN if known is None else known.name
+        nodes = len(run.settings.nodes)
+        facts["fabric"] = fabric.UNKNOWN if known is None else known.identity(nodes)
         if transports := sorted({row.transport for row in run.fabric if row.transport}):
             facts["transport"] = "; ".join(transports)
     facts |= {key: value for key, value in run.environment.items() if changes_speed(key)}
@@ -51,10 +52,11 @@ def differing(wanted: Sequence[str], run: RunRecord) -> list[str]:
 
 def between(a: Mapping[str, Json], b: Mapping[str, Json]) -> list[str]:
     """Fields in which two fingerprints differ, ``key: a | b``; an unknown fabric equals no other
-    one, and not itself.
+    one, and not itself. A transport that only one of the runs has measured is no difference.
     """
+    keys = sorted({*a, *b} - ({"transport"} - ({*a} & {*b})))
     return [
         f"{key}: {a.get(key, '-')} | {b.get(key, '-')}"
-        for key in sorted({*a, *b})
+        for key in keys
         if a.get(key) != b.get(key) or (key == "fabric" and fabric.is_unknown(str(a[key])))
     ]

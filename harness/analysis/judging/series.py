@@ -1,5 +1,6 @@
 """Series: what is measured beside plans, sweeps of the fabric and what features measure."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -8,6 +9,7 @@ from harness.analysis.judging.doubts import unfit_host
 from harness.analysis.judging.question import Conclusion, Question
 from harness.cases import Threshold, features
 from harness.host import devices
+from harness.host.fabric import LinkClass
 from harness.host.machine import Machine
 from harness.record import Reason, RunRecord, Status
 from harness.record.fabric import Row, Swept, swept
@@ -107,23 +109,42 @@ def _values(sweep: Swept, link: float | None) -> dict[str, tuple[float, ...]]:
         "bus_bandwidth": bus,
         "bus_bandwidth_of_link": tuple(rate / link for rate in bus) if link else (),
         "collective_latency": sweep.latency_s,
-        "network_used": tuple(_network_used(row) for row in sweep.largest),
+        "network_used": tuple(used for row in sweep.largest for used in _network_used(row)),
     }
 
 
 def link_bps(machine: Machine, nodes: tuple[int, ...]) -> float | None:
-    """The rate of the links of a world in one direction, B/s: of one GPU to its node by its data
-    sheet, else by its driver, or of the ranks of a node to other nodes. None if it is unknown.
+    """The rate in B/s that bounds an all-reduce of a world, in one direction; None if unknown.
+
+    In one node it is that of a GPU's links, by the data sheet where they are those of the sheet,
+    else by the driver; of a mesh, the links to the GPUs in use. Between nodes it is that of a
+    node's cards for its ranks, where no slower links inside the nodes come before them.
     """
+    fabric, sheet = machine.fabric, devices.named(machine.gpu)
+    if fabric is None:
+        return None
+    of_sheet = sheet is not None and sheet.link is fabric.link
+    link_gb_s = sheet.link_gb_s if sheet is not None and of_sheet else fabric.link_gb_s
+    if fabric.link in (LinkClass.NVLINK, LinkClass.XGMI):
+        others = (sheet.mesh if sheet is not None and sheet.mesh else machine.num_gpus) - 1
+        link_gb_s = link_gb_s * (min(nodes) - 1) / max(1, others)
     if len(nodes) == 1:
-        sheet = devices.named(machine.gpu)
-        known = machine.fabric.link_gb_s if machine.fabric is not None else 0.0
-        return 1e9 * (known if sheet is None else sheet.link_gb_s) or None
-    return 1e9 / 8 * machine.network_gbit_s * min(nodes) or None
+        return 1e9 * link_gb_s or None
+    if min(nodes) == 1:
+        inside = math.inf
+    elif fabric.link in (LinkClass.NVSWITCH, LinkClass.NVLINK, LinkClass.XGMI):
+        inside = 1e9 * link_gb_s
+    else:
+        return None
+    usual = math.inf if sheet is None else 8 * sheet.network_gb_s
+    return min(1e9 / 8 * min(machine.network_gbit_s, usual) * min(nodes), inside) or None
 
 
-def _network_used(row: Row) -> float:
-    """1 if every connection between nodes is over RDMA by NCCL's log, else 0."""
+def _network_used(row: Row) -> Iterator[float]:
+    """1 if every connection between nodes is over RDMA or NVLink by NCCL's log, else 0; nothing
+    where the log tells of none.
+    """
     ways = [way.strip() for way in row.transport.removeprefix("nccl ").split(",")]
-    networks = [way for way in ways if way.startswith("NET/")]
-    return float(bool(networks) and not any(way.startswith("NET/Socket") for way in networks))
+    between = [way for way in ways if way.startswith("NET/") or "MNNVL" in way]
+    if between:
+        yield float(not any(way.startswith("NET/Socket") for way in between))

@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,11 @@ _FILE = Path(__file__).with_suffix(".toml")
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFigure:
-    """A published distribution: ``quantiles`` maps percent to values, in the metric's SI unit."""
+    """A published distribution: ``quantiles`` maps percent to values, in the metric's SI unit.
+
+    It is about cases of these ``strategies`` and ``models`` (patterns) in this mode, held against
+    this baseline (empty: none), over a network of ``gbit_s`` for each GPU at least.
+    """
 
     name: str
     metric: str
@@ -33,19 +38,32 @@ class PublishedFigure:
     date: str
     link: str
     mode: str = "weak"
-    against: str = ""
-    size: str = ""
+    strategies: tuple[str, ...] = ("ddp",)
+    against: str = "plain"
+    models: str = "decoder-[13]*"
     world: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
+    gbit_s: float = 0.0
 
     def about(self, machine: Machine, world_size: int, num_nodes: int) -> bool:
         """Whether it was measured on such hardware, over such a world."""
         return (
             machine.gpu is not None
-            and re.search(self.gpu, machine.gpu.lower()) is not None
+            and re.search(rf"\b({self.gpu})\b", machine.gpu.lower()) is not None
             and machine.joined(num_nodes) in self.fabric
+            and machine.network_gbit_s >= self.gbit_s
             and (not self.world or world_size in self.world)
             and (not self.nodes or num_nodes in self.nodes)
+        )
+
+    def of(self, case: CaseSpec, against: str) -> bool:
+        """Whether a case of the run is of the kind that was published."""
+        return (
+            not case.stand_in
+            and case.strategy in self.strategies
+            and fnmatchcase(f"{case.model}-{case.size}", self.models)
+            and case.mode == self.mode
+            and against == self.against
         )
 
     def place(self, value: float) -> str:
@@ -81,9 +99,10 @@ def _figure(table: Mapping[str, object]) -> PublishedFigure:
         stated = fields["quantiles"]
         assert isinstance(stated, dict)
         fields["quantiles"] = {float(percent): float(v) for percent, v in stated.items()}
-    for name in ("fabric", "world", "nodes"):
-        value = fields.get(name, [])
-        fields[name] = tuple(value) if isinstance(value, list) else (value,)
+    for name in ("fabric", "world", "nodes", "strategies"):
+        value = fields.get(name)
+        if value is not None:
+            fields[name] = tuple(value) if isinstance(value, list) else (value,)
     return PublishedFigure(**fields)  # type: ignore[arg-type]
 
 
@@ -134,12 +153,8 @@ def _comparable(
             world = _swept_world(run, verdict.case)
             if world and figure.about(run.machine, sum(world), len(world)):
                 yield figure
-        elif (
-            not case.stand_in
-            and figure.size in ("", f"{case.model}-{case.size}".removeprefix("decoder-"))
-            and (figure.metric == "mfu" or figure.mode == case.mode)
-            and figure.against == ("one_node" if verdict.against == "one_node" else "")
-            and figure.about(run.machine, case.world_size, len(case.nodes))
+        elif figure.of(case, verdict.against) and figure.about(
+            run.machine, case.world_size, len(case.nodes)
         ):
             yield figure
 

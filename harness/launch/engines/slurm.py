@@ -74,8 +74,37 @@ def component(num_nodes: int, ranks: int, deployment: Deployment) -> list[str]:
         options.append("--exclusive")  # else a task gets one CPU, whatever its GPUs need
     for key in ("partition", "account", "mem", "time"):
         if asked[key]:
-            options.append(f"--{key}={asked[key]}")
+            options.append(f"--{key}={_one_word(asked[key])}")
+    for line in asked["lines"]:
+        _check_line(line)
     return [*options, *asked["lines"]]
+
+
+#: Options of sbatch that say how large the job is.
+_SIZES = re.compile(r"(--nodes|--ntasks(-per-node)?|-N|-n)\b")
+
+
+def _check_line(line: str) -> None:
+    """SpecError for a line of the cluster file that is no option, or contradicts the ranks."""
+    if not line.startswith("-"):
+        bare = line.removeprefix("#SBATCH").strip()
+        raise SpecError(
+            f"lines: {line!r} is no option of sbatch",
+            where="[slurm]",
+            expected="an option, without #SBATCH",
+            fix=f'lines = ["{bare if bare.startswith("-") else "--exclusive"}"]',
+        )
+    if _SIZES.match(line):
+        raise SpecError(
+            f"lines: {line!r} would change where ranks run",
+            where="[slurm]",
+            expected="--nodes and --gpus of the command, or tasks",
+            fix='tasks = "rank"' if "ntasks" in line else "--nodes 2 --gpus 16",
+        )
+
+
+def _one_word(text: str) -> str:
+    return f'"{text}"' if re.search(r"\s", text) else text
 
 
 def _tasks(ranks: int, asked: Mapping[str, Json]) -> int:
@@ -128,8 +157,7 @@ def script(deployment: Deployment, command: Sequence[str], *, everywhere: bool =
 
 def quoted(path: str) -> str:
     """As sbatch reads a word of its options: in quotes where it has spaces, and % as itself."""
-    path = path.replace("%", "%%")
-    return f'"{path}"' if re.search(r"\s", path) else path
+    return _one_word(path.replace("%", "%%"))
 
 
 def _line(option: str) -> str:

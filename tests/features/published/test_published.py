@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,22 @@ def on_gpus(run: RunRecord, gpu: str, link: LinkClass) -> RunRecord:
     return replace(run, machine=machine, settings=replace(run.settings, device=Device.CUDA))
 
 
+@pytest.fixture
+def sample_run(sample_run: RunRecord) -> RunRecord:
+    """The sample as if its model had been one that fills a card."""
+    plans = tuple(
+        replace(plan, arms=tuple(replace(a, case=replace(a.case, size="1b3")) for a in plan.arms))
+        for plan in sample_run.plans
+    )
+    names = {
+        old.case.id: new.case.id
+        for plan, renamed in zip(sample_run.plans, plans, strict=True)
+        for old, new in zip(plan.arms, renamed.arms, strict=True)
+    }
+    verdicts = tuple(replace(v, case=names.get(v.case, v.case)) for v in sample_run.verdicts)
+    return replace(sample_run, plans=plans, verdicts=verdicts)
+
+
 def test_only_figures_of_the_same_fabric_and_device(sample_run: RunRecord) -> None:
     """And none for cores."""
     assert standings(sample_run) == []
@@ -56,3 +73,26 @@ def test_only_figures_of_the_same_fabric_and_device(sample_run: RunRecord) -> No
     assert {place.figure.name for place in standings(over_pcie)} == {"pcie-weak-2"}
     other = on_gpus(sample_run, "NVIDIA H100 80GB HBM3", LinkClass.NVSWITCH)
     assert standings(other) == []
+    for cousin in ("NVIDIA GA100-SXM4", "NVIDIA A100X"):
+        assert standings(on_gpus(sample_run, cousin, LinkClass.NVSWITCH)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"size": "nano"}, "no published model is that small"),
+        ({"strategy": "pipeline"}, "another strategy"),
+        ({"mode": "strong"}, "another kind of ladder"),
+    ],
+)
+def test_only_cases_of_the_same_kind(
+    sample_run: RunRecord, change: dict[str, Any], why: str
+) -> None:
+    run = on_gpus(sample_run, "NVIDIA A100-SXM4-80GB", LinkClass.NVSWITCH)
+    cases = {arm.case.id: arm.case for plan in run.plans for arm in plan.arms}
+    (figure,) = (figure for figure in figures() if figure.name == "a100-weak-2")
+    verdict = next(v for v in run.verdicts if v.case in cases and v.metric == "efficiency")
+    case = cases[verdict.case]
+    assert figure.of(case, verdict.against)
+    assert not figure.of(replace(case, **change), verdict.against), why
+    assert not figure.of(case, "wrapped"), "another baseline"

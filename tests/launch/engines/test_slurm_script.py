@@ -90,6 +90,25 @@ def test_no_setting_is_more_than_a_line_of_the_script(tmp_path: Path) -> None:
         slurm.script(deployment(Device.CPU, tmp_path, partition="gpu\ntouch /tmp/x"), ["true"])
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("#SBATCH --exclusive", "no option of sbatch"),
+        ("exclusive", "no option of sbatch"),
+        ("--nodes=4", "where ranks run"),
+        ("-N 4", "where ranks run"),
+        ("--ntasks-per-node=8", "where ranks run"),
+    ],
+)
+def test_lines_are_options_that_leave_the_ranks_where_they_are(
+    tmp_path: Path, line: str, says: str
+) -> None:
+    with pytest.raises(SpecError, match=says):
+        slurm.script(deployment(Device.CPU, tmp_path, lines=[line]), ["true"])
+    text = slurm.script(deployment(Device.CPU, tmp_path, account="my team"), ["true"])
+    assert '#SBATCH --account="my team"' in text
+
+
 def test_a_detached_dry_run_prints_what_would_be_submitted_and_submits_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

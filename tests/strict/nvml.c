@@ -207,7 +207,8 @@ Return nvmlDeviceGetNvLinkRemoteDeviceType(Device *device, unsigned int link, in
 }
 Return nvmlDeviceGetTopologyCommonAncestor(Device *a, Device *b, int *out) {
     ASK(a);
-    *out = 40;
+    const char *fabric = getenv("STRICT_FABRIC");
+    *out = fabric && !strcmp(fabric, "pcie-peer") ? 20 : 40; /* below one CPU, or through it */
     return OK;
 }
 #ifndef OLD_DRIVER

@@ -147,7 +147,7 @@ def _link(gpus: Sequence[Gpu], pairs: Sequence[Pair], cpu: str) -> LinkClass:
     over_pcie = [pair for pair in pairs if pair.joined not in _MESHES]
     if not over_pcie or any(pair.peer is None for pair in over_pcie):
         return LinkClass.UNKNOWN
-    # NCCL since 2.21 (src/graph/paths.cc, ncclTopoCheckP2p).
+    # NCCL by default (src/graph/paths.cc, ncclTopoCheckP2p).
     through_cpu = len(gpus) <= 2 and "AMD" in cpu
     peers = (pair.peer and (through_cpu or pair.joined in _BELOW_CPU) for pair in over_pcie)
     return LinkClass.PCIE_PEER if all(peers) else LinkClass.PCIE_HOST

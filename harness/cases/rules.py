@@ -270,7 +270,9 @@ def _of_no_fabric(values: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
     nodes = [sizes] if isinstance(sizes, int) else sizes
     if names == []:
         yield "fabric", "fabric = [] is of no machine", "leave it out, or name some"
-    elif names and nodes:
+    elif nodes and max(nodes) == 1 and rate is not None:
+        yield "gbit_s", "gbit_s is a network's, and nodes = 1", "leave one of them out"
+    elif names and nodes and min(nodes) > 0:
         inside = LINKS if min(nodes) == 1 else ()
         between = NETWORKS if max(nodes) > 1 else ()
         if not {*names} & {*inside, *between}:

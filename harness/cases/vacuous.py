@@ -110,11 +110,16 @@ def contradictions(rules: Sequence[Mapping[str, Json]]) -> Iterator[tuple[int, i
     """Places of two rules on the same values of which one must fail."""
     for i, rule in enumerate(rules):
         for j, b in enumerate(rules[:i]):
-            if any(rule.get(key) != b.get(key) for key in _SAME):
+            if any(_listed(rule.get(key)) != _listed(b.get(key)) for key in _SAME):
                 continue
             least = max(r.get("at_least", -math.inf) for r in (rule, b))
             if least > min(r.get("at_most", math.inf) for r in (rule, b)):
                 yield i, j
+
+
+def _listed(value: Json) -> frozenset[Json]:
+    """A value or several, in whatever order they stand."""
+    return frozenset(value if isinstance(value, list) else [value])
 
 
 def implied(rules: Sequence[Threshold]) -> Iterator[tuple[Threshold, Threshold]]:

@@ -4,7 +4,6 @@ Two machines with the same GPUs and another fabric are different hardware: an al
 hundred times slower over the slower one. So the fabric is part of a machine's identity.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -34,7 +33,7 @@ class LinkClass(StrEnum):
 
 
 class Network(StrEnum):
-    """The kind of the network that joins a node to others: the best of its active cards."""
+    """The kind of the network that joins a node to others: that of its cards."""
 
     INFINIBAND = "infiniband"
     ROCE = "roce"
@@ -163,14 +162,11 @@ def _connected(num_gpus: int, pairs: Collection[Pair]) -> bool:
 
 
 def _network(sys: Path) -> tuple[Network, float]:
-    """The kind of the node's best cards, and their rates together in Gbit/s."""
-    cards = Counter([*_rdma(sys), *_ethernet(sys)])
-    for kind in Network:
-        alike = {rate: count for (of_kind, rate), count in cards.items() if of_kind is kind}
-        if alike:
-            rate, count = max(alike.items(), key=lambda item: (math.prod(item), item[1]))
-            return kind, rate * count
-    return Network.UNKNOWN, 0.0
+    """The kind of the node's cards, and their rates together in Gbit/s; RDMA before Ethernet."""
+    cards = Counter(_rdma(sys)) or Counter(_ethernet(sys))
+    together = {(rate * count, count, kind) for (kind, rate), count in cards.items()}
+    gbit_s, _, kind = max(together, default=(0.0, 0, Network.UNKNOWN))
+    return kind, gbit_s
 
 
 def _rdma(sys: Path) -> Iterator[tuple[Network, float]]:
@@ -178,7 +174,7 @@ def _rdma(sys: Path) -> Iterator[tuple[Network, float]]:
     for port in (sys / "class/infiniband").glob("*/ports/*"):
         card = port.parents[1]
         real = (card / "device").exists() and not _read(card / "node_type").startswith("4")
-        if real and not _virtual(card) and "ACTIVE" in _read(port / "state"):
+        if real and not _virtual(card) and _read(port / "state").endswith(": ACTIVE"):
             yield _kind(card, _read(port / "link_layer")), _number(_read(port / "rate"))
 
 
@@ -186,7 +182,8 @@ def _ethernet(sys: Path) -> Iterator[tuple[Network, float]]:
     """(ethernet, Gbit/s) of each card that is up; not IPoIB, nor a card behind another one."""
     for card in (sys / "class/net").glob("*"):
         over_infiniband = _read(card / "type") == "32"
-        behind = (card / "master/device").exists()
+        represents = "vf" in _read(card / "phys_port_name")  # a virtual function of a switch
+        behind = (card / "master/device").exists() or represents
         physical = (card / "device").exists() and not _virtual(card)
         if physical and not over_infiniband and not behind and _read(card / "operstate") == "up":
             yield Network.ETHERNET, max(0.0, _number(_read(card / "speed"))) / 1000

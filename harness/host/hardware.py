@@ -140,6 +140,9 @@ def _stated(path: Path) -> Hardware:
     problems.raise_any()
     (table,) = tables
     asked = from_doc(StatedHardware, dict(table.values))
+    if "link" in table.values and (asked.link is LinkClass.NONE) != (asked.gpus == 1):
+        problems.add(table.lines["link"], f"link = {str(asked.link)!r} of {asked.gpus} GPUs")
+        problems.raise_any()
     known = devices.sheets().get(asked.gpu.lower()) or devices.named(asked.gpu)
     sheet = known or Sheet(gpu=asked.gpu, memory_gib=0, link_gb_s=0.0)
     stated = ("memory_gib", "link", "network", "link_gb_s", "network_gb_s")

@@ -101,6 +101,7 @@ def test_a_bound_is_told_in_the_unit_that_is_wanted(
         ("world = 2", "fabric = []", "fabric = [] is of no machine"),
         ("world = 2", "gbit_s = nan", "gbit_s = nan is no rate"),
         ("world = 2", "gbit_s = 0.0", "gbit_s = 0.0 is no rate"),
+        ("world = 2", "nodes = 1\ngbit_s = 200.0", "gbit_s is a network's"),
         ("world = 2", 'nodes = 1\nfabric = "efa"', "joins nothing inside a node"),
         ("world = 2", 'nodes = [2, 4]\nfabric = ["nvswitch"]', "joins nothing between nodes"),
         ("world = 2", 'waiver = "known"', "a waiver needs a reason and waiver_expires"),

@@ -122,7 +122,9 @@ def test_cards_that_carry_no_gradients_are_not_counted(tmp_path: Path) -> None:
     port(tmp_path, "iwarp0", "Ethernet", "100 Gb/sec (4X EDR)")
     (tmp_path / "class/infiniband/iwarp0/node_type").write_text("4: RNIC\n")
     assert seen_on(tmp_path) == (Network.UNKNOWN, 0.0)
+    port(tmp_path, "mlx5_9", "InfiniBand", "400 Gb/sec (4X NDR)", "5: ACTIVE_DEFER")
     netdev(tmp_path, "eth0", 25_000)
+    (netdev(tmp_path, "eth0_0", 25_000) / "phys_port_name").write_text("pf0vf3\n")
     for folder in ("device/physfn/net/eth0", "master/device"):
         (netdev(tmp_path, folder[:4], 25_000) / folder).mkdir(parents=True)
     assert seen_on(tmp_path) == (Network.ETHERNET, 25.0)
@@ -130,6 +132,9 @@ def test_cards_that_carry_no_gradients_are_not_counted(tmp_path: Path) -> None:
         port(tmp_path, f"mlx5_{i}", "InfiniBand", "400 Gb/sec (4X NDR)")
     port(tmp_path, "mlx5_8", "InfiniBand", "200 Gb/sec (4X HDR)")
     assert seen_on(tmp_path) == (Network.INFINIBAND, 3200.0)
+    for i in range(8):
+        port(tmp_path, f"roce_{i}", "Ethernet", "800 Gb/sec (4X XDR)")
+    assert seen_on(tmp_path) == (Network.ROCE, 6400.0), "the storage's InfiniBand is not it"
 
 
 def test_roce_and_efa(tmp_path: Path) -> None:

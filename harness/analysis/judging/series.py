@@ -116,9 +116,10 @@ def _values(sweep: Swept, link: float | None) -> dict[str, tuple[float, ...]]:
 def link_bps(machine: Machine, nodes: tuple[int, ...]) -> float | None:
     """The rate in B/s that bounds an all-reduce of a world, in one direction; None if unknown.
 
-    In one node it is that of a GPU's links, by the data sheet where they are those of the sheet,
-    else by the driver; of a mesh, the links to the GPUs in use. Between nodes it is that of a
-    node's cards for its ranks, where no slower links inside the nodes come before them.
+    In one node it is that of a GPU's links: by the data sheet where they are those of the sheet,
+    else by the driver, and by a slot that is slower. Of a mesh, it is the links to the GPUs in use.
+    Between nodes it is that of a node's cards for its ranks, where no slower links inside the nodes
+    come before them.
     """
     fabric, sheet = machine.fabric, devices.named(machine.gpu)
     if fabric is None:
@@ -127,7 +128,9 @@ def link_bps(machine: Machine, nodes: tuple[int, ...]) -> float | None:
     link_gb_s = sheet.link_gb_s if sheet is not None and of_sheet else fabric.link_gb_s
     if fabric.link in (LinkClass.NVLINK, LinkClass.XGMI):
         others = (sheet.mesh if sheet is not None and sheet.mesh else machine.num_gpus) - 1
-        link_gb_s = link_gb_s * (min(nodes) - 1) / max(1, others)
+        link_gb_s = link_gb_s * min(1, (min(nodes) - 1) / max(1, others))
+    elif fabric.link in (LinkClass.PCIE_PEER, LinkClass.PCIE_HOST) and fabric.link_gb_s:
+        link_gb_s = min(link_gb_s, fabric.link_gb_s)
     if len(nodes) == 1:
         return 1e9 * link_gb_s or None
     if min(nodes) == 1:

@@ -12,10 +12,13 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from harness.cases import CaseSpec
+from harness.cases import CaseSpec, Device, Precision
+from harness.cases.case import Passes
 from harness.host.machine import Machine
 from harness.record import RunRecord, Verdict
 
+#: Nobody publishes ladders in fp32 any more, nor in fp8.
+_NARROW = (Precision.AUTOCAST, Precision.BF16, Precision.FP16)
 _FILE = Path(__file__).with_suffix(".toml")
 
 
@@ -49,6 +52,7 @@ class PublishedFigure:
         """Whether it was measured on such hardware, over such a world."""
         return (
             machine.gpu is not None
+            and "+" not in machine.gpu  # GPUs of several kinds
             and re.search(rf"\b({self.gpu})\b", machine.gpu.lower()) is not None
             and machine.joined(num_nodes) in self.fabric
             and machine.network_gbit_s >= self.gbit_s
@@ -59,7 +63,11 @@ class PublishedFigure:
     def of(self, case: CaseSpec, against: str) -> bool:
         """Whether a case of the run is of the kind that was published."""
         return (
-            not case.stand_in
+            case.device is Device.CUDA
+            and case.precision in _NARROW
+            and case.phase is Passes.TRAIN
+            and case.communicate
+            and not (case.stand_in or case.stragglers)
             and case.strategy in self.strategies
             and fnmatchcase(f"{case.model}-{case.size}", self.models)
             and case.mode == self.mode

@@ -29,6 +29,7 @@ def joined(link: LinkClass, gb_s: float = 0.0, gbit_s: float = 3200.0) -> Machin
         (joined(LinkClass.NVLINK, 300), (8,), 300),
         (joined(LinkClass.NVLINK, 350), (2,), 50),
         (joined(LinkClass.UNKNOWN), (8,), None),
+        (joined(LinkClass.PCIE_PEER, 16), (8,), 16),
         (joined(LinkClass.NVSWITCH), (8, 8), 400),
         (joined(LinkClass.NVSWITCH, 0, 1600), (8, 8), 200),
         (joined(LinkClass.NVSWITCH, 0, 6400), (8, 8), 400),

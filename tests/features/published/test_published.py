@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.cases import metrics
-from harness.cases.case import Device
+from harness.cases.case import Device, Passes, Precision
 from harness.features.published.published import PublishedFigure, figures, standings
 from harness.features.published.report import section
 from harness.host.fabric import NAMES, LinkClass, MachineFabric
@@ -47,8 +47,12 @@ def on_gpus(run: RunRecord, gpu: str, link: LinkClass) -> RunRecord:
 @pytest.fixture
 def sample_run(sample_run: RunRecord) -> RunRecord:
     """The sample as if its model had been one that fills a card."""
+    change = dict(size="1b3", device=Device.CUDA, precision=Precision.AUTOCAST)
     plans = tuple(
-        replace(plan, arms=tuple(replace(a, case=replace(a.case, size="1b3")) for a in plan.arms))
+        replace(
+            plan,
+            arms=tuple(replace(a, case=replace(a.case, **change)) for a in plan.arms),  # type: ignore[arg-type]
+        )
         for plan in sample_run.plans
     )
     names = {
@@ -73,7 +77,7 @@ def test_only_figures_of_the_same_fabric_and_device(sample_run: RunRecord) -> No
     assert {place.figure.name for place in standings(over_pcie)} == {"pcie-weak-2"}
     other = on_gpus(sample_run, "NVIDIA H100 80GB HBM3", LinkClass.NVSWITCH)
     assert standings(other) == []
-    for cousin in ("NVIDIA GA100-SXM4", "NVIDIA A100X"):
+    for cousin in ("NVIDIA GA100-SXM4", "NVIDIA A100X", "NVIDIA A100-SXM4 + Tesla V100"):
         assert standings(on_gpus(sample_run, cousin, LinkClass.NVSWITCH)) == []
 
 
@@ -83,6 +87,11 @@ def test_only_figures_of_the_same_fabric_and_device(sample_run: RunRecord) -> No
         ({"size": "nano"}, "no published model is that small"),
         ({"strategy": "pipeline"}, "another strategy"),
         ({"mode": "strong"}, "another kind of ladder"),
+        ({"precision": Precision.FP32}, "published in mixed precision"),
+        ({"phase": Passes.FORWARD}, "no training"),
+        ({"communicate": False}, "an ablation"),
+        ({"stragglers": "1:0.5"}, "slowed on purpose"),
+        ({"device": Device.CPU}, "cores beside GPUs"),
     ],
 )
 def test_only_cases_of_the_same_kind(

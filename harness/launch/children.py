@@ -25,7 +25,7 @@ def die_with_parent() -> None:
 
 
 def agent_command(
-    python: Sequence[str],
+    python: tuple[str, ...],
     node: int,
     env: Mapping[str, str],
     prefix: Sequence[str] = (),

@@ -66,8 +66,9 @@ def test_a_step_that_breaks_fails_and_is_told(tmp_path: Path) -> None:
     assert result == "FAIL" and "it broke" in sentences[0]
 
 
-def test_all_steps_fit_into_two_slots_of_ten_minutes() -> None:
+def test_what_nobody_knows_yet_fits_into_the_first_ten_minutes() -> None:
+    """The suite to its verdict, kept ranks and frameworks; later steps wait for ``--resume``."""
     script = runpy.run_path(str(SCRIPT / "__main__.py"))
     seconds = [usual_s + script["BETWEEN_S"] for usual_s, _, _ in script["STEPS"].values()]
-    assert sum(seconds[:6]) <= 580 and sum(seconds[6:]) <= 580 and len(seconds) == 12
+    assert sum(seconds[:6]) <= 580 and list(script["STEPS"])[:3] == ["facts", "first", "suite"]
     assert all(usual_s < limit_s for usual_s, limit_s, _ in script["STEPS"].values())

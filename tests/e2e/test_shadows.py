@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_an_agent_starts_beside_files_with_names_of_the_library(folder: Path) -> None:
-    command = agent_command(sys.executable, 0, {}, (), "--help")
+    command = agent_command((sys.executable,), 0, {}, (), "--help")
     done = subprocess.run(
         command.argv, cwd=folder, env={**os.environ, **command.env}, capture_output=True, text=True,
         check=False,

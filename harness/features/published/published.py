@@ -41,7 +41,7 @@ class PublishedFigure:
     date: str
     link: str
     mode: str = "weak"
-    strategies: tuple[str, ...] = ("ddp",)
+    strategies: tuple[str, ...] = ()
     against: str = "plain"
     models: str = "decoder-[13]*"
     world: tuple[int, ...] = ()

@@ -126,7 +126,7 @@ class Torchrun(Fleet):
         self._asked = {name: settings.get(name, usual) for name, usual in SETTINGS.items()}
 
     def _agent(self) -> tuple[Job, None]:
-        return InheritingJob([agent_command(sys.executable, 0, {})]), None
+        return InheritingJob([agent_command((sys.executable,), 0, {})]), None
 
     def probe(self) -> Capabilities:
         return Capabilities(available=True, version=f"torch {metadata.version('torch')}")

@@ -60,9 +60,12 @@ def statuses(record: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.full
 @pytest.mark.parametrize("num_gpus", [2, 4, 8])
 def test_healthy_devices_pass_in_every_family(num_gpus: int, tmp_path: Path) -> None:
+    """A model for such small devices has six blocks: eight stages are skipped, and told."""
     status, record = suites(tmp_path, num_gpus, "")
     found = statuses(record)
-    assert set(found.values()) == {"PASS"} and set(found) == FAMILIES, found
+    skipped = {"pipeline/decoder-nano/weak"} if num_gpus > 6 else set()
+    assert {family for family, verdict in found.items() if verdict == "SKIP"} == skipped, found
+    assert {family for family, verdict in found.items() if verdict == "PASS"} == FAMILIES - skipped
     assert status == 0, (tmp_path / "screen.txt").read_text()
 
 

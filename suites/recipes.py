@@ -144,7 +144,7 @@ def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
 
 
 def _on_gpus(strategy: str, site: Site, fields: Mapping[str, Any]) -> list[Plan]:
-    """The weak ladder of one node of GPUs, of which the largest world is judged.
+    """Makes the plan of a weak ladder on the GPUs of one node; only its largest world is judged.
 
     ``across`` has the worlds of several nodes. A single GPU shows what DDP's wrapper and compiled
     blocks bring; other strategies have nothing to show there.

@@ -47,7 +47,7 @@ PROFILE_S = {Device.CPU: 1.0, Device.CUDA: 4.0}
 SWEEP_S = 9.0
 #: A step is not shorter than its own Python.
 LEAST_STEP_S = 2e-3
-#: Further blocks that a judged plan wants on average: few on a quiet host, more on a noisy one. On
+#: How many blocks a judged plan needs on average beyond the first ones. A noisy host needs more. On
 #: an H200 four pairs gave an interval of 0.4 %, and bounds for GPUs are 5 % and more below what
 #: healthy machines reach.
 FURTHER = {Device.CPU: 0.5, Device.CUDA: 0.1}

@@ -13,7 +13,7 @@ from harness.cases.case import CaseSpec, digest
 
 #: Steps that a profiled launch traces.
 PROFILED = 8
-#: Steps without the profiler before these, which show how much it lengthens a step.
+#: Steps without the profiler, before those with it: they show how much it adds to a step.
 UNPROFILED = 4
 #: Of an outline: how often a step with it stands between two without it, to see what it costs.
 PAIRS = 6

@@ -265,7 +265,8 @@ def _of_no_fabric(values: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
     rate = values.get("gbit_s")
     if rate is not None and not 0 < rate < math.inf:
         yield "gbit_s", f"gbit_s = {rate} is no rate", "Gbit/s for each GPU, 200 for example"
-    named, sizes = values.get("fabric"), values.get("nodes")
+    named = values.get("fabric")
+    sizes = values.get("nodes")
     names = [named] if isinstance(named, str) else named
     nodes = [sizes] if isinstance(sizes, int) else sizes
     if names == []:

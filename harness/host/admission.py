@@ -254,7 +254,7 @@ _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-f:.]+)\): (\d+)", re.I)
 
 
 def _broken(g: vendor.Gpu, log: str) -> Iterator[Finding]:
-    """Faults of a device: in its memory, lanes or NVLinks, or reported by its driver."""
+    """Find faults of a GPU: in memory, PCIe lanes or NVLinks, or errors in the kernel log."""
     health = g.health
     look = f"nvidia-smi -q -i {g.index}"
     if health.uncorrected_errors:

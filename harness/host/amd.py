@@ -79,7 +79,7 @@ def _gpu(place: int, node: Path, root: Path) -> Gpu:
 
 
 def _links(node: Path) -> dict[int, int]:
-    """The kind of the link to each other node."""
+    """Return the kind of link (xGMI or PCIe) by the number of the node at its other end."""
     links = [_properties(link) for link in (node / "io_links").glob("*")]
     links += [_properties(link) for link in (node / "p2p_links").glob("*")]
     known = [link for link in links if {"node_to", "type"} <= link.keys()]

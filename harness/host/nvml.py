@@ -141,7 +141,8 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def _gpu(device: _Device) -> Gpu:
-    memory, mig = device("GetMemoryInfo"), device("GetMigMode")
+    memory = device("GetMemoryInfo")
+    mig = device("GetMigMode")
     processes = device("GetComputeRunningProcesses") or ()
     plugged = device("GetPciInfo")
     return Gpu(
@@ -199,7 +200,8 @@ def _health(device: _Device) -> Health:
 
 
 def _now_and_most(device: _Device, what: str) -> tuple[int, int] | None:
-    now, most = device(f"GetCurr{what}"), device(f"GetMax{what}")
+    now = device(f"GetCurr{what}")
+    most = device(f"GetMax{what}")
     return None if now is None or most is None else (int(now), int(most))
 
 

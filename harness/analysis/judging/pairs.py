@@ -48,8 +48,8 @@ def purpose_of(metric: str) -> Purpose:
 
 
 def ideal(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
-    """The ratio that perfect scaling gives; if the metric asks, that which the schedule and the
-    measured fabric allow. None if the fabric was not measured.
+    """Return the ratio that perfect scaling gives. Some metrics hold a ratio against less: against
+    what the schedule or the measured fabric allows. None if the fabric was not measured.
     """
     metric = metrics.metric(contrast.metric)
     by_ranks = contrast.ideal

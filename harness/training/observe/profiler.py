@@ -19,7 +19,7 @@ MEMORY_STEPS = 2
 class Allocations:
     """Follows the allocations of the first steps on a device, and leaves them in a file.
 
-    To follow them costs too much for a step that is timed: these steps warm up.
+    Following them slows a step too much for timing, so only steps of the warm-up are followed.
     """
 
     def __init__(self, accelerator: Accelerator, file: Path) -> None:

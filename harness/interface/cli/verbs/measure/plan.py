@@ -162,7 +162,8 @@ class Look:
             outline=self.outline,
             sweeps=self.sweeps,
         )
-        seconds, device_s = defaultdict[str, float](float), defaultdict[str, float](float)
+        seconds = defaultdict[str, float](float)
+        device_s = defaultdict[str, float](float)
         for launch in expected.coming():
             devices = sum(arm.case.world_size * arm.case.devices_per_rank for arm in launch.arms)
             seconds[launch.plan.hash] += launch.seconds

@@ -18,7 +18,7 @@ from pathlib import Path
 from harness.analysis.judging import verdicts
 from harness.analysis.timeline.reader import read
 from harness.analysis.verify import verify
-from harness.base import modules
+from harness.base import programs
 from harness.features.history import asv, scan
 from harness.features.history.ingest import ingest
 from harness.features.history.night import KeptFigure, Night, Value, keep, nights
@@ -92,7 +92,7 @@ class Reader:
     def setup(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.trace = self.folder / "trace.json"
-        write = modules.load(str(HERE / "cost/reader.py")).write_trace
+        write = programs.load_module(str(HERE / "cost/reader.py")).write_trace
         self.events: int = write(self.trace, 20)
 
     def teardown(self) -> None:

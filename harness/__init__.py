@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # for type checkers, as below
         Batching,
         CaseSpec,
         Contrast,
-        Course,
         Fault,
+        FaultScenario,
         Mode,
         Plan,
         Precision,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # for type checkers, as below
         Site,
         Threshold,
     )
-    from harness.cases.courses import resharded
+    from harness.cases.fault_scenario import resharded
     from harness.cases.recipes import (
         ON_GPUS,
         PACED,
@@ -43,9 +43,9 @@ if TYPE_CHECKING:  # for type checkers, as below
     from harness.cases.site import rungs
     from harness.cases.suites import recovering, scaling
     from harness.interface import frames, notebook
-    from harness.launch.children import InheritingJob, agent_command
+    from harness.launch.dialers import InheritingJob, agent_command
     from harness.launch.engine import Capabilities, Command, Deployment, Job
-    from harness.record import Category, Expected, ModelFacts, Verdict, WhatRan
+    from harness.record import Category, ExecutedModel, Expected, ModelFacts, Verdict
     from harness.training.callbacks.accelerate import accelerate_recording
     from harness.training.callbacks.lightning import lightning_callback
     from harness.training.callbacks.transformers import transformers_callback

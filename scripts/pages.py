@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 import harness
 from harness.cases import CaseSpec
-from harness.cases.features import FEATURES
+from harness.cases.heads import FEATURES
 from harness.cases.metrics import METRICS
 from harness.cases.targets import SETTABLE, takes
 from harness.interface.cli.main import module_of as verb_module, parser, verbs

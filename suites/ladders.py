@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recipes import AS_TRAINED, SELECTIVE, protocol_for
 
-from harness import ON_GPUS, PACED, Course, Mode, Plan, Precision, Site
+from harness import ON_GPUS, PACED, FaultScenario, Mode, Plan, Precision, Site
 from harness.cases import ladders
 
 #: Tokens of a sample on GPUs, to a million where ranks share a sequence; on cores a tiny model's.
@@ -77,7 +77,7 @@ def readers(site: Site) -> list[Plan]:
     return [ladders.readers(case, where.worlds, protocol=protocol_for(site))]
 
 
-def checkpoints(site: Site) -> list[Course]:
+def checkpoints(site: Site) -> list[FaultScenario]:
     """Checkpoints of more and more ranks, waited for and in the background."""
     where = here(site)
     model = "decoder-350m" if where.device == "cuda" else "decoder-tiny"

@@ -11,8 +11,8 @@ from harness import (
     PACED,
     REAL,
     CaseSpec,
-    Course,
     Fault,
+    FaultScenario,
     Mode,
     Plan,
     Precision,
@@ -369,18 +369,18 @@ def masked(model: str = "decoder-nano") -> Recipe:
     return recipe
 
 
-def broken(strategy: str) -> Callable[[Site], list[Course]]:
+def broken(strategy: str) -> Callable[[Site], list[FaultScenario]]:
     """A training that crashes, hangs or loses an agent or node, then resumes, also resized."""
 
-    def recipe(site: Site) -> list[Course]:
+    def recipe(site: Site) -> list[FaultScenario]:
         if site.world_size < 2:
             return []
         on_gpus = site.device == "cuda"
         model = GPU_MODEL if on_gpus else "decoder-nano"
         case = site.case(f"{strategy}/{model}", **(AS_TRAINED if on_gpus else {}))
         faults = [Fault.KILL, Fault.HANG, *map(Fault, site.faults)]
-        courses = [Course(case=case, fault=fault) for fault in faults]
-        courses.append(Course(case=case, fault=Fault.KILL, asynchronous=True))
+        courses = [FaultScenario(case=case, fault=fault) for fault in faults]
+        courses.append(FaultScenario(case=case, fault=Fault.KILL, asynchronous=True))
         return [*courses, *(resharded(case) if len(site.nodes) == 1 else ())]
 
     return recipe

@@ -28,7 +28,7 @@ def first_step_s(layers: int, how: str) -> float:
 
     from harness.cases import Compiled
     from harness.training.models import decoder
-    from harness.training.rank.inquiries import Inquiries
+    from harness.training.rank.inquiries import WorldSizeQueries
     from harness.training.tuning import kernels
 
     if how == IMPORTED:
@@ -41,7 +41,7 @@ def first_step_s(layers: int, how: str) -> float:
     spent: list[float] = []
     for _ in range(2):
         before = time.process_time()
-        asked = Inquiries(decoder.__file__, []).noted() if how == NOTED else nullcontext()
+        asked = WorldSizeQueries(decoder.__file__, []).noted() if how == NOTED else nullcontext()
         with asked, torch.autocast("cpu", torch.bfloat16):
             loss = model(inputs).float().square().mean()
         loss.backward()

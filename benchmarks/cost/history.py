@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.base import modules
+from harness.base import programs
 from harness.features.history import asv
 from harness.features.history.ingest import ingest
 from harness.features.history.night import nights
@@ -32,7 +32,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def row(count: int, results: Path) -> str:
     """One size of a history."""
-    modules.load(str(HERE.parent / "core.py")).year(results, count, CASES)
+    programs.load_module(str(HERE.parent / "core.py")).year(results, count, CASES)
     first = seconds(lambda: asv.write(results, nights(results)))
     more = seconds(lambda: ingest([SAMPLE], results))
     commits, listed = asv.write(results, nights(results)), trends(nights(results))

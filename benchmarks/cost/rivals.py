@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
     quantization_hooks,
 )
 
-from harness.base import modules
+from harness.base import programs
 from harness.cases import Catalogue
 from harness.training.rank.invariants import CodecBucket
 
@@ -156,7 +156,7 @@ def of_grace(module: str, name: str) -> Any:
 
 def entry(method: str) -> tuple[Any, dict[str, Any]]:
     """Our module of a method, and its knobs here."""
-    module = modules.load(f"harness.training.compressors.{method}")
+    module = programs.load_module(f"harness.training.compressors.{method}")
     known = Catalogue().entries["compressors"][method].knobs
     return module, {**known, **KNOBS.get(method, {})}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.analysis import packing
 from harness.base.documents import Json, says
-from harness.cases import StandIn, features
+from harness.cases import StandIn, heads
 from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
 from harness.record.chain import Kind, Link
 from harness.record.launch import BEHIND, FLAKES, STALLS, num_again
@@ -340,7 +340,7 @@ def _entered(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     yield from _alike(Kind.SWEEP, run.fabric, rows, whole=run.complete)
     pairs = [] if run.suspects is None else [run.suspects]
     yield from _alike(Kind.PAIRED, pairs, chain.bodies(links, Kind.PAIRED), whole=run.complete)
-    for module in features.modules("AUDIT"):
+    for module in heads.modules("AUDIT"):
         yield from module.differences(run)
 
 

@@ -58,7 +58,7 @@ Launches = tuple[Purpose, Sequence[Arm], int]
 
 
 @dataclass(frozen=True)
-class Coming:
+class PendingLaunches:
     """Worlds that will run at once, and how long they take, in s."""
 
     plan: Plan
@@ -208,7 +208,7 @@ class Forecast:
             plan.hash for plan in self.plans if pairs.ruled(plan, self.thresholds, self.machine)
         }
 
-    def coming(self) -> Iterator[Coming]:
+    def coming(self) -> Iterator[PendingLaunches]:
         """Every launch to come; plans share gates, pilots, references and profiles."""
         yield from self._sweeps()
         have = _have(self.plans, self.launches, self.described)
@@ -219,7 +219,7 @@ class Forecast:
                 if missing := self._missing(plan, purpose, slot, times, have):
                     yield from self._launches(plan, purpose, missing, compiled, last)
 
-    def _sweeps(self) -> Iterator[Coming]:
+    def _sweeps(self) -> Iterator[PendingLaunches]:
         """The first one is of every collective, the others of the one that is judged."""
         several = [
             (plan, arm) for plan in self.plans for arm in plan.arms if arm.case.world_size > 1
@@ -228,7 +228,7 @@ class Forecast:
             plan, arm = max(several, key=lambda pair: pair[1].case.world_size)
             start_s = START_S[arm.case.device] + (NCCL_S if arm.case.device is Device.CUDA else 0)
             seconds = start_s + (SWEEP_S if not number else SWEEP_S / len(OPERATIONS))
-            yield Coming(plan, Purpose.FABRIC, (arm,), seconds)
+            yield PendingLaunches(plan, Purpose.FABRIC, (arm,), seconds)
 
     def _wanted(self, plan: Plan) -> Iterator[Launches]:
         """The launches that a plan wants in all, in the order of its stages."""
@@ -297,7 +297,7 @@ class Forecast:
         missing: Sequence[tuple[Arm, int]],
         compiled: set[object],
         last: bool,
-    ) -> Iterator[Coming]:
+    ) -> Iterator[PendingLaunches]:
         """Launches of arms that run at once; the ``last`` ones with the further blocks that they
         will want.
         """
@@ -308,7 +308,7 @@ class Forecast:
         compiling_s = max(_compiling_s(arm.case, purpose, compiled) for arm in arms)
         for arm in arms:
             compiled |= _graphs(arm.case, purpose)
-        launch = Coming(plan, purpose, arms, took_s)
+        launch = PendingLaunches(plan, purpose, arms, took_s)
         yield replace(launch, seconds=took_s + compiling_s)
         yield from [launch] * (max(count for _, count in missing) - 1)
         if last and plan.hash in self.judged and not self._has_blocks(plan):

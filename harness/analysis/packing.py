@@ -14,7 +14,7 @@ from harness.cases import CaseSpec
 
 
 @dataclass(frozen=True)
-class Seat:
+class Placement:
     """Where one world runs: its nodes, and the first device that it has on each."""
 
     hosts: tuple[int, ...]
@@ -44,7 +44,7 @@ def slots(worlds: Sequence[CaseSpec], room: Sequence[int]) -> list[list[int]]:
 
 def seats(
     worlds: Sequence[CaseSpec], room: Sequence[int], draw: random.Random | None = None
-) -> list[Seat] | None:
+) -> list[Placement] | None:
     """Where each of the worlds runs; None if they do not fit side by side.
 
     ``draw`` chooses among nodes that have as much room, and among aligned devices of a node.
@@ -54,7 +54,7 @@ def seats(
         draw.shuffle(order)
     order.sort(key=lambda node: -room[node])  # a large world finds the large nodes
     taken = [0] * len(room)
-    seated: dict[int, Seat] = {}
+    seated: dict[int, Placement] = {}
     for number in sorted(range(len(worlds)), key=lambda i: _largest_first(worlds[i])):
         seat = _seat(worlds[number], order, room, taken)
         if seat is None:
@@ -70,7 +70,7 @@ def seats(
         for host, size in enumerate(room)
     ]
     moved = [[device ^ (masks[host] & -size) for host, device, size in world] for world in blocks]
-    return [Seat(p.hosts, tuple(devices)) for p, devices in zip(placed, moved, strict=True)]
+    return [Placement(p.hosts, tuple(devices)) for p, devices in zip(placed, moved, strict=True)]
 
 
 def copies(world: CaseSpec, room: Sequence[int]) -> int:
@@ -85,7 +85,7 @@ def copies(world: CaseSpec, room: Sequence[int]) -> int:
 
 def _seat(
     world: CaseSpec, order: Sequence[int], room: Sequence[int], taken: list[int]
-) -> Seat | None:
+) -> Placement | None:
     """The first nodes with enough devices left; they are taken."""
     hosts: list[int] = []
     seated: set[int] = set()
@@ -106,10 +106,10 @@ def _seat(
     devices = tuple(taken[host] for host in hosts)
     for host, ranks in zip(hosts, world.nodes, strict=True):
         taken[host] += ranks * world.devices_per_rank
-    return Seat(tuple(hosts), devices)
+    return Placement(tuple(hosts), devices)
 
 
-def _blocks(world: CaseSpec, seat: Seat) -> list[tuple[int, int, int]]:
+def _blocks(world: CaseSpec, seat: Placement) -> list[tuple[int, int, int]]:
     """Host, first device and number of devices of each of a world's parts."""
     sizes = (ranks * world.devices_per_rank for ranks in world.nodes)
     return list(zip(seat.hosts, seat.devices, sizes, strict=True))

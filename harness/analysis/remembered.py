@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness.analysis.reading import load
 from harness.analysis.verify import unsealed
-from harness.base import caches
+from harness.base import files
 from harness.base.programs import PACKAGE
 from harness.record import RunRecord, chain, store
 
@@ -97,7 +97,7 @@ def keep(path: Path, key: str | None) -> None:
 
 
 def _folder() -> Path | None:
-    cache = caches.folder()
+    cache = files.cache_folder()
     return None if cache is None else cache / "verified"
 
 

@@ -17,7 +17,7 @@ from harness.analysis.audit import audit, strays
 from harness.analysis.judging import pairs, verdicts
 from harness.analysis.samples import bits, figures, pilots, references, script
 from harness.analysis.timeline.profiled import budget_of, talks, trace_path
-from harness.base import digests, refused
+from harness.base import errors, files
 from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
 from harness.base.packs import is_there, opened
@@ -90,7 +90,7 @@ def _beside(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Verifi
     except ScaleproofError:
         raise
     except Exception as error:
-        if (lacking := refused.by_host(error)) is not None:
+        if (lacking := errors.by_host(error)) is not None:
             raise lacking from error
         unknown = [senseless(error)]
     return Verification(num_launches=0, num_samples=0, num_verdicts=0, differences=tuple(unknown))
@@ -140,7 +140,7 @@ def _of_this_version(run: RunRecord) -> bool:
         for rank in launch.ranks
         if rank.sources
     }
-    return made_by == {digests.of_package()}
+    return made_by == {files.digest_of_package()}
 
 
 def passed_by_older_rules(run: RunRecord) -> Iterator[str]:

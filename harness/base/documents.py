@@ -1,17 +1,31 @@
-"""Frozen dataclasses <-> JSON documents, and the JSON Schema of a dataclass: msgspec, but strict.
+"""Convert frozen dataclasses to and from JSON documents, and write their JSON Schema."""
 
-msgspec passes over fields that a dataclass does not have; here they are an error, so that a
-misspelt or newer field is never dropped in silence.
-"""
-
+import contextlib
 import dataclasses
+import gc
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import EnumType
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """No look for cycles inside: a document has none, and a look visits all that was read so far.
+
+    So the cost of reading grows with the document alone.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
 
 T = TypeVar("T")
 

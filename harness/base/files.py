@@ -1,14 +1,87 @@
-"""A full disk under the results: said once, with how to go on, and nothing written is torn."""
+"""Write files whole or not at all, lock a folder, and compute digests of files."""
 
 import errno
+import fcntl
+import functools
+import hashlib
 import os
 import shutil
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from harness.base.errors import Exit, ScaleproofError, SpecError
+from harness.base.errors import Exit, RecordError, ScaleproofError, SpecError
+from harness.base.programs import PACKAGE
+
+
+def cache_folder() -> Path | None:
+    """The folder of this program; None for a user without a home."""
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "scaleproof"
+    home = os.environ.get("HOME")
+    return Path(home) / ".cache/scaleproof" if home else None
+
+
+#: Digits that are kept.
+DIGITS = 16
+
+
+def digest_of_bytes(content: bytes) -> str:
+    """The first digits of its sha256."""
+    return hashlib.sha256(content).hexdigest()[:DIGITS]
+
+
+def digest_of_file(path: Path) -> str:
+    """The digest of a file's bytes; empty if it is gone."""
+    try:
+        return digest_of_bytes(path.read_bytes())
+    except OSError:
+        return ""
+
+
+@functools.cache
+def digest_of_package() -> str:
+    """The digest of all Python files of this package, as they were when first asked for here."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
+    return digest.hexdigest()[:DIGITS]
+
+
+LOCK_FILE = ".lock"
+#: What a file system says that has no locks: there nobody can be kept out.
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Lock:
+    """A folder, held by this process until ``release()``, or until it is gone.
+
+    Raises RecordError where another process holds it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        self.release = weakref.finalize(self, os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 64, 0).decode(errors="replace") or "another process"
+            self.release()
+            raise RecordError(
+                f"this run is being measured by {holder}",
+                where=str(folder),
+                expected="one program at a time",
+                fix=f"scaleproof report {folder}",
+            ) from None
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
+
 
 #: Bytes below which a disk counts as full when a rank has just failed, and before a run begins:
 #: its chain must have room for what is measured, and the record for an end.

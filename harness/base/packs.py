@@ -1,16 +1,126 @@
-"""Packs: many ranks' files as one, so that what a launch of hundreds leaves is a handful of files.
-
-A path stays what it was before: it is looked for by itself, then among those that lie together.
-"""
+"""Read many small arrays from one file: ``.npz`` archives, and packs of the files of many ranks."""
 
 from __future__ import annotations
 
+import functools
+import io
+import math
 import os
 import shutil
+import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    pass
+
+_STORED = 0
+_DEFLATED = 8
+#: The end of a zip file: signature, disks and members, size and place of the directory, comment.
+_END = struct.Struct("<4s4H2LH")
+#: A member in the directory: signature, versions, flags, method, time, CRC, packed and whole size,
+#: lengths of name, extra and comment, disk, attributes, place.
+_MEMBER = struct.Struct("<4s2H2H4x3L3H2H2L")
+#: What stands before a member's bytes: signature, and the lengths of its name and extra.
+_LOCAL = struct.Struct("<4s22x2H")
+
+
+class _Member(NamedTuple):
+    name: str
+    method: int
+    crc: int
+    packed_bytes: int
+    whole_bytes: int
+    place: int
+
+
+def arrays(raw: bytes, most_bytes: int) -> dict[str, Any]:
+    """The arrays of a file by their names; they can be written to.
+
+    ValueError for what is no such file, for an array whose header claims more than is there, and
+    for one that would take more than ``most_bytes`` together with the file.
+    """
+    try:
+        members = _members(raw)
+        num_bytes = len(raw) + sum(member.whole_bytes for member in members)
+        if num_bytes > most_bytes:
+            raise ValueError(f"{num_bytes} bytes are more than samples have")
+        return {m.name.removesuffix(".npy"): _array(m.name, _whole(raw, m)) for m in members}
+    except (struct.error, zlib.error) as error:
+        raise ValueError(str(error)) from None
+
+
+def _members(raw: bytes) -> list[_Member]:
+    """Reads the members that the directory at the end of the file lists."""
+    signature, _, _, _, count, size, place, _ = _END.unpack_from(raw, len(raw) - _END.size)
+    if signature != b"PK\5\6" or place + size + _END.size != len(raw):
+        raise ValueError("File is not a zip file that numpy wrote")
+    members = []
+    for _ in range(count):
+        mark, _, _, flags, method, crc, packed, whole, name, extra, comment, *_, at = (
+            _MEMBER.unpack_from(raw, place)
+        )
+        if mark != b"PK\1\2" or flags & ~_NAMED or method not in (_STORED, _DEFLATED):
+            raise ValueError("File is not a zip file that numpy wrote")
+        begin = place + _MEMBER.size
+        text = raw[begin : begin + name].decode()
+        members.append(_Member(text, method, crc, packed, whole, at))
+        place = begin + name + extra + comment
+    return members
+
+
+#: The flag of a member whose name is UTF-8.
+_NAMED = 1 << 11
+
+
+def _whole(raw: bytes, member: _Member) -> bytes:
+    """A member's bytes, unpacked and held against their checksum."""
+    mark, name, extra = _LOCAL.unpack_from(raw, member.place)
+    begin = member.place + _LOCAL.size + name + extra
+    body = raw[begin : begin + member.packed_bytes]
+    if member.method == _DEFLATED:
+        body = zlib.decompressobj(-zlib.MAX_WBITS).decompress(body, member.whole_bytes + 1)
+    if mark != b"PK\3\4" or len(body) != member.whole_bytes or zlib.crc32(body) != member.crc:
+        raise ValueError(f"{member.name} is not what was packed")
+    return body
+
+
+def _array(name: str, body: bytes) -> Any:
+    """One array of a file."""
+    import numpy as np  # what only lists and collects has none
+
+    begin = _header_end(body)
+    shape, by_columns, kind = _header(body[:begin])
+    if math.prod(shape) * kind.itemsize > len(body) - begin:
+        raise ValueError(f"{name} claims {shape}, and has not got them")
+    order: Literal["C", "F"] = "F" if by_columns else "C"
+    return np.ndarray(shape, kind, buffer=body, offset=begin, order=order).copy()
+
+
+def _header_end(body: bytes) -> int:
+    """Where the values of an array begin: after magic, version and a header of a stated length."""
+    width = 2 if body[6:7] == b"\x01" else 4
+    return 8 + width + int.from_bytes(body[8 : 8 + width], "little")
+
+
+@functools.lru_cache(maxsize=4096)
+def _header(text: bytes) -> tuple[tuple[int, ...], bool, Any]:
+    """(shape, by columns, kind) of an array; many have the same."""
+    import numpy as np
+
+    handle = io.BytesIO(text)
+    version = np.lib.format.read_magic(handle)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, by_columns, kind = read(handle, max_header_size=10_000)
+    if kind.hasobject:
+        raise ValueError("objects are no samples")
+    return shape, by_columns, kind
+
 
 #: Ranks of a launch whose files are packed.
 MANY = 16

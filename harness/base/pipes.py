@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 
-class Deserted:
+class ClosedPipeWriter:
     """A text stream that writes to nowhere from the moment on that it takes no more: its reader has
     left, its disk is full.
     """
@@ -57,13 +57,13 @@ class Deserted:
 class Streams:
     """The standard output and errors of a program."""
 
-    def __init__(self, streams: Sequence[TextIO | Deserted | None]) -> None:
+    def __init__(self, streams: Sequence[TextIO | ClosedPipeWriter | None]) -> None:
         self._streams = streams
 
     @property
     def lost(self) -> bool:
         """Whether output is lost that somebody waits for, because a disk is full."""
-        return any(isinstance(stream, Deserted) and stream.lost for stream in self._streams)
+        return any(isinstance(stream, ClosedPipeWriter) and stream.lost for stream in self._streams)
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def kept_open() -> Iterator[Streams]:
     for stream in before:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    guarded = [Deserted(stream) if _is_real(stream) else stream for stream in before]
+    guarded = [ClosedPipeWriter(stream) if _is_real(stream) else stream for stream in before]
     sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in guarded)
     try:
         yield Streams(guarded)

@@ -1,13 +1,77 @@
-"""Programs: those of this package that others start, by their names in command lines, and others.
+"""Programs of this package that other processes start, and files that are imported by path."""
 
-Nothing imports them from here: they are the other side of a border. Leftovers of earlier runs are
-found by ``TRAINING``, which every agent and rank has in its command line.
-"""
-
+import ast
+import importlib
+import importlib.util
 import os
 import shutil
 import sys
+import warnings
 from pathlib import Path
+from types import ModuleType
+
+#: Attributes that ``@scaling`` and ``@recovering`` set on a function.
+MARK = "__scaleproof_recipes__"
+RECOVERS = "__scaleproof_recoveries__"
+#: What a function of ``@scaling`` requires.
+BOUNDS = "__scaleproof_bounds__"
+_CALLED = {"scaling", "recovering"}
+
+
+def is_suite(path: Path) -> bool:
+    """Return whether a file is a suite: by its syntax, and without importing it."""
+    try:
+        source = path.read_bytes()
+        if not any(name.encode() in source for name in _CALLED):
+            return False  # most files of most projects, without parsing them
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file that is not ours
+            nodes = list(ast.walk(ast.parse(source)))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    if any(_is_marked(node) for node in nodes if isinstance(node, ast.FunctionDef)):
+        return True
+    modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
+    modules += [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
+    used = {
+        n.attr if isinstance(n, ast.Attribute) else n.id
+        for n in nodes
+        if isinstance(n, ast.Attribute | ast.Name)
+    }
+    return any(name.split(".")[0] == "harness" for name in modules) and not _CALLED.isdisjoint(used)
+
+
+def _is_marked(function: ast.FunctionDef) -> bool:
+    """Whether a test takes a verdict below one of the decorators, wherever that comes from."""
+    names = {node.attr if isinstance(node, ast.Attribute) else node.id
+             for decorator in function.decorator_list for node in ast.walk(decorator)
+             if isinstance(node, ast.Attribute | ast.Name)}  # fmt: skip
+    takes = any(argument.arg == "verdict" for argument in function.args.args)
+    return takes and not _CALLED.isdisjoint(names)
+
+
+def load_module(file: str) -> ModuleType:
+    """The module of that dotted name, or of that path to a ``.py`` file; imported once."""
+    path = Path(file).resolve()
+    if path.suffix != ".py":
+        return importlib.import_module(file)
+    name = f"scaleproof_user_{path.stem}"
+    known = sys.modules.get(name)
+    if known is not None and known.__file__ == str(path):
+        return known
+    if (folder := str(path.parent)) not in sys.path:
+        sys.path.insert(0, folder)  # a user's file may import its neighbours
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader, f"{path} is no Python file"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
 
 TRAINING = "harness.training"
 AGENT = f"{TRAINING}.agent.agent"

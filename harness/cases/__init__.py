@@ -5,13 +5,16 @@ Its nouns are imported from here, its functions from their files.
 
 from harness.cases.batching import Batching, apportion, batching
 from harness.cases.case import (
+    DATA,
     Ablation,
     Attention,
     CaseSpec,
     Compiled,
     Data,
     Device,
+    Dim,
     LearningRate,
+    Mesh,
     Mode,
     Optimizer,
     Passes,
@@ -21,9 +24,8 @@ from harness.cases.case import (
     digest,
 )
 from harness.cases.catalogue import Catalogue, Entry, EntryKind
-from harness.cases.courses import Course, Fault
+from harness.cases.fault_scenario import Fault, FaultScenario
 from harness.cases.heads import EngineFacts, Supports
-from harness.cases.mesh import DATA, Dim, Mesh
 from harness.cases.metrics import Form, Metric
 from harness.cases.plan import BASELINES, PROFILED, Arm, Contrast, Plan, Protocol, Role, Window
 from harness.cases.rules import BoundSource, Reach, Statistic, Threshold, Waiver

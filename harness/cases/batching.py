@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.base.errors import SpecError
-from harness.cases.case import CaseSpec, Mode
-from harness.cases.mesh import Mesh
+from harness.cases.case import CaseSpec, Mesh, Mode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,9 @@ from harness.base.documents import Json
 from harness.base.errors import SpecError, nearest
 from harness.base.programs import PACKAGE
 from harness.cases import twins
-from harness.cases.case import CaseSpec, StandIn
+from harness.cases.case import CaseSpec, Mesh, StandIn
 from harness.cases.checks import check, check_knobs
 from harness.cases.heads import EngineFacts, Supports, facts, read_head
-from harness.cases.mesh import Mesh
 
 
 class EntryKind(NamedTuple):

@@ -10,6 +10,8 @@ from harness.cases.case import (
     Attention,
     CaseSpec,
     Device,
+    Dim,
+    Mesh,
     Mode,
     Optimizer,
     Passes,
@@ -18,7 +20,6 @@ from harness.cases.case import (
     Stepping,
 )
 from harness.cases.heads import Supports
-from harness.cases.mesh import Dim, Mesh
 
 Sizes = Mapping[str, Mapping[str, Json]]
 

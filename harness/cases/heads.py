@@ -1,21 +1,19 @@
-"""Literal heads: what a file says of itself, read with ``ast``; nothing is imported.
-
-A head is the docstring's first line and upper-case assignments of literals (``dict(a=1)`` counts).
-Literal heads are parsed here rather than by importing: listing must not load torch or users' code.
-"""
+"""Read the literal head of a file without importing it, and find the files of all features."""
 
 import ast
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Literal, TypeVar, cast
 
 from harness.base.documents import Json, from_doc
 from harness.base.errors import SpecError, nearest
-from harness.cases.case import CaseSpec, Precision
-from harness.cases.mesh import DATA, Dim, Mesh
+from harness.base.programs import PACKAGE
+from harness.cases.case import DATA, CaseSpec, Dim, Mesh, Precision
 
 #: Names of a model's head that strategies need, and what they say.
 NEEDED = {
@@ -267,3 +265,26 @@ def _literal(node: ast.expr) -> Json:
         return ast.literal_eval(node)
     except (ValueError, TypeError):  # names and calls; what cannot be hashed
         return _NOT_LITERAL
+
+
+FEATURES = PACKAGE / "features"
+
+
+@functools.cache
+def files(mark: str) -> Sequence[Path]:
+    """The files of all features whose head has this mark."""
+    named = (
+        path for path in sorted(FEATURES.rglob("*.py")) if mark in path.read_text(encoding="utf-8")
+    )
+    return [path for path in named if mark in read_head(path)[1]]
+
+
+@functools.cache
+def modules(mark: str) -> Sequence[ModuleType]:
+    """The files of features whose head has this mark, imported."""
+    return [importlib.import_module(name_of(path)) for path in files(mark)]
+
+
+def name_of(path: Path) -> str:
+    """The name under which a file of the package is imported."""
+    return ".".join((PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts))

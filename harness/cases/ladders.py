@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from harness.base.errors import SpecError
 from harness.cases.case import Ablation, CaseSpec, Data, LearningRate
-from harness.cases.courses import Course, Fault
+from harness.cases.fault_scenario import Fault, FaultScenario
 from harness.cases.plan import Arm, Plan, Protocol, Role
 from harness.cases.recipes import LEARNING, REAL, ablated, beside
 
@@ -153,13 +153,13 @@ def readers(case: CaseSpec, worlds: Sequence[int], *, protocol: Protocol = REAL)
     return Plan(name=name, arms=tuple(arms), contrasts=tuple(contrasts), protocol=protocol)
 
 
-def checkpoints(case: CaseSpec, worlds: Sequence[int]) -> list[Course]:
+def checkpoints(case: CaseSpec, worlds: Sequence[int]) -> list[FaultScenario]:
     """Checkpoints of more and more ranks, each waited for and in the background.
 
     A recovery measures bandwidth and stall of its checkpoints, and what a resume takes.
     """
     return [
-        Course(case=case.at(ranks), fault=Fault.KILL, asynchronous=behind)
+        FaultScenario(case=case.at(ranks), fault=Fault.KILL, asynchronous=behind)
         for ranks in worlds
         for behind in (False, True)
     ]

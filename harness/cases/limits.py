@@ -1,7 +1,6 @@
 """How far a loss may be from its reference's, by arithmetic alone."""
 
-from harness.cases.case import CaseSpec, Device, Precision
-from harness.cases.mesh import Mesh
+from harness.cases.case import CaseSpec, Device, Mesh, Precision
 
 #: Sums in another order, in 16 bits.
 ROUNDED = 2e-2

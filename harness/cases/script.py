@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.base import programs
 from harness.base.errors import SpecError, nearest
-from harness.cases import foreign, typed
+from harness.cases import typed
 from harness.cases.case import SCRIPT, CaseSpec, Device, Mode
 from harness.cases.plan import Plan, Protocol
 from harness.cases.recipes import REAL, Recipe, ladder
@@ -57,7 +57,7 @@ def parse(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
     words: the record keeps them.
     """
     secrets.refuse(words, RUN)
-    foreign.refuse(words)
+    typed.refuse(words)
     if typed.launcher(words)[0]:
         return _launched(typed.for_every_rung(words))
     rest = list(typed.without_interpreter(words))
@@ -88,7 +88,7 @@ def _launched(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
     if typed.asks_for_ranks(words):
         target, module = script or (program, False)
         return ScriptCommand(target=target, module=module, args=(), launcher=tuple(words))
-    if not typed.launcher(words)[0] and foreign.of_python(Path(program), words):
+    if not typed.launcher(words)[0] and typed.of_python(Path(program), words):
         path = words[0] if "/" in words[0] else program
         return ScriptCommand(target=path, module=False, args=tuple(words[1:]))
     raise _untold(words, folder, folder / script[0]) if script else _unseen(words)
@@ -102,7 +102,7 @@ def _program(word: str, folder: Path) -> str | None:
 def _missing(words: Sequence[str]) -> SpecError:
     """The error of a program that is not there, with what it would have started."""
     name = typed.launcher(words)[0]
-    begin = foreign.behind(words)
+    begin = typed.behind(words)
     if name and name not in typed.OF_MPI:
         return SpecError(
             f"{words[0]} is not installed here",
@@ -147,7 +147,7 @@ def _untold(words: Sequence[str], folder: Path, script: Path) -> SpecError:
             expected = f"{{ranks}} among its words, which {script.name} passes on (as $1, say)"
         if not inner and (number := typed.fixed_number(script)):
             expected = f"$1 in the place of {number[0]!r} in {script.name}, and {{ranks}} behind it"
-            file = foreign.unused(folder / "ranks.sh").name
+            file = typed.unused(folder / "ranks.sh").name
             copy = f"sed 's/{number[0]}/{number[1]}/' {shlex.quote(str(script))} > {file}"
             fix = f"{copy} && {RUN} {shlex.join(['bash', file, '{ranks}'])}"
     return SpecError(

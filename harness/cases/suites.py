@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from harness.base.errors import SpecError
-from harness.base.marks import BOUNDS, MARK, RECOVERS
-from harness.cases import vacuous
+from harness.base.programs import BOUNDS, MARK, RECOVERS
+from harness.cases import rules
 from harness.cases.case import CaseSpec, Device, Mode
-from harness.cases.courses import Course
+from harness.cases.fault_scenario import FaultScenario
 from harness.cases.metrics import metric
 from harness.cases.plan import Plan, Role
 from harness.cases.recipes import ON_GPUS, REAL, Recipe, ladder, strong_worlds
@@ -72,7 +72,7 @@ def _check_bound(test: str, of: str, world: object, least: object) -> None:
         raise SpecError(
             f"{test}: {of} at {world!r} ranks", expected="world sizes: {8: 6.8}", fix=f"edit {test}"
         )
-    for _, wrong, right in vacuous.bounds({"metric": of, "at_least": float(str(least))}):
+    for _, wrong, right in rules.bounds({"metric": of, "at_least": float(str(least))}):
         raise SpecError(f"{test}: {of}={least!r}: {wrong}", expected=right, fix=f"edit {test}")
 
 
@@ -121,7 +121,7 @@ def scaling(
     return mark
 
 
-def recovering(*recipes: Callable[[Site], list[Course]]) -> Callable[[Function], Function]:
+def recovering(*recipes: Callable[[Site], list[FaultScenario]]) -> Callable[[Function], Function]:
     """One pytest item per course that ``recipes`` return for the site: broken, and gone on with.
 
     The function takes ``verdict``: the worst that rules on recovery come to.

@@ -17,13 +17,13 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from harness.base import modules
+from harness.base import programs
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import ScaleproofError, SpecError, nearest
-from harness.base.marks import BOUNDS, MARK, is_suite
+from harness.base.programs import BOUNDS, MARK, is_suite
 from harness.cases.case import Ablation, CaseSpec, Device, Mode
 from harness.cases.catalogue import Catalogue
-from harness.cases.courses import Course
+from harness.cases.fault_scenario import FaultScenario
 from harness.cases.metrics import metric
 from harness.cases.plan import Plan, Role
 from harness.cases.recipes import (
@@ -332,7 +332,7 @@ def _recipes(
 def _module(path: Path) -> Any:
     """A file of recipes, imported; one clear error where it breaks."""
     try:
-        return modules.load(str(path))
+        return programs.load_module(str(path))
     except SpecError:
         raise
     except Exception as error:
@@ -380,7 +380,7 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
             expected="a function of the site that returns a list of plans",
             fix="scaleproof list suites",
         ) from None
-    if isinstance(plans, list | tuple) and plans and isinstance(plans[0], Course):
+    if isinstance(plans, list | tuple) and plans and isinstance(plans[0], FaultScenario):
         raise SpecError(
             f"{getattr(recipe, '__name__', recipe)!r} breaks trainings and lets them go on",
             where=str(path),

@@ -1,15 +1,114 @@
-"""Cores: which CPUs make up a physical core, which are next to a device, who runs on which.
+"""CPU cores: topology, control-group limits and run-queue waits."""
 
-A rank that feeds a GPU from the other socket, or shares its core with another rank, is slow for
-reasons that nobody bought. So every device has its own slice of the cores next to it, and the same
-slice at every world size: a baseline must not have more cores than the rungs compared with it.
-"""
-
+import contextlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.host import vendor
+
+ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+
+
+def quota_cpus(root: Path = ROOT, membership: Path = OWN) -> float | None:
+    """CPUs that the tightest quota on the way up allows; None without one."""
+    allowed = []
+    for group in _groups(root, membership):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
+            if quota != "max":
+                allowed.append(int(quota) / int(period))
+        with contextlib.suppress(OSError, ValueError):
+            quota_us = int((group / "cpu.cfs_quota_us").read_text(encoding="utf-8"))
+            if quota_us > 0:
+                allowed.append(
+                    quota_us / int((group / "cpu.cfs_period_us").read_text(encoding="utf-8"))
+                )
+    return min(allowed, default=None)
+
+
+def throttled_s(root: Path = ROOT, membership: Path = OWN) -> float | None:
+    """Seconds for which a quota held this group, or one above it, back; None where untold."""
+    seconds = []
+    for group in _groups(root, membership):
+        with contextlib.suppress(OSError, ValueError):
+            stat = dict(
+                line.split()
+                for line in (group / "cpu.stat").read_text(encoding="utf-8").splitlines()
+            )
+            if "throttled_usec" in stat:
+                seconds.append(int(stat["throttled_usec"]) / 1e6)
+            elif "throttled_time" in stat:
+                seconds.append(int(stat["throttled_time"]) / 1e9)
+    return max(seconds, default=None)
+
+
+def _groups(root: Path, membership: Path) -> Iterator[Path]:
+    """The groups that this process is in, and all above them."""
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            tops = [root, root / "unified"]
+        elif "cpu" in controllers.split(","):
+            tops = [root / "cpu", root / controllers]
+        else:
+            continue
+        for top in tops:
+            group = top / path.strip("/")
+            while group != top:
+                yield group
+                group = group.parent
+            yield top
+
+
+TASKS = Path("/proc/self/task")
+#: CPU time of threads that ended is the process's alone: more than this share, and what they waited
+#: is not known.
+UNSEEN = 0.02
+#: The kernel adds a running thread's time up at ticks: its last part is not seen yet.
+TICK_S = 0.01
+
+
+class RunQueue(NamedTuple):
+    """By thread: seconds on a core, and seconds ready but waiting for one."""
+
+    cpu_s: dict[str, float]
+    waited_s: dict[str, float]
+
+
+def read(tasks: Path = TASKS) -> RunQueue | None:
+    """All threads of this process; None where the kernel does not say (``CONFIG_SCHED_INFO``)."""
+    cpu_s: dict[str, float] = {}
+    waited_s: dict[str, float] = {}
+    for task in tasks.glob("*/schedstat"):
+        try:
+            ran_ns, waited_ns, _ = task.read_text(encoding="utf-8").split()
+        except (OSError, ValueError):
+            continue  # it has just ended
+        cpu_s[task.parent.name] = int(ran_ns) / 1e9
+        waited_s[task.parent.name] = int(waited_ns) / 1e9
+    return RunQueue(cpu_s, waited_s) if cpu_s else None
+
+
+def waited(before: RunQueue | None, after: RunQueue | None, cpu_s: float) -> float | None:
+    """Seconds that threads waited in between, all of them added up.
+
+    None where threads that are gone did a part of the ``cpu_s`` of this process: nobody knows how
+    long these waited.
+    """
+    if before is None or after is None:
+        return None
+    seen_s = sum(ran - before.cpu_s.get(thread, 0.0) for thread, ran in after.cpu_s.items())
+    if seen_s < (1 - UNSEEN) * cpu_s - TICK_S:
+        return None
+    return sum(s - before.waited_s.get(thread, 0.0) for thread, s in after.waited_s.items())
+
 
 SYS = Path("/sys")
 #: Fewer CPUs are no place for a rank's own threads, its backend's and autograd's: it is not pinned.

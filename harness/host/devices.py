@@ -1,13 +1,18 @@
-"""The GPUs that are known (devices.toml), by the names that NVML, people and tables give them."""
+"""Known GPU models and hardware that a run is planned for."""
 
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from harness.host.fabric import LinkClass, Network
+from harness.base.documents import from_doc
+from harness.base.errors import SpecError
+from harness.base.toml import check_table, keys_of, read_tables
+from harness.host.fabric import LinkClass, MachineFabric, Network
+from harness.host.machine import Machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,3 +90,138 @@ def _sheet(table: Mapping[str, object]) -> Sheet:
 def _numbers(value: object) -> dict[str, float]:
     assert isinstance(value, Mapping)
     return {str(name): float(number) for name, number in value.items()}
+
+
+#: GiB of host memory for each GPU where nobody says.
+HOST_GIB = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Nodes that are alike. Rates in B/s for each GPU, in one direction."""
+
+    name: str
+    machine: Machine
+    nodes: tuple[int, ...]
+    link_bytes: float
+    network_bytes: float
+
+    @property
+    def slowest(self) -> float:
+        """The link that bounds a ring over all of it."""
+        return self.link_bytes if len(self.nodes) == 1 else self.network_bytes
+
+
+def parse(text: str) -> Hardware:
+    """Reads the hardware that ``--on`` names; SpecError for what is neither known nor a file."""
+    if Path(text).is_file():
+        return _stated(Path(text))
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+)x([a-z0-9-]+)", text.lower())
+    if match is None or match[3] not in sheets():
+        wrong = match[3] if match else text.lower()
+        known = sheets()
+        close = next(iter(get_close_matches(wrong, known, n=1)), "h100")
+        number = "how many of them, as in" if wrong in known else "no such hardware; try"
+        counts = text[: -len(wrong)] if match else "8x"
+        raise SpecError(
+            f"--on {text}: {number} {counts}{close}",
+            expected=f"8xh100, 64x8xh200 (of {_known()}), or a file",
+            fix=f"--on {counts}{close}",
+        )
+    sheet = sheets()[match[3]]
+    return _of(text, sheet, int(match[2]), int(match[1] or 1))
+
+
+def _known() -> str:
+    return ", ".join(sheets())
+
+
+def of_machine(name: str, machine: Machine, nodes: tuple[int, ...]) -> Hardware:
+    """Hardware that was measured on once; SpecError if no sheet tells its links."""
+    sheet = named(machine.gpu)
+    if sheet is None:
+        raise SpecError(
+            f"--on {name}: nothing is known of the links of {machine.gpu or 'a CPU'}",
+            expected=f"a run on {_known()}",
+            fix="--on my.toml   # with link_gb_s",
+        )
+    return Hardware(
+        name=name,
+        machine=machine,
+        nodes=nodes,
+        link_bytes=1e9 * sheet.link_gb_s,
+        network_bytes=1e9 * sheet.network_gb_s,
+    )
+
+
+def _of(name: str, sheet: Sheet, gpus: int, nodes: int) -> Hardware:
+    if min(gpus, nodes) < 1:
+        raise SpecError(f"--on {name}", expected="at least 1 node of 1 GPU", fix="--on 8xh100")
+    machine = Machine(
+        cpu="planned",
+        num_cores=16 * gpus,
+        memory_gib=HOST_GIB * gpus,
+        gpu=sheet.gpu,
+        num_gpus=gpus,
+        gpu_memory_gib=sheet.memory_gib,
+        host=name,
+        kernel="",
+        driver=None,
+        fabric=MachineFabric(
+            link=sheet.link if gpus > 1 else LinkClass.NONE,
+            network=sheet.network,
+            network_gbit_s=8 * sheet.network_gb_s * gpus,
+        ),
+    )
+    return Hardware(
+        name=name,
+        machine=machine,
+        nodes=(gpus,) * nodes,
+        link_bytes=1e9 * sheet.link_gb_s,
+        network_bytes=1e9 * sheet.network_gb_s,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedHardware:
+    """A ``[[hardware]]`` table; of a known ``gpu`` the rest may be left out."""
+
+    gpu: str
+    gpus: int
+    nodes: int = 1
+    memory_gib: int = 0
+    link: LinkClass = LinkClass.UNKNOWN
+    network: Network = Network.UNKNOWN
+    link_gb_s: float = 0.0
+    network_gb_s: float = 0.0
+
+
+_KEYS = keys_of(StatedHardware)
+
+
+def _stated(path: Path) -> Hardware:
+    """A file's hardware; every mistake in it at once."""
+    tables, problems = read_tables(path, "hardware", "--on")
+    for table in tables:
+        if check_table(table, _KEYS, problems, "hardware"):
+            for key, value in table.values.items():
+                if not isinstance(value, str) and not value > 0:
+                    problems.add(table.lines[key], f"{key} = {value} is not above 0")
+    if len(tables) != 1:
+        problems.add(1, f"{len(tables)} tables [[hardware]]", "one: gpu, gpus, nodes")
+    problems.raise_any()
+    (table,) = tables
+    asked = from_doc(StatedHardware, dict(table.values))
+    if "link" in table.values and (asked.link is LinkClass.NONE) != (asked.gpus == 1):
+        problems.add(table.lines["link"], f"link = {str(asked.link)!r} of {asked.gpus} GPUs")
+        problems.raise_any()
+    known = sheets().get(asked.gpu.lower()) or named(asked.gpu)
+    sheet = known or Sheet(gpu=asked.gpu, memory_gib=0, link_gb_s=0.0)
+    stated = ("memory_gib", "link", "network", "link_gb_s", "network_gb_s")
+    given = {name: getattr(asked, name) for name in stated if name in table.values}
+    sheet = replace(sheet, **given)
+    if not (sheet.memory_gib and sheet.link_gb_s):
+        hint = f"memory_gib = 80 and link_gb_s = 450, or a known gpu: {_known()}"
+        problems.add(table.lines["gpu"], f"nothing is known of {asked.gpu!r}", hint)
+        problems.raise_any()
+    return _of(path.stem, sheet, asked.gpus, asked.nodes)

@@ -1,18 +1,170 @@
-"""``doctor``: what is missing or set up wrongly, and what to do. Changes nothing."""
+"""Checks of this machine: missing packages, wrong settings, old versions and leftovers of ranks."""
 
+import contextlib
 import hashlib
+import json
 import os
+import re
 import resource
 import shutil
 import time
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 
 from harness.base.documents import Json, to_doc
-from harness.host import accelerators, admission, environment, facts, machine, vendor, versions
+from harness.host import accelerators, admission, environment, machine, vendor
 from harness.host.admission import Finding, Level
-from harness.host.versions import Standing
+
+TABLE = Path(__file__).with_name("minimum_versions.toml")
+_FIRMWARE = Path("/sys/class/infiniband")
+_TOOLKIT = Path("/usr/local/cuda/version.json")
+
+
+class Standing(StrEnum):
+    """The outcome of a comparison of versions."""
+
+    OK = "ok"
+    BELOW = "below"
+    SKIP = "SKIP"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """One line of the table: ``least`` of all, or of each ``train`` by its first number."""
+
+    name: str
+    why: str
+    source: str
+    least: str = ""
+    trains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedVersion:
+    """A component as it is here; ``wanted`` is the least that it should be."""
+
+    name: str
+    here: str
+    wanted: str
+    standing: Standing
+    source: str
+
+
+def minimum_versions() -> list[Component]:
+    """The lines of the table, in its order."""
+    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["component"]
+    return [Component(**{**row, "trains": tuple(row.get("trains", ()))}) for row in rows]
+
+
+def compared_versions() -> list[ComparedVersion]:
+    """Every component, as it is here."""
+    return [compare_version(component, _here(component.name)) for component in minimum_versions()]
+
+
+def compare_version(component: Component, here: str) -> ComparedVersion:
+    """A version beside the least; SKIP where either of them is not known."""
+    wanted = component.least
+    if component.trains:
+        line = _numbers(here)[:1]
+        wanted = next((train for train in component.trains if _numbers(train)[:1] == line), "")
+    standing = Standing.SKIP
+    if _numbers(here) and wanted:
+        standing = Standing.OK if _numbers(here) >= _numbers(wanted) else Standing.BELOW
+    return ComparedVersion(
+        name=component.name,
+        here=here,
+        wanted=wanted,
+        standing=standing,
+        source=component.source,
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    """``580.159.03`` as numbers; nothing of a text without any."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return [int(part) for part in match[0].split(".")] if match else []
+
+
+def _here(name: str) -> str:
+    """A component's version, where it can be read without root and without CUDA; else nothing."""
+    if name == "driver":
+        return vendor.driver() or ""
+    if name == "connectx firmware":
+        return min(_firmware(), key=_numbers, default="")
+    if name == "cuda toolkit":
+        return _toolkit()
+    return next(_packages(name), "")
+
+
+def _packages(name: str) -> Iterator[str]:
+    """The installed package of that name, or NVIDIA's for the CUDA at hand."""
+    for package in (name, f"nvidia-{name}-cu13", f"nvidia-{name}-cu12"):
+        try:
+            yield metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def _firmware() -> Iterator[str]:
+    for path in sorted(_FIRMWARE.glob("mlx5*/fw_ver")):
+        try:
+            yield path.read_text(encoding="utf-8").strip()
+        except OSError:
+            continue
+
+
+def _toolkit() -> str:
+    try:
+        return str(json.loads(_TOOLKIT.read_text(encoding="utf-8"))["cuda"]["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+SHM = Path("/dev/shm")
+#: A younger file may be of a rank that is about to map it, in seconds.
+YOUNG_S = 60.0
+
+
+def remove_leftovers() -> int:
+    """Remove NCCL's files of this user that no process maps; how many these were."""
+    old = time.time() - YOUNG_S
+    mapped: set[str] | None = None
+    removed = 0
+    for path in SHM.glob("nccl-*"):
+        with contextlib.suppress(OSError):  # another agent is quicker
+            facts = path.stat()
+            if facts.st_uid != os.getuid() or facts.st_mtime > old:
+                continue
+            mapped = _mapped() if mapped is None else mapped
+            if str(path) not in mapped:
+                path.unlink()
+                removed += 1
+    return removed
+
+
+def _mapped() -> set[str]:
+    """Files that any process of this user maps."""
+    paths: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            rows = (line.split(None, 5) for line in maps.read_text(encoding="utf-8").splitlines())
+            paths |= {row[5] for row in rows if len(row) > 5}
+    return paths
+
+
+def remove_paths(folder: Path, paths: Sequence[str]) -> None:
+    """Files and folders in ``folder`` that a training has written."""
+    for path in paths:
+        target = folder / path
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            target.unlink(missing_ok=True)
+
 
 #: Locked memory that RDMA needs, and shared memory that NCCL and data loaders do: bytes.
 _LOCKED = 32 << 30
@@ -32,7 +184,7 @@ def examination() -> dict[str, Json]:
     """
     decisive = admission.examine()
     return {
-        "facts": facts.facts(),
+        "facts": machine.facts(),
         "findings": to_doc((*examine(), *decisive)),
         "admission": to_doc(decisive),
     }
@@ -136,7 +288,7 @@ def _clock() -> Finding:
         return _found("clock source", True, "n/a")
     source = path.read_text(encoding="utf-8").strip()
     advice = "clocksource=tsc on the kernel's command line: this one is slow to read"
-    return _found("clock source", source in facts.GOOD_CLOCKS, source, advice)
+    return _found("clock source", source in machine.GOOD_CLOCKS, source, advice)
 
 
 def _ways() -> Finding:
@@ -151,7 +303,7 @@ def _ways() -> Finding:
 
 def _versions() -> Finding:
     """Every component beside the table of least versions; what is not known is SKIPped."""
-    known = versions.compared()
+    known = compared_versions()
     below = [version for version in known if version.standing is Standing.BELOW]
     good = [
         f"{version.name} {version.here}" for version in known if version.standing is Standing.OK

@@ -23,7 +23,7 @@ from markupsafe import Markup
 from harness.analysis import compare, remembered
 from harness.analysis.judging.points import points
 from harness.base.errors import SpecError
-from harness.base.plain import still
+from harness.base.formatting import still
 from harness.interface import frames
 from harness.interface.report.headline import headline
 from harness.interface.report.scaling import judged_interval

@@ -10,14 +10,14 @@ from typing import Any
 
 from harness.base.documents import Json
 from harness.base.errors import SpecError
-from harness.base.numbers import length_s
+from harness.base.formatting import length_s
 from harness.cases import Catalogue, Device, Settings, Site, Threshold
 from harness.cases.recipes import PINNED
 from harness.cases.rules import load_thresholds
 from harness.cases.site import resolve
 from harness.host import machine, secrets
 from harness.interface.offered import OPTIONS, Option, from_environment
-from harness.launch import cluster
+from harness.launch import deploy
 
 
 def add_to(parser: argparse.ArgumentParser, *, cases: bool) -> None:
@@ -115,7 +115,9 @@ def engine_settings(values: Mapping[str, Any], catalogue: Catalogue) -> Mapping[
     file = values.get("cluster")
     if engine not in catalogue.entries["engines"]:
         return {}  # ``resolve`` says so
-    return cluster.settings(Path(file) if file else None, engine, catalogue.entries["engines"])
+    return deploy.cluster_settings(
+        Path(file) if file else None, engine, catalogue.entries["engines"]
+    )
 
 
 def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Settings:

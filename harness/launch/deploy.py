@@ -1,7 +1,9 @@
-"""From an engine's name to worlds that can be launched."""
+"""From an engine's name to fleets of agents on which worlds can be launched."""
 
 import functools
+import math
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -10,11 +12,146 @@ from pathlib import Path
 
 from harness.base import programs
 from harness.base.documents import Json
-from harness.base.errors import LaunchError
+from harness.base.errors import LaunchError, SpecError, meant
+from harness.base.toml import Problems, read
 from harness.cases import Entry
+from harness.host import environment
 from harness.launch.engine import Command, Deployment, Engine, Job, Where, make
 from harness.launch.fleet import Fleet
 from harness.launch.wire.channel import Channel, Listener, make_token, read_token
+
+#: What would end a line of a batch script, or of a terminal.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+#: What any engine's table may say: how long agents may take to join once their job runs, how long
+#: the job may wait in a queue (0: for ever), for how long an agent may be silent, and how long a
+#: collective may take (0: a minute, and longer where steps are slow); in seconds.
+WAITS = dict(join_s=300.0, queue_s=0.0, lost_s=10.0, collective_s=0.0)
+#: Of these 0 is a word.
+_MAY_BE_ZERO = frozenset({"queue_s", "collective_s"})
+
+
+def cluster_settings(path: Path | None, engine: str, known: Mapping[str, Entry]) -> dict[str, Json]:
+    """The settings of an engine: its defaults, and what its table says. Every mistake at once."""
+    defaults = WAITS | dict(known[engine].head.get("SETTINGS", {}))
+    if path is None:
+        return defaults
+    doc, problems = read(path, "--cluster")
+    for name, table in doc.items():
+        line = problems.line_of(rf"\[\s*{re.escape(name)}\s*\]")
+        if name not in known:
+            hint = meant(name, known) or f"one of {', '.join(known)}"
+            problems.add(line, f"no engine {name!r}", hint)
+            continue
+        _check(table, WAITS | dict(known[name].head.get("SETTINGS", {})), name, problems)
+    problems.raise_any()
+    return {**defaults, **doc.get(engine, {})}
+
+
+def _check(table: Json, defaults: Mapping[str, Json], name: str, problems: Problems) -> None:
+    if not isinstance(table, dict):
+        problems.add(problems.line_of(re.escape(name)), f"{name!r} must be a table", f"[{name}]")
+        return
+    for key, value in table.items():
+        line = problems.line_of(rf"{re.escape(key)}\s*=")
+        if key not in defaults:
+            hint = meant(key, defaults) or f"one of {', '.join(defaults)}"
+            problems.add(line, f"unknown key {key!r} in [{name}]", hint)
+        elif key in WAITS and type(value) in (int, float):
+            if not math.isfinite(value) or value < 0 or (value == 0 and key not in _MAY_BE_ZERO):
+                problems.add(line, f"{key} = {value}", "a number of seconds above 0")
+        elif type(value) is not type(defaults[key]) and not (key == "python" and _words(value)):
+            want = type(defaults[key]).__name__
+            received = type(value).__name__
+            problems.add(line, f"expected a {want}, found the {received} {value!r}")
+        elif isinstance(value, list) and not all(isinstance(v, str) for v in value):
+            problems.add(line, f"expected a list of strings, found {value!r}")
+        elif _CONTROL.search("".join(value) if isinstance(value, list) else str(value)):
+            problems.add(line, f"{value!r} has a control character", "one line of plain text")
+        elif key == "python" and isinstance(value, str) and " " in value:
+            words = ", ".join(f'"{word}"' for word in value.split())
+            problems.add(line, f"{value!r} is one word with blanks", f"a list: [{words}]")
+        elif key == "port" and not 0 <= value < 65536:
+            problems.add(line, f"{value} is not a port", "0 (any free port) to 65535")
+        elif key == "cpus" and value < 0:
+            problems.add(line, f"{value} CPUs", "CPUs of each rank; 0: all of a node for its GPUs")
+
+
+def _words(value: Json) -> bool:
+    """Whether a value is a command in several words, as ``["apptainer", "exec", IMAGE]``."""
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) for word in value)
+
+
+class Fleets:
+    """``own`` are the run's agents; those of a setup start when it is first needed, and stay.
+
+    ``setups`` maps names of environments to their interpreters.
+    """
+
+    def __init__(self, engine: Entry, where: Where, setups: Mapping[str, str]) -> None:
+        self._engine = engine
+        self._where = where
+        self._setups = setups
+        self.own = open_worlds(engine, where)
+        self._others: dict[str, Fleet] = {}
+
+    def of(self, setup: str) -> Fleet:
+        """The agents of a setup, the run's own for "". SpecError for one that nobody named."""
+        if not setup:
+            return self.own
+        if setup not in self._others:
+            if setup not in self._setups:
+                raise SpecError(
+                    f"no setup {setup!r}",
+                    expected=", ".join(self._setups) or "--control PYTHON",
+                    fix="scaleproof run --help",
+                )
+            self._others[setup] = self._started(setup, self._setups[setup])
+        return self._others[setup]
+
+    def _started(self, name: str, python: str) -> Fleet:
+        fleet = open_worlds(self._engine, setup(self._where, name, python))
+        try:
+            fleet.ready()
+        except LaunchError as error:
+            raise LaunchError(
+                f"its agents do not start: {error.what}",
+                where=f"setup {name} ({python})",
+                expected="an environment with torch and what scaleproof needs",
+                fix=f"{python} -m pip install torch scaleproof",
+            ) from None
+        return fleet
+
+    def software(self) -> dict[str, dict[str, str]]:
+        """The software of each setup that was needed, by its first node."""
+        return {name: dict(fleet.nodes[0].software) for name, fleet in self._others.items()}
+
+    def mended(self) -> list[str]:
+        """The agents that were lost and replaced since this was asked for last."""
+        sentences = []
+        for fleet in (self.own, *self._others.values()):
+            sentences += fleet.notes
+            fleet.notes.clear()
+        return sentences
+
+    def close(self) -> None:
+        """Stop all agents."""
+        for fleet in (self.own, *self._others.values()):
+            fleet.close()
+
+    @property
+    def notes(self) -> list[str]:
+        """The engine's remarks for the record."""
+        queued_s = self.own.queued_s
+        variables = environment.of_backends()
+        sentences = [f"engine: {queued_s:.0f} s in the queue"] if queued_s >= 1 else []
+        for number, node in enumerate(self.own.nodes):
+            for name, value in node.environment.items():
+                if name not in variables and not environment.names_interface(name):
+                    sentences.append(
+                        f"node {number} ({node.machine.host}) also sets {name}={value}:"
+                        " the value affects the results but is no part of the case"
+                    )
+        return sentences
 
 
 def open_worlds(entry: Entry, where: Where) -> Fleet:

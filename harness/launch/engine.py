@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from harness.base import modules, programs
+from harness.base import programs
 from harness.base.documents import Json
 from harness.base.errors import LaunchError
 from harness.cases import Device, Entry
@@ -176,13 +176,13 @@ class Queue(Protocol):
 
 def queue_of(entry: Entry) -> Queue:
     """The queue of an engine that has one."""
-    queue: Queue = modules.load(entry.module).build()
+    queue: Queue = programs.load_module(entry.module).build()
     return queue
 
 
 def make(entry: Entry) -> Engine:
     """The engine of a discovered file (its ``build()``)."""
-    engine: Engine = modules.load(entry.module).build()
+    engine: Engine = programs.load_module(entry.module).build()
     return engine
 
 

@@ -11,14 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from harness.base.documents import Json, from_doc, to_doc
-from harness.base.errors import LaunchError, LostError
+from harness.base.errors import LaunchError, RetryableError
 from harness.cases import CaseSpec, Compiled
-from harness.launch.cluster import WAITS
+from harness.launch.agents import (
+    TICK_S,
+    Again,
+    AgentLink,
+    AgentMonitor,
+    agree,
+    clear,
+    fit,
+    joined,
+    mend,
+    unreachable,
+)
+from harness.launch.deploy import WAITS
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
-from harness.launch.hearing import TICK_S, Ear, unreachable
-from harness.launch.link import AgentLink
-from harness.launch.renewal import Again, clear, mend
-from harness.launch.roll_call import agree, fit, joined
 from harness.launch.running import Running
 from harness.launch.wire.channel import Listener
 from harness.launch.wire.messages import HowFar, LaunchSpec, Node, Share
@@ -60,7 +68,7 @@ class Fleet:
         self._join_s, self._queue_s, self._lost_s = (
             float(waits[name]) for name in ("join_s", "queue_s", "lost_s")
         )
-        self._ear = Ear()
+        self._ear = AgentMonitor()
         _allow(self.num_agents + DESCRIPTORS)
 
     def configure(self, settings: Mapping[str, Json]) -> None:
@@ -101,7 +109,7 @@ class Fleet:
     def _meet_twice(self, watch: Watch) -> None:
         try:
             self._meet(watch)
-        except LostError as error:
+        except RetryableError as error:
             self.close()
             self.start()
             self._meet(watch)
@@ -111,7 +119,9 @@ class Fleet:
         since = looked_at = time.monotonic()
         pause_s = TICK_S
         silent = list(self._links)  # of thousands, only these are looked at whenever one comes
-        by_newcomers = Ear()  # one of its own: else all were registered anew between its rounds
+        by_newcomers = (
+            AgentMonitor()
+        )  # one of its own: else all were registered anew between its rounds
         while len(self._links) < self.num_agents or silent:
             silent += joined(self._listener, self._links, TICK_S)
             within_s = TICK_S if self._listener is None else 0
@@ -144,7 +154,7 @@ class Fleet:
             late = time.monotonic() - since > self._join_s
             if lost or state is State.ENDED or late:
                 passed = f"{self._join_s:.0f} s have passed" if late else ""
-                error = LostError if lost else LaunchError
+                error = RetryableError if lost else LaunchError
                 raise absent(self._links, self.num_agents, says or passed, error)
             watch(len(self._links) - len(silent), self.num_agents, says)
         if self._listener is not None:  # nobody else is wanted
@@ -291,7 +301,7 @@ class Fleet:
         self._met = False
 
 
-def _ended(world: Running, ear: Ear, lost_s: float) -> Ended:
+def _ended(world: Running, ear: AgentMonitor, lost_s: float) -> Ended:
     """How a world ended; of one that broke also which nodes the others cannot reach."""
     agents = "+".join(link.about.agent for link in world.links if link.about is not None)
     asked = world.failing and len(world.links) > 1

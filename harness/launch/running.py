@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.base.documents import from_doc, to_doc
-from harness.launch.link import AgentLink, Message
+from harness.launch.agents import AgentLink, Message
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
 
 #: Seconds without a beat, while it was listened for, after which an agent counts as lost; and for

@@ -15,14 +15,14 @@ from harness.analysis.samples import bits, figures, references
 from harness.analysis.timeline.profiled import budget_of, talks
 from harness.base import files
 from harness.base.documents import from_doc, to_doc
-from harness.base.errors import LaunchError, LostError, ScaleproofError
+from harness.base.errors import LaunchError, RetryableError, ScaleproofError
 from harness.cases import CaseSpec, Catalogue, Compiled, Device, Entry, Settings
 from harness.cases.plan import HORIZON
-from harness.host import nvml, shared
+from harness.host import copies, nvml
 from harness.host.nvml import GpuWindow
 from harness.launch import causes
+from harness.launch.deploy import Fleets
 from harness.launch.engine import Ended, Tick, Where
-from harness.launch.fleets import Fleets
 from harness.launch.wire.messages import (
     BEHIND,
     Bits,
@@ -79,7 +79,7 @@ class Bench:
         self._count = 0
         #: Of the order of samples; each run has its own.
         self.data_seed = 0
-        self._shared: shared.Stamps = {}
+        self._shared: copies.Stamps = {}
         #: Sweeps that broke, by their launches' names, and why; whoever enters them takes them out.
         self.broken: dict[str, str] = {}
         self.settings = settings or Settings()
@@ -262,7 +262,7 @@ class Bench:
         answered = list(zip(orders, described, strict=True))
         first = orders[0].script
         if first is not None and not self._shared:
-            self._shared = shared.stamps(Path(first.folder), first.data)
+            self._shared = copies.shared_stamps(Path(first.folder), first.data)
         specs = [self._spec_of(order, folder, answer, detailed) for order, answer in answered]
         slot = specs[0].launch if len(specs) > 1 else ""
         began_at = datetime.datetime.now(datetime.UTC)
@@ -326,8 +326,8 @@ class Bench:
         if script is None or not script.data:
             return []
         before = self._shared
-        self._shared = shared.stamps(Path(script.folder), script.data)
-        changed = shared.changed(before, self._shared)
+        self._shared = copies.shared_stamps(Path(script.folder), script.data)
+        changed = copies.changed_shared_files(before, self._shared)
         more = [f"{len(changed) - 1} more"] if len(changed) > 1 else []
         return [f"shared: {'; '.join([*changed[:1], *more])}: {UNSHARED}"] if changed else []
 
@@ -395,7 +395,7 @@ def _swept(
     """The results that one sweep left."""
     cause = causes.attribute(ended.ranks, ended.unreachable)
     if cause is not None:
-        error = LostError if cause.kind in PASSING else LaunchError
+        error = RetryableError if cause.kind in PASSING else LaunchError
         return error(
             f"the fabric sweep broke: rank {cause.rank}: {cause.message}",
             where=spec.case.world,

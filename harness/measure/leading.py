@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from harness.base.numbers import duration
+from harness.base.formatting import duration
 from harness.cases import Plan
 from harness.record import Verdict
 

@@ -19,9 +19,9 @@ from harness.analysis import forecast
 from harness.analysis.judging import obstacles, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
 from harness.analysis.samples.same_training import may_be_ragged
-from harness.base.errors import LostError, ScaleproofError
+from harness.base.errors import RetryableError, ScaleproofError
 from harness.base.files import UnwrittenError
-from harness.base.numbers import duration, rate
+from harness.base.formatting import duration, rate
 from harness.cases import Arm, Plan, Role, Window, metrics
 from harness.measure import blocks, leading, piloting, profiling, referring, together
 from harness.measure.climb import climb
@@ -120,7 +120,7 @@ class Measurer:
     @property
     def lost(self) -> bool:
         """Whether nodes were lost for good: the run can be resumed when they are back."""
-        return any(isinstance(error, LostError) for error in self._broken.values())
+        return any(isinstance(error, RetryableError) for error in self._broken.values())
 
     def verdicts(self, plan: Plan) -> tuple[Verdict, ...]:
         """A measured plan's verdicts; raises what kept it from being measured."""

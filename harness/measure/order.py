@@ -3,10 +3,10 @@
 import random
 from dataclasses import dataclass
 
-from harness.analysis.packing import Seat
+from harness.analysis.packing import Placement
 from harness.analysis.samples.references import LossCurve
 from harness.cases import Arm, Plan, Window
-from harness.launch.wire.messages import Flip, Script
+from harness.launch.wire.messages import InjectedBitFlip, Script
 from harness.record import Purpose
 
 
@@ -28,11 +28,11 @@ class Order:
     turn: int = -1
     attempt: int = 0
     reference: LossCurve | None = None
-    seat: Seat | None = None
+    seat: Placement | None = None
     streamed: bool = False
     replicates: int = 0
     script: Script | None = None
-    flip: Flip | None = None
+    flip: InjectedBitFlip | None = None
     behind: "Order | None" = None
 
     @property

@@ -20,8 +20,8 @@ from harness.analysis.samples import figures
 from harness.base.documents import from_doc
 from harness.base.errors import ScaleproofError
 from harness.cases import Arm, Catalogue, Plan, Protocol, Role, Settings
-from harness.launch.wire import recorded
-from harness.launch.wire.recorded import Recorded
+from harness.launch.wire import messages
+from harness.launch.wire.messages import Recorded
 from harness.measure.run import Run
 from harness.record import (
     Described,
@@ -46,7 +46,7 @@ METRICS = ("throughput", "peak_bytes")
 def write(folder: Path) -> tuple[Path, RunRecord]:
     """The record of what lies there, and where it was written."""
     recorded_run = from_doc(
-        Recorded, json.loads((folder / recorded.FILE).read_text(encoding="utf-8"))
+        Recorded, json.loads((folder / messages.FILE).read_text(encoding="utf-8"))
     )
     case = recorded_run.case
     settings = Settings(

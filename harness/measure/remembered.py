@@ -8,21 +8,21 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
-from harness.base import caches, digests, files
+from harness.base import files
 from harness.base.documents import Json, from_doc, to_doc
 from harness.cases import CaseSpec, Catalogue
 from harness.record import Described
 
 
-class Remembered:
+class DescribeCache:
     """Answers by the hash of their case; those of users' files, and of packages that may come and
     go, are asked for again.
     """
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._known = catalogue
-        version = f"{digests.of_package()}-{metadata.version('torch')}"
-        folder = caches.folder()
+        version = f"{files.digest_of_package()}-{metadata.version('torch')}"
+        folder = files.cache_folder()
         self._path = folder / f"described-{version}.json" if folder is not None else None
         self._answers: dict[str, Json] = {}
         if self._path is not None:

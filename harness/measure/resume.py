@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.analysis.verify import misfigured
-from harness.base import digests
+from harness.base import files
 from harness.base.errors import RecordError
 from harness.cases import Site
 from harness.host.environment import changes_speed, recorded
@@ -69,10 +69,10 @@ def _edited(run: RunRecord) -> Iterator[str]:
             yield f"{name} is {environment_now.get(name, 'not set')}, and was {before}"
     ranks = (rank for launch in run.launches for rank in launch.ranks)
     sources = {name: digest for rank in ranks for name, digest in (rank.sources or {}).items()}
-    if sources.get("scaleproof", digests.of_package()) != digests.of_package():
+    if sources.get("scaleproof", files.digest_of_package()) != files.digest_of_package():
         yield "scaleproof was changed"
     for name, digest in sources.items():
-        here_now = digests.of_file(Path(run.settings.folder or ".") / name)
+        here_now = files.digest_of_file(Path(run.settings.folder or ".") / name)
         # None is there of another node's, or of a copy that a launch had.
         if name.endswith(".py") and here_now not in ("", digest):
             yield f"{name} was edited"

@@ -23,7 +23,7 @@ from harness.cases import (
     Threshold,
     Window,
 )
-from harness.host import doctor, environment, facts, machine
+from harness.host import doctor, environment, machine
 from harness.host.admission import Finding
 from harness.measure.bench import mean_wall_s
 from harness.measure.interrupts import uninterrupted
@@ -32,7 +32,7 @@ from harness.record import SCHEMA, Block, Described, LaunchRecord, Purpose, Row,
 from harness.record.chain import STATED, Chain, Kind, bodies
 from harness.record.fabric import Suspects
 from harness.record.launch import FLAKES, REPEATED, STALLS, num_again
-from harness.record.recovery import Played
+from harness.record.recovery import FaultedTraining
 from harness.record.store import save
 
 #: Kinds of what could have been run.
@@ -70,14 +70,14 @@ class Run:
         self.windows: dict[str, dict[str, Window]] = {}
         self.fabric = list[Row]()
         self.recoveries = list[Trial]()
-        self.played = list[Played]()
+        self.played = list[FaultedTraining]()
         self.out_of_time = list[str]()
         self.notes = doctor.notes()
         self.admission: tuple[Finding, ...] = ()
         self.launch_sd: float | None = None
         self.setups: Mapping[str, Mapping[str, str]] = {}
         self.suspects: Suspects | None = None
-        self.facts: Mapping[str, Mapping[str, str]] = {self.machine.host: facts.facts()}
+        self.facts: Mapping[str, Mapping[str, str]] = {self.machine.host: machine.facts()}
         self._chain: Chain | None = None
         self._opened: Path | None = None
         self.judge_by(thresholds)
@@ -232,7 +232,7 @@ class Run:
         self.suspects = suspects
 
     @uninterrupted
-    def add_interrupted(self, played: Played) -> None:
+    def add_interrupted(self, played: FaultedTraining) -> None:
         """A training that faults interrupted."""
         self._link(Kind.PLAYED, played)
         self.played.append(played)

@@ -11,19 +11,19 @@ from types import TracebackType
 
 from harness.analysis.samples.references import ASTRAY
 from harness.base.documents import from_doc
-from harness.base.errors import LostError
+from harness.base.errors import RetryableError
 from harness.base.packs import pack
 from harness.cases import CaseSpec, Catalogue, Device, Settings, Threshold
 from harness.host import admission
 from harness.host.admission import Finding, Level
-from harness.launch import cluster
+from harness.launch import deploy
 from harness.launch.engine import Where
 from harness.launch.wire.messages import HowFar
 from harness.measure.bench import Bench, figured
 from harness.measure.interrupts import INTERRUPTED, end_on_signals
 from harness.measure.order import Order
 from harness.measure.progress import Looking, Moment, Progress, waiting
-from harness.measure.remembered import Remembered
+from harness.measure.remembered import DescribeCache
 from harness.measure.run import Run
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.launch import FLAKES, num_again
@@ -65,7 +65,7 @@ class Session:
             device=settings.device,
             shared_gpu=settings.shared_gpu,
             folder=results / "engine" / self.run.name,
-            settings=cluster.settings(file, settings.engine, catalogue.entries["engines"]),
+            settings=deploy.cluster_settings(file, settings.engine, catalogue.entries["engines"]),
         )
         self.bench: Bench = Bench(catalogue, self.engine, where, settings)
         self._examined = self._left = False
@@ -147,7 +147,7 @@ class Session:
         self.run.resume(folder)
         self.bench.count_on(folder)
 
-    def describe(self, cases: Sequence[CaseSpec], remembered: Remembered | None = None) -> None:
+    def describe(self, cases: Sequence[CaseSpec], remembered: DescribeCache | None = None) -> None:
         """Ask the agent about cases that are new, those of some models at a time: what one computes
         is counted once for all of its cases, and takes seconds.
         """
@@ -266,9 +266,9 @@ def _standing(now: Moment, elapsed_s: float) -> HowFar:
     return HowFar(elapsed_s=elapsed_s, left_s=now.left_s, launch=launch)
 
 
-def _lost(launch: LaunchRecord, folder: Path) -> LostError:
+def _lost(launch: LaunchRecord, folder: Path) -> RetryableError:
     assert launch.cause is not None
-    return LostError(
+    return RetryableError(
         f"a node was lost again: {launch.cause.message}",
         where=launch.launch,
         expected="nodes that stay",

@@ -8,7 +8,7 @@ from harness.analysis.judging.series import series
 from harness.analysis.judging.standard import FIRST_LOOK
 from harness.analysis.judging.verdicts import of_series
 from harness.base.documents import Json
-from harness.base.errors import LostError, ScaleproofError
+from harness.base.errors import RetryableError, ScaleproofError
 from harness.cases import CaseSpec, Plan, Site, StandIn
 from harness.measure.confirming import confirm
 from harness.measure.progress import Moment
@@ -122,7 +122,7 @@ class Sweeper:
         bench, folder = self._session.bench, self._run.folder
         try:
             return bench.sweep(case, folder, only)
-        except LostError as error:
+        except RetryableError as error:
             self._run.notes.append(f"fabric: {error.what}; swept once more")
             self._session.progress.note(self._run.notes[-1])
             self._session.enter_broken()

@@ -183,7 +183,7 @@ def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order
     if seats is None:  # larger than what is there: the engine says so
         return list(orders)
     if len(orders) == 1:
-        seats = [packing.Seat(seats[0].hosts, ())]
+        seats = [packing.Placement(seats[0].hosts, ())]
     return [replace(order, seat=seat) for order, seat in zip(orders, seats, strict=True)]
 
 

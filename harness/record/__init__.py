@@ -31,12 +31,12 @@ from harness.record.rank import (
     Allocator,
     Ceiling,
     Check,
-    Issued,
+    CollectiveCount,
+    ExecutedModel,
     RankRecord,
     Routed,
+    ScriptObservations,
     SpanRow,
-    Watched,
-    WhatRan,
     headers,
 )
 from harness.record.record import (

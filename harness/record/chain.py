@@ -1,10 +1,4 @@
-"""The chain: what happened in a run, in its order; a line each, on disk at once, never rewritten.
-
-``chain.jsonl`` lies beside the record. Every line names the sha256 of the line before, and the
-first one holds what was settled before anything was launched: rules, settings, machine, and the
-nonce of whoever asked for the run. A launch that was left out, put in, or changed breaks it, and a
-signature of its last line covers all of it.
-"""
+"""The chain: an append-only, hashed log of a run, and how it is combined with the record."""
 
 import datetime
 import hashlib
@@ -16,11 +10,20 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from harness.base import files
 from harness.base.documents import Json, fields_of, from_doc, to_doc
 from harness.base.errors import RecordError
-from harness.base.lock import Lock
+from harness.base.files import Lock
+from harness.cases import Plan, Settings, Threshold, Window
+from harness.host.admission import Finding
+from harness.host.machine import Machine
+from harness.record.described import Described
+from harness.record.fabric import Row, Suspects
+from harness.record.launch import LaunchRecord
+from harness.record.record import SCHEMA, Block, RunRecord
+from harness.record.recovery import FaultedTraining, Trial
 
 FILE = files.CHAIN
 #: Fields of a record that its states tell, and its end.
@@ -217,3 +220,94 @@ _FIX = "copy the run's folder from its source again; a chain that was edited can
 def bodies(links: Sequence[Link], kind: Kind) -> list[Json]:
     """The bodies of the links of a kind, in order."""
     return [link.body for link in links if link.kind is kind]
+
+
+Entry = TypeVar("Entry")
+
+
+def begun(links: Sequence[Link], where: str) -> RunRecord:
+    """A run of which nothing but its chain is there; RecordError if that has no beginning."""
+    if not links or links[0].kind is not Kind.SEALED or links[0].body.get("schema") != SCHEMA:
+        raise RecordError(
+            "the chain does not begin a run of this version",
+            where=where,
+            expected=f"a line {Kind.SEALED}, schema {SCHEMA}",
+            fix="scaleproof run CASE",
+        )
+    sealed = links[0].body
+    return RunRecord(
+        schema=SCHEMA,
+        run=sealed["run"],
+        started_at=sealed["started_at"],
+        complete=False,
+        machine=from_doc(Machine, sealed["machine"]),
+        software=sealed["software"],
+        settings=from_doc(Settings, sealed["settings"]),
+        environment=sealed["environment"],
+        plans=(),
+        described={},
+        thresholds=tuple(from_doc(Threshold, t) for t in sealed["thresholds"]),
+        admission=tuple(from_doc(Finding, f) for f in sealed["admission"]),
+        facts=sealed["facts"],
+    )
+
+
+def folded(record: RunRecord, links: Sequence[Link]) -> RunRecord:
+    """The record of an interrupted run with all that its chain has.
+
+    Verdicts that are older than a launch are gone: ``analysis.reading`` judges anew.
+    """
+    if record.complete or not links or record.head == links[-1].hash:
+        return record
+    windows, described = dict(record.windows), dict(record.described)
+    for body in bodies(links, Kind.WINDOWS):
+        windows |= from_doc(dict[str, dict[str, Window]], body)
+    for body in bodies(links, Kind.DESCRIBED):
+        described |= from_doc(dict[str, Described], body)
+    plans = {plan.hash: plan for plan in record.plans}
+    for body in bodies(links, Kind.PLAN):
+        plans.setdefault(body["hash"], from_doc(Plan, body["plan"]))
+    pairs = _all(Suspects, links, Kind.PAIRED)
+    grown = replace(
+        record,
+        plans=tuple(plans.values()),
+        described=described,
+        windows=windows,
+        launches=_all(LaunchRecord, links, Kind.LAUNCH),
+        blocks=_all(Block, links, Kind.BLOCK),
+        recoveries=_all(Trial, links, Kind.TRIAL),
+        played=_all(FaultedTraining, links, Kind.PLAYED),
+        fabric=tuple(from_doc(Row, r) for b in bodies(links, Kind.SWEEP) for r in b),
+        suspects=pairs[-1] if pairs else record.suspects,
+        verdicts=(),
+        elapsed_s=max(record.elapsed_s, _seconds(links)),
+        head=links[-1].hash,
+    )
+    states = bodies(links, Kind.STATE)
+    return _stated(grown, states[-1]) if states else grown
+
+
+def _all(kind: type[Entry], links: Sequence[Link], of: Kind) -> tuple[Entry, ...]:
+    return tuple(from_doc(kind, body) for body in bodies(links, of))
+
+
+def _stated(record: RunRecord, body: Json) -> RunRecord:
+    """The record with what the last state in the chain says besides."""
+    elapsed_s = max(record.elapsed_s, float(body["elapsed_s"]))
+    return replace(
+        record,
+        notes=tuple(dict.fromkeys((*record.notes, *body["notes"]))),
+        out_of_time=tuple(body["out_of_time"]),
+        launch_sd=body["launch_sd"],
+        nodes=tuple(from_doc(Machine, n) for n in body["nodes"]),
+        setups=body["setups"],
+        elapsed_s=elapsed_s,
+        device_s=elapsed_s * sum(record.settings.nodes),
+    )
+
+
+def _seconds(links: Sequence[Link]) -> float:
+    """Seconds from the beginning of the last sitting to the last line."""
+    sittings = [0, *(i for i, link in enumerate(links) if link.kind is Kind.SITTING)]
+    first, last = (datetime.datetime.fromisoformat(links[i].at) for i in (sittings[-1], -1))
+    return (last - first).total_seconds()

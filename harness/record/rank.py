@@ -7,7 +7,7 @@ from harness.record.spans import Category
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhatRan:
+class ExecutedModel:
     """A strategy's observations of itself: classes and placements, never what was asked for.
 
     ``module`` is the class of the trained module, ``placements`` those of its parameters;
@@ -46,7 +46,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Issued:
+class CollectiveCount:
     """Collectives of one kind that a rank issued in one step; payload is this rank's input."""
 
     count: int
@@ -58,7 +58,7 @@ class Issued:
 GLOO_HEADERS = 576
 
 
-def headers(issued: Mapping[str, Issued], world_size: int) -> int:
+def headers(issued: Mapping[str, CollectiveCount], world_size: int) -> int:
     """Bytes that gloo adds, at most, to what a rank sends in one step."""
     return GLOO_HEADERS * sum(kind.count for kind in issued.values()) * (world_size - 1)
 
@@ -114,7 +114,7 @@ PART = ", of samples "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
+class ScriptObservations:
     """The hooks' observations of a user's own training in one rank; counts are of one step.
 
     ``world_size`` and ``backend`` are those of the process group that it made (1 and empty without
@@ -182,7 +182,7 @@ class Watched:
     first: str
     sharded: bool
     parameter_bytes: int
-    collectives: Mapping[str, Issued]
+    collectives: Mapping[str, CollectiveCount]
     small: int = 0
     reads: float = 0.0
     repeated: bool = False
@@ -285,8 +285,8 @@ class RankRecord:
     modules_after_fork: tuple[str, ...]
     clock_misses: int
     planted_s: float | None
-    ran: WhatRan
-    issued: Mapping[str, Issued] = field(default_factory=dict)
+    ran: ExecutedModel
+    issued: Mapping[str, CollectiveCount] = field(default_factory=dict)
     grad_norm: float | None = None
     checks: tuple[Check, ...] = ()
     samples_sha256: str = ""
@@ -304,7 +304,7 @@ class RankRecord:
     clock_half_ns: int | None = None
     trace_sha256: str = ""
     window_ns: tuple[int, int] | None = None
-    watched: Watched | None = None
+    watched: ScriptObservations | None = None
     ceiling: Ceiling | None = None
     routed: Mapping[str, Routed] | None = None
     device_uuid: str = ""

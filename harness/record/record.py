@@ -20,7 +20,7 @@ from harness.record.described import Described
 from harness.record.fabric import Row, Suspects
 from harness.record.launch import LaunchRecord, Purpose
 from harness.record.outcome import Verdict
-from harness.record.recovery import Played, Trial
+from harness.record.recovery import FaultedTraining, Trial
 
 Entry = TypeVar("Entry")
 Derived = TypeVar("Derived")
@@ -134,7 +134,7 @@ class RunRecord:
     setups: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     suspects: Suspects | None = None
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    played: tuple[Played, ...] = ()
+    played: tuple[FaultedTraining, ...] = ()
 
     @cached_property
     def by_plan(self) -> Mapping[str, tuple[LaunchRecord, ...]]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harness.cases.courses import title
+from harness.cases.fault_scenario import title
 
 #: What a recovery consists of, in order.
 PARTS = ("detect", "stop", "import", "start", "group", "load", "step")
@@ -125,7 +125,7 @@ class Mark(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sitting:
+class TrainingAttempt:
     """One start of the training, until its end or a fault. Times in ns since the epoch.
 
     ``marks`` are (what ended, after how many steps, when) of rank 0. ``struck_ns`` is when a rank
@@ -140,7 +140,7 @@ class Sitting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class FaultedTraining:
     """A training of ``steps`` steps that saves after every ``every``, and the faults it had.
 
     ``mtbf_s`` is the mean time between faults that ``seed`` drew them with; None where one was
@@ -153,4 +153,4 @@ class Played:
     every: int
     mtbf_s: float | None
     seed: int
-    sittings: tuple[Sitting, ...]
+    sittings: tuple[TrainingAttempt, ...]

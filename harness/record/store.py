@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.base import collected, files, npz
+from harness.base import documents as collected, files, packs
 from harness.base.documents import Json, elements, fields, from_doc, to_doc
 from harness.base.errors import RecordError
 from harness.base.packs import opened, size
-from harness.record import chain, folding
+from harness.record import chain
 from harness.record.launch import LaunchRecord
 from harness.record.rank import RankRecord
 from harness.record.record import SCHEMA, RunRecord
@@ -137,8 +137,8 @@ def _loaded(folder: Path, links: Sequence[chain.Link] | None) -> RunRecord:
                 expected="a run's folder",
                 fix="ls results/runs/*/*",
             )
-        begun = begun or folding.begun(links, str(path.parent))
-        return _named(folding.folded(begun, links))
+        begun = begun or chain.begun(links, str(path.parent))
+        return _named(chain.folded(begun, links))
     except RecursionError:
         raise RecordError("nested too deeply to be a record", where=str(path), fix=TAKE) from None
     except ValueError as error:
@@ -235,6 +235,6 @@ def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
             fix=TAKE,
         )
     try:
-        return Samples(**npz.arrays(raw, MOST_SAMPLES))
+        return Samples(**packs.arrays(raw, MOST_SAMPLES))
     except ValueError as error:
         raise RecordError(f"samples cannot be read: {error}", where=str(path), fix=TAKE) from None

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.base import modules
+from harness.base import programs
 from harness.base.documents import Json
 from harness.base.programs import PACKAGE
 from harness.cases import Batching, CaseSpec, Dim, Mesh, Precision, Supports
 from harness.cases.heads import NAMES, check_imported, facts, read_head
-from harness.record import WhatRan
+from harness.record import ExecutedModel
 from harness.training import optimizers
 from harness.training.data import Batch
 from harness.training.matrices import note_outer
@@ -46,7 +46,7 @@ class Trainer(Protocol):
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Unsharded parameters that this rank trains, by the plain model's names."""
 
-    def ran(self) -> WhatRan:
+    def ran(self) -> ExecutedModel:
         """Classes, placements and schedule, observed."""
 
 
@@ -239,7 +239,7 @@ class Loaded:
 def load(files: Mapping[str, str]) -> Loaded:
     """Import the files of a case: the package's by module name, a user's by path."""
     loaded = {
-        kind: _of_user(kind, Path(name)) if name.endswith(".py") else modules.load(name)
+        kind: _of_user(kind, Path(name)) if name.endswith(".py") else programs.load_module(name)
         for kind, name in files.items()
     }
     return Loaded(
@@ -256,7 +256,7 @@ def _of_user(kind: str, path: Path) -> ModuleType:
     SpecError where the two say different things. Whatever the file changes in its own module, or
     its module's class says, later on changes nothing here.
     """
-    imported = vars(modules.load(str(path)))
+    imported = vars(programs.load_module(str(path)))
     check_imported(kind, path, imported)
     _, head = read_head(path)
     module = ModuleType(str(imported["__name__"]), imported["__doc__"])

@@ -25,7 +25,7 @@ FAKE = FakeTensorMode()
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptBytes:
+class SavedTensorBytes:
     """Bytes that a step holds besides weights, gradients and moments.
 
     ``blocks`` is what each block keeps of a sample, the last one with the loss; ``again`` what the
@@ -63,7 +63,7 @@ class _Count:
         return _Count(self.whole + more * before[-1].num_bytes, self.loss, grown)
 
 
-def kept(loaded: Loaded, case: CaseSpec, more: int = 0) -> KeptBytes:
+def kept(loaded: Loaded, case: CaseSpec, more: int = 0) -> SavedTensorBytes:
     """Counted for one sample and for two; of a checkpointed block only the output is kept (of a
     selective one its matrix products, too), and one block at a time is computed again, or fetched
     from the host. With so many ``more`` blocks as the one before the last.
@@ -86,7 +86,7 @@ def kept(loaded: Loaded, case: CaseSpec, more: int = 0) -> KeptBytes:
     blocks = [max(0, b - a) for a, b in zip(first, second, strict=True)]
     blocks[-1] += max(0, counts[1].loss - counts[0].loss)
     again = max(0, most[1] - most[0]) if leaves_out else 0
-    return KeptBytes(
+    return SavedTensorBytes(
         per_sample=max(0, of_two - of_one),
         constant=max(0, 2 * of_one - of_two),
         blocks=tuple(blocks),

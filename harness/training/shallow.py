@@ -18,7 +18,7 @@ from typing import TypeVar
 from harness.cases import CaseSpec
 from harness.record import Product, Work
 from harness.training.context import Loaded, alike
-from harness.training.kept import KeptBytes, kept
+from harness.training.kept import SavedTensorBytes, kept
 from harness.training.work import work
 
 #: Layers of the two models that are counted.
@@ -27,7 +27,7 @@ MORE = 2
 _Counted = TypeVar("_Counted")
 
 
-def kept_bytes(loaded: Loaded, case: CaseSpec) -> KeptBytes:
+def kept_bytes(loaded: Loaded, case: CaseSpec) -> SavedTensorBytes:
     """Bytes that a step keeps, as ``kept.kept`` counts them."""
     if not (layers := _deep(loaded, case)):
         return kept(loaded, case)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.cases import Passes
-from harness.record import Category, ModelFacts, WhatRan
+from harness.record import Category, ExecutedModel, ModelFacts
 from harness.training.context import RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span
@@ -119,9 +119,9 @@ class LocalTrainer:
         for name, parameter in self.named():
             yield name, self.whole(parameter.detach())
 
-    def ran(self) -> WhatRan:
+    def ran(self) -> ExecutedModel:
         """The trained module's class and the dtype that its layers returned."""
-        return WhatRan(
+        return ExecutedModel(
             module=type(self.module).__name__,
             placements=self.placements,
             compute_dtype=",".join(sorted(self.compute_dtype)),

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 
 from harness.analysis.judging.tally import requirements, tally
-from harness.base.numbers import duration
+from harness.base.formatting import duration
 from harness.record import RunRecord
 from harness.record.store import load
 

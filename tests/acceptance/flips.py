@@ -17,7 +17,7 @@ from pathlib import Path
 from harness.analysis.samples import bits
 from harness.cases import Catalogue, Device, Settings, Site
 from harness.features.nodes.checking import check_bits
-from harness.launch.wire.messages import Flip, Place
+from harness.launch.wire.messages import InjectedBitFlip, Place
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record.store import load_samples
@@ -43,7 +43,7 @@ def main(steps: int) -> int:
             for bit in BITS.get(place, (0,)):
                 times = 1 if place is Place.STORED else steps
                 launch = check_bits(
-                    s, case, steps, Flip(place=place, rank=RANK, bit=bit, times=times)
+                    s, case, steps, InjectedBitFlip(place=place, rank=RANK, bit=bit, times=times)
                 )
                 samples = [load_samples(s.run.folder, launch.launch, r) for r in launch.ranks]
                 odd = bits.compare(samples).odd

@@ -41,7 +41,7 @@ from packaging.requirements import Requirement
 
 from harness.cases import Catalogue, Device, Mode, Protocol, Settings, Site
 from harness.cases.script import script_plan
-from harness.host import leftovers
+from harness.host import doctor
 from harness.measure import together
 from harness.measure.measurer import moment
 from harness.measure.progress import Progress
@@ -424,7 +424,7 @@ def launches(
                 longer = replace(script, steps=script.steps << window)
                 outcome = measured(session, longer, number, Path(sessions.ticks.name))
                 if script.clean:
-                    leftovers.remove(folder, script.clean)  # as the end of a run does
+                    doctor.remove_paths(folder, script.clean)  # as the end of a run does
                 same = content(folder, *homes(script, data)) == before
                 outcome = replace(outcome, digest=script.digest, window=window, untouched=same)
                 outcome = replace(outcome, wrong=wrong(script, outcome))

@@ -261,7 +261,7 @@ def places(world: int, drawn: bool) -> tuple[np.ndarray, np.ndarray]:
 
 def _seated(
     seed: int, turn: int, arms: dict[str, CaseSpec], drawn: bool
-) -> Iterator[tuple[str, packing.Seat]]:
+) -> Iterator[tuple[str, packing.Placement]]:
     draw = packing.lot(seed, "timed", 0, turn, tuple(arms)) if drawn else None
     seats = packing.seats(list(arms.values()), (1,) * NODES, draw)
     assert seats is not None

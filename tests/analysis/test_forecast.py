@@ -26,7 +26,7 @@ def coming(
     launches: Sequence[LaunchRecord] = (),
     plans: Sequence[Plan] = (),
     slots: forecast.Slots = one_by_one,
-) -> list[forecast.Coming]:
+) -> list[forecast.PendingLaunches]:
     plans = plans or run.plans
     arms = {plan.hash: plan.arms for plan in plans}
     expected = forecast.Forecast(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.base import modules
+from harness.base import programs
 
 
 def test_a_file_is_imported_once_however_it_is_spelt(
@@ -16,8 +16,8 @@ def test_a_file_is_imported_once_however_it_is_spelt(
     (tmp_path / "once_only.py").write_text("import neighbour_of_once\n")
     (tmp_path / "neighbour_of_once.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    first = modules.load("once_only.py")
-    assert modules.load(str(tmp_path / "once_only.py")) is first
+    first = programs.load_module("once_only.py")
+    assert programs.load_module(str(tmp_path / "once_only.py")) is first
     assert sys.path.count(str(tmp_path)) == 1
 
 
@@ -26,4 +26,4 @@ def test_a_file_that_breaks_breaks_again(tmp_path: Path) -> None:
     file.write_text("1 / 0\n")
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            modules.load(str(file))
+            programs.load_module(str(file))

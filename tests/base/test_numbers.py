@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.base.numbers import duration, length_s, rate, si
+from harness.base.formatting import duration, length_s, rate, si
 
 SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 

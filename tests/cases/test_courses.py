@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from harness.cases import Device, Site
-from harness.cases.courses import Course, Fault, resharded
+from harness.cases.fault_scenario import Fault, FaultScenario, resharded
 
 CASE = Site(device=Device.CPU, backend="gloo", nodes=(3, 1, 2), emulated=True).case("ddp/mlp-nano")
 
 
 @pytest.mark.parametrize("fault", [Fault.KILL, Fault.HANG])
 def test_every_rank_has_its_turn(fault: Fault) -> None:
-    course = Course(case=CASE, fault=fault)
+    course = FaultScenario(case=CASE, fault=fault)
     assert [course.victim(i) for i in range(8)] == [0, 1, 2, 3, 4, 5, 0, 1]
 
 
 @pytest.mark.parametrize("fault", [Fault.AGENT, Fault.NODE])
 def test_of_what_takes_a_node_along_every_node_has_its_turn(fault: Fault) -> None:
     """Nodes of 3, 1 and 2 ranks begin at ranks 0, 3 and 4."""
-    course = Course(case=CASE, fault=fault)
+    course = FaultScenario(case=CASE, fault=fault)
     assert [course.victim(i) for i in range(4)] == [0, 3, 4, 0]
 
 
@@ -32,7 +32,7 @@ def test_a_training_goes_on_with_a_rank_less_and_one_more() -> None:
 
 def test_a_name_says_what_is_tried() -> None:
     names = {
-        Course(case=CASE, fault=fault, asynchronous=later, into=into).name
+        FaultScenario(case=CASE, fault=fault, asynchronous=later, into=into).name
         for fault in Fault
         for later in (False, True)
         for into in (None, CASE.at(5))

@@ -23,7 +23,7 @@ from harness.cases import BoundSource, CaseSpec, Catalogue, Device, Plan, Precis
 from harness.cases.rules import load_thresholds
 from harness.cases.targets import normalise
 from harness.features.published.published import figures
-from harness.host import hardware
+from harness.host import devices
 from harness.host.fabric import LinkClass, MachineFabric, Network
 from harness.host.machine import Machine
 from harness.interface.cli.main import main
@@ -73,7 +73,7 @@ def judging(plans: list[Plan], machine: Machine) -> dict[str, list[Threshold]]:
 
 
 def on(name: str) -> tuple[Site, Machine]:
-    planned = hardware.parse(name)
+    planned = devices.parse(name)
     machine = planned.machine
     site = Site(
         device=Device.CUDA, backend="nccl", nodes=planned.nodes,
@@ -245,7 +245,7 @@ CARDS = (
 @pytest.mark.parametrize("on", CARDS)
 def test_every_default_fits_its_card_and_every_twin_is_accepted(recipes: Any, on: str) -> None:
     """`plan --on` showed a pipeline of which no rung fitted, and a gate that refused its twin."""
-    machine, nodes = hardware.parse(on).machine, hardware.parse(on).nodes
+    machine, nodes = devices.parse(on).machine, devices.parse(on).nodes
     site = Site(
         device=Device.CUDA, backend="nccl", nodes=nodes, gpu_memory_gib=machine.gpu_memory_gib
     )
@@ -290,7 +290,7 @@ def described(case: CaseSpec) -> Described:
 @pytest.mark.parametrize("on", ["8xh100", "8xa100"])
 def test_no_default_wastes_half_of_a_card_by_its_roofline(recipes: Any, on: str) -> None:
     """The efficiency of a slow step flatters; what is small is mechanics, and no default is."""
-    machine = hardware.parse(on).machine
+    machine = devices.parse(on).machine
     site = Site(
         device=Device.CUDA, backend="nccl", nodes=(8,), gpu_memory_gib=machine.gpu_memory_gib
     )

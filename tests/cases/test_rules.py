@@ -10,8 +10,7 @@ import pytest
 from harness.base.errors import ConfigError
 from harness.cases import Catalogue, Contrast, Device, Mode, Reach, Site, Threshold
 from harness.cases.metrics import METRICS
-from harness.cases.rules import load_thresholds, reach
-from harness.cases.vacuous import implied
+from harness.cases.rules import implied, load_thresholds, reach
 from harness.host.machine import detect
 from harness.interface.cli.main import main
 

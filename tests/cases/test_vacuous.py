@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from harness.cases import Catalogue
 from harness.cases.metrics import METRICS, Form, metric
-from harness.cases.vacuous import bounds, contradictions, families, matching, unknown
+from harness.cases.rules import bounds, contradictions, families, matching, unknown
 
 KNOWN = Catalogue()
 NAMES = families(KNOWN)

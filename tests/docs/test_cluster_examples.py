@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.host import facts
+from harness.host import machine
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 
@@ -39,4 +39,4 @@ def test_an_epilog_passes_on_what_doctor_says(tmp_path: Path, status: int) -> No
 
 def test_the_image_is_a_fact_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEPROOF_IMAGE", "sha256:abc")
-    assert facts.facts()["version: container image"] == "sha256:abc"
+    assert machine.facts()["version: container image"] == "sha256:abc"

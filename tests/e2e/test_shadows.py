@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.children import agent_command
+from harness.launch.dialers import agent_command
 
 NAMES = ("secrets", "queue", "code", "select", "numbers", "random", "token", "copy")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.host import cgroup
+from harness.host import cores
 
 
 def planted(root: Path, files: dict[str, str], message: str) -> tuple[Path, Path]:
@@ -54,7 +54,7 @@ V1 = "12:cpu,cpuacct:/kubepods/pod1\n3:memory:/kubepods/pod1\n"
 def test_the_tightest_quota_on_the_way_up_counts(
     tmp_path: Path, files: dict[str, str], message: str, cpus: float | None
 ) -> None:
-    assert cgroup.quota_cpus(*planted(tmp_path, files, message)) == cpus
+    assert cores.quota_cpus(*planted(tmp_path, files, message)) == cpus
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_the_tightest_quota_on_the_way_up_counts(
 def test_how_long_a_quota_held_back(
     tmp_path: Path, files: dict[str, str], message: str, seconds: float | None
 ) -> None:
-    assert cgroup.throttled_s(*planted(tmp_path, files, message)) == seconds
+    assert cores.throttled_s(*planted(tmp_path, files, message)) == seconds
 
 
 def test_without_control_groups_nothing_is_known(tmp_path: Path) -> None:
-    assert cgroup.quota_cpus(tmp_path, tmp_path / "none") is None
-    assert cgroup.throttled_s(tmp_path, tmp_path / "none") is None
+    assert cores.quota_cpus(tmp_path, tmp_path / "none") is None
+    assert cores.throttled_s(tmp_path, tmp_path / "none") is None

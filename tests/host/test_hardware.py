@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import ConfigError, SpecError
-from harness.host import devices, hardware, machine
+from harness.host import devices, machine
 
 
 def test_short_names() -> None:
-    parsed, many = hardware.parse("8xh100"), hardware.parse("64x8xH200")
+    parsed, many = devices.parse("8xh100"), devices.parse("64x8xH200")
     assert (parsed.nodes, parsed.machine.gpu, parsed.machine.gpu_memory_gib) == (
         (8,), "NVIDIA H100 80GB HBM3", 80,
     )  # fmt: skip
@@ -53,17 +53,17 @@ def test_what_nobody_knows_is_no_device(words: str) -> None:
 )
 def test_what_is_neither_known_nor_a_file_is_one_clear_error(text: str) -> None:
     with pytest.raises(SpecError, match=f"--on {text}") as caught:
-        hardware.parse(text)
+        devices.parse(text)
     assert caught.value.fix == "--on 8xh100"
 
 
 def test_a_file_states_what_nobody_knows(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[[hardware]]\ngpu = "NVIDIA X1"\ngpus = 4\nmemory_gib = 64\nlink_gb_s = 100\n')
-    parsed = hardware.parse(str(path))
+    parsed = devices.parse(str(path))
     assert (parsed.name, parsed.nodes, parsed.link_bytes) == ("mine", (4,), 100e9)
     path.write_text('[[hardware]]\ngpu = "h200"\ngpus = 8\nnodes = 4\nnetwork_gb_s = 25\n')
-    parsed = hardware.parse(str(path))
+    parsed = devices.parse(str(path))
     assert parsed.machine.gpu_memory_gib == 140 and parsed.slowest == 25e9
 
 
@@ -80,11 +80,11 @@ def test_a_file_with_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, 
     path = tmp_path / "mine.toml"
     path.write_text(f"[[hardware]]\n{text}")
     with pytest.raises(ConfigError, match=says):
-        hardware.parse(str(path))
+        devices.parse(str(path))
 
 
 def test_a_run_was_measured_on_something_known() -> None:
     here = dataclasses.replace(machine.detect(), gpu="NVIDIA H200", num_gpus=8)
-    assert hardware.of_machine("run", here, (8, 8)).nodes == (8, 8)
+    assert devices.of_machine("run", here, (8, 8)).nodes == (8, 8)
     with pytest.raises(SpecError, match="nothing is known of the links"):
-        hardware.of_machine("run", machine.detect(), (2,))
+        devices.of_machine("run", machine.detect(), (2,))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.host import devices, machine, nvml, power
+from harness.host import devices, machine, nvml
 
 
 class FakeError(Exception):
@@ -125,23 +125,23 @@ def test_a_cap_is_held_and_taken_back_whatever_happens(fake: Fake) -> None:
     def limits() -> list[int]:
         return [device["limit"] // 1000 for device in fake.devices]
 
-    with pytest.raises(KeyboardInterrupt), power.capped([1], 400):
+    with pytest.raises(KeyboardInterrupt), nvml.capped_power([1], 400):
         assert limits() == [700, 400]
         raise KeyboardInterrupt
     assert limits() == [700, 700]
-    with power.capped([0, 1], 0):  # a case without a cap touches nothing
+    with nvml.capped_power([0, 1], 0):  # a case without a cap touches nothing
         assert limits() == [700, 700]
 
 
 def test_why_no_cap_can_be_set_is_said(fake: Fake) -> None:
-    assert power.refusal(400) == ""
-    assert "takes 200 to 700 W, not 900" in power.refusal(900)
+    assert nvml.refused_power_cap(400) == ""
+    assert "takes 200 to 700 W, not 900" in nvml.refused_power_cap(900)
     fake.root = False
-    assert "run as root" in power.refusal(400)
-    with power.capped([0], 400):
+    assert "run as root" in nvml.refused_power_cap(400)
+    with nvml.capped_power([0], 400):
         assert fake.devices[0]["limit"] == 700_000  # not held: the gate's check says so
     fake.missing = {"driver"}
-    assert power.refusal(400) == "no NVIDIA driver answers here"
+    assert nvml.refused_power_cap(400) == "no NVIDIA driver answers here"
 
 
 def test_window_keeps_extremes_and_names_throttling(fake: Fake) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from harness.host import run_queue
+from harness.host import cores as run_queue
 from harness.training.observe.meter import Meter
 
 BURN = "print(flush=True)\nwhile True: pass"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.host import shared
+from harness.host import copies
 
 PROGRAM = """
 import os, sys
@@ -71,7 +71,9 @@ def test_a_change_is_named(tmp_path: Path, write: Callable[[Path], None], messag
     data = tmp_path / "data"
     data.mkdir()
     (data / "a").write_text("mine")
-    before = shared.stamps(tmp_path, ["data"])
-    assert not shared.changed(before, shared.stamps(tmp_path, ["data"]))
+    before = copies.shared_stamps(tmp_path, ["data"])
+    assert not copies.changed_shared_files(before, copies.shared_stamps(tmp_path, ["data"]))
     write(data / "a")
-    assert shared.changed(before, shared.stamps(tmp_path, ["data"])) == [message]
+    assert copies.changed_shared_files(before, copies.shared_stamps(tmp_path, ["data"])) == [
+        message
+    ]

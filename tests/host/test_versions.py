@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.host import doctor, versions
+from harness.host import doctor
 from harness.host.admission import Level
-from harness.host.versions import Component, Standing
+from harness.host.doctor import Component, Standing
 
 
 def of(**fields: object) -> Component:
@@ -32,11 +32,11 @@ def of(**fields: object) -> Component:
 def test_a_version_stands_where_it_does(
     component: Component, here: str, standing: Standing
 ) -> None:
-    assert versions.compare(component, here).standing is standing
+    assert doctor.compare_version(component, here).standing is standing
 
 
 def test_every_line_of_the_table_has_a_source_and_a_bound() -> None:
-    rows = versions.table()
+    rows = doctor.minimum_versions()
     assert {"driver", "nccl", "connectx firmware", "torch"} <= {row.name for row in rows}
     assert all(row.source and row.why and bool(row.least) != bool(row.trains) for row in rows)
 
@@ -44,7 +44,7 @@ def test_every_line_of_the_table_has_a_source_and_a_bound() -> None:
 def test_doctor_names_what_is_below_and_what_it_skips(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = doctor._versions()
     assert finding.level is Level.OK and "torch" in finding.text
-    monkeypatch.setattr(versions, "_here", lambda name: "1.0" if name == "torch" else "")
+    monkeypatch.setattr(doctor, "_here", lambda name: "1.0" if name == "torch" else "")
     finding = doctor._versions()
     assert finding.level is Level.WARN
     assert "torch 1.0 is below 2.11" in finding.text and "SKIP: nccl" in finding.text

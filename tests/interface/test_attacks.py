@@ -17,7 +17,7 @@ from harness.analysis.judging.verdicts import verdicts
 from harness.analysis.verify import passed_by_older_rules, rejudge, verify
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
-from harness.base.marks import MARK
+from harness.base.programs import MARK
 from harness.cases import Catalogue, Device, Reach, Site
 from harness.cases.targets import bounds_of, plans_of
 from harness.interface.cli.main import main

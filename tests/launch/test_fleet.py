@@ -18,11 +18,10 @@ from harness.base.errors import LaunchError
 from harness.cases import Device, Site
 from harness.host import machine
 from harness.host.accelerators import Accelerators
-from harness.launch import hearing
+from harness.launch import agents
+from harness.launch.agents import AgentLink, fit
 from harness.launch.engine import State, Where
 from harness.launch.fleet import Fleet, seats
-from harness.launch.link import AgentLink
-from harness.launch.roll_call import fit
 from harness.launch.wire.channel import Channel, Listener, dial, make_token, read_token
 from harness.launch.wire.messages import Address, LaunchSpec, Node, Sweep
 
@@ -105,7 +104,7 @@ def test_each_agent_is_listened_to_anew_but_twice_while_all_join(
             listened.extend([data] if isinstance(data, AgentLink) else [])
             return super().register(fileobj, events, data)
 
-    monkeypatch.setattr(hearing.selectors, "DefaultSelector", Counting)
+    monkeypatch.setattr(agents.selectors, "DefaultSelector", Counting)
     monkeypatch.setattr("harness.launch.fleet.TICK_S", 0.01)
     monkeypatch.setattr("harness.launch.fleet.PAUSES", 0.0)
     listener = Listener(token)

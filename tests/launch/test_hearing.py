@@ -6,10 +6,9 @@ import socket
 
 import pytest
 
-from harness.launch import hearing
+from harness.launch import agents
+from harness.launch.agents import AgentLink, AgentMonitor
 from harness.launch.fleet import absent, ranges
-from harness.launch.hearing import Ear
-from harness.launch.link import AgentLink
 from harness.launch.wire.channel import Channel
 
 
@@ -25,16 +24,16 @@ class Clock:
 def test_a_stall_of_ours_is_nobody_s_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one node's file went to a slow disk, all others were given up as lost."""
     clock = Clock()
-    monkeypatch.setattr(hearing, "time", clock)
+    monkeypatch.setattr(agents, "time", clock)
     ours, theirs = socket.socketpair()
     link, other = (
         AgentLink(node=0, channel=Channel(ours, dialed=False)),
         Channel(theirs, dialed=True),
     )
-    ear = Ear()
+    ear = AgentMonitor()
     clock.now += 60.0  # a filer that does not answer
     ear.receive([link], 0)
-    assert link.silent_s == hearing.ROUND_S
+    assert link.silent_s == agents.ROUND_S
     for _ in range(30):
         clock.now += 0.2
         ear.receive([link], 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.base.documents import to_doc
 from harness.cases import Device, Site
 from harness.launch import causes
-from harness.launch.link import AgentLink
+from harness.launch.agents import AgentLink
 from harness.launch.running import Running
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec, RankEnd, Share, Timed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.base.errors import Exit
-from harness.cases import CaseSpec, Course
+from harness.cases import CaseSpec, FaultScenario
 from harness.features.recovery.recoverer import Recoverer
 from harness.host import admission
 from harness.interface.cli.main import main
@@ -80,7 +80,7 @@ def test_a_planted_fail_of_the_fabric_is_a_fail(
 def test_a_planted_fail_of_a_recovery_is_a_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trial(self: Recoverer, course: Course, rank: int) -> Trial:
+    def trial(self: Recoverer, course: FaultScenario, rank: int) -> Trial:
         size = (course.into or course.case).world_size
         return Trial(
             case=course.case.id, fault=str(course.fault), rank=rank, blamed=rank,

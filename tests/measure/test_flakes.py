@@ -11,7 +11,7 @@ import pytest
 
 from harness.analysis.audit import audit, cut_off
 from harness.analysis.judging import verdicts
-from harness.base.errors import LostError
+from harness.base.errors import RetryableError
 from harness.cases import CaseSpec, Catalogue, Device, Site
 from harness.measure.measurer import moment
 from harness.measure.order import Order
@@ -84,7 +84,7 @@ def test_a_sweep_that_broke_is_made_once_more_and_its_number_is_not_missing(
     def sweep(case: CaseSpec, folder: Path, only: str = "") -> list[Row]:
         session.bench.broken["fabric-2-1"] = "rank 1: signal 9"
         if not session.run.notes:
-            raise LostError("the fabric sweep broke: rank 1: signal 9")
+            raise RetryableError("the fabric sweep broke: rank 1: signal 9")
         session.bench.broken.clear()
         return rows
 
@@ -140,7 +140,7 @@ def test_a_launch_that_others_wait_for_is_made_once_more(
     monkeypatch.setattr(session, "bench", Broken(replace(timed, purpose=purpose), *kinds))
     now = moment(session, order, {}, [])
     if kinds == ["node", "node"]:
-        with pytest.raises(LostError, match="a node was lost again"):
+        with pytest.raises(RetryableError, match="a node was lost again"):
             session.launch([order], now)
     else:
         session.launch([order], now)

@@ -18,7 +18,7 @@ import pytest
 from harness.analysis.judging.verdicts import verdicts
 from harness.analysis.reading import load
 from harness.base.errors import RecordError
-from harness.base.lock import Lock
+from harness.base.files import Lock
 from harness.cases import Catalogue, Settings
 from harness.measure import interrupts
 from harness.measure.run import Run

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.packing import Seat
+from harness.analysis.packing import Placement
 from harness.cases import Window
 from harness.measure.order import Order
 from harness.record import Purpose, RunRecord
@@ -55,7 +55,7 @@ def test_every_launch_draws_its_own_and_the_same_again(order: Order) -> None:
 
 def test_a_probe_at_another_place_draws_another_one(order: Order) -> None:
     """The seat of a timed launch is drawn by itself, and changes nothing else."""
-    seats = [Seat(hosts=(0,), devices=(i,)) for i in range(3)]
+    seats = [Placement(hosts=(0,), devices=(i,)) for i in range(3)]
     probes = {replace(order, purpose=Purpose.PROBE, seat=seat).draw for seat in seats}
     timed = {replace(order, seat=seat).draw for seat in seats}
     assert (len(probes), len(timed)) == (3, 1)

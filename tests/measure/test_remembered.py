@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.base import digests
+from harness.base import files
 from harness.cases import CaseSpec, Catalogue, Device, Site
 from harness.measure.describing import described
-from harness.measure.remembered import Remembered
+from harness.measure.remembered import DescribeCache
 from harness.record import Described
 
 KNOWN = Catalogue()
@@ -32,12 +32,12 @@ def test_an_answer_is_the_agent_s_and_lasts_as_long_as_the_package(
 ) -> None:
     case = case_of("ddp/mlp-nano")
     (answer,) = described([case], KNOWN)
-    assert Remembered(KNOWN).of([case]) == {}
-    Remembered(KNOWN).keep([case], {case.hash: answer})
-    assert Remembered(KNOWN).of([case]) == {case.hash: answer}
-    monkeypatch.setattr(digests, "of_package", lambda: "edited")
-    assert Remembered(KNOWN).of([case]) == {}, "another version may answer otherwise"
-    Remembered(KNOWN).keep([case], {case.hash: answer})
+    assert DescribeCache(KNOWN).of([case]) == {}
+    DescribeCache(KNOWN).keep([case], {case.hash: answer})
+    assert DescribeCache(KNOWN).of([case]) == {case.hash: answer}
+    monkeypatch.setattr(files, "digest_of_package", lambda: "edited")
+    assert DescribeCache(KNOWN).of([case]) == {}, "another version may answer otherwise"
+    DescribeCache(KNOWN).keep([case], {case.hash: answer})
     assert len(list(cache.rglob("described-*"))) == 1, "what nobody asks for any more is gone"
 
 
@@ -45,8 +45,8 @@ def test_what_a_user_s_file_says_is_asked_for_each_time(cache: Path) -> None:
     known = Catalogue([ROOT / "examples/my_files"])
     theirs = next(e for e in known.entries["strategies"].values() if not e.shipped)
     case = case_of(f"{theirs.name}/mlp-nano", known)
-    Remembered(known).keep([case], {case.hash: Described()})
-    assert Remembered(known).of([case]) == {}
+    DescribeCache(known).keep([case], {case.hash: Described()})
+    assert DescribeCache(known).of([case]) == {}
 
 
 def test_a_home_that_takes_nothing_remembers_nothing(
@@ -55,16 +55,16 @@ def test_a_home_that_takes_nothing_remembers_nothing(
     (cache / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))
     case = case_of("ddp/mlp-nano")
-    Remembered(KNOWN).keep([case], {case.hash: Described()})
-    assert Remembered(KNOWN).of([case]) == {}
+    DescribeCache(KNOWN).keep([case], {case.hash: Described()})
+    assert DescribeCache(KNOWN).of([case]) == {}
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    Remembered(KNOWN).keep([case], {case.hash: Described(error="took more than 60 s to answer")})
-    assert Remembered(KNOWN).of([case]) == {}, "a busy moment is no answer"
-    Remembered(KNOWN).keep([case], {case.hash: Described()})
+    DescribeCache(KNOWN).keep([case], {case.hash: Described(error="took more than 60 s to answer")})
+    assert DescribeCache(KNOWN).of([case]) == {}, "a busy moment is no answer"
+    DescribeCache(KNOWN).keep([case], {case.hash: Described()})
     (file,) = cache.rglob("described-*")
     file.write_text("{torn")
-    assert Remembered(KNOWN).of([case]) == {}, "a torn file is asked for again"
+    assert DescribeCache(KNOWN).of([case]) == {}, "a torn file is asked for again"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME", raising=False)
-    Remembered(KNOWN).keep([case], {case.hash: Described()})
-    assert Remembered(KNOWN).of([case]) == {}, "a user without a home"
+    DescribeCache(KNOWN).keep([case], {case.hash: Described()})
+    assert DescribeCache(KNOWN).of([case]) == {}, "a user without a home"

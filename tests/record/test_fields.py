@@ -11,7 +11,7 @@ import pytest
 
 from harness.analysis.reading import load
 from harness.analysis.verify import verify
-from harness.base import digests
+from harness.base import files
 from harness.cases import Catalogue, Settings
 from harness.host.admission import Finding, Level
 from harness.measure.run import Run
@@ -87,7 +87,7 @@ def test_words_of_verdicts_are_held_against_those_of_the_version_that_wrote_them
         dataclasses.replace(
             launch,
             ranks=tuple(
-                dataclasses.replace(rank, sources={"scaleproof": digests.of_package()})
+                dataclasses.replace(rank, sources={"scaleproof": files.digest_of_package()})
                 for rank in launch.ranks
             ),
         )

@@ -17,8 +17,7 @@ from harness.measure import resume
 from harness.measure.blocks import missing
 from harness.measure.resume import unfinished
 from harness.record import SCHEMA, Purpose, RunRecord, chain
-from harness.record.chain import Kind
-from harness.record.folding import begun, folded
+from harness.record.chain import Kind, begun, folded
 from harness.record.store import load
 from tests.editing import change
 

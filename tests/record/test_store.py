@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.verify import verify
-from harness.base import npz, packs
+from harness.base import packs
 from harness.base.errors import RecordError
 from harness.record import SCHEMA, Purpose, RunRecord
 from harness.record.store import load, save
@@ -78,7 +78,7 @@ def test_arrays_are_read_as_numpy_reads_them(compressed: bool) -> None:
     }
     file = io.BytesIO()
     (np.savez_compressed if compressed else np.savez)(file, **given)  # type: ignore[arg-type]
-    read = npz.arrays(file.getvalue(), 1 << 20)
+    read = packs.arrays(file.getvalue(), 1 << 20)
     with np.load(io.BytesIO(file.getvalue())) as theirs:
         assert read.keys() == set(theirs.files)
         for name, array in read.items():
@@ -87,7 +87,7 @@ def test_arrays_are_read_as_numpy_reads_them(compressed: bool) -> None:
     objects = io.BytesIO()
     np.savez(objects, odd=np.array([{}], dtype=object))
     with pytest.raises(ValueError, match="objects are no samples"):
-        npz.arrays(objects.getvalue(), 1 << 20)
+        packs.arrays(objects.getvalue(), 1 << 20)
 
 
 def test_a_file_of_arrays_with_another_bit_is_an_error_or_the_same() -> None:
@@ -103,7 +103,7 @@ def test_a_file_of_arrays_with_another_bit_is_an_error_or_the_same() -> None:
         changed = bytearray(raw)
         changed[place] ^= 1 << (place % 8)
         try:
-            read = npz.arrays(bytes(changed), 1 << 20)
+            read = packs.arrays(bytes(changed), 1 << 20)
         except ValueError:
             refused += 1
             continue
@@ -111,6 +111,6 @@ def test_a_file_of_arrays_with_another_bit_is_an_error_or_the_same() -> None:
     assert refused > len(raw) / 2
     for end in range(len(raw)):
         with pytest.raises(ValueError):
-            npz.arrays(raw[:end], 1 << 20)
+            packs.arrays(raw[:end], 1 << 20)
     with pytest.raises(ValueError, match="more than samples have"):
-        npz.arrays(raw, len(raw))
+        packs.arrays(raw, len(raw))

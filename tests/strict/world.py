@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.base.documents import from_doc
 from harness.cases import CaseSpec, Catalogue, Device, Site
 from harness.launch import causes
-from harness.launch.children import InheritingJob
+from harness.launch.dialers import InheritingJob
 from harness.launch.engine import Command, Where, importable
 from harness.launch.fleet import Fleet
 from harness.launch.wire.messages import LaunchSpec, Play, RankEnd, Sweep, Task, Train

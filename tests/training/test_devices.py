@@ -15,7 +15,7 @@ from harness.analysis.timeline.profiled import budget_of
 from harness.base.documents import from_doc
 from harness.cases import Catalogue, Device, Site
 from harness.launch import causes
-from harness.launch.children import InheritingJob
+from harness.launch.dialers import InheritingJob
 from harness.launch.engine import Command, Where, importable
 from harness.launch.fleet import Fleet
 from harness.launch.wire.messages import Gate, LaunchSpec, Task, Timed

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.host import nvml, power
+from harness.host import nvml
 from harness.training.agent.follower import Follower
 from tests.waiting import until
 
@@ -34,8 +34,8 @@ def limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         while not over(every_s):
             pass
 
-    monkeypatch.setattr(power.nvml, "power_limits", now)
-    monkeypatch.setattr(power.nvml, "limit_power", limit)
+    monkeypatch.setattr(nvml, "power_limits", now)
+    monkeypatch.setattr(nvml, "limit_power", limit)
     monkeypatch.setattr(nvml, "follow", follow)
     return given
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from harness.analysis.judging import planned, work
-from harness.analysis.judging.evidence import Evidence
+from harness.analysis.judging.evidence import ContrastData
 from harness.analysis.samples import references
 from harness.analysis.samples.figures import SMOOTH
 from harness.cases import metrics
@@ -13,12 +13,12 @@ from harness.record import Described
 BELOW_NATS = 0.1
 
 
-def claimed(evidence: Evidence) -> str:
+def claimed(evidence: ContrastData) -> str:
     """The first thing that the metric rests on and nothing vouches for; empty if there is none."""
     return next(_claims(evidence), "")
 
 
-def _claims(evidence: Evidence) -> Iterator[str]:
+def _claims(evidence: ContrastData) -> Iterator[str]:
     if reason := planned.misnamed(evidence.plan, evidence.contrast):
         yield reason
     if evidence.subject.script:
@@ -34,7 +34,7 @@ def _claims(evidence: Evidence) -> Iterator[str]:
         yield from _of_floor(evidence, described)
 
 
-def _of_script(evidence: Evidence) -> Iterator[str]:
+def _of_script(evidence: ContrastData) -> Iterator[str]:
     launches = evidence.timed_of(arm.name for arm in evidence.plan.arms)
     watched = [launch.ranks[0].watched for launch in launches if launch.usable and launch.ranks]
     if any(w is not None and not w.even for w in watched):
@@ -43,7 +43,7 @@ def _of_script(evidence: Evidence) -> Iterator[str]:
         yield "its samples are as declared, not counted"
 
 
-def _of_files(evidence: Evidence, described: Described) -> Iterator[str]:
+def _of_files(evidence: ContrastData, described: Described) -> Iterator[str]:
     """Says what a user's file may have stated of itself, or of a model that is not its own."""
     run = evidence.run
     case = evidence.subject
@@ -56,7 +56,7 @@ def _of_files(evidence: Evidence, described: Described) -> Iterator[str]:
         yield f"{reason}, and only its own file says that ranks hold parts"
 
 
-def _brings_files(evidence: Evidence) -> bool:
+def _brings_files(evidence: ContrastData) -> bool:
     """Whether a baseline trains with files of the user's that are told the world's size."""
     described = evidence.run.described
     baseline = [evidence.plan.arm(name).case.hash for name in evidence.contrast.baseline]
@@ -65,7 +65,7 @@ def _brings_files(evidence: Evidence) -> bool:
     )
 
 
-def _of_floor(evidence: Evidence, described: Described) -> Iterator[str]:
+def _of_floor(evidence: ContrastData, described: Described) -> Iterator[str]:
     """No training ends below the entropy of its data, and a target that is met before anything was
     trained is none.
     """

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from harness.analysis.judging import load
-from harness.analysis.judging.evidence import Evidence
+from harness.analysis.judging.evidence import ContrastData
 from harness.analysis.judging.question import Conclusion
 from harness.analysis.samples import steadiness
 from harness.cases import metrics
@@ -16,7 +16,7 @@ from harness.record import LaunchRecord, Reason, RunRecord, Status
 PERTURBED = 1.05
 
 
-def doubt(evidence: Evidence) -> Conclusion | None:
+def doubt(evidence: ContrastData) -> Conclusion | None:
     """Why neither PASS nor FAIL of this contrast may stand; bytes and memory have no doubts.
 
     Load by others is none: how far, and where to, it can have moved a ratio is known (``tilts``).
@@ -37,7 +37,7 @@ def doubt(evidence: Evidence) -> Conclusion | None:
     return None
 
 
-def spoilt(evidence: Evidence) -> Conclusion | None:
+def spoilt(evidence: ContrastData) -> Conclusion | None:
     """Why a figure is no reference for others: a doubt, or load whichever way it points."""
     if (reason := doubt(evidence)) is not None or not metrics.metric(
         evidence.contrast.metric
@@ -63,7 +63,7 @@ def unfit_host(run: RunRecord, *, known: bool = False) -> Conclusion | None:
     return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, reason)
 
 
-def unquiet(evidence: Evidence) -> str:
+def unquiet(evidence: ContrastData) -> str:
     """Describes the load that others put on an arm, where figures of it should be read with care;
     else empty.
 
@@ -78,7 +78,7 @@ def unquiet(evidence: Evidence) -> str:
     return ""
 
 
-def _load_known(evidence: Evidence) -> bool:
+def _load_known(evidence: ContrastData) -> bool:
     """Whether every launch says what others used meanwhile."""
     return all(launch.foreign_load is not None for launch in evidence.launches)
 
@@ -90,7 +90,7 @@ def _slowed(launches: Sequence[LaunchRecord]) -> str:
     return f"devices were slowed ({', '.join(slowed)})" if slowed else ""
 
 
-def _unsteady(evidence: Evidence) -> str:
+def _unsteady(evidence: ContrastData) -> str:
     """Which arm was not steady in any of its launches; empty if none."""
     for arm in sorted(evidence.arms, key=lambda arm: arm.name):
         windows = [
@@ -102,7 +102,7 @@ def _unsteady(evidence: Evidence) -> str:
     return ""
 
 
-def _perturbed(evidence: Evidence) -> str:
+def _perturbed(evidence: ContrastData) -> str:
     """Why the profiler changed what it looked at too much for its shares to be judged, if so."""
     factors = [
         launch.changed for launch in evidence.launches if launch.arm == evidence.contrast.subject

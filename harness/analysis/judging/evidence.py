@@ -10,7 +10,7 @@ from harness.record import LaunchRecord, Purpose, RunRecord
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ContrastData:
     """A contrast of a plan in a run, with the launches of its arms, both attempts together.
 
     ``pilots`` are shared between plans; ``launches`` are of the purpose that its metric is read
@@ -24,7 +24,7 @@ class Evidence:
     launches: Sequence[LaunchRecord]
 
     @classmethod
-    def of(cls, run: RunRecord, plan: Plan, contrast: Contrast) -> "Evidence":
+    def of(cls, run: RunRecord, plan: Plan, contrast: Contrast) -> "ContrastData":
         names = {contrast.subject, *contrast.baseline}
         purpose = purpose_of(contrast.metric)
         of_plan = run.by_plan.get(plan.hash, ())

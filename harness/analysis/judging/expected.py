@@ -26,7 +26,7 @@ from pathlib import Path
 
 from harness.analysis.judging import judge, pairs
 from harness.analysis.judging.doubts import spoilt
-from harness.analysis.judging.evidence import Evidence
+from harness.analysis.judging.evidence import ContrastData
 from harness.analysis.judging.fingerprint import as_items, fingerprint
 from harness.analysis.judging.obstacles import obstacle
 from harness.base.documents import from_doc
@@ -151,7 +151,7 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
             metric = metrics.metric(contrast.metric)
             if run.stand_ins(case) or metric.form is Form.GATE:
                 continue
-            evidence = Evidence.of(run, plan, contrast)
+            evidence = ContrastData.of(run, plan, contrast)
             if (reason := obstacle(evidence) or spoilt(evidence)) is not None:
                 if reason.status is not Status.SKIP:
                     doubted[case.id, f"{contrast.metric}: {reason.detail}"] = None

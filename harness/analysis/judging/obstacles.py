@@ -7,7 +7,7 @@ ERROR; what cannot run here is a SKIP; what was not measured is never green.
 import re
 from collections.abc import Mapping
 
-from harness.analysis.judging.evidence import Evidence
+from harness.analysis.judging.evidence import ContrastData
 from harness.analysis.judging.question import Conclusion
 from harness.analysis.samples import references, same_training
 from harness.cases import CaseSpec, Device, Mode, Plan, Precision, Role
@@ -24,7 +24,7 @@ _NO_FP8 = re.compile(r"scaled_mm.* only supported on")
 ROUNDED_LIMIT = 2e-2
 
 
-def obstacle(evidence: Evidence) -> Conclusion | None:
+def obstacle(evidence: ContrastData) -> Conclusion | None:
     """Says what keeps this contrast from being judged, if anything: the first reason counts."""
     for look in (
         _not_launched, _not_smallest, _edited, _gated, _mismatched, _unreferenced, _launched,
@@ -34,7 +34,7 @@ def obstacle(evidence: Evidence) -> Conclusion | None:
     return None
 
 
-def _not_launched(evidence: Evidence) -> Conclusion | None:
+def _not_launched(evidence: ContrastData) -> Conclusion | None:
     """A case that was refused, that broke before its launch, or that does not fit."""
     for arm in evidence.arms:
         name = arm.case.id
@@ -50,7 +50,7 @@ def _not_launched(evidence: Evidence) -> Conclusion | None:
     return None
 
 
-def _not_smallest(evidence: Evidence) -> Conclusion | None:
+def _not_smallest(evidence: ContrastData) -> Conclusion | None:
     """A baseline that is not the smallest rung that fits."""
     if evidence.contrast.against != "smallest_fit":
         return None
@@ -60,7 +60,7 @@ def _not_smallest(evidence: Evidence) -> Conclusion | None:
     return Conclusion(Status.SKIP, Reason.UNSUPPORTED, f"smallest case that fits: {smallest}")
 
 
-def _edited(evidence: Evidence) -> Conclusion | None:
+def _edited(evidence: ContrastData) -> Conclusion | None:
     """A file, or a version, that is not the same in all launches that a contrast rests on.
 
     Cases of another setup have software of their own, and files where it is another version.
@@ -85,7 +85,7 @@ def _edited(evidence: Evidence) -> Conclusion | None:
     return None
 
 
-def _gated(evidence: Evidence) -> Conclusion | None:
+def _gated(evidence: ContrastData) -> Conclusion | None:
     """Reports the correctness gates of the arms."""
     for arm in evidence.arms:
         gate = evidence.run.gates.get(arm.case.hash)
@@ -114,13 +114,13 @@ def _ungated(run: RunRecord, plan: Plan, case: CaseSpec) -> Conclusion:
     return unmeasured(run, plan, f"{case.id} was never checked")
 
 
-def _mismatched(evidence: Evidence) -> Conclusion | None:
+def _mismatched(evidence: ContrastData) -> Conclusion | None:
     """Arms that do not train the same."""
     difference = _unlike(evidence) or _norms(evidence)
     return None if difference is None else Conclusion(Status.ERROR, Reason.INCORRECT, difference)
 
 
-def _unreferenced(evidence: Evidence) -> Conclusion | None:
+def _unreferenced(evidence: ContrastData) -> Conclusion | None:
     """A reference that broke, or whose codec hands on too little; one that found no memory only
     leaves losses uncompared.
     """
@@ -139,13 +139,13 @@ def _unreferenced(evidence: Evidence) -> Conclusion | None:
     return None
 
 
-def _launched(evidence: Evidence) -> Conclusion | None:
+def _launched(evidence: ContrastData) -> Conclusion | None:
     """The first launch that the contrast rests on, and that is no evidence."""
     reasons = (_of_launch(evidence.run, evidence.plan, launch) for launch in evidence.all_launches)
     return next((why for why in reasons if why is not None), None)
 
 
-def _unlike(evidence: Evidence) -> str | None:
+def _unlike(evidence: ContrastData) -> str | None:
     """How launches of a user's own script differ in what they train, if they do."""
     if not evidence.subject.script:
         return None
@@ -364,7 +364,7 @@ def _control(gate: LaunchRecord | None) -> Conclusion:
     return Conclusion(Status.PASS, Reason.CAUGHT, f"caught: {(sent or wrong)[0].detail}")
 
 
-def _norms(evidence: Evidence) -> str | None:
+def _norms(evidence: ContrastData) -> str | None:
     """Strong ladder: the first step's gradient norm must not depend on the world size."""
     first, *baseline = evidence.arms
     gates = evidence.run.gates

@@ -6,12 +6,12 @@ every launch draws its place, what is left of it is simulated by ``tests/accepta
 
 from collections.abc import Sequence
 
-from harness.analysis.judging.evidence import Evidence
+from harness.analysis.judging.evidence import ContrastData
 from harness.cases import CaseSpec, Device, metrics
 from harness.record import LaunchRecord
 
 
-def kept(evidence: Evidence) -> str:
+def kept(evidence: ContrastData) -> str:
     """Which arm had one place in all of its launches, of several that there are; else empty.
 
     Cores of one node are no places: the kernel moves ranks from one to the other.

@@ -9,7 +9,7 @@ Everything right of the arrow reads the Question only, so plans, sweeps and tria
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.analysis.judging.tilts import Tilt
+from harness.analysis.judging.tilts import Bias
 from harness.record import Reason, Status
 
 
@@ -52,7 +52,7 @@ class Question:
     launches: tuple[str, ...] = ()
     obstacle: Conclusion | None = None
     doubt: Conclusion | None = None
-    tilts: tuple[Tilt, ...] = ()
+    tilts: tuple[Bias, ...] = ()
     unquiet: str = ""
     claimed: str = ""
     place: str = ""

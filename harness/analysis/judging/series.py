@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from harness.analysis.judging.doubts import unfit_host
 from harness.analysis.judging.question import Conclusion, Question
-from harness.cases import Threshold, features
+from harness.cases import Threshold, heads
 from harness.host import devices
 from harness.host.fabric import LinkClass
 from harness.host.machine import Machine
@@ -75,7 +75,7 @@ class Series:
 
 def series(run: RunRecord) -> list[Series]:
     """All that a run measured beside its plans: the fabric first, as it was measured first."""
-    of_features = (course for module in features.modules("SERIES") for course in module.series(run))
+    of_features = (course for module in heads.modules("SERIES") for course in module.series(run))
     return [*_fabric(run), *of_features]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from harness.analysis.judging import load, neighbours
-from harness.analysis.judging.evidence import Evidence
+from harness.analysis.judging.evidence import ContrastData
 from harness.analysis.judging.pairs import like_launches_sd
 from harness.analysis.samples import steadiness
 from harness.cases import metrics
@@ -24,7 +24,7 @@ from harness.record import LaunchRecord, Reason
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tilt:
+class Bias:
     """Without it the metric could be its value times ``factor``."""
 
     factor: float
@@ -40,7 +40,7 @@ class _Arm:
     pilots: Sequence[LaunchRecord]
 
 
-def tilts(evidence: Evidence) -> tuple[Tilt, ...]:
+def tilts(evidence: ContrastData) -> tuple[Bias, ...]:
     """Everything that favoured one arm; of bytes and memory nothing does."""
     contrast = evidence.contrast
     metric = metrics.metric(contrast.metric)
@@ -57,7 +57,7 @@ def tilts(evidence: Evidence) -> tuple[Tilt, ...]:
     )
 
 
-def _uneven(subject: _Arm, below: _Arm | None, *, more_is_better: bool) -> Iterator[Tilt]:
+def _uneven(subject: _Arm, below: _Arm | None, *, more_is_better: bool) -> Iterator[Bias]:
     """Clocks and stalls that hit one arm more than the other."""
     highest = max(_clocks(subject) + (_clocks(below) if below else []), default=0.0)
     for what, lost, compared in _SOURCES:
@@ -70,10 +70,10 @@ def _uneven(subject: _Arm, below: _Arm | None, *, more_is_better: bool) -> Itera
         sides = f"{of_subject:.0%} of the subject's time"
         if below:
             sides += f" and {theirs:.0%} of the baseline's"
-        yield Tilt(factor=factor if more_is_better else 1 / factor, why=f"{what} {sides}")
+        yield Bias(factor=factor if more_is_better else 1 / factor, why=f"{what} {sides}")
 
 
-def _scattered(evidence: Evidence) -> Iterator[Tilt]:
+def _scattered(evidence: ContrastData) -> Iterator[Bias]:
     """Like launches that differ by more than the declared noise: by as much, either way."""
     spread = like_launches_sd(evidence.all_launches)
     if spread is None or spread <= admission.LAUNCH_SD:
@@ -82,23 +82,23 @@ def _scattered(evidence: Evidence) -> Iterator[Tilt]:
         f"launches of one arm in one block differ by {spread:.0%} (A/A); use quiet cores,"
         " fixed clocks or another machine"
     )
-    yield Tilt(factor=1 / (1 + spread), why=reason)
-    yield Tilt(factor=1 + spread, why=reason)
+    yield Bias(factor=1 / (1 + spread), why=reason)
+    yield Bias(factor=1 + spread, why=reason)
 
 
-def _neighbours(evidence: Evidence, *, more_is_better: bool) -> Iterator[Tilt]:
+def _neighbours(evidence: ContrastData, *, more_is_better: bool) -> Iterator[Bias]:
     """Estimates what worlds that ran at the same time may have taken from the baseline."""
     if share := neighbours.lost(evidence.run, evidence.plan, evidence.contrast):
         factor = 1 - share if more_is_better else 1 / (1 - share)
         reason = f"worlds beside it may have taken {share:.1%} of the baseline's speed"
-        yield Tilt(factor=factor, why=reason, reason=Reason.NEIGHBOURS)
+        yield Bias(factor=factor, why=reason, reason=Reason.NEIGHBOURS)
 
 
-def _arm(evidence: Evidence, names: Sequence[str]) -> _Arm:
+def _arm(evidence: ContrastData, names: Sequence[str]) -> _Arm:
     return _Arm(timed=evidence.timed_of(names), pilots=evidence.pilots_of(names))
 
 
-def _loaded(evidence: Evidence, subject: _Arm, below: _Arm | None) -> Iterator[Tilt]:
+def _loaded(evidence: ContrastData, subject: _Arm, below: _Arm | None) -> Iterator[Bias]:
     """Both ends of what the ratio could be without others: only one arm gets back what it lost."""
     more = metrics.metric(evidence.contrast.metric).more_is_better
     quota = not evidence.slowed_on_purpose  # of stragglers it is what is measured
@@ -110,10 +110,10 @@ def _loaded(evidence: Evidence, subject: _Arm, below: _Arm | None) -> Iterator[T
             reason = (
                 f"others, or a CPU quota, may have taken {share:.0%} of {whose}'s time (top -d 1)"
             )
-            yield Tilt(factor=faster if more else 1 / faster, why=reason)
+            yield Bias(factor=faster if more else 1 / faster, why=reason)
 
 
-def _drifting(launches: Sequence[LaunchRecord]) -> list[Tilt]:
+def _drifting(launches: Sequence[LaunchRecord]) -> list[Bias]:
     """The tilts of an arm in which one launch drifts as no other does.
 
     Its mean is off by half of the drift if it had settled by the end of its window, and by all of
@@ -125,7 +125,7 @@ def _drifting(launches: Sequence[LaunchRecord]) -> list[Tilt]:
     off = math.exp(windows[odd].drift)
     name = [launch for launch in launches if launch.steadiness][odd].launch
     reason = f"{name} was not steady: its steps drift by {off - 1:+.1%}"
-    return [Tilt(factor=factor, why=reason, reason=Reason.NOT_STEADY) for factor in (1 / off, off)]
+    return [Bias(factor=factor, why=reason, reason=Reason.NOT_STEADY) for factor in (1 / off, off)]
 
 
 def _clocks(arm: _Arm) -> list[float]:

@@ -9,7 +9,7 @@ from harness.analysis.judging.attained import bus_bps
 from harness.analysis.judging.claimed import claimed
 from harness.analysis.judging.conclusion import conclude
 from harness.analysis.judging.doubts import doubt, unquiet
-from harness.analysis.judging.evidence import Evidence
+from harness.analysis.judging.evidence import ContrastData
 from harness.analysis.judging.figures import NEEDED, factor
 from harness.analysis.judging.obstacles import obstacle, unmeasured
 from harness.analysis.judging.pairs import judged_of, pairs, timed
@@ -64,7 +64,7 @@ def of_plan(run: RunRecord, plan: Plan) -> list[Verdict]:
 
 def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None) -> Question:
     """All that bears on one contrast under one rule, read from the record once."""
-    evidence = Evidence.of(run, plan, contrast)
+    evidence = ContrastData.of(run, plan, contrast)
     case = evidence.subject
     bare = Question(
         name=contrast.name,
@@ -134,7 +134,7 @@ def _untold(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
     return None
 
 
-def _perfect(evidence: Evidence) -> float | None:
+def _perfect(evidence: ContrastData) -> float | None:
     """The value of a throughput's ratio under perfect scaling; None for all other metrics.
 
     Two cases side by side scale nothing: a codec on a slow link, or a newer torch, may well be
@@ -152,7 +152,7 @@ def _perfect(evidence: Evidence) -> float | None:
     return 1.0 if metric.per_rank else linear
 
 
-def _gain(evidence: Evidence) -> float:
+def _gain(evidence: ContrastData) -> float:
     """By how much a subject may truly beat linear scaling: ranks that share out the optimizer do
     less of it than the baseline.
 

@@ -7,7 +7,7 @@ the subject does all that the baseline does for a sample, and exchanges gradient
 
 from collections.abc import Callable
 
-from harness.analysis.judging.evidence import Evidence
+from harness.analysis.judging.evidence import ContrastData
 from harness.analysis.samples.figures import idle_s
 from harness.cases import Device, Mode, StandIn, metrics
 from harness.record import HALVES_SINCE, Expected, LaunchRecord, RankRecord
@@ -25,7 +25,7 @@ LEAST_LAUNCHES = 2
 LONGER = 0.2
 
 
-def excess(evidence: Evidence, *, if_cut: bool = False) -> str:
+def excess(evidence: ContrastData, *, if_cut: bool = False) -> str:
     """By how much the baseline works more for a sample, on ranks that compute on cores and hold all
     layers; else empty. Records from before this was asked say nothing. ``if_cut``: of ranks that
     are said to hold parts alone.

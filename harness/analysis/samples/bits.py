@@ -16,7 +16,7 @@ from harness.record.store import Samples
 
 
 @dataclass(frozen=True, kw_only=True)
-class Odd:
+class BitMismatch:
     """One thing that was not as it should be. ``ranks``: one that is named, or several that differ.
 
     ``what``: ``computed``, ``sent``, ``received``, ``stored``.
@@ -32,7 +32,7 @@ class ComparedBits:
     """How many hashes were compared with others', and where they differed."""
 
     num: int
-    odd: tuple[Odd, ...]
+    odd: tuple[BitMismatch, ...]
 
 
 def compare(samples: Sequence[Samples]) -> ComparedBits:
@@ -41,7 +41,7 @@ def compare(samples: Sequence[Samples]) -> ComparedBits:
     received = np.array([sample.received for sample in samples])  # ranks, steps, sources
     stored = np.array([sample.stored for sample in samples])  # ranks, before and after
     num, steps, copies, _ = bits.shape
-    odd = list[Odd]()
+    odd = list[BitMismatch]()
     for step in range(steps):
         for micro in range(num):
             who = [copier(micro, step, copy, num) for copy in range(copies)]
@@ -53,7 +53,7 @@ def compare(samples: Sequence[Samples]) -> ComparedBits:
     return ComparedBits(num=bits.size + received.size + stored.size, odd=tuple(odd))
 
 
-def _computed(step: int, who: Sequence[int], rows: Sequence[bytes]) -> Iterator[Odd]:
+def _computed(step: int, who: Sequence[int], rows: Sequence[bytes]) -> Iterator[BitMismatch]:
     ranks_of = defaultdict[bytes, set[int]](set)
     for rank, row in zip(who, rows, strict=True):
         ranks_of[row].add(rank)
@@ -63,27 +63,27 @@ def _computed(step: int, who: Sequence[int], rows: Sequence[bytes]) -> Iterator[
     majority = max(ranks_of.values(), key=len)
     outside = [r for ranks in ranks_of.values() if ranks is not majority for r in ranks]
     if twice or len(majority) > 1:
-        yield from (Odd(ranks=(r,), step=step, what="computed") for r in twice or outside)
+        yield from (BitMismatch(ranks=(r,), step=step, what="computed") for r in twice or outside)
     else:
-        yield Odd(ranks=tuple(sorted({*who})), step=step, what="computed")
+        yield BitMismatch(ranks=tuple(sorted({*who})), step=step, what="computed")
 
 
-def _exchanged(step: int, bits: np.ndarray, received: np.ndarray) -> Iterator[Odd]:
+def _exchanged(step: int, bits: np.ndarray, received: np.ndarray) -> Iterator[BitMismatch]:
     """Finds ranks that sent, or received, other gradients of a first micro-batch than others."""
     num = len(bits)
     for source in range(num):
         sent = bits[source, step, 0, -1]
         wrong = [rank for rank in range(num) if received[rank, step, source] != sent]
         if len(wrong) * 2 > num or (wrong == [source] and num == 1):
-            yield Odd(ranks=(source,), step=step, what="sent")
+            yield BitMismatch(ranks=(source,), step=step, what="sent")
         else:
-            yield from (Odd(ranks=(rank,), step=step, what="received") for rank in wrong)
+            yield from (BitMismatch(ranks=(rank,), step=step, what="received") for rank in wrong)
 
 
-def _stored(stored: np.ndarray) -> Iterator[Odd]:
+def _stored(stored: np.ndarray) -> Iterator[BitMismatch]:
     for rank, (before, after) in enumerate(stored):
         if before != after:
-            yield Odd(ranks=(rank,), step=-1, what="stored")
+            yield BitMismatch(ranks=(rank,), step=-1, what="stored")
 
 
 _TOLD = {

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases import CaseSpec, Mode
-from harness.record import LaunchRecord, Watched
+from harness.record import LaunchRecord, ScriptObservations
 
 #: Relative differences that rounding explains: of gradient norms, by what forward passes return.
 NORMS = 1e-4
@@ -373,7 +373,7 @@ def norm(launch: LaunchRecord) -> float:
     return math.hypot(*norms) if _seen(launch).sharded else norms[0]
 
 
-def _seen(launch: LaunchRecord) -> Watched:
+def _seen(launch: LaunchRecord) -> ScriptObservations:
     watched = launch.ranks[0].watched
     assert watched is not None, "a usable launch of a script was watched"
     return watched

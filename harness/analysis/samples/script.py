@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases import CaseSpec, Mode
 from harness.cases.case import BY_ITSELF
-from harness.record import Issued, RankRecord, Watched
+from harness.record import CollectiveCount, RankRecord, ScriptObservations
 from harness.record.rank import PART
 from harness.record.store import Samples
 
@@ -33,7 +33,7 @@ ALIKE = 0.01
 #: fp32 some 1e-7 a step; a single number that is not all-reduced is one of a million at most.
 ROUNDED = 1e-5
 #: What a collective that was not issued has moved.
-NONE = Issued(count=0, payload_bytes=0)
+NONE = CollectiveCount(count=0, payload_bytes=0)
 #: Collectives that bring other ranks' activations.
 SWAPS = ("all_to_all", "all_gather")
 #: So many modules are named.
@@ -140,7 +140,7 @@ def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
     return ""
 
 
-def uncounted(watched: Sequence[Watched], came: Sequence[float]) -> str:
+def uncounted(watched: Sequence[ScriptObservations], came: Sequence[float]) -> str:
     """Why what reached the model is no number of samples, by what hooks and loaders saw on each
     rank, ``came`` rows a step; empty where it is one.
     """
@@ -155,14 +155,14 @@ def uncounted(watched: Sequence[Watched], came: Sequence[float]) -> str:
     return next(filter(None, map(_undrawn, watched, came)), "")
 
 
-def _all_as_drawn(watched: Watched) -> bool:
+def _all_as_drawn(watched: ScriptObservations) -> bool:
     """Whether each of several modules gets as many rows as loaders hand out samples: two towers, or
     networks that teach each other.
     """
     return watched.drawn > 0 and all(rows == watched.drawn for rows in watched.roots.values())
 
 
-def _undrawn(watched: Watched, came: float) -> str:
+def _undrawn(watched: ScriptObservations, came: float) -> str:
     """Why rows are no samples by a second witness, who does not know of the model: the loader.
 
     They are as many, or several views of each, or this rank's share of what all ranks draw.
@@ -212,7 +212,7 @@ def came_to_each(ranks: Sequence[RankRecord]) -> int:
     return sum(of_rank.pop() for of_rank in rows) if all(len(x) == 1 for x in rows) else 0
 
 
-def parts_of_one(watched: Watched) -> int:
+def parts_of_one(watched: ScriptObservations) -> int:
     """Rows, unlike each other, that a sample of the loader is counted as: a pair, or views."""
     rows = sum(watched.roots.values())
     times = rows / watched.drawn if watched.drawn else 1.0
@@ -250,7 +250,7 @@ def wrong(
     )
 
 
-def _world(case: CaseSpec, watched: Sequence[Watched]) -> Iterator[str]:
+def _world(case: CaseSpec, watched: Sequence[ScriptObservations]) -> Iterator[str]:
     for rank, w in enumerate(watched):
         if w.world_size > case.world_size:
             yield (
@@ -266,7 +266,7 @@ def _world(case: CaseSpec, watched: Sequence[Watched]) -> Iterator[str]:
             return
 
 
-def _steps(watched: Sequence[Watched]) -> Iterator[str]:
+def _steps(watched: Sequence[ScriptObservations]) -> Iterator[str]:
     if len({(w.optimizers, w.backwards) for w in watched}) > 1:
         listed = "; ".join(
             f"rank {r}: {' '.join(w.optimizers)} after {w.backwards} backward passes"
@@ -289,7 +289,7 @@ def _steps(watched: Sequence[Watched]) -> Iterator[str]:
         )
 
 
-def _mode(watched: Sequence[Watched]) -> Iterator[str]:
+def _mode(watched: Sequence[ScriptObservations]) -> Iterator[str]:
     """Whether it trains in training mode."""
     if any(w.in_eval for w in watched):
         yield (
@@ -298,7 +298,7 @@ def _mode(watched: Sequence[Watched]) -> Iterator[str]:
         )
 
 
-def _weights(watched: Sequence[Watched]) -> Iterator[str]:
+def _weights(watched: Sequence[ScriptObservations]) -> Iterator[str]:
     """Whether the training changes any weight, on each rank by itself."""
     unchanged = [rank for rank, w in enumerate(watched) if w.unchanged]
     if unchanged:
@@ -414,7 +414,7 @@ def _shared_again(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> It
 
 
 def _training(
-    case: CaseSpec, ranks: Sequence[RankRecord], watched: Sequence[Watched]
+    case: CaseSpec, ranks: Sequence[RankRecord], watched: Sequence[ScriptObservations]
 ) -> Iterator[str]:
     """Whether replicas stay replicas, and gradients are exchanged once."""
     if case.world_size < 2 or _in_parts(watched):
@@ -424,7 +424,7 @@ def _training(
         yield extra
 
 
-def _in_parts(watched: Sequence[Watched]) -> bool:
+def _in_parts(watched: Sequence[ScriptObservations]) -> bool:
     """Whether ranks hold parts of one model. Where nothing but their exchanges tells, the parts
     have to differ, or to be swapped by an all-to-all as DLRM's tables are, and each rank to train
     on the samples of another one, too: who computes a part of them needs all.
@@ -436,7 +436,7 @@ def _in_parts(watched: Sequence[Watched]) -> bool:
     return shared and (swapped or len({w.start for w in watched}) > 1)
 
 
-def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterator[str]:
+def _replicas(ranks: Sequence[RankRecord], watched: Sequence[ScriptObservations]) -> Iterator[str]:
     """Whether ranks begin and stay alike, but for parts of each rank's own, and exchange more than
     weights.
     """
@@ -449,13 +449,13 @@ def _replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> Iterat
         )
 
 
-def _large(watched: Watched) -> set[str]:
+def _large(watched: ScriptObservations) -> set[str]:
     """The collectives of a step that carry more than single values."""
     kinds = watched.collectives.items()
     return {name for name, issued in kinds if issued.payload_bytes >= SMALL}
 
 
-def _unlike_replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) -> str:
+def _unlike_replicas(ranks: Sequence[RankRecord], watched: Sequence[ScriptObservations]) -> str:
     """How replicas differ, and what may be the cause; empty where they do not."""
     names = watched[0].modules
     if of_own := own_parts(watched):
@@ -491,7 +491,7 @@ def _unlike_replicas(ranks: Sequence[RankRecord], watched: Sequence[Watched]) ->
     return _ended_apart(watched)
 
 
-def _ended_apart(watched: Sequence[Watched]) -> str:
+def _ended_apart(watched: Sequence[ScriptObservations]) -> str:
     """Where replicas differ that began alike, and what may be the cause."""
     of_module = _where(watched[0].modules, [w.ended for w in watched], trained=_trained(watched))
     ended = f"ranks ended with different parameters{of_module}"
@@ -518,7 +518,7 @@ def _ended_apart(watched: Sequence[Watched]) -> str:
     return f"{ended}: {question}"
 
 
-def own_parts(watched: Sequence[Watched]) -> list[str]:
+def own_parts(watched: Sequence[ScriptObservations]) -> list[str]:
     """Parts of the model that each rank has of its own, as experts are, or classes of Partial FC:
     they begin unlike, others do not, and ranks swap or gather more than single values; or they end
     unlike, and exchange these within their own forward passes.
@@ -542,7 +542,7 @@ def _unlike(names: Sequence[str], bits: Sequence[Sequence[str]]) -> list[str]:
     return [name for name, of_ranks in columns if len(set(of_ranks)) > 1]
 
 
-def by_rounding(watched: Sequence[Watched]) -> float:
+def by_rounding(watched: Sequence[ScriptObservations]) -> float:
     """How far apart replicas are that differ by rounding alone, as a share of what training has
     changed; 0 where they are alike, differ by more, or nobody knows.
 
@@ -558,12 +558,12 @@ def by_rounding(watched: Sequence[Watched]) -> float:
     return apart / changed if changed and 0 < apart <= ROUNDED * changed else 0.0
 
 
-def _rates(watched: Watched) -> str:
+def _rates(watched: ScriptObservations) -> str:
     """Its learning rates, few of them."""
     return ", ".join(f"{rate:.3g}" for rate in list(dict.fromkeys(watched.rates))[:FEW])
 
 
-def _trained(watched: Sequence[Watched]) -> list[bool]:
+def _trained(watched: Sequence[ScriptObservations]) -> list[bool]:
     """Of each module, whether training has changed its parameters on a rank: others are frozen."""
     pairs = (zip(w.began, w.ended, strict=False) for w in watched)
     return [
@@ -593,7 +593,7 @@ def _where(
     return f" in {listed}{more}" + (f" ({same})" if alike else "")
 
 
-def extra_exchange(watched: Watched) -> str:
+def extra_exchange(watched: ScriptObservations) -> str:
     """Says that gradients are exchanged more often than weights are updated; else empty.
 
     A step of several updates, as of a GAN, needs an exchange for each.
@@ -607,7 +607,7 @@ def extra_exchange(watched: Watched) -> str:
     )
 
 
-def accumulated(watched: Watched) -> str:
+def accumulated(watched: ScriptObservations) -> str:
     """Says that gradients are exchanged in each pass while they accumulate: it costs time, and is
     right; else empty.
     """
@@ -622,7 +622,7 @@ def accumulated(watched: Watched) -> str:
     )
 
 
-def lost(watched: Watched) -> str:
+def lost(watched: ScriptObservations) -> str:
     """Says that passes over other samples each end in gradients that are thrown away; else empty.
 
     SAM, and whoever looks at gradients of several tasks, pass the same samples.
@@ -636,14 +636,14 @@ def lost(watched: Watched) -> str:
     )
 
 
-def may_hide_another(watched: Watched) -> bool:
+def may_hide_another(watched: ScriptObservations) -> bool:
     """Whether what forward passes reduce leaves open if gradients are exchanged once: its backward
     pass may reduce as much, or somebody reduces gradients again.
     """
     return _exchanges(watched, of_statistics=1) > ONCE[1] * _updates(watched)
 
 
-def _exchanges(watched: Watched, of_statistics: int = 2) -> float:
+def _exchanges(watched: ScriptObservations, of_statistics: int = 2) -> float:
     """How often a step's all-reduces carry the gradients at least; 0 where they are none.
 
     What a forward pass reduces are statistics (Barlow Twins, batch norm): none of it is a gradient,
@@ -656,11 +656,11 @@ def _exchanges(watched: Watched, of_statistics: int = 2) -> float:
     return max(0, reduced.payload_bytes - of_statistics * watched.reduced) / whole
 
 
-def _updates(watched: Watched) -> int:
+def _updates(watched: ScriptObservations) -> int:
     return max(1, len(watched.optimizers))
 
 
-def _in_each_pass(watched: Watched) -> bool:
+def _in_each_pass(watched: ScriptObservations) -> bool:
     passes = watched.backwards
     if watched.cleared:
         return False
@@ -669,12 +669,12 @@ def _in_each_pass(watched: Watched) -> bool:
     return times > ONCE[1] * _updates(watched) and passes > _updates(watched) and once_a_pass
 
 
-def _step_of(watched: Watched) -> str:
+def _step_of(watched: ScriptObservations) -> str:
     updates = _updates(watched)
     return "a step" if updates == 1 else f"a step of {updates} updates"
 
 
-def shards(watched: Watched) -> Iterator[str]:
+def shards(watched: ScriptObservations) -> Iterator[str]:
     """Says what is exchanged beyond need where parameters are sharded; it costs time, and is right.
 
     Gradients have to be reduced and scattered once a step, shards to be gathered twice a pass.

@@ -20,7 +20,7 @@ from harness.record import Blame, Budget, RankBudget, Term
 
 
 @dataclass(frozen=True, kw_only=True)
-class Closed:
+class ReconciledBudget:
     """A budget and what it was cut from: ``tracks`` maps a rank to its terms' instants.
 
     ``offsets_ns`` was added to each rank's times.
@@ -33,7 +33,7 @@ class Closed:
 
 def close(
     ranks: Sequence[Lanes], offsets_ns: Mapping[int, int] | None = None, clock_ns: int | None = None
-) -> Closed:
+) -> ReconciledBudget:
     """Close the budget of a window.
 
     ``offsets_ns`` is added to a rank's times to put them on one clock, known to ``clock_ns``;
@@ -65,7 +65,7 @@ def close(
     )
     if clock_ns is not None and not matched.refused:
         unsure += _disagreements(closed, clock_ns)
-    return Closed(
+    return ReconciledBudget(
         budget=Budget(
             device=common[0].device,
             ranks=closed,

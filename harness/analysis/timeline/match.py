@@ -14,7 +14,7 @@ _ONE_WAY = frozenset({"broadcast", "gather", "scatter", "reduce"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class CollectiveMatch:
     """One communication seen from all its ranks: rank -> operation."""
 
     ops: Mapping[int, Op]
@@ -48,7 +48,7 @@ class Meeting:
 class Matched:
     """All meetings, or why there are none; ``lone`` counts those that some of their ranks miss."""
 
-    meetings: tuple[Meeting, ...] = ()
+    meetings: tuple[CollectiveMatch, ...] = ()
     refused: str = ""
     lone: int = 0
 
@@ -66,7 +66,7 @@ def match(ranks: Sequence[Lanes]) -> Matched:
             by_key.setdefault(_key(lane.rank, op), {}).setdefault(lane.rank, []).append(op)
     if size > len(ranks) and not _whole_groups(by_key):
         return Matched(refused=f"only {len(ranks)} of {size} traces were given")
-    meetings = list[Meeting]()
+    meetings = list[CollectiveMatch]()
     lone = 0
     for key, by_rank in by_key.items():
         first = next(iter(by_rank.values()))[0]
@@ -76,7 +76,7 @@ def match(ranks: Sequence[Lanes]) -> Matched:
         if refused := _unmatched(key, by_rank, len(ranks)):
             return Matched(refused=refused)
         together = zip(*by_rank.values(), strict=True)
-        meetings += [Meeting(ops=dict(zip(by_rank, ops, strict=True))) for ops in together]
+        meetings += [CollectiveMatch(ops=dict(zip(by_rank, ops, strict=True))) for ops in together]
     return Matched(meetings=tuple(meetings), lone=lone)
 
 

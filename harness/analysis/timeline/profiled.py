@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from harness.analysis.timeline.close import Closed, close
+from harness.analysis.timeline.close import ReconciledBudget, close
 from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.reader import Trace, read
 from harness.analysis.timeline.sorting import lanes
@@ -39,7 +39,7 @@ def read_all(paths: Sequence[Path]) -> list[Trace]:
 
 def close_launch(
     folder: Path, launch: str, ranks: Sequence[RankRecord]
-) -> tuple[list[Trace], list[Lanes], Closed]:
+) -> tuple[list[Trace], list[Lanes], ReconciledBudget]:
     """Read every rank's trace and close the budget, on rank 0's clock."""
     traces = read_all([trace_path(folder, launch, rank.rank) for rank in ranks])
     rank_lanes = [lanes(trace, rank.rank) for trace, rank in zip(traces, ranks, strict=True)]

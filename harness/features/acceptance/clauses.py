@@ -19,7 +19,7 @@ from harness.analysis.judging.series import series
 from harness.analysis.judging.tally import of_stand_in
 from harness.analysis.verify import rejudge
 from harness.base.errors import SpecError
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases import Catalogue, Device, Form, Threshold, metrics
 from harness.cases.case import SCRIPT
 from harness.features.acceptance.contract import NODE, SYSTEM, Clause, Contract

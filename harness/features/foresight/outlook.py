@@ -12,7 +12,7 @@ from harness.features.foresight.published.table import PublishedTable
 from harness.features.foresight.shapes import Point, Shape
 
 
-class UnsaidError(ValueError):
+class MissingInputError(ValueError):
     """Raised where something has to be stated before a size can be foreseen."""
 
 
@@ -73,7 +73,7 @@ def outlooks(table: PublishedTable, ranks: int, efficiency: float) -> list[Outlo
         made = predict(asked, taught)
         for refused in made.refused:
             if refused.shape == target.shape:
-                raise UnsaidError(f"{ranks} ranks: {refused.why}")
+                raise MissingInputError(f"{ranks} ranks: {refused.why}")
         path = [size for size in made.predicted if size.shape != target.shape]
         size = next(size for size in made.predicted if size.shape == target.shape)
         known = calibrate(asked, alike, [target], taught)

@@ -16,7 +16,7 @@ DIGITS = 2e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vouched:
+class VerifiedNights:
     """``wrong``: run, why nobody vouches for its night, and its folder. ``num_gone`` runs are no
     longer where they were.
     """
@@ -25,7 +25,7 @@ class Vouched:
     num_gone: int
 
 
-def vouched(nights: Sequence[Night], results: Path) -> Vouched:
+def vouched(nights: Sequence[Night], results: Path) -> VerifiedNights:
     """Every night against the chain of its run. What a run's samples give was asked by ``ingest``;
     a chain seals what was made of them.
     """
@@ -37,7 +37,7 @@ def vouched(nights: Sequence[Night], results: Path) -> Vouched:
             num_gone += 1
         elif reason := next(_wrong(night, folder), ""):
             wrong.append((night.run, reason, folder))
-    return Vouched(wrong=wrong, num_gone=num_gone)
+    return VerifiedNights(wrong=wrong, num_gone=num_gone)
 
 
 def _wrong(night: Night, folder: Path) -> Iterator[str]:

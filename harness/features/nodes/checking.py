@@ -2,7 +2,7 @@
 
 from harness.cases import CaseSpec, Window
 from harness.cases.recipes import gated
-from harness.launch.wire.messages import Flip
+from harness.launch.wire.messages import InjectedBitFlip
 from harness.measure.measurer import Measurer, moment
 from harness.measure.order import Order
 from harness.measure.session import Session
@@ -13,7 +13,7 @@ STEPS = 200
 
 
 def check_bits(
-    session: Session, case: CaseSpec, steps: int = STEPS, flip: Flip | None = None
+    session: Session, case: CaseSpec, steps: int = STEPS, flip: InjectedBitFlip | None = None
 ) -> LaunchRecord:
     """The launch, which is wrong where bits differ; ``flip`` is planted."""
     plan = gated(case)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.analysis.packing import Seat
+from harness.analysis.packing import Placement
 from harness.base.errors import LaunchError, SpecError
 from harness.cases import CaseSpec, Site
 from harness.cases.recipes import paired
@@ -50,7 +50,7 @@ class Isolator:
             purpose=Purpose.ROUND,
             window=plan.window,
             turn=self._launches,
-            seat=Seat(tuple(nodes), ()),
+            seat=Placement(tuple(nodes), ()),
         )
         self._launches += 1
         now = moment(session, order, {}, [])

@@ -9,7 +9,7 @@ With a case, a pair trains it, and its launches are in the record; else it all-r
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from harness.analysis.packing import Seat
+from harness.analysis.packing import Placement
 from harness.base.documents import Json
 from harness.base.errors import LaunchError, SpecError
 from harness.cases import CaseSpec, Plan, Site
@@ -89,7 +89,7 @@ class Pairer:
                     purpose=Purpose.ROUND,
                     window=plan.window,
                     turn=number,
-                    seat=Seat(pair, (0, 0) if len(slot) > 1 else ()),
+                    seat=Placement(pair, (0, 0) if len(slot) > 1 else ()),
                 )
                 for pair in slot
             ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
-from harness.record.recovery import Mark, Played, Sitting
+from harness.record.recovery import FaultedTraining, Mark, TrainingAttempt
 
 #: (Seconds since the first start, rank) of faults; the last one may lie beyond the end.
 Faults: TypeAlias = Iterator[tuple[float, int]]
@@ -54,7 +54,7 @@ class Costs:
         return every * (self.step_s + self.slow_s) + self.save_s
 
 
-def terms_ns(played: Played) -> dict[str, int]:
+def terms_ns(played: FaultedTraining) -> dict[str, int]:
     """Where each ns of the wall clock went."""
     terms = dict.fromkeys(TERMS, 0)
     for _, term, began, ended in segments(played):
@@ -62,7 +62,7 @@ def terms_ns(played: Played) -> dict[str, int]:
     return terms
 
 
-def segments(played: Played) -> Iterator[tuple[int, str, int, int]]:
+def segments(played: FaultedTraining) -> Iterator[tuple[int, str, int, int]]:
     """(Number of the sitting, term, from, to in ns), each from where the one before ended."""
     usual = _usual_ns(played)
     for number, sitting in enumerate(played.sittings):
@@ -91,27 +91,27 @@ def segments(played: Played) -> Iterator[tuple[int, str, int, int]]:
             yield number, "stop", sitting.noticed_ns, after.began_ns
 
 
-def wall_ns(played: Played) -> int:
+def wall_ns(played: FaultedTraining) -> int:
     """From the first start to the last mark."""
     return played.sittings[-1].marks[-1][2] - played.sittings[0].began_ns
 
 
-def goodput(played: Played) -> float:
+def goodput(played: FaultedTraining) -> float:
     """The share of the wall clock that trained."""
     return terms_ns(played)["train"] / wall_ns(played)
 
 
-def lost_work(played: Played) -> float:
+def lost_work(played: FaultedTraining) -> float:
     """The share of the wall clock in which steps were computed that faults undid."""
     return terms_ns(played)["recomputed"] / wall_ns(played)
 
 
-def interruptions(played: Played) -> float:
+def interruptions(played: FaultedTraining) -> float:
     """Faults an hour of the wall clock."""
     return (len(played.sittings) - 1) / (wall_ns(played) / 3.6e12)
 
 
-def costs(played: Sequence[Played]) -> Costs:
+def costs(played: Sequence[FaultedTraining]) -> Costs:
     """The costs by trainings at least one of which had a fault."""
     terms = [terms_ns(p) for p in played]
     faults = sum(len(p.sittings) - 1 for p in played)
@@ -229,18 +229,18 @@ def best_every(costs: Costs, mtbf_s: float) -> int:
     return max(1, round(between_s / (costs.step_s + costs.slow_s)))
 
 
-def _until_struck(sitting: Sitting) -> list[tuple[Mark, int, int]]:
+def _until_struck(sitting: TrainingAttempt) -> list[tuple[Mark, int, int]]:
     """Marks, none later than the fault: rank 0 may come to one while another dies."""
     end = sitting.struck_ns
     return [(mark, step, at if end is None else min(at, end)) for mark, step, at in sitting.marks]
 
 
-def _resumed_at(sitting: Sitting) -> int:
+def _resumed_at(sitting: TrainingAttempt) -> int:
     """How many steps the checkpoint had with which a sitting began."""
     return next((step for mark, step, _ in sitting.marks if mark is Mark.LOADED), 0)
 
 
-def _usual_ns(played: Played) -> int:
+def _usual_ns(played: FaultedTraining) -> int:
     """The median of all steps."""
     took = []
     for sitting in played.sittings:

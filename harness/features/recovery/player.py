@@ -14,7 +14,7 @@ from harness.features.recovery.recoverer import deadlines
 from harness.launch import causes
 from harness.launch.wire.messages import Deadlines, Play
 from harness.measure.session import Session
-from harness.record.recovery import Mark, Played, Sitting
+from harness.record.recovery import FaultedTraining, Mark, TrainingAttempt
 
 #: Steps of the short trainings that costs are measured with, and how many checkpoints they have.
 SHORT = 96
@@ -62,7 +62,7 @@ class Player:
         faults: Faults,
         mtbf_s: float | None = None,
         seed: int = 0,
-    ) -> Played:
+    ) -> FaultedTraining:
         """Train to the end, through all faults; LaunchError where something else breaks it."""
         session, run = self._session, self._run
         session.describe([case])
@@ -72,7 +72,7 @@ class Player:
         shutil.rmtree(place, ignore_errors=True)
         run.seal()
         began = time.time()
-        sittings = list[Sitting]()
+        sittings = list[TrainingAttempt]()
         (due_s, rank) = next(faults)
         while True:
             task = Play(
@@ -88,7 +88,7 @@ class Player:
             session.bench.worlds.ready()
             # What struck while the world was down is found with the fault before.
             due_s, rank = next(fault for fault in faults if began + fault[0] > time.time())
-        played = Played(
+        played = FaultedTraining(
             case=case.id,
             world_size=case.world_size,
             steps=steps,
@@ -100,11 +100,11 @@ class Player:
         run.add_interrupted(played)
         return played
 
-    def _sit(self, case: CaseSpec, task: Play, limits: Deadlines) -> Sitting:
+    def _sit(self, case: CaseSpec, task: Play, limits: Deadlines) -> TrainingAttempt:
         """One start, until the end or the fault; LaunchError where something else ends it."""
         began_ns = time.time_ns()
         ended, folder = self._session.bench.train(case, self._run.folder, task, limits)
-        sitting = Sitting(began_ns=began_ns, marks=_marks(folder / "rank0.marks"))
+        sitting = TrainingAttempt(began_ns=began_ns, marks=_marks(folder / "rank0.marks"))
         cause = causes.attribute(ended.ranks, ended.unreachable)
         if cause is None:
             return sitting
@@ -130,7 +130,7 @@ def _marks(file: Path) -> tuple[tuple[Mark, int, int], ...]:
     return tuple((Mark(what), int(step), int(at)) for what, step, at in parts)
 
 
-def _refuse_stuck(sittings: list[Sitting], case: CaseSpec, every: int) -> None:
+def _refuse_stuck(sittings: list[TrainingAttempt], case: CaseSpec, every: int) -> None:
     """LaunchError for a training that faults keep from its next checkpoint."""
     recent = sittings[-STUCK:]
     saved = any(mark is Mark.SAVED for sitting in recent for mark, _, _ in sitting.marks)

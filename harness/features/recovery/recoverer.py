@@ -13,7 +13,7 @@ import msgspec
 from harness.analysis.judging.verdicts import of_series
 from harness.base.documents import from_doc
 from harness.base.errors import LaunchError
-from harness.cases import CaseSpec, Course, Fault
+from harness.cases import CaseSpec, Fault, FaultScenario
 from harness.launch import causes
 from harness.launch.engine import Ended
 from harness.launch.running import LOST_S
@@ -60,7 +60,7 @@ class Recoverer:
         self._run = session.run
         self._whole: dict[tuple[str, bool], RankRestart] = {}
 
-    def measure(self, course: Course, times: int) -> None:
+    def measure(self, course: FaultScenario, times: int) -> None:
         """Break and go on ``times`` times, and at most as often again to confirm a FAIL."""
         self._session.describe([course.case, course.into or course.case])
         for i in range(times):
@@ -78,7 +78,7 @@ class Recoverer:
 
         confirm(judged, again)
 
-    def _try(self, course: Course, i: int, times: int, *, attempt: int = 0) -> None:
+    def _try(self, course: FaultScenario, i: int, times: int, *, attempt: int = 0) -> None:
         """One more trial, on the next rank in turn."""
         rank = course.victim(i)
         fresh = ", to confirm a FAIL" if attempt else ""
@@ -88,7 +88,7 @@ class Recoverer:
         self._run.seal()
         self._run.add_trial(replace(self._trial(course, rank), attempt=attempt))
 
-    def _trial(self, course: Course, rank: int) -> Trial:
+    def _trial(self, course: FaultScenario, rank: int) -> Trial:
         case = course.case
         into = course.into or course.case
         whole = self._uninterrupted(case, course.asynchronous)

@@ -19,7 +19,7 @@ import msgspec
 
 from harness.base.documents import from_doc
 from harness.base.errors import LaunchError
-from harness.cases import CaseSpec, Course, Fault
+from harness.cases import CaseSpec, Fault, FaultScenario
 from harness.features.recovery.recoverer import Recoverer, timeout_s
 from harness.host import copies
 from harness.launch.wire.messages import Break, Deadlines
@@ -48,7 +48,7 @@ class ScriptRecoverer(Recoverer):
         self._after = after
         self._never_broken: dict[str, Journals] = {}
 
-    def _trial(self, course: Course, rank: int) -> Trial:
+    def _trial(self, course: FaultScenario, rank: int) -> Trial:
         case = course.case
         whole = self._whole_of(case)
         limits = _limits(whole)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from harness.analysis.judging.series import Series, Values
 from harness.features.recovery import goodput
 from harness.record import RunRecord, Trial
-from harness.record.recovery import FINE, Played
+from harness.record.recovery import FINE, FaultedTraining
 
 SERIES = "recovery"
 
@@ -16,7 +16,7 @@ def series(run: RunRecord) -> Iterator[Series]:
     yield from goodputs(run.played)
 
 
-def goodputs(played: Sequence[Played]) -> Iterator[Series]:
+def goodputs(played: Sequence[FaultedTraining]) -> Iterator[Series]:
     """Trainings that faults of a schedule interrupted; each play of a case is a value."""
     drawn = [p for p in played if p.mtbf_s is not None]
     for case in dict.fromkeys(p.case for p in drawn):

@@ -20,10 +20,10 @@ from typing import TypeVar
 from harness.analysis import remembered
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.analysis.ladder import arm_row
-from harness.base import digests
+from harness.base import files
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError, SpecError
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases import Form, metrics
 from harness.interface.report.headline import headline
 from harness.record import RunRecord, Status, Verdict
@@ -192,7 +192,7 @@ def on_all_cores(
 
 def keep(kept: Path, every: Sequence[SiteEntry]) -> None:
     """For the next time."""
-    document = {"package": digests.of_package(), "entries": [to_doc(entry) for entry in every]}
+    document = {"package": files.digest_of_package(), "entries": [to_doc(entry) for entry in every]}
     write_text(kept, json.dumps(document, separators=(",", ":")))
 
 
@@ -200,7 +200,7 @@ def _kept(file: Path) -> Sequence[SiteEntry]:
     """Of another version of this package nothing is taken over."""
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-        if document["package"] != digests.of_package():
+        if document["package"] != files.digest_of_package():
             return ()
         return list(from_doc(tuple[SiteEntry, ...], document["entries"]))
     except (OSError, ValueError, KeyError, TypeError, RecordError):

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from harness.base import pipes, refused
+from harness.base import errors, pipes
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, LaunchError, RecordError, ScaleproofError, SpecError, nearest
-from harness.cases import features
+from harness.cases import heads
 from harness.cases.heads import read_head
 from harness.interface import offered
 from harness.interface.cli import index
@@ -84,11 +84,11 @@ def _main(words: Sequence[str]) -> int:
         sys.stderr.write("interrupted\n")
         return int(Exit.INTERRUPTED)
     except OSError as error:
-        return _told(refused.by_host(error) or refused.in_words(error), words)
+        return _told(errors.by_host(error) or errors.in_words(error), words)
     except subprocess.CalledProcessError as error:
         return _told(_failed(error), words)
     except Exception as bug:
-        if (lacking := refused.by_host(bug)) is not None:
+        if (lacking := errors.by_host(bug)) is not None:
             return _told(lacking, words)
         if (damaged := _damaged(words, bug)) is not None:
             return _told(damaged, words)
@@ -134,7 +134,7 @@ def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
         except RecordError as error:
             return error
         except Exception as broken:  # whatever breaks in here breaks on the record
-            if refused.by_host(broken) is not None:
+            if errors.by_host(broken) is not None:
                 raise
             differences = ("its figures contradict each other",)
         senseless[folder] = differences[0] if differences else ""
@@ -164,7 +164,7 @@ def module_of(words: Sequence[str]) -> ModuleType | None:
     file = next((known[word] for word in words if word in known), None)
     if file is None:
         return None
-    return importlib.import_module(features.name_of(file))
+    return importlib.import_module(heads.name_of(file))
 
 
 def run(words: Sequence[str]) -> Answer:
@@ -237,7 +237,7 @@ def _examples(module: ModuleType | None, verb: str) -> str:
 
 def files() -> list[Path]:
     """The files of all verbs, those of features as well, sorted by name."""
-    return sorted([*VERBS.glob("*/[!_]*.py"), *features.files("HELP")], key=lambda path: path.name)
+    return sorted([*VERBS.glob("*/[!_]*.py"), *heads.files("HELP")], key=lambda path: path.name)
 
 
 def _help(path: Path) -> Mapping[str, str]:

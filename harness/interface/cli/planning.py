@@ -10,8 +10,8 @@ from harness.analysis.reading import load
 from harness.analysis.verify import refuse_unsealed
 from harness.base.errors import SpecError
 from harness.cases import Device, Site
-from harness.host import hardware
-from harness.host.hardware import Hardware
+from harness.host import devices
+from harness.host.devices import Hardware
 from harness.interface.cli import measuring
 
 #: The tier that ``pytest suites/`` measures where nothing else is said.
@@ -44,8 +44,8 @@ def on(text: str | None) -> Hardware | None:
     if path.is_dir() or path.name == "record.json":
         run = load(path)
         refuse_unsealed(run, path if path.is_dir() else path.parent)
-        return hardware.of_machine(path.name, run.machine, run.settings.nodes)
-    return hardware.parse(text)
+        return devices.of_machine(path.name, run.machine, run.settings.nodes)
+    return devices.parse(text)
 
 
 def site_of(hardware: Hardware) -> Site:

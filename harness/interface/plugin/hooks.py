@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.base.errors import ScaleproofError
-from harness.base.marks import MARK, RECOVERS, is_suite
+from harness.base.programs import MARK, RECOVERS, is_suite
 from harness.interface.offered import OPTIONS
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from harness.analysis.judging import pairs, verdicts
-from harness.base import refused
+from harness.base import errors
 from harness.base.errors import Exit, ScaleproofError, SpecError
 from harness.base.files import UnwrittenError
-from harness.base.marks import BOUNDS, MARK, RECOVERS
-from harness.base.numbers import duration
-from harness.cases import Catalogue, Contrast, Course, Plan, Site, Threshold, targets
+from harness.base.formatting import duration
+from harness.base.programs import BOUNDS, MARK, RECOVERS
+from harness.cases import Catalogue, Contrast, FaultScenario, Plan, Site, Threshold, targets
 from harness.interface import options
 from harness.interface.offered import OPTIONS, refuse_unknown_variables
 from harness.interface.plugin import benchmark, claims, hooks
@@ -130,7 +130,7 @@ def _told_as_usage(config: pytest.Config) -> Generator[None, None, None]:
 
 
 def _generate_courses(metafunc: pytest.Metafunc) -> None:
-    courses: list[Course] = []
+    courses: list[FaultScenario] = []
     for recipe in getattr(metafunc.function, RECOVERS, ()):
         with _told_as_usage(metafunc.config):
             scaling = _scaling(metafunc.config)
@@ -160,7 +160,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item
     scaling.claims = any(item.get_closest_marker("acceptance") for item in items)
     judged = {e.rule.name for _, e in ours if isinstance(e, Expectation) and e.rule}
-    recovers = any(isinstance(e, Course) for _, e in ours)
+    recovers = any(isinstance(e, FaultScenario) for _, e in ours)
     rules = scaling.all_rules()
     scaling.untested = claims.lines(rules, judged, scaling.site, recovers=recovers)
     scaling.selected = {
@@ -214,10 +214,10 @@ def _takes(scaling: Scaling) -> str:
     return f", about {duration(left_s(session, plans, {}))}"
 
 
-def _expectation(item: pytest.Item) -> Expectation | Course | None:
+def _expectation(item: pytest.Item) -> Expectation | FaultScenario | None:
     callspec = getattr(item, "callspec", None)
     param = callspec.params.get("verdict") if callspec is not None else None
-    return param if isinstance(param, Expectation | Course) else None
+    return param if isinstance(param, Expectation | FaultScenario) else None
 
 
 def _refuse_override(item: pytest.Item) -> None:
@@ -236,7 +236,7 @@ def _refuse_override(item: pytest.Item) -> None:
 def answer(request: pytest.FixtureRequest) -> Verdict:
     """The verdict of this item; measures its plan (or course) if nobody has yet."""
     expected = getattr(request, "param", None)
-    if not isinstance(expected, Expectation | Course):
+    if not isinstance(expected, Expectation | FaultScenario):
         pytest.fail(
             "only functions marked with @scaling or @recovering can use the fixture 'verdict'",
             pytrace=False,
@@ -247,7 +247,7 @@ def answer(request: pytest.FixtureRequest) -> Verdict:
     try:
         with capture.global_and_fixture_disabled():
             try:
-                if isinstance(expected, Course):
+                if isinstance(expected, FaultScenario):
                     recovered = scaling.recovered(expected)
                 else:
                     recovered = scaling.judged(expected)
@@ -256,7 +256,7 @@ def answer(request: pytest.FixtureRequest) -> Verdict:
     except ScaleproofError as error:
         pytest.fail(str(error), pytrace=False)
     except OSError as error:
-        pytest.fail(str(refused.in_words(error)), pytrace=False)
+        pytest.fail(str(errors.in_words(error)), pytrace=False)
     except KeyboardInterrupt:
         scaling.interrupted = True
         raise

@@ -9,7 +9,7 @@ import pytest
 from harness.analysis.judging.verdicts import of_series
 from harness.base.errors import SpecError
 from harness.base.files import UnwrittenError
-from harness.cases import Catalogue, Contrast, Course, Plan, Site, Threshold, features
+from harness.cases import Catalogue, Contrast, FaultScenario, Plan, Site, Threshold, heads
 from harness.interface import options
 from harness.interface.offered import OPTIONS, again, from_environment
 from harness.interface.report.heartbeat import watched
@@ -112,7 +112,7 @@ class Scaling:
                 self.session.meet()
         return self.session
 
-    def recovered(self, course: Course) -> Verdict:
+    def recovered(self, course: FaultScenario) -> Verdict:
         """The worst verdict on a course, which is measured if nobody has yet."""
         session = self.start()
         session.warm()
@@ -156,7 +156,7 @@ class Scaling:
 
 def _recoverer(session: Session) -> Any:
     """The recoverer of the feature that interrupts trainings; SpecError where it was taken out."""
-    for module in features.modules("COURSES"):
+    for module in heads.modules("COURSES"):
         return module.Recoverer(session)
     raise SpecError("nothing here interrupts trainings", fix="pytest -k 'not recover'")
 

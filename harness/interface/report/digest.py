@@ -6,7 +6,7 @@ from harness.analysis.judging import notices
 from harness.analysis.judging.tally import of_stand_in, requirements, tally
 from harness.analysis.ladder import ladder_rows
 from harness.base.documents import Json, fields_of
-from harness.base.numbers import rate, si
+from harness.base.formatting import rate, si
 from harness.cases import Form, metrics
 from harness.interface.report import sections
 from harness.interface.report.headline import decide, headline, why_open

@@ -3,7 +3,7 @@
 from functools import partial
 from statistics import median
 
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule, wrap
 from harness.record import RunRecord, Swept

@@ -13,7 +13,7 @@ from harness.analysis.judging.points import shown_against
 from harness.analysis.judging.promise import MOST_PAIRS
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.analysis.samples.script import came_to_each, handed_out
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases import CaseSpec, Device, Form, Mode, Plan, metrics
 from harness.cases.script import ACCEPTABLE
 from harness.host.admission import Level

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.base import files
 from harness.base.errors import SpecError
-from harness.cases import features
+from harness.cases import heads
 from harness.measure.progress import Beside, Looking, Moment, Progress, Waiting
 
 #: Seconds between two writes.
@@ -23,7 +23,7 @@ def watched(inner: Progress, where: str) -> Progress:
         return inner
     if "://" not in where:
         return Heartbeat(inner, Path(where))
-    for module in features.modules("WATCH"):
+    for module in heads.modules("WATCH"):
         beside: Progress = module.watch(inner, where)
         return beside
     raise SpecError(

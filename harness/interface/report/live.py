@@ -4,8 +4,7 @@ import shutil
 from collections.abc import Callable
 from typing import TextIO
 
-from harness.base.numbers import duration
-from harness.base.plain import plain
+from harness.base.formatting import duration, plain
 from harness.interface.report.text import put, wrap
 from harness.measure.progress import Looking, Moment, Progress, Waiting
 from harness.record import Purpose

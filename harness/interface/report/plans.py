@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from harness.analysis import forecast, roofline
 from harness.analysis.judging import obstacles
-from harness.base.numbers import duration, si
+from harness.base.formatting import duration, si
 from harness.cases import Arm, Device, Plan, Threshold
-from harness.host.hardware import Hardware
+from harness.host.devices import Hardware
 from harness.host.machine import Machine
 from harness.interface.report import text
 from harness.record import Described

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from harness.analysis.judging.points import shown_against
 from harness.analysis.ladder import LadderRow, ladder_rows
-from harness.base.numbers import rate
+from harness.base.formatting import rate
 from harness.cases import Plan, StandIn
 from harness.interface.report import text
 from harness.interface.report.tabled import Table

@@ -21,7 +21,7 @@ from harness.analysis.ladder import LadderRow, in_table, ladder_rows
 from harness.analysis.reached import reached
 from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.advice import advice
-from harness.base.numbers import duration, si
+from harness.base.formatting import duration, si
 from harness.cases import Form, Reach, metrics
 from harness.interface.report import fabric, script, sections, timeline
 from harness.interface.report.headline import brief, decide, headline, why_open

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from harness.base.documents import Json
-from harness.cases import features
+from harness.cases import heads
 from harness.record import RunRecord
 
 
@@ -55,7 +55,7 @@ def data(run: RunRecord) -> Mapping[str, Json]:
 
 
 def _modules() -> Sequence[ModuleType]:
-    return sorted(features.modules("SECTION"), key=lambda module: int(module.SECTION["place"]))
+    return sorted(heads.modules("SECTION"), key=lambda module: int(module.SECTION["place"]))
 
 
 def _has(module: ModuleType, name: str) -> bool:

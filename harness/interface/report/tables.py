@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.analysis.judging import notices, verdicts
-from harness.base.numbers import duration, si
+from harness.base.formatting import duration, si
 from harness.cases import Form, metrics
 from harness.interface.report import fabric, script, sections, timeline
 from harness.interface.report.coverage import coverage

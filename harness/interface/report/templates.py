@@ -8,8 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
-from harness.base.numbers import rate, si
-from harness.base.plain import still
+from harness.base.formatting import rate, si, still
 
 SHARED = Path(__file__).parent
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Generic, TextIO, TypeVar
 
 from harness.base.documents import Json
-from harness.base.plain import plain
+from harness.base.formatting import plain
 from harness.cases import CaseSpec
 
 Row = TypeVar("Row")

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from harness.base.documents import Json, closed, schema_text
-from harness.cases.features import FEATURES, name_of
+from harness.cases.heads import FEATURES, name_of
 
 HERE = Path(__file__).parent
 NAME = "answers.schema.json"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from harness.base import programs
 from harness.base.errors import LaunchError
-from harness.launch.children import InheritingJob, agent_command
+from harness.launch.dialers import InheritingJob, agent_command
 from harness.launch.emulation.shaping import Links, buffers, links_of, shape
 from harness.launch.emulation.switch import DEVICE, MTU
 from harness.launch.engine import Capabilities, Command, Deployment, Job, State, last_line

@@ -1,6 +1,6 @@
 """One machine: an agent with torch in memory forks fresh ranks; a launch costs 0.1 s."""
 
-from harness.launch.children import InheritingJob, agent_command
+from harness.launch.dialers import InheritingJob, agent_command
 from harness.launch.engine import Capabilities, Command, Deployment
 
 ENGINE = dict(multi_node=False, faults=("agent",))

@@ -21,7 +21,7 @@ from pathlib import Path
 from harness.base import programs
 from harness.base.documents import Json, to_doc
 from harness.cases import CaseSpec, Device, StandIn
-from harness.launch.children import InheritingJob, agent_command, die_with_parent
+from harness.launch.dialers import InheritingJob, agent_command, die_with_parent
 from harness.launch.engine import (
     Capabilities,
     Command,
@@ -33,9 +33,8 @@ from harness.launch.engine import (
     importable,
 )
 from harness.launch.fleet import Fleet
-from harness.launch.wire import processes
-from harness.launch.wire.beats import Beats, Phase
-from harness.launch.wire.evidence import examine, lives, rank_end
+from harness.launch.wire import evidence
+from harness.launch.wire.evidence import Beats, Phase, examine, lives, rank_end
 from harness.launch.wire.messages import LaunchSpec, RankEnd
 
 ENGINE = dict(multi_node=True, one_machine=True, packs=False, slows_ranks=False)
@@ -146,7 +145,7 @@ class Torchrun(Fleet):
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Start every node's torchrun and wait for all of them."""
-        processes.adopt()  # what ranks leave behind is ours to end, as where an agent is
+        evidence.adopt()  # what ranks leave behind is ours to end, as where an agent is
         out = Path(spec.out)
         beats = Beats(out / "beats", spec.case.world_size, create=True)
         (out / "launch.json").write_text(json.dumps(to_doc(spec)), encoding="utf-8")
@@ -204,7 +203,7 @@ class WatchedLauncher:
         self.out = out
         self.beats = beats
         self.nodes: list[subprocess.Popen[bytes]] = []
-        self.family = processes.new_family()
+        self.family = evidence.new_family()
         self.noticed_at = 0.0
         self.began = time.monotonic()
         self._gone: dict[int, float] = {}
@@ -248,7 +247,7 @@ class WatchedLauncher:
             if node.poll() is None:
                 os.killpg(node.pid, signal.SIGKILL)
             node.wait()
-        processes.end(self.family, self._pids().values())
+        evidence.end(self.family, self._pids().values())
 
     def _pids(self) -> dict[int, int]:
         pids = {}

@@ -1,24 +1,4 @@
-"""Messages across the border between a launching program and the agents that start ranks.
-
-One message a frame (``channel.py``):
-
-    <- {"hello": Node}                        once, when torch is imported
-    -> {"describe": [{"case", "files"}]}      <- {"described": [Described...]}
-    -> {"launch": NAME, "share": Share}, LaunchSpec
-                                              <- {"ended": [RankEnd...]}
-       meanwhile <- {"store": Address}         rank 0's agent: where the others meet it
-                 <- {"beats": [[phase, step, silent_s]...]}  five times a second
-                 <- {"failing": true}         once, when a rank has failed or is silent too long
-                 <- {"file": name}, bytes     what ranks left, if no disk is shared
-    -> {"kill": LAUNCH}                       that launch ends; "ended" follows
-    -> {"reach": [Address...]}                <- {"reached": [bool...]}
-    -> {"examine": true}                      <- {"examined": {"facts", "findings", "admission"}}
-    -> {"standing": HowFar}                 to the first node, before launches; nobody answers
-
-An agent serves several launches at once; what it says of one has its name ("of").
-
-Ranks leave ``rank<r>.json`` and ``rank<r>.npz`` in the launch's folder; the parent only reads.
-"""
+"""Messages between a launching program and its agents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +11,28 @@ import msgspec
 from harness.cases import CaseSpec, Fault
 from harness.host.accelerators import Accelerators
 from harness.host.machine import Machine
-from harness.launch.wire.beats import Phase
+from harness.launch.wire.evidence import Phase
+
+#: The file of it.
+FILE = "recorded.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """``steps`` are those of the window with its warm-up, the ``cut``; the window lies between
+    ``started_at`` and ``lasted_s`` later. ``results`` is where runs are kept, ``argv`` what was
+    typed. ``missing`` says why ranks left nothing, by their numbers.
+    """
+
+    case: CaseSpec
+    steps: int
+    cut: int
+    started_at: str
+    lasted_s: float
+    results: str
+    argv: tuple[str, ...]
+    missing: Mapping[str, str]
+
 
 #: What is kept of an exception's message and of its traceback, which may hold a tensor.
 MESSAGE_CHARS = 4_000
@@ -245,7 +246,7 @@ class Place(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flip:
+class InjectedBitFlip:
     """Bit ``bit`` (0 to 30) of one element of 32 bits, drawn anew each time, on one rank.
 
     In every step from ``step`` on, ``times`` times; in what is stored, once.
@@ -262,7 +263,7 @@ class Bits(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="bit
     """Compute the same micro-batches on several ranks, and leave hashes of every bit."""
 
     steps: int
-    flip: Flip | None = None
+    flip: InjectedBitFlip | None = None
 
 
 #: What a rank does in a launch; each has its file in ``training/rank/tasks``.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.compare import Reading
 from harness.analysis.judging import obstacles, sequential
-from harness.analysis.judging.evidence import Evidence
+from harness.analysis.judging.evidence import ContrastData
 from harness.analysis.judging.pairs import pairs, purpose_of, timed
 from harness.base.errors import BusyError, LaunchError, OutOfTimeError
 from harness.cases import CaseSpec, Contrast, Plan
@@ -105,7 +105,7 @@ class Interleaver:
                 expected="environments that train correctly",
                 fix="scaleproof run CASE",
             )
-        why = obstacles.obstacle(Evidence.of(measured, plan, contrast))
+        why = obstacles.obstacle(ContrastData.of(measured, plan, contrast))
         if why is not None and why.status is not Status.INCONCLUSIVE:  # else: a pair less
             raise LaunchError(
                 f"{b} and {a} are not compared: {why.detail}",

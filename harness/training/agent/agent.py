@@ -41,8 +41,8 @@ from harness.base import programs
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
 from harness.cases import Catalogue
-from harness.host import leftovers, machine
-from harness.launch.wire import processes, trainjob
+from harness.host import doctor, machine
+from harness.launch.wire import evidence, trainjob
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token, server
 from harness.launch.wire.messages import Address, HowFar, LaunchSpec, Node, Share
 from harness.training.accelerator import driver_started
@@ -126,7 +126,7 @@ class Agent:
                 for world in self.worlds:
                     world.kill()
                 self.reporter.close()
-                processes.end()
+                evidence.end()
 
     def turn(self) -> bool:
         """Take what has come, then look after every world; whether the other end is still there."""
@@ -198,7 +198,7 @@ class Agent:
         """A world that is over: nothing of it stays but what its ranks left."""
         self.worlds.remove(world)
         if not self.worlds:  # whose an orphan is cannot be told
-            processes.end()
+            evidence.end()
         world.beats_file.unlink(missing_ok=True)  # a script may have removed the folder
         for copy in (*world.out.glob("work*"), *workplace.temporaries(world.out)):
             shutil.rmtree(copy, ignore_errors=True)  # what a script has left there
@@ -320,8 +320,8 @@ def main(argv: list[str]) -> int:
     if asked.parent:
         threads.die_with_parent(asked.parent, signal.SIGTERM)
     programs.own_folder()
-    processes.adopt()
-    leftovers.sweep()
+    evidence.adopt()
+    doctor.remove_leftovers()
     with contextlib.ExitStack() as stack:
         try:
             if asked.fd is not None:

@@ -17,7 +17,7 @@ from importlib import metadata
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError
 from harness.cases import CaseSpec
-from harness.host import cores, environment, facts, machine, power
+from harness.host import cores, environment, machine, nvml
 from harness.host.accelerators import Accelerators, torch_build
 from harness.host.doctor import examination
 from harness.record import Described
@@ -176,7 +176,7 @@ def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
                 f"needs {' and '.join(lacks)} where its ranks run: pip install {' '.join(lacks)}"
             )
             return to_doc(Described(unsupported=message))
-        if case.power_cap_w and (why := power.refusal(case.power_cap_w)):
+        if case.power_cap_w and (why := nvml.refused_power_cap(case.power_cap_w)):
             return to_doc(Described(unsupported=f"power_cap_w={case.power_cap_w}: {why}"))
         return to_doc(describe(loaded, case))
     except Exception as error:
@@ -202,7 +202,7 @@ def observed() -> dict[str, Json]:
             "machine": to_doc(machine.detect()),
             "software": machine.software(),
             "environment": environment.of_backends(),
-            "facts": facts.facts(),
+            "facts": machine.facts(),
             "near": [sorted(cpus) for cpus in cores.near_gpus()],
         }
     )

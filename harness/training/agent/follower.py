@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from harness.host import nvml, power
+from harness.host import nvml
 from harness.launch.wire.messages import LaunchSpec, Timed, readings_file
 from harness.training.observe import threads
 
@@ -58,7 +58,7 @@ class Follower:
 
     def _follow(self, file: Path, places: Collection[int]) -> None:
         every_s = EVERY_PROFILED_S if self._profiled else EVERY_S
-        with power.capped(places, self._cap_w):
+        with nvml.capped_power(places, self._cap_w):
             nvml.follow(file, places, every_s, _stopped, links=self._profiled)
 
     def ended(self) -> bool:

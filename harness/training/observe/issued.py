@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from harness.record import Issued
+from harness.record import CollectiveCount
 
 _BYTES = {
     "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2,
@@ -61,12 +61,12 @@ def mark(backend: str) -> int:
     return len(entries(backend))
 
 
-def since(position: int, backend: str) -> Mapping[str, Issued]:
+def since(position: int, backend: str) -> Mapping[str, CollectiveCount]:
     """Collectives issued after ``mark``: operation -> count and input bytes of this rank."""
     return _totals(entries(backend)[position:])
 
 
-def between(backend: str, begin_ns: int, end_ns: int) -> Mapping[str, Issued]:
+def between(backend: str, begin_ns: int, end_ns: int) -> Mapping[str, CollectiveCount]:
     """Totals the collectives of a time by the wall clock, among the entries that are kept."""
     return _totals(
         [entry for entry in entries(backend) if begin_ns <= entry["time_created_ns"] < end_ns]
@@ -121,7 +121,7 @@ def _payload(entry: dict[str, Any]) -> int:
     return sum(math.prod(size) * _BYTES[kind] for size, kind in zip(sizes, kinds, strict=False))
 
 
-def _totals(collectives: list[dict[str, Any]]) -> Mapping[str, Issued]:
+def _totals(collectives: list[dict[str, Any]]) -> Mapping[str, CollectiveCount]:
     totals: dict[str, tuple[int, int]] = {}
     for entry in collectives:
         name = name_of(entry)
@@ -129,4 +129,6 @@ def _totals(collectives: list[dict[str, Any]]) -> Mapping[str, Issued]:
             continue  # the other end's send
         count, seen = totals.get(name, (0, 0))
         totals[name] = (count + 1, seen + _payload(entry))
-    return {name: Issued(count=c, payload_bytes=b) for name, (c, b) in sorted(totals.items())}
+    return {
+        name: CollectiveCount(count=c, payload_bytes=b) for name, (c, b) in sorted(totals.items())
+    }

@@ -14,7 +14,7 @@ import torch
 from harness.training.observe.spans import span
 
 
-class Marked(NamedTuple):
+class EventTimer(NamedTuple):
     """One part of a step, between two events of a device."""
 
     step: int
@@ -25,7 +25,7 @@ class Marked(NamedTuple):
 
 #: Seconds by part, step by step; ranks of a world are processes of their own.
 _STEPS: list[dict[str, float]] = []
-_MARKED: list[Marked] = []
+_MARKED: list[EventTimer] = []
 _DEVICES: list[torch.device] = []
 
 
@@ -52,7 +52,7 @@ def lap(name: str) -> Iterator[None]:
         yield
     for first, last in marks:
         last.record()
-        _MARKED.append(Marked(step, name, first, last))
+        _MARKED.append(EventTimer(step, name, first, last))
     if _STEPS and not marks:
         _add(step, name, time.perf_counter() - began)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import process_time
 
-from harness.host import cgroup, machine, run_queue
-from harness.host.run_queue import RunQueue
+from harness.host import cores, machine
+from harness.host.cores import RunQueue
 from harness.training.observe import beside, sockets
 from harness.training.observe.stamps import Stamps
 
@@ -68,7 +68,7 @@ class Meter:
             kernel_s=end.kernel_s - before.kernel_s,
             own_s=end.own_s - before.own_s,
             cpu_s=end.cpu_s - before.cpu_s,
-            waited_s=run_queue.waited(before.queue, end.queue, end.cpu_s - before.cpu_s),
+            waited_s=cores.waited(before.queue, end.queue, end.cpu_s - before.cpu_s),
             busy_s=_since(before.busy_s, end.busy_s),
             throttled_s=_since(before.throttled_s, end.throttled_s),
             written_bytes=None
@@ -80,9 +80,9 @@ class Meter:
     def _now(self) -> MeterReading:
         kernel_s, own_s = self._stamps.with_clock(self._clock)
         return MeterReading(
-            queue=run_queue.read(),
+            queue=cores.read(),
             busy_s=machine.busy_s(self._cores),
-            throttled_s=cgroup.throttled_s(),
+            throttled_s=cores.throttled_s(),
             cpu_s=process_time() + beside.helpers_cpu_s(self._helpers()),
             kernel_s=kernel_s,
             own_s=own_s,

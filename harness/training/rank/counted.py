@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from harness.cases import CaseSpec
-from harness.record import Check, Expected, Issued, exchanges, headers
+from harness.record import Check, CollectiveCount, Expected, exchanges, headers
 from harness.training.context import Loaded, RankContext
 from harness.training.describe import expect, model_facts
 from harness.training.observe import issued, sockets
@@ -22,7 +22,7 @@ STEPS = 4
 class Seen(NamedTuple):
     """One step's collectives, and its bytes on this rank's sockets (None: not carried there)."""
 
-    issued: Mapping[str, Issued]
+    issued: Mapping[str, CollectiveCount]
     wire: sockets.Wire | None
 
 
@@ -71,12 +71,16 @@ def period(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> int:
     return steps
 
 
-def added(calls: Mapping[str, Issued], other: Mapping[str, Issued]) -> Mapping[str, Issued]:
+def added(
+    calls: Mapping[str, CollectiveCount], other: Mapping[str, CollectiveCount]
+) -> Mapping[str, CollectiveCount]:
     """Collectives of two steps together."""
-    none = Issued(count=0, payload_bytes=0)
+    none = CollectiveCount(count=0, payload_bytes=0)
     pairs = {key: (calls.get(key, none), other.get(key, none)) for key in {*calls, *other}}
     return {
-        name: Issued(count=a.count + b.count, payload_bytes=a.payload_bytes + b.payload_bytes)
+        name: CollectiveCount(
+            count=a.count + b.count, payload_bytes=a.payload_bytes + b.payload_bytes
+        )
         for name, (a, b) in pairs.items()
     }
 

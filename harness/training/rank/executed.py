@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from harness.base import digests
+from harness.base import files as digests
 from harness.training.rank.installed import is_installed
 
 #: Python's own files that execute what they are given, for whoever calls them.
@@ -51,13 +51,13 @@ def files() -> dict[Path, str]:
 def _note(event: str, args: tuple[Any, ...]) -> None:
     if event == "compile" and args[0] is not None:
         if by := _executing():
-            _add(by, str(args[1]), digests.of_bytes(_content(args[0])))
+            _add(by, str(args[1]), digests.digest_of_bytes(_content(args[0])))
     elif event == "exec":
         if by := _executing():
             _add(by, str(getattr(args[0], "co_filename", "")))
     elif event in ("marshal.loads", "code.__new__"):
         if by := _own.get(sys._getframe(1).f_code.co_filename, ""):
-            _add(by, "", digests.of_bytes(repr(args).encode()))
+            _add(by, "", digests.digest_of_bytes(repr(args).encode()))
     elif event == "ctypes.dlopen" and args[0] and _executing():
         _add("", str(args[0]))
 
@@ -85,7 +85,7 @@ def _executing() -> str:
 def _add(by: str, name: str, digest: str = "") -> None:
     """Notes a file where this is its text, else a text of the file that executes it."""
     path = Path(name).resolve()
-    if path.is_file() and digest in ("", of_path := digests.of_file(path)):
+    if path.is_file() and digest in ("", of_path := digests.digest_of_file(path)):
         if not is_installed(str(path.parent)):
             _own[str(path)] = str(path)
             _files.setdefault(path, of_path)

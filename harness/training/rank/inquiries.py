@@ -44,7 +44,7 @@ def _resolved(file: str) -> Path:
     return Path(file).resolve()
 
 
-class Inquiries:
+class WorldSizeQueries:
     """Who asked, as ``file.py:line``; ``allowed`` are files that may, ``model`` is none of them."""
 
     def __init__(self, model: str, allowed: Sequence[str]) -> None:
@@ -115,7 +115,9 @@ class Inquiries:
         return Check(name="model.knows_no_world", ok=not self.where, detail=detail)
 
 
-def inquiries(loaded: Loaded) -> Inquiries:
+def inquiries(loaded: Loaded) -> WorldSizeQueries:
     """Who asks for the world's size in a case: its strategy, codec and input may."""
     files = {kind: str(module.__file__) for kind, module in loaded.modules.items()}
-    return Inquiries(files["model"], [file for kind, file in files.items() if kind != "model"])
+    return WorldSizeQueries(
+        files["model"], [file for kind, file in files.items() if kind != "model"]
+    )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.base import modules
+from harness.base import programs
 from harness.cases import CaseSpec, Dim, Supports
 from harness.cases.heads import facts, read_head
 from harness.launch.wire.messages import LaunchSpec
@@ -56,7 +56,7 @@ def _supports(spec: LaunchSpec) -> Supports | None:
     if file.endswith(".py"):
         _, head = read_head(Path(file))
         return facts(Supports, head["SUPPORTS"], file)
-    return facts(Supports, modules.load(file).SUPPORTS, file)
+    return facts(Supports, programs.load_module(file).SUPPORTS, file)
 
 
 def _in_pairs(case: CaseSpec, supports: Supports | None) -> bool:

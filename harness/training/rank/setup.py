@@ -20,9 +20,9 @@ from torch import Tensor
 from harness.cases import CaseSpec, Device, Dim, Mesh, StandIn
 from harness.host import cores
 from harness.host.environment import names_interface
-from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.evidence import Beats, Phase
 from harness.launch.wire.messages import LaunchSpec, Script
-from harness.record import RankRecord, WhatRan
+from harness.record import ExecutedModel, RankRecord
 from harness.record.store import Samples
 from harness.training.accelerator import Accelerator, numbered
 from harness.training.context import Loaded, RankContext, make_batch, within
@@ -54,7 +54,7 @@ class RankPlace:
     store: Callable[[], dist.Store]
 
 
-class Laps:
+class StartupTimes:
     """Where a rank's time goes before its first step, in s by phase."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Rank:
     out: Path
     accelerator: Accelerator
     meet: Barrier
-    lap: Laps
+    lap: StartupTimes
     tuned_threads: int
     known_modules: frozenset[str]
     shared: frozenset[str]
@@ -150,7 +150,7 @@ class Rank:
 
     def record(
         self,
-        ran: WhatRan,
+        ran: ExecutedModel,
         memory: Memory,
         measured: Measured | None = None,
         samples: Samples | None = None,
@@ -220,7 +220,7 @@ def set_up(
 
     ``prepare`` is the task's own, before there is a process group.
     """
-    lap = Laps()
+    lap = StartupTimes()
     case = spec.case
     folder = Path(spec.out)
     known = frozenset(sys.modules)

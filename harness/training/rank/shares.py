@@ -45,32 +45,34 @@ class Fit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sums:
+class GradientSums:
     """Folded sums over steps: of this rank's gradients, and of what all ranks were given."""
 
     of_rank: Tensor
     made: Tensor
     steps: int = 1
 
-    def __add__(self, other: Self) -> "Sums":
-        return Sums(self.of_rank + other.of_rank, self.made + other.made, self.steps + other.steps)
+    def __add__(self, other: Self) -> "GradientSums":
+        return GradientSums(
+            self.of_rank + other.of_rank, self.made + other.made, self.steps + other.steps
+        )
 
 
-class Shares:
+class CodecShares:
     """Looks at a block of steps at a time, and at all of them; all ranks call it."""
 
     def __init__(self, ctx: RankContext) -> None:
         self._ctx = ctx
         self._signs = torch.zeros(0)
-        self._block: Sums | None = None
-        self._all: Sums | None = None
+        self._block: GradientSums | None = None
+        self._all: GradientSums | None = None
         self._silent = self._longest = 0
         self.blocks: list[Fit] = []
         self._of_parts: list[tuple[Fit, str]] = []
 
     def add(self, of_rank: Sequence[Tensor], made: Sequence[Tensor]) -> None:
         """A step's gradients of this rank, and what all ranks were given."""
-        step = Sums(self._folded(of_rank), self._folded(made))
+        step = GradientSums(self._folded(of_rank), self._folded(made))
         self._all = self._all + step if self._all else step
         self._block = self._block + step if self._block else step
         if self._block.steps == BLOCK:
@@ -103,7 +105,7 @@ class Shares:
             fit = self._fitted(theirs, handed_on)
             self._of_parts.append((fit, f"in part {number + 1} of {PARTS} {when}"))
 
-    def _gathered(self, sums: Sums) -> tuple[Tensor, Tensor]:
+    def _gathered(self, sums: GradientSums) -> tuple[Tensor, Tensor]:
         """All ranks' sums (ranks, numbers), and what was made of them (numbers)."""
         sums_of_ranks = [torch.zeros_like(sums.of_rank) for _ in range(self._ctx.world_size)]
         dist.all_gather(sums_of_ranks, sums.of_rank)

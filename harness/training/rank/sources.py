@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from harness.base import digests
+from harness.base import files as digests
 from harness.host import copies
 from harness.training.rank import executed
 from harness.training.rank.installed import is_installed
@@ -57,7 +57,7 @@ def of_copy(home: Path) -> dict[str, str]:
             for entry in copies.entries(home, results)
             if entry.name.suffix == ".py" and not entry.link
         ]
-    return kept | {str(path.relative_to(home)): digests.of_file(path) for path in originals}
+    return kept | {str(path.relative_to(home)): digests.digest_of_file(path) for path in originals}
 
 
 def _written_at(path: Path) -> int:
@@ -76,7 +76,7 @@ def _executed() -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"scaleproof": digests.of_package(), "torch": str(torch.__version__)}
+    versions = {"scaleproof": digests.digest_of_package(), "torch": str(torch.__version__)}
     if torch.cuda.is_initialized():
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return versions
@@ -136,7 +136,7 @@ def _user_files() -> dict[str, str]:
 
 
 def _digests(paths: Iterable[Path]) -> dict[str, str]:
-    return {_named(path): digests.of_file(path) for path in paths}
+    return {_named(path): digests.digest_of_file(path) for path in paths}
 
 
 def _named(path: Path) -> str:

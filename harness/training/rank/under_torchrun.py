@@ -14,8 +14,8 @@ from torch.distributed.distributed_c10d import rendezvous
 from harness.base import programs
 from harness.base.documents import from_doc
 from harness.host import cores
-from harness.launch.wire import processes
-from harness.launch.wire.beats import Beats
+from harness.launch.wire import evidence
+from harness.launch.wire.evidence import Beats
 from harness.launch.wire.messages import LaunchSpec
 from harness.training.rank.rank import leave, run_rank
 from harness.training.rank.setup import RankPlace, cpus_of
@@ -31,7 +31,7 @@ def main() -> None:
     """Read the place from torchrun's environment and do the launch."""
     os.environ.pop("PYTHONSAFEPATH", None)  # no script's is it
     programs.own_folder()
-    program = int(os.environ[processes.FAMILY].partition("-")[0])
+    program = int(os.environ[evidence.FAMILY].partition("-")[0])
     if os.getppid() in (1, program):  # torchrun is gone already: nobody waits for this rank
         leave(1)
     spec = from_doc(LaunchSpec, json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -11,7 +11,7 @@ from harness.record.store import write_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Badge:
+class RankIdentity:
     """``beats`` is the file of heartbeats, ``host`` and ``port`` where all ranks meet."""
 
     spec: LaunchSpec
@@ -31,9 +31,9 @@ def path_of(out: Path, rank: int) -> Path:
     return out / f"badge{rank}.json"
 
 
-def write(badge: Badge) -> None:
+def write(badge: RankIdentity) -> None:
     write_text(path_of(Path(badge.spec.out), badge.rank), json.dumps(to_doc(badge)))
 
 
-def read(path: Path) -> Badge:
-    return from_doc(Badge, json.loads(path.read_text(encoding="utf-8")))
+def read(path: Path) -> RankIdentity:
+    return from_doc(RankIdentity, json.loads(path.read_text(encoding="utf-8")))

@@ -19,15 +19,15 @@ from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
 from harness.cases import Fault
 from harness.cases.script import ScriptCommand
-from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.evidence import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, Script
-from harness.record import Issued, RankRecord, Watched, WhatRan
+from harness.record import CollectiveCount, ExecutedModel, RankRecord, ScriptObservations
 from harness.record.store import Samples, write_text
 from harness.training.accelerator import Accelerator
 from harness.training.observe import beside, issued, plain
 from harness.training.observe.intake import digest, padded
 from harness.training.rank.barrier import Barrier
-from harness.training.rank.setup import Laps, Rank, RankPlace, device_of
+from harness.training.rank.setup import Rank, RankPlace, StartupTimes, device_of
 from harness.training.rank.window import Measured
 from harness.training.script import inside, process, shards, workplace
 from harness.training.script.journal import Journal
@@ -57,7 +57,7 @@ def rank_of(spec: LaunchSpec, place: RankPlace, beats: Beats, store: dist.Store)
         out=Path(spec.out),
         accelerator=accelerator,
         meet=Barrier(store, place.rank, place.world_size, communicate=False),
-        lap=Laps(),
+        lap=StartupTimes(),
         tuned_threads=0,
         known_modules=frozenset(sys.modules),
         shared=beside.shared_memory(),
@@ -212,10 +212,10 @@ def _samples(watch: Watch) -> Samples:
     )
 
 
-def ran_by(watch: Watch) -> WhatRan:
+def ran_by(watch: Watch) -> ExecutedModel:
     """The first root, and what it returned."""
     roots = tuple(watch.hooks.roots.values())
-    return WhatRan(module=_name(roots[0]) if roots else "", compute_dtype=watch.dtype)
+    return ExecutedModel(module=_name(roots[0]) if roots else "", compute_dtype=watch.dtype)
 
 
 def _replicas(watch: Watch) -> tuple[Digests, Digests]:
@@ -230,7 +230,7 @@ def _replicas(watch: Watch) -> tuple[Digests, Digests]:
     return watch.began, ended
 
 
-def watched_by(watch: Watch, began: Digests, ended: Digests) -> Watched:
+def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservations:
     """The observations of the hooks; the collectives are those of the last step."""
     edges = watch.edges()
     last = edges[-2], edges[-1]
@@ -248,7 +248,7 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> Watched:
     trained = [p for p in watch.parameters() if p.requires_grad or id(p) in watch.graded]
     trained_bytes = shards.bytes_of(roots, trained)
     work = watch.work if _is_usual(watch, edges[-1]) else None
-    return Watched(
+    return ScriptObservations(
         world_size=dist.get_world_size() if grouped else 1,
         backend=dist.get_backend() if grouped else "",
         optimizers=tuple(
@@ -363,7 +363,7 @@ class Exchanged:
     while others did.
     """
 
-    collectives: dict[str, Issued] = field(default_factory=dict)
+    collectives: dict[str, CollectiveCount] = field(default_factory=dict)
     small: int = 0
     in_forwards: int = 0
     reduced: int = 0

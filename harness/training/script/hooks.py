@@ -28,7 +28,7 @@ from harness.training.script import inside, samples
 from harness.training.script.flops import compiled
 from harness.training.script.loaders import Loaders
 from harness.training.script.prepared import Preparation, put
-from harness.training.script.samples import Arrived
+from harness.training.script.samples import BatchLayout
 from harness.training.script.startup import write_guard
 
 
@@ -42,7 +42,7 @@ class Observer(Protocol):
         """A loader hands out a batch of so many samples; 0 where nobody knows."""
 
     def called(
-        self, key: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, key: int, what: BatchLayout, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """A root got samples of its own, and not once more within one optimizer step."""
 
@@ -410,7 +410,7 @@ class Hooks:
 
     def _arriving(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Arrived | None:
+    ) -> BatchLayout | None:
         """The samples that a call of a root brings; None where it goes on with another one's."""
         goes_on = id(module) not in self._sampled and samples.continues(args, kwargs)
         if goes_on and self._sampled:

@@ -23,8 +23,8 @@ from harness.training.observe import plain
 from harness.training.observe.intake import digest
 from harness.training.script import inside
 from harness.training.script.hooks import Hooks
-from harness.training.script.samples import ELEMENTS, Arrived, Rows, inputs, tensors, trains
-from harness.training.script.sentences import Sentences
+from harness.training.script.samples import ELEMENTS, BatchLayout, Rows, inputs, tensors, trains
+from harness.training.script.sentences import StepSequence
 from harness.training.script.sketches import sketch
 
 _LOSSES = 1024
@@ -58,7 +58,7 @@ class Observed:
 
     def forget(self) -> None:
         """Forgets what was seen so far."""
-        self.sentences = Sentences()
+        self.sentences = StepSequence()
         self.looking = True  # whether this sentence's samples are told apart, not only counted
         self.ahead_s: dict[int, float] = {}  # time before backward passes, by sentence
         #: The last forward passes: of which root, from, to.
@@ -121,7 +121,7 @@ class Observed:
         return sums
 
     def called(
-        self, key: int, what: Arrived, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, key: int, what: BatchLayout, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         sentence = len(self.sentences.words)
         of_root = self.rows.get(key) or self.rows.setdefault(key, Rows())

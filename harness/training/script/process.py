@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from harness.base import programs
 from harness.base.errors import LaunchError
-from harness.cases import foreign, typed
+from harness.cases import typed
 from harness.cases.script import ScriptCommand, parse
 from harness.host import secrets
 from harness.launch.wire.messages import Break, LaunchSpec, Script
@@ -130,7 +130,7 @@ def variables(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> Mappi
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": str(len(place.cpus)),
     }
-    others = {name: of for places_of in foreign.PLACES.values() for name, of in places_of.items()}
+    others = {name: of for places_of in typed.PLACES.values() for name, of in places_of.items()}
     return places | {name: places[of] for name, of in others.items() if name in os.environ}
 
 

@@ -29,22 +29,21 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from harness.base import digests, programs
+from harness.base import files, programs
 from harness.base.documents import to_doc
 from harness.cases import CaseSpec, Device, Mode
 from harness.cases.case import BY_ITSELF, SCRIPT
 from harness.cases.script import accepted
 from harness.host import secrets
-from harness.launch.wire import recorded
-from harness.launch.wire.beats import Beats
-from harness.launch.wire.messages import LaunchSpec, Script
-from harness.launch.wire.recorded import Recorded
+from harness.launch.wire import messages
+from harness.launch.wire.evidence import Beats
+from harness.launch.wire.messages import LaunchSpec, Recorded, Script
 from harness.record import RankRecord
 from harness.record.store import write_text
 from harness.training.accelerator import Accelerator, numbered
 from harness.training.observe import beside, issued
 from harness.training.rank.barrier import Barrier
-from harness.training.rank.setup import Laps, Rank, RankPlace
+from harness.training.rank.setup import Rank, RankPlace, StartupTimes
 from harness.training.script.evidence import document_of, ended_early
 from harness.training.script.prepared import Preparation
 from harness.training.script.region import region
@@ -170,7 +169,7 @@ class Recording:
             out=self._out,
             accelerator=Accelerator(_device()),
             meet=Barrier(store, 0, 1, communicate=False),
-            lap=Laps(),
+            lap=StartupTimes(),
             tuned_threads=0,
             known_modules=frozenset(sys.modules),
             shared=beside.shared_memory(),
@@ -264,7 +263,7 @@ class Recording:
             argv=_typed(),
             missing={str(rank): why for rank, why in missing.items()},
         )
-        write_text(self._out / recorded.FILE, json.dumps(to_doc(document)))
+        write_text(self._out / messages.FILE, json.dumps(to_doc(document)))
         env = {**os.environ, "PYTHONPATH": _with_ours(os.environ.get("PYTHONPATH", ""))}
         words = [sys.executable, *programs.MODULE, programs.RECORDER, str(self._out)]
         try:
@@ -376,7 +375,7 @@ def _typed() -> tuple[str, ...]:
 def _source() -> str:
     """16 hex digits of the sha256 of this program's file; empty in a notebook."""
     file = _main_file()
-    return digests.of_file(file) if file is not None else ""
+    return files.digest_of_file(file) if file is not None else ""
 
 
 def _with_ours(path: str) -> str:

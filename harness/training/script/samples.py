@@ -103,7 +103,7 @@ def continues(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)  # made in every step: a frozen one takes ten times as long
-class Arrived:
+class BatchLayout:
     """The samples that a module is called with: how many, and how they lie in its arguments.
 
     They are rows of tensors, elements of a list (``listed``), columns, where time comes first
@@ -128,7 +128,7 @@ def arrived(
     late: bool = False,
     batches: Collection[Graphs] = (),
     made: bool = False,
-) -> Arrived | None:
+) -> BatchLayout | None:
     """The samples that arrive with a call, if loaders have handed out batches of these ``sizes``
     last, and these ``batches`` of graphs.
 
@@ -142,7 +142,7 @@ def arrived(
     if first is None:
         return None
     if first.is_nested:
-        return Arrived(count=first.size(0), elements=first.numel())
+        return BatchLayout(count=first.size(0), elements=first.numel())
     first = plain.local(first)
     elements = first.numel()
     given = args[0] if args else next(iter(kwargs.values()), None)
@@ -153,20 +153,20 @@ def arrived(
     whole = None if isinstance(given, Tensor) else graphs(given)
     for of_graphs in batches if whole is None else [whole]:
         if (of_nodes := nodes(_of_call(args, kwargs), of_graphs)) is not None:
-            return Arrived(count=of_graphs.count, elements=of_nodes.numel(), graphs=of_graphs)
+            return BatchLayout(count=of_graphs.count, elements=of_nodes.numel(), graphs=of_graphs)
     if columns and not known and (late or _has_lengths(tensors(args, kwargs), rows, columns)):
-        return Arrived(count=columns, elements=elements, late=True)
+        return BatchLayout(count=columns, elements=elements, late=True)
     within = given is not first and _is_opaque(given) and next(tensors(args, kwargs), None) is None
     if within and rows not in known:
         kind = type(given).__name__
         shape = _shape(first)
-        return Arrived(unclear=f"nobody knows if each row of {shape} in a {kind} is a sample")
+        return BatchLayout(unclear=f"nobody knows if each row of {shape} in a {kind} is a sample")
     if not known or rows in known or columns not in known:
-        return Arrived(count=rows, elements=elements)
+        return BatchLayout(count=rows, elements=elements)
     size = columns
     if rows % size and size % rows:
-        return Arrived(count=size, elements=elements, late=True)
-    return Arrived(
+        return BatchLayout(count=size, elements=elements, late=True)
+    return BatchLayout(
         unclear=f"a batch of {size} reaches the model as {_shape(first)}: which side is it"
     )
 
@@ -180,7 +180,7 @@ def _has_lengths(others: Iterator[Tensor], rows: int, columns: int) -> bool:
     return rows != columns and columns in sizes and rows not in sizes
 
 
-def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]) -> Arrived:
+def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]) -> BatchLayout:
     """A list is a batch of samples, or the inputs of one batch."""
     many = len(given)
     firsts = [first for x in given if (first := next(tensors(x), None)) is not None]
@@ -188,31 +188,33 @@ def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]
     if any(isinstance(x, Mapping) for x in given):
         rows = {len(first) for first in firsts}
         if len(rows) == 1 and rows <= set(known) and many not in known:
-            return Arrived(count=rows.pop(), elements=elements)  # sides of pairs, say
-        return Arrived(count=many, elements=elements, listed=True)
+            return BatchLayout(count=rows.pop(), elements=elements)  # sides of pairs, say
+        return BatchLayout(count=many, elements=elements, listed=True)
     parts = [x for x in given if isinstance(x, Tensor) and x.dim()]
     heads = {len(part) for part in parts}
     if not parts and many in known:
-        return Arrived(count=many, listed=True)
+        return BatchLayout(count=many, listed=True)
     if not parts:
         kind = type(given[0]).__name__
-        return Arrived(unclear=f"the model gets a list of {many} of {kind}: samples, or inputs")
+        return BatchLayout(unclear=f"the model gets a list of {many} of {kind}: samples, or inputs")
     if heads <= set(known):
-        return Arrived(count=len(parts[0]), elements=elements)
+        return BatchLayout(count=len(parts[0]), elements=elements)
     beside = any(isinstance(other, list | tuple) and len(other) == many for other in others)
     if many in known or (len(heads) > 1 and len(parts) == many) or (beside and not known):
-        return Arrived(count=many, elements=elements, listed=True)
+        return BatchLayout(count=many, elements=elements, listed=True)
     if isinstance(given, tuple) and len(heads) == 1 and not known:
-        return Arrived(count=len(parts[0]), elements=elements)
+        return BatchLayout(count=len(parts[0]), elements=elements)
     shape = _shape(parts[0])
-    return Arrived(unclear=f"the model gets a list of {many} tensors {shape}: samples, or inputs")
+    return BatchLayout(
+        unclear=f"the model gets a list of {many} tensors {shape}: samples, or inputs"
+    )
 
 
 def _shape(tensor: Tensor) -> str:
     return f"({', '.join(map(str, tensor.shape))})"
 
 
-def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: Arrived) -> Sequence[Tensor]:
+def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: BatchLayout) -> Sequence[Tensor]:
     """The inputs that tell the samples of a call apart, one row each: its first tensor, and what
     else has its rows.
 
@@ -284,7 +286,7 @@ class Rows:
         """Whether rows of some batches are larger than those of others."""
         return self._least < RAGGED * self._most
 
-    def count(self, sentence: int, arrived: Arrived) -> None:
+    def count(self, sentence: int, arrived: BatchLayout) -> None:
         """So many rows came."""
         self._came[sentence] = self._came.get(sentence, 0) + arrived.count
         self._passes[sentence] = self._passes.get(sentence, 0) + 1

@@ -18,7 +18,7 @@ class Word:
     optimizers: frozenset[int]
 
 
-class Sentences:
+class StepSequence:
     """Told of every pass and every optimizer step, in their order."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from harness.host import copies, leftovers
+from harness.host import copies, doctor
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.training.script.startup.write_guard import WRITABLE
 
@@ -82,6 +82,6 @@ def prepare(spec: LaunchSpec, node: int) -> None:
     folder = of(spec, node)
     assert isinstance(task, Break | Script)
     if isinstance(task, Script) and task.clean:
-        leftovers.remove(folder, task.clean)
+        doctor.remove_paths(folder, task.clean)
     elif not (isinstance(task, Break) and folder.is_dir()):  # a resumed one finds what was saved
         copies.copy(Path(task.folder), folder, folder.parent, task.data)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.cases import Batching, CaseSpec
-from harness.record import Expected, ModelFacts, WhatRan
+from harness.record import ExecutedModel, Expected, ModelFacts
 from harness.training.context import Compressor, Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.hooks import Late, restore, state_of
@@ -81,7 +81,7 @@ class CompressedTrainer(LocalTrainer):
         laps.begin(self.ctx.device)
         return super().step(batch)
 
-    def ran(self) -> WhatRan:
+    def ran(self) -> ExecutedModel:
         """DDP's observation, and the hook's."""
         return replace(super().ran(), compressor=self.compressor, codec_s=laps.medians())
 

@@ -15,7 +15,7 @@ from torch.distributed import autograd, rpc
 from torch.distributed.rpc import api, backend_registry
 
 from harness.cases import Batching, CaseSpec
-from harness.record import Expected, ModelFacts, WhatRan
+from harness.record import ExecutedModel, Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer
@@ -184,7 +184,7 @@ class ServedTrainer(OuterTrainer):
 
     rule: Worker
 
-    def ran(self) -> WhatRan:
+    def ran(self) -> ExecutedModel:
         return replace(super().ran(), staleness=self.rule.staleness)
 
 

@@ -9,7 +9,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 from harness.cases import Batching, CaseSpec, Compiled, Dim
-from harness.record import Category, Expected, ModelFacts, WhatRan
+from harness.record import Category, ExecutedModel, Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span
@@ -218,9 +218,9 @@ class PipelineTrainer:
         for name, parameter in self.named():
             yield name, samples.whole(parameter.detach())
 
-    def ran(self) -> WhatRan:
+    def ran(self) -> ExecutedModel:
         """The schedule's class and what these stages hold."""
-        return WhatRan(
+        return ExecutedModel(
             module=type(self.stages[0]).__name__,
             placements=tuple(
                 f"stage {stage.stage_index}: {', '.join(name for name, _ in part.named_children())}"

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from harness.analysis.judging.conclusion import conclude
 from harness.analysis.judging.judge import judge
 from harness.analysis.judging.question import Conclusion, Question
-from harness.analysis.judging.tilts import Tilt
+from harness.analysis.judging.tilts import Bias
 from harness.cases import BoundSource, Form, Threshold
 from harness.cases.rules import Waiver
 from harness.record import HALVES_SINCE, Reason, RunRecord, Status
@@ -49,8 +49,8 @@ def waived(run: RunRecord, days: int) -> Threshold:
         (question(GOOD, claimed="nobody counted it"), Status.RECORDED, Reason.PROVISIONAL),
         (question(GOOD, impossible="no link is that fast"), Status.ERROR, Reason.IMPLAUSIBLE),
         (question(GOOD, perfect=0.5), Status.ERROR, Reason.IMPLAUSIBLE),
-        (question(GOOD, tilts=(Tilt(factor=0.6, why="load"),)), Status.INCONCLUSIVE, None),
-        (question(GOOD, tilts=(Tilt(factor=0.99, why="load"),)), Status.PASS, Reason.MET),
+        (question(GOOD, tilts=(Bias(factor=0.6, why="load"),)), Status.INCONCLUSIVE, None),
+        (question(GOOD, tilts=(Bias(factor=0.99, why="load"),)), Status.PASS, Reason.MET),
         (question(BAD), Status.INCONCLUSIVE, Reason.UNCONFIRMED),
         (question(BAD, again=BAD), Status.FAIL, Reason.NOT_MET),
         (question(BAD, again=GOOD), Status.INCONCLUSIVE, Reason.DISAGREE),
@@ -104,7 +104,7 @@ def test_nothing_makes_a_pass_of_what_the_judge_does_not_pass(
     claimed: str,
     days: int | None,
 ) -> None:
-    tilts = (Tilt(factor=factor, why="load"),)
+    tilts = (Bias(factor=factor, why="load"),)
     asked = question(
         first, again=again, tilts=tilts, obstacle=obstacle, doubt=doubt, claimed=claimed
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from harness.analysis.judging.evidence import Evidence
+from harness.analysis.judging.evidence import ContrastData
 from harness.record import Purpose, RunRecord
 
 
-def every(run: RunRecord) -> list[Evidence]:
-    return [Evidence.of(run, plan, c) for plan in run.plans for c in plan.contrasts]
+def every(run: RunRecord) -> list[ContrastData]:
+    return [ContrastData.of(run, plan, c) for plan in run.plans for c in plan.contrasts]
 
 
 def test_it_has_the_launches_of_its_arms_alone(main_job: RunRecord) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.judging.claimed import claimed
-from harness.analysis.judging.evidence import Evidence
+from harness.analysis.judging.evidence import ContrastData
 from harness.analysis.judging.obstacles import gate_failure
 from harness.analysis.judging.verdicts import verdicts
 from harness.analysis.samples import figures
@@ -305,8 +305,8 @@ def test_a_strategys_own_ideal_passes_nothing(sample_run: RunRecord) -> None:
     efficiency = next(c for c in plan.contrasts if c.name == SUBJECT)
     of_schedule = next(n for n, m in metrics.METRICS.items() if m.of_schedule)
     contrast = dataclasses.replace(efficiency, metric=of_schedule)
-    assert "own files" in claimed(Evidence.of(run, plan, contrast))
-    assert claimed(Evidence.of(run, plan, efficiency)) == ""
+    assert "own files" in claimed(ContrastData.of(run, plan, contrast))
+    assert claimed(ContrastData.of(run, plan, efficiency)) == ""
 
 
 @pytest.mark.parametrize("purpose", [Purpose.GATE, Purpose.REFERENCE, Purpose.TIMED])

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis.judging.series import link_bps
-from harness.host import hardware
+from harness.host import devices
 from harness.host.fabric import LinkClass, MachineFabric, Network
 
-H100 = hardware.parse("2x8xh100").machine
-MI300X = hardware.parse("8xmi300x").machine
+H100 = devices.parse("2x8xh100").machine
+MI300X = devices.parse("8xmi300x").machine
 
 
 def joined(link: LinkClass, gb_s: float = 0.0, gbit_s: float = 3200.0) -> MachineFabric:

@@ -9,7 +9,7 @@ from hypothesis import assume, example, given, strategies as st
 from harness.analysis.judging.judge import judge
 from harness.analysis.judging.promise import more_pairs
 from harness.analysis.judging.question import Conclusion, Question
-from harness.analysis.judging.tilts import Tilt
+from harness.analysis.judging.tilts import Bias
 from harness.cases import BoundSource, Form, Threshold
 from harness.record import Reason, Status
 
@@ -19,7 +19,7 @@ RULE = Threshold(
 
 
 def asked(values: tuple[float, ...], *factors: float) -> Question:
-    tilts = tuple(Tilt(factor=factor, why="load") for factor in factors)
+    tilts = tuple(Bias(factor=factor, why="load") for factor in factors)
     return Question(
         name="a", case="a", metric=RULE.metric, against="other", first=values, tilts=tilts
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.host import cgroup
+from harness.host import cores
 from harness.record import Reason, RunRecord, Status
 from tests.editing import bound, confirm, even, judged, timed
 
@@ -219,5 +219,5 @@ def test_quotas_are_read_in_both_layouts(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
     (tmp_path / "own").write_text(message + "\n")
-    assert cgroup.quota_cpus(tmp_path / "root", tmp_path / "own") == cpus
-    assert cgroup.throttled_s(tmp_path / "root", tmp_path / "own") == held
+    assert cores.quota_cpus(tmp_path / "root", tmp_path / "own") == cpus
+    assert cores.throttled_s(tmp_path / "root", tmp_path / "own") == held

@@ -14,16 +14,16 @@ from harness.analysis.samples.script import (
     shards,
 )
 from harness.interface.report.script.checks import _replicas
-from harness.record import Issued, Watched
+from harness.record import CollectiveCount, ScriptObservations
 
 BYTES = 1_000_000
 
 
-def seen(times: float, updates: int, passes: int) -> Watched:
-    return Watched(
+def seen(times: float, updates: int, passes: int) -> ScriptObservations:
+    return ScriptObservations(
         world_size=2, backend="gloo", optimizers=("Adam",) * updates, backwards=passes, regular=True,
         even=True, roots={}, start="", first="", sharded=False, parameter_bytes=BYTES,
-        collectives={"all_reduce": Issued(count=1, payload_bytes=round(times * BYTES))},
+        collectives={"all_reduce": CollectiveCount(count=1, payload_bytes=round(times * BYTES))},
     )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def test_shards_that_are_exchanged_as_needed_are_said_to_be(gathers: int, *, sai
         seen(0.0, 1, 1),
         sharded=True,
         parallel=True,
-        collectives={"all_gather": Issued(count=1, payload_bytes=gathers * BYTES // 2)},
+        collectives={"all_gather": CollectiveCount(count=1, payload_bytes=gathers * BYTES // 2)},
     )
     listed = [what for what, _ in _replicas([sharded])]
     assert ("shards exchanged as often as needed" in listed) is said
@@ -105,7 +105,7 @@ def test_shards_that_are_exchanged_as_needed_are_said_to_be(gathers: int, *, sai
 def test_tables_that_ranks_swap_are_parts_though_they_begin_alike() -> None:
     """DLRM: every rank is given the whole batch, has tables of its own, and one seed makes these."""
     cut = replace(seen(1.0, 1, 1), cut=True, sharded=True)
-    swapped = {**cut.collectives, "all_to_all": Issued(count=2, payload_bytes=32_768)}
+    swapped = {**cut.collectives, "all_to_all": CollectiveCount(count=2, payload_bytes=32_768)}
     assert _in_parts([replace(cut, collectives=swapped)] * 2)
     assert not _in_parts([cut] * 2), "a batch that nobody shares out"
 

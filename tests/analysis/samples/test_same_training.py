@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis.samples.same_training import may_be_ragged, norms_over, unlike
 from harness.cases import CaseSpec, Mode
-from harness.record import LaunchRecord, Purpose, RunRecord, Watched
+from harness.record import LaunchRecord, Purpose, RunRecord, ScriptObservations
 
 
 def test_ragged_batches_of_a_short_window_are_looked_at_again() -> None:
@@ -19,7 +19,7 @@ def test_ragged_batches_of_a_short_window_are_looked_at_again() -> None:
     assert not may_be_ragged(asked) and not may_be_ragged("optimizers: SGD steps here")
 
 
-SEEN = Watched(
+SEEN = ScriptObservations(
     world_size=1, backend="gloo", optimizers=("AdamW",), backwards=1, regular=True, even=True,
     roots={"net": 32}, start="s", first="0", sharded=False, parameter_bytes=4, collectives={},
     source="f", flops=1e6, whole=0, parallel=True,

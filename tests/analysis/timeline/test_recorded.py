@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.timeline.close import Closed, close
+from harness.analysis.timeline.close import ReconciledBudget, close
 from harness.analysis.timeline.reader import Trace, read
 from harness.analysis.timeline.sorting import lanes
 from harness.analysis.timeline.views import merge
@@ -24,7 +24,7 @@ def traces_of(family: str) -> list[Trace]:
     return [read(HERE / f"{family}-rank{r}.json.gz") for r in (0, 1)]
 
 
-def closed_of(traces: list[Trace]) -> Closed:
+def closed_of(traces: list[Trace]) -> ReconciledBudget:
     return close([lanes(t) for t in traces])
 
 

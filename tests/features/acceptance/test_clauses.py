@@ -21,7 +21,7 @@ from harness.features.acceptance.handover import handover
 from harness.host.machine import detect
 from harness.interface.cli.main import main
 from harness.record import Purpose, RunRecord, Status
-from harness.record.recovery import Mark, Played, Sitting
+from harness.record.recovery import FaultedTraining, Mark, TrainingAttempt
 
 TODAY = datetime.date(2026, 11, 26)
 EXAMPLES = Path(__file__).parents[3] / "examples" / "contracts"
@@ -261,14 +261,14 @@ def test_a_training_that_waits_is_no_evidence_of_goodput(
     """Nor one of more ranks than there are cores: neither is in the plans that others look at."""
     contract = load_contract(shipped()["goodput"])
     marks = tuple((Mark.STEP, n, n * 10**9) for n in range(1, 5))
-    sitting = Sitting(began_ns=0, marks=((Mark.READY, 0, 1), *marks))
+    sitting = TrainingAttempt(began_ns=0, marks=((Mark.READY, 0, 1), *marks))
     for case, world, apart in (
         ("ddp/decoder-nano/weak@2cpu", 2, False),
         ("ddp/paced-small/weak@2cpu", 2, True),
         ("ddp/decoder-nano/weak@64cpu", 64, True),
         ("ddp/forgotten-nano/weak@2cpu", 2, True),
     ):
-        play = Played(
+        play = FaultedTraining(
             case=case, world_size=world, steps=4, every=2, mtbf_s=9.0, seed=0, sittings=(sitting,)
         )
         evidence = clauses.judged(contract, [replace(sample_run, played=(play,) * 4)], [])

@@ -31,7 +31,14 @@ from harness.features.foresight.terms import UNKNOWNS, ForeseenTerm, facts, seco
 from harness.features.foresight.verbs import predict as verb
 from harness.interface.cli.main import main
 from harness.interface.report.page.page import render
-from harness.record import Described, Expected, Issued, Purpose, RunRecord, Watched
+from harness.record import (
+    CollectiveCount,
+    Described,
+    Expected,
+    Purpose,
+    RunRecord,
+    ScriptObservations,
+)
 from harness.record.fabric import Row
 from harness.record.store import load
 
@@ -310,8 +317,10 @@ def test_a_script_is_foreseen_by_what_was_watched_of_it(run: RunRecord) -> None:
     )
 
     def rung(ranks: int, step_s: float) -> MeasuredRung:
-        seen = {} if ranks == 1 else {"all_reduce": Issued(count=3, payload_bytes=12_000_000)}
-        watched = Watched(
+        seen = (
+            {} if ranks == 1 else {"all_reduce": CollectiveCount(count=3, payload_bytes=12_000_000)}
+        )
+        watched = ScriptObservations(
             world_size=ranks, backend="gloo", optimizers=("SGD",), backwards=2, regular=True,
             even=True, roots={}, start="", first="", sharded=False, parameter_bytes=12_000_000,
             collectives=seen,

@@ -21,7 +21,7 @@ from harness.features.foresight.possible import (
     unsaid,
     without_plan,
 )
-from harness.host import hardware
+from harness.host import devices
 from harness.interface.cli.main import main
 from harness.record import Described, Expected, ModelFacts
 
@@ -64,7 +64,7 @@ def found(at_least: float, network: float, memory: int = 1, **more: Any) -> Poss
     fabric = Fabric(per_node=8, intra_bytes_per_s=450e9, inter_bytes_per_s=network)
     peaks = {"float32": 67e12, "bfloat16": 989e12}
     site = FabricSite(
-        machine=hardware.parse("8x8xh100").machine, fabric=fabric, peaks=peaks, beliefs={}
+        machine=devices.parse("8x8xh100").machine, fabric=fabric, peaks=peaks, beliefs={}
     )
     description = described(made, memory)
     (possibility,) = possibilities(made, description, [rule(at_least, **more)], site, KNOWN)
@@ -97,7 +97,7 @@ def test_no_link_helps_beyond_what_everything_else_costs() -> None:
 def test_rules_that_do_not_match_or_ask_for_no_speed_are_left_out() -> None:
     made = plan()
     site = FabricSite(
-        machine=hardware.parse("8x8xh100").machine,
+        machine=devices.parse("8x8xh100").machine,
         fabric=Fabric(per_node=8, intra_bytes_per_s=1e9, inter_bytes_per_s=1e9), peaks={},
         beliefs={},
     )  # fmt: skip

@@ -21,8 +21,8 @@ from harness.features.history.ingest import ingest
 from harness.features.history.night import keep, nights
 from harness.features.history.nightly import notice
 from harness.features.history.nightly.config import Config
-from harness.features.history.nightly.stages import Rounds
-from harness.features.history.nightly.tonight import Tonight
+from harness.features.history.nightly.stages import NightlyRun
+from harness.features.history.nightly.tonight import NightState
 from harness.features.history.trends import TrendStatus, trends
 from harness.record.store import load
 from tests.editing import rechain
@@ -201,7 +201,7 @@ def test_a_suite_that_breaks_ends_the_night_with_an_error(suites: Path) -> None:
 
 
 def test_news_are_told_once(tmp_path: Path) -> None:
-    def found(days: int) -> list[notice.News]:
+    def found(days: int) -> list[notice.NewChange]:
         for i in range(days):
             slow = 0.11 if i >= 20 else 0.1
             subject = {**SUBJECT, "torch": "3" if i >= 20 else "2"}
@@ -231,8 +231,8 @@ def test_a_case_without_a_figure_is_an_error_every_night(
     error: str, steps: dict[str, float], suites: int, ended: Exit, tmp_path: Path
 ) -> None:
     """It was one in the first of them only: from then on cron's mail was green."""
-    rounds = Rounds(Config(results=str(tmp_path)), print)
-    tonight = Tonight(nonce="night-x", begun_at="2026-01-31T02:00:00+00:00", suites=suites)
+    rounds = NightlyRun(Config(results=str(tmp_path)), print)
+    tonight = NightState(nonce="night-x", begun_at="2026-01-31T02:00:00+00:00", suites=suites)
     assert rounds._exit(tonight, [], night(3, steps, error=error)) is ended
 
 

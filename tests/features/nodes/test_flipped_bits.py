@@ -9,7 +9,7 @@ import pytest
 from harness.analysis.verify import verify
 from harness.cases import CaseSpec, Catalogue, Device, Settings, Site
 from harness.features.nodes.checking import check_bits
-from harness.launch.wire.messages import Flip, Place
+from harness.launch.wire.messages import InjectedBitFlip, Place
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import store
@@ -46,7 +46,7 @@ def test_equal_ranks_are_not_accused(session: Session, case: CaseSpec) -> None:
 def test_the_rank_of_a_flipped_bit_is_named(session: Session, case: CaseSpec, place: Place) -> None:
     """The lowest bit of a gradient, of what is sent, received or stored; a high one elsewhere."""
     inside = place in (Place.WEIGHT, Place.ACTIVATION)
-    flip = Flip(place=place, rank=1, bit=22 if inside else 0, step=4, times=3)
+    flip = InjectedBitFlip(place=place, rank=1, bit=22 if inside else 0, step=4, times=3)
     launch = check_bits(session, case, steps=10, flip=flip)
     assert launch.cause is None and not launch.usable
     assert all(sentence.startswith("rank 1 (") for sentence in launch.wrong), launch.wrong

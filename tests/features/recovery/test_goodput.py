@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from harness.features.recovery import goodput
 from harness.features.recovery.goodput import TERMS, Costs
-from harness.record.recovery import Mark, Played, Sitting
+from harness.record.recovery import FaultedTraining, Mark, TrainingAttempt
 
 COSTS = Costs(
     step_s=0.1, slow_s=0.0, save_s=0.4, detect_s=0.5, stop_s=0.1, restart_s=2.0, load_s=0.4
@@ -22,9 +22,9 @@ NS = st.integers(1, 10**10)
 
 
 @st.composite
-def played(draw: st.DrawFn) -> Played:
+def played(draw: st.DrawFn) -> FaultedTraining:
     """A training of 12 steps with up to three faults, of any times."""
-    now, done, saved, sittings = draw(NS), 0, 0, list[Sitting]()
+    now, done, saved, sittings = draw(NS), 0, 0, list[TrainingAttempt]()
     for number in range(draw(st.integers(0, 3)) + 1):
         began, marks = now, list[tuple[Mark, int, int]]()
 
@@ -42,28 +42,28 @@ def played(draw: st.DrawFn) -> Played:
             now += draw(NS)
             marks.append((what, steps, now))
         if last:
-            sittings.append(Sitting(began_ns=began, marks=tuple(marks)))
+            sittings.append(TrainingAttempt(began_ns=began, marks=tuple(marks)))
             break
         struck = now + draw(st.integers(-1, 10**9))  # rank 0 may come to a mark a little later
         noticed = struck + draw(NS)
         now = noticed + draw(NS)
         sittings.append(
-            Sitting(
+            TrainingAttempt(
                 began_ns=began, marks=tuple(marks), rank=1, struck_ns=struck, noticed_ns=noticed
             )
         )
     else:
         marks = [(Mark.READY, 0, now + 1), (Mark.LOADED, saved, now + 2)]
         marks += [(Mark.STEP, s, now + 2 + s) for s in range(saved + 1, 13)]
-        sittings.append(Sitting(began_ns=now, marks=tuple(marks)))
-    return Played(
+        sittings.append(TrainingAttempt(began_ns=now, marks=tuple(marks)))
+    return FaultedTraining(
         case="c", world_size=2, steps=12, every=4, mtbf_s=1.0, seed=0, sittings=tuple(sittings)
     )
 
 
 @settings(max_examples=300)
 @given(played())
-def test_terms_add_up_to_the_wall_clock(one: Played) -> None:
+def test_terms_add_up_to_the_wall_clock(one: FaultedTraining) -> None:
     terms = goodput.terms_ns(one)
     assert sum(terms.values()) == goodput.wall_ns(one)
     assert all(ns >= 0 for ns in terms.values())
@@ -77,11 +77,11 @@ def test_what_was_done_twice_counts_once() -> None:
     first += [(Mark.SAVED, 4, 145), (Mark.STEP, 5, 155), (Mark.STEP, 6, 165)]
     second = [(Mark.READY, 0, 230), (Mark.LOADED, 4, 236)]
     second += [(Mark.STEP, s, 236 + 10 * (s - 4)) for s in range(5, 9)]
-    one = Played(
+    one = FaultedTraining(
         case="c", world_size=2, steps=8, every=4, mtbf_s=1.0, seed=0,
         sittings=(
-            Sitting(began_ns=0, marks=tuple(first), rank=1, struck_ns=168, noticed_ns=180),
-            Sitting(began_ns=200, marks=tuple(second)),
+            TrainingAttempt(began_ns=0, marks=tuple(first), rank=1, struck_ns=168, noticed_ns=180),
+            TrainingAttempt(began_ns=200, marks=tuple(second)),
         ),
     )  # fmt: skip
     assert goodput.terms_ns(one) == dict(
@@ -91,11 +91,11 @@ def test_what_was_done_twice_counts_once() -> None:
 
 def test_costs_are_those_of_one() -> None:
     first = [(Mark.READY, 0, 100), (Mark.LOADED, 0, 100), (Mark.STEP, 1, 110)]
-    one = Played(
+    one = FaultedTraining(
         case="c", world_size=2, steps=1, every=4, mtbf_s=None, seed=0,
         sittings=(
-            Sitting(began_ns=0, marks=(), rank=1, struck_ns=40, noticed_ns=50),
-            Sitting(began_ns=60, marks=tuple(first)),
+            TrainingAttempt(began_ns=0, marks=(), rank=1, struck_ns=40, noticed_ns=50),
+            TrainingAttempt(began_ns=60, marks=tuple(first)),
         ),
     )  # fmt: skip
     costs = goodput.costs([one])

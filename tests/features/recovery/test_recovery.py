@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness.base.errors import Exit, LaunchError
-from harness.cases import CaseSpec, Catalogue, Course, Device, Fault, Settings, Site
+from harness.cases import CaseSpec, Catalogue, Device, Fault, FaultScenario, Settings, Site
 from harness.features.recovery.recoverer import Recoverer, deadlines
 from harness.features.recovery.series import recoveries
 from harness.interface.cli.main import main
@@ -40,7 +40,7 @@ def case_of(launcher: Bench, strategy: str) -> CaseSpec:
     return launcher.catalogue.normalise(SITE.case(f"{strategy}/mlp-small"))
 
 
-def trials(launcher: Bench, folder: Path, course: Course, times: int = 1) -> list[Trial]:
+def trials(launcher: Bench, folder: Path, course: FaultScenario, times: int = 1) -> list[Trial]:
     run = Run(launcher.catalogue, Settings(), folder, (), queued_s=lambda: launcher.worlds.queued_s)
 
     def describe(cases: Sequence[CaseSpec]) -> None:
@@ -52,7 +52,7 @@ def trials(launcher: Bench, folder: Path, course: Course, times: int = 1) -> lis
     return run.recoveries
 
 
-def one(launcher: Bench, folder: Path, course: Course) -> Trial:
+def one(launcher: Bench, folder: Path, course: FaultScenario) -> Trial:
     (trial,) = trials(launcher, folder, course)
     return trial
 
@@ -75,7 +75,9 @@ def test_a_large_checkpoint_is_no_hang() -> None:
 def test_what_goes_on_is_what_was_never_broken_to_the_bit(
     launcher: Bench, tmp_path: Path, strategy: str, asynchronous: bool
 ) -> None:
-    course = Course(case=case_of(launcher, strategy), fault=Fault.KILL, asynchronous=asynchronous)
+    course = FaultScenario(
+        case=case_of(launcher, strategy), fault=Fault.KILL, asynchronous=asynchronous
+    )
     trial = one(launcher, tmp_path, course)
     assert trial.equal
     assert trial.blamed == trial.rank == 0
@@ -99,7 +101,7 @@ def test_a_codec_goes_on_with_what_it_owes(launcher: Bench, tmp_path: Path, code
     """
     site_case = SITE.case(f"compressed:{codec}/mlp-small", knobs={"compressed.unused": True})
     case = launcher.catalogue.normalise(site_case)
-    trial = one(launcher, tmp_path, Course(case=case, fault=Fault.KILL))
+    trial = one(launcher, tmp_path, FaultScenario(case=case, fault=Fault.KILL))
     assert trial.equal
 
 
@@ -108,20 +110,20 @@ def test_a_sharded_checkpoint_goes_into_smaller_and_larger_worlds(
     launcher: Bench, tmp_path: Path, into: int
 ) -> None:
     case = case_of(launcher, "fsdp")
-    trial = one(launcher, tmp_path, Course(case=case, fault=Fault.KILL, into=case.at(into)))
+    trial = one(launcher, tmp_path, FaultScenario(case=case, fault=Fault.KILL, into=case.at(into)))
     assert trial.equal and trial.world == into
 
 
 @pytest.mark.full
 def test_a_hang_is_noticed_and_recovered_from(launcher: Bench, tmp_path: Path) -> None:
-    course = Course(case=case_of(launcher, "ddp"), fault=Fault.HANG)
+    course = FaultScenario(case=case_of(launcher, "ddp"), fault=Fault.HANG)
     trial = one(launcher, tmp_path, course)
     assert trial.equal and trial.blamed == trial.rank
     assert trial.detect_s > 5, "the time-out is part of what is measured"
 
 
 def test_a_lost_agent_is_replaced(launcher: Bench, tmp_path: Path) -> None:
-    trial = one(launcher, tmp_path, Course(case=case_of(launcher, "ddp"), fault=Fault.AGENT))
+    trial = one(launcher, tmp_path, FaultScenario(case=case_of(launcher, "ddp"), fault=Fault.AGENT))
     assert trial.equal and trial.blamed == 0
     assert trial.import_s > trial.group_s, "the new agent had to load torch"
 
@@ -135,7 +137,7 @@ def test_a_node_that_falls_silent_is_given_up_and_replaced(tmp_path: Path) -> No
     bench = Bench(known, known.get("engines", "emulated"), Where(nodes=(1, 1)))
     try:
         case = known.normalise(site.case("ddp/decoder-nano"))
-        both = trials(bench, tmp_path, Course(case=case, fault=Fault.NODE), 2)
+        both = trials(bench, tmp_path, FaultScenario(case=case, fault=Fault.NODE), 2)
     finally:
         bench.worlds.close()
     for rank, trial in enumerate(both):
@@ -144,7 +146,7 @@ def test_a_node_that_falls_silent_is_given_up_and_replaced(tmp_path: Path) -> No
 
 
 def test_restarts_that_are_used_up_name_every_cause(launcher: Bench, tmp_path: Path) -> None:
-    course = Course(
+    course = FaultScenario(
         case=case_of(launcher, "ddp"), fault=Fault.KILL, into=case_of(launcher, "faulty_ddp")
     )
     with pytest.raises(LaunchError, match="all 3 restarts are used up: 1: .* 2: .* 3: rank"):
@@ -152,7 +154,9 @@ def test_restarts_that_are_used_up_name_every_cause(launcher: Bench, tmp_path: P
 
 
 def test_a_checkpoint_without_the_optimizer_is_caught(launcher: Bench, tmp_path: Path) -> None:
-    trial = one(launcher, tmp_path, Course(case=case_of(launcher, "forgetful"), fault=Fault.KILL))
+    trial = one(
+        launcher, tmp_path, FaultScenario(case=case_of(launcher, "forgetful"), fault=Fault.KILL)
+    )
     assert not trial.equal
     (one_series,) = recoveries((trial,))
     assert "bit for bit" in one_series.wrong
@@ -162,9 +166,9 @@ def test_a_checkpoint_without_the_optimizer_is_caught(launcher: Bench, tmp_path:
 def test_a_course_that_breaks_is_an_error_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tried: list[Course] = []
+    tried: list[FaultScenario] = []
 
-    def measure(self: Recoverer, course: Course, trials: int) -> None:
+    def measure(self: Recoverer, course: FaultScenario, trials: int) -> None:
         tried.append(course)
         if course.fault is Fault.HANG:
             raise LaunchError("planted", fix="nothing")
@@ -194,7 +198,7 @@ def test_a_damaged_checkpoint_is_named_by_its_file(
     launcher: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoilt(monkeypatch, lambda path: os.truncate(path, path.stat().st_size // 2))
-    course = Course(case=case_of(launcher, "ddp"), fault=Fault.KILL)
+    course = FaultScenario(case=case_of(launcher, "ddp"), fault=Fault.KILL)
     with pytest.raises(LaunchError, match=r"is damaged: \S+\.distcp has \d+ of \d+ bytes"):
         one(launcher, tmp_path, course)
 
@@ -210,7 +214,7 @@ def test_a_wrong_restore_is_caught(
         path.write_bytes(content)
 
     spoilt(monkeypatch, flip)
-    trial = one(launcher, tmp_path, Course(case=case_of(launcher, "ddp"), fault=Fault.KILL))
+    trial = one(launcher, tmp_path, FaultScenario(case=case_of(launcher, "ddp"), fault=Fault.KILL))
     assert not trial.equal
 
 

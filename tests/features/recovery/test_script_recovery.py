@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import Exit, LaunchError
-from harness.cases import Catalogue, Course, Device, Fault, Settings, Site
+from harness.cases import Catalogue, Device, Fault, FaultScenario, Settings, Site
 from harness.cases.script import script_plan
 from harness.features.recovery.report import trials
 from harness.features.recovery.scripted import ScriptRecoverer, continued, went_on_at
@@ -38,7 +38,7 @@ def broken(session: Session, monkeypatch: pytest.MonkeyPatch, how: str, fault: F
     monkeypatch.chdir(SCRIPTS)
     case = script_plan(["resumes.py", how], SITE).arm("@2").case
     recoverer = ScriptRecoverer(session, shlex.join(["resumes.py", how]), AFTER)
-    recoverer.measure(Course(case=case, fault=fault), 1)
+    recoverer.measure(FaultScenario(case=case, fault=fault), 1)
     return session.run.recoveries[-1]
 
 
@@ -83,7 +83,7 @@ def test_a_training_that_is_too_short_to_be_broken_says_so(
     case = script_plan(["resumes.py", "well", "--short"], SITE).arm("@2").case
     recoverer = ScriptRecoverer(session, case.script, 20)
     with pytest.raises(LaunchError, match="the training ends after 12 updates"):
-        recoverer.measure(Course(case=case, fault=Fault.KILL), 1)
+        recoverer.measure(FaultScenario(case=case, fault=Fault.KILL), 1)
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.cases import Catalogue
-from harness.host import admission, environment, facts, vendor
+from harness.host import admission, environment, machine, vendor
 from harness.host.admission import Finding, Level
 from harness.interface.cli.main import main
 from harness.interface.cli.verbs.site import doctor
@@ -20,7 +20,7 @@ from harness.launch.engine import make
 def test_facts_are_texts_and_none_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("SCALEPROOF_TOKEN", "hidden")
-    listed = facts.facts()
+    listed = machine.facts()
     assert listed["environment: NCCL_ALGO"] == "Ring" and "hidden" not in str(listed)
     assert listed["limit: cpus"] and listed["version: torch"] and listed["hardware: cpu"]
     assert all(isinstance(v, str) and v for v in listed.values())

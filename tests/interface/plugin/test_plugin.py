@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.base import marks
+from harness.base import programs
 from harness.base.errors import Exit
 
 SUITE = """
@@ -476,7 +476,7 @@ def test_a_recovery_is_an_item_with_the_worst_of_its_verdicts(
 )
 def test_a_suite_is_known_by_its_syntax(tmp_path: Path, text: str, is_suite: bool) -> None:
     (tmp_path / "test_x.py").write_text(text)
-    assert marks.is_suite(tmp_path / "test_x.py") is is_suite
+    assert programs.is_suite(tmp_path / "test_x.py") is is_suite
 
 
 #: What an operator writes: what is measured, and what is required, in one line each.

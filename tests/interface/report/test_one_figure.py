@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.judging.conclusion import conclude
-from harness.analysis.judging.tilts import Tilt
+from harness.analysis.judging.tilts import Bias
 from harness.analysis.judging.verdicts import verdicts
 from harness.analysis.ladder import ladder_rows
 from harness.features.site.entries import entry_of
@@ -72,7 +72,7 @@ def test_the_headline_is_a_row_of_the_screen(
 
 
 def _widened(run: RunRecord, factor: float) -> Verdict:
-    asked = question(GOOD, tilts=(Tilt(factor=factor, why="others used the cores"),))
+    asked = question(GOOD, tilts=(Bias(factor=factor, why="others used the cores"),))
     return conclude(asked, RULE, replace(run, schema=SCHEMA))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from harness.analysis.judging.verdicts import verdicts
 from harness.base.documents import from_doc, to_doc
-from harness.base.plain import plain
+from harness.base.formatting import plain
 from harness.interface.report import digest, screen, tables
 from harness.interface.report.page.page import render
 from harness.record import RunRecord

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.evidence import Beats, Phase
 
 WRITER = """
 import sys
 from pathlib import Path
-from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.evidence import Beats, Phase
 beats = Beats(Path(sys.argv[1]), 2)
 step = 0
 while True:

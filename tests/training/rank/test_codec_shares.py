@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from harness.training.rank import shares
-from harness.training.rank.shares import BLOCK, LEAST_SHARE, LEAST_WIDTH, Shares, Sums
+from harness.training.rank.shares import BLOCK, LEAST_SHARE, LEAST_WIDTH, CodecShares, GradientSums
 
 NUM_ELEMENTS = 4_000
 
 
-class Gathered(Shares):
+class Gathered(CodecShares):
     """All ranks' shares in one process; every rank has the same gradient in every step."""
 
     def __init__(self, gradients: Tensor) -> None:
@@ -27,7 +27,7 @@ class Gathered(Shares):
         super().__init__(context)
         self.gradients = gradients
 
-    def _gathered(self, sums: Sums) -> tuple[Tensor, Tensor]:
+    def _gathered(self, sums: GradientSums) -> tuple[Tensor, Tensor]:
         def gathered(every: list[Tensor], _: Tensor) -> None:
             for out, gradient in zip(every, self.gradients, strict=True):
                 out.copy_(sums.steps * gradient)
@@ -37,7 +37,7 @@ class Gathered(Shares):
             return super()._gathered(sums)
 
 
-def steps_of(gradients: Tensor, made: Sequence[Tensor]) -> Shares:
+def steps_of(gradients: Tensor, made: Sequence[Tensor]) -> CodecShares:
     """Shares of a training whose steps have the same ``gradients`` (ranks, elements)."""
     looked_at = Gathered(gradients)
     for step in made:
@@ -45,7 +45,7 @@ def steps_of(gradients: Tensor, made: Sequence[Tensor]) -> Shares:
     return looked_at
 
 
-def fitted(gradients: Tensor, made: Tensor) -> Shares:
+def fitted(gradients: Tensor, made: Tensor) -> CodecShares:
     """Shares of a block of equal steps."""
     return steps_of(gradients, [made] * BLOCK)
 
@@ -176,7 +176,7 @@ def test_a_large_gradient_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "WIDTH", 512)
     gradients = drawn(3, 1)
     context: Any = SimpleNamespace(world_size=3, device=torch.device("cpu"))
-    folded = torch.stack([Shares(context)._folded([g]) for g in gradients])
+    folded = torch.stack([CodecShares(context)._folded([g]) for g in gradients])
     assert folded.shape == (3, 512)
     wanted, seen = gradients @ gradients.T, folded @ folded.T
     assert float((seen - wanted).norm() / wanted.norm()) < 0.25

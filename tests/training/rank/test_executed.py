@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.base import digests
+from harness.base import files as digests
 
 #: An audit hook stays for good: each is asked in a process of its own.
 ASK = """
@@ -49,20 +49,20 @@ def seen(folder: Path, mine: str) -> tuple[dict[str, list[str]], dict[str, str]]
 )
 def test_a_text_has_a_digest(tmp_path: Path, text: str) -> None:
     texts, _ = seen(tmp_path, text)
-    assert digests.of_bytes(b"x = 5\n") in texts[str(tmp_path / "mine.py")]
+    assert digests.digest_of_bytes(b"x = 5\n") in texts[str(tmp_path / "mine.py")]
 
 
 @pytest.mark.parametrize("text", ["import runpy; runpy.run_path('inner.py')", FROM_FILE])
 def test_a_file_without_a_module_has_a_digest(tmp_path: Path, text: str) -> None:
     texts, files = seen(tmp_path, text)
-    assert files == {str(tmp_path / "inner.py"): digests.of_bytes(b"x = 5\n")}
+    assert files == {str(tmp_path / "inner.py"): digests.digest_of_bytes(b"x = 5\n")}
     assert not texts
 
 
 def test_a_text_in_another_files_name_is_a_text(tmp_path: Path) -> None:
     texts, files = seen(tmp_path, "exec(compile('x = 6', 'inner.py', 'exec'))")
     assert list(texts) == [str(tmp_path / "mine.py")]
-    assert not files or files == {str(tmp_path / "inner.py"): digests.of_bytes(b"x = 5\n")}
+    assert not files or files == {str(tmp_path / "inner.py"): digests.digest_of_bytes(b"x = 5\n")}
 
 
 @pytest.mark.parametrize(

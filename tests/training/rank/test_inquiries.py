@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from harness.training import rank
-from harness.training.rank.inquiries import Inquiries
+from harness.training.rank.inquiries import WorldSizeQueries
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def one_rank() -> Iterator[None]:
 
 def test_a_compiler_is_not_looked_at_and_what_comes_after_it_is() -> None:
     """A gate that compiles a model of 24 blocks took half a minute longer for it."""
-    inquiries = Inquiries(__file__, [])
+    inquiries = WorldSizeQueries(__file__, [])
     while_compiling = list[object]()
 
     def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
@@ -42,7 +42,7 @@ def test_a_compiler_is_not_looked_at_and_what_comes_after_it_is() -> None:
 
 
 def test_another_thread_that_compiles_changes_nothing_here() -> None:
-    inquiries = Inquiries(__file__, [])
+    inquiries = WorldSizeQueries(__file__, [])
     seen = list[object]()
 
     def compile_there() -> None:
@@ -58,7 +58,7 @@ def test_another_thread_that_compiles_changes_nothing_here() -> None:
 
 
 def test_nothing_is_left_behind_by_a_step_that_breaks() -> None:
-    inquiries = Inquiries(__file__, [])
+    inquiries = WorldSizeQueries(__file__, [])
     before = sys.getprofile()
     with pytest.raises(ZeroDivisionError), inquiries.noted():
         raise ZeroDivisionError
@@ -97,7 +97,7 @@ def test_a_library_asks_for_whom_it_works_for(
     asks = importlib.import_module(name).asks
     other = str(tmp_path / "other.py")
     model, allowed = (other, [__file__]) if caller == "strategy" else (__file__, [other])
-    inquiries = Inquiries(model, allowed)
+    inquiries = WorldSizeQueries(model, allowed)
     layer = torch.nn.Linear(1, 1)
     layer.register_forward_pre_hook(asks)
     with inquiries.noted():

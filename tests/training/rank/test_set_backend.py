@@ -11,8 +11,8 @@ from harness.cases import Catalogue
 from harness.host import environment, machine
 from harness.host.accelerators import Accelerators
 from harness.launch import deploy
+from harness.launch.deploy import Fleets
 from harness.launch.engine import Where
-from harness.launch.fleets import Fleets
 from harness.launch.wire.messages import Address, Node
 from harness.training.rank.setup import set_backend
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from harness.analysis.samples import figures
-from harness.launch.wire.beats import Phase
+from harness.launch.wire.evidence import Phase
 from harness.record.store import Samples
 from harness.training.accelerator import Accelerator
 from harness.training.data import Batch

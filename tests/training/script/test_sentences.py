@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from harness.training.script.sentences import Sentences
+from harness.training.script.sentences import StepSequence
 
 
-def told(text: str) -> Sentences:
+def told(text: str) -> StepSequence:
     """F forward, B backward and its end, (..) what happens inside of one, digits optimizers."""
-    out = Sentences()
+    out = StepSequence()
     for sign in text:
         if sign == "F":
             out.passing()

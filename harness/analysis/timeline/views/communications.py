@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from harness.analysis.timeline.match import Meeting, match
+from harness.analysis.timeline.match import CollectiveMatch, match
 from harness.analysis.timeline.views.window import ShownBudget
 from harness.record.fabric import OPERATIONS, factor
 
@@ -45,7 +45,7 @@ def communications(window: ShownBudget) -> tuple[Communication, ...]:
     offsets = window.closed.offsets_ns
     lanes = [lane.shifted(offsets.get(lane.rank, 0)) for lane in window.lanes]
     windows = {lane.rank: (lane.edges[0], lane.edges[steps]) for lane in lanes}
-    alike: dict[tuple[str, tuple[int, ...], int], list[Meeting]] = defaultdict(list)
+    alike: dict[tuple[str, tuple[int, ...], int], list[CollectiveMatch]] = defaultdict(list)
     for meeting in match(lanes).meetings:
         rank, op = next(iter(meeting.ops.items()))
         if len(meeting.ops) > 1 and windows[rank][0] <= op.start < windows[rank][1]:
@@ -64,7 +64,7 @@ def communications(window: ShownBudget) -> tuple[Communication, ...]:
 
 
 def _communication(
-    kind: str, ranks: tuple[int, ...], size: int, meetings: Sequence[Meeting], steps: int
+    kind: str, ranks: tuple[int, ...], size: int, meetings: Sequence[CollectiveMatch], steps: int
 ) -> Communication:
     shortest = fmean(meeting.shortest for meeting in meetings)
     waits = (

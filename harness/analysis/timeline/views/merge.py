@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from harness.analysis.timeline.close import Closed
+from harness.analysis.timeline.close import ReconciledBudget
 from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.reader import Trace
 from harness.analysis.timeline.views.window import ShownBudget
@@ -104,7 +104,7 @@ def _counters(readings: Sequence[Json], base: int, process: str) -> Iterator[Jso
 
 
 def _events(
-    trace: Trace, lane: Lanes, closed: Closed, base: int, process: tuple[int, str]
+    trace: Trace, lane: Lanes, closed: ReconciledBudget, base: int, process: tuple[int, str]
 ) -> Iterator[Json]:
     """One rank, as the process of this number and name."""
     number, name = process

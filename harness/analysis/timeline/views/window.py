@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.analysis.timeline.close import Closed
+from harness.analysis.timeline.close import ReconciledBudget
 from harness.analysis.timeline.intervals import Intervals
 from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.profiled import close_launch
@@ -34,7 +34,7 @@ class ShownBudget:
 
     traces: Sequence[Trace]
     lanes: Sequence[Lanes]
-    closed: Closed
+    closed: ReconciledBudget
     readings: Sequence[Json] = ()
 
     @property

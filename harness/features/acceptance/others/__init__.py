@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.base.errors import SpecError
-from harness.cases import features
+from harness.cases import heads
 
 #: A result that is larger is a log, not a result.
 MOST_BYTES = 64 << 20
@@ -28,7 +28,7 @@ class OthersResult:
 
 def tools() -> list[str]:
     """The tools whose results can be read."""
-    return [module.OTHERS for module in features.modules("OTHERS")]
+    return [module.OTHERS for module in heads.modules("OTHERS")]
 
 
 def read(path: Path) -> OthersResult:
@@ -50,7 +50,7 @@ def read(path: Path) -> OthersResult:
 
 
 def _readings(text: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    for module in features.modules("OTHERS"):
+    for module in heads.modules("OTHERS"):
         try:
             lines = module.read(text)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):

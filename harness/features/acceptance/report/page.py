@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from markupsafe import Markup
 
 from harness.base.documents import to_doc
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases import Form, metrics
 from harness.features.acceptance.clauses import ClauseEvidence, Requirement
 from harness.features.acceptance.contract import Terms, due

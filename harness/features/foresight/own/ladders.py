@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.cases import CaseSpec, Catalogue, Device
-from harness.features.foresight.outlook import Outlook, UnsaidError, outlooks
+from harness.features.foresight.outlook import MissingInputError, Outlook, outlooks
 from harness.features.foresight.own import runs, stated
 from harness.features.foresight.own.runs import MeasuredRung
 from harness.features.foresight.published.table import Refused
@@ -36,7 +36,7 @@ def foresee(
         return table
     try:
         foreseen = outlooks(table, target.case.world_size, hold)
-    except UnsaidError as unsaid:
+    except MissingInputError as unsaid:
         return Refused(id=name, why=str(unsaid))
     expected = target.described.expected
     room = room_bytes(target.case, target.run.machine)

@@ -24,7 +24,7 @@ from harness.features.foresight.priors import Belief
 from harness.features.foresight.published.table import PublishedTable, Refused
 from harness.features.foresight.shapes import KeptStates, Model, Point, Shape
 from harness.features.foresight.terms import Unknown
-from harness.record import Described, Purpose, RunRecord, Status, Watched
+from harness.record import Described, Purpose, RunRecord, ScriptObservations, Status
 
 #: Facts of a node that change how fast it trains.
 MATTERS = re.compile(
@@ -53,7 +53,7 @@ class MeasuredRung:
     described: Described
     step_s: float | None
     jitter_s: float = 0.0
-    watched: Watched | None = None
+    watched: ScriptObservations | None = None
     samples: float = 0.0
     cpu_s: float = 0.0
     log_sd: float = 0.0

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from harness.features.foresight.physics.collectives import CollectiveKind
 from harness.features.foresight.shapes import KeptStates, Sent
-from harness.record import Described, Watched
+from harness.record import Described, ScriptObservations
 
 #: Operations whose cost has a closed form, and whether their input is one rank's part of the whole.
 OPERATIONS: Mapping[str, tuple[CollectiveKind, bool]] = {
@@ -38,7 +38,7 @@ def stated(described: Described) -> StatedTraffic | None:
     return StatedTraffic(payload, expected.largest_message)
 
 
-def watched(seen: Watched) -> StatedTraffic:
+def watched(seen: ScriptObservations) -> StatedTraffic:
     """By what a rank of a script issued in a step."""
     payload = {name: float(issued.payload_bytes) for name, issued in seen.collectives.items()}
     sizes = (

@@ -1,6 +1,6 @@
 """The outlook for one size: the block of a terminal, and the sentence of a run's report."""
 
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases.metrics import IMPLAUSIBLE
 from harness.features.foresight.invert import Knob
 from harness.features.foresight.learned import Regime

@@ -15,7 +15,7 @@ from harness.features.foresight.published.table import Refused
 from harness.features.foresight.report import outlooks
 from harness.features.foresight.terms import ForeseenTerm
 from harness.interface.report.page import drawings, svg
-from harness.interface.report.page.drawings import Fall
+from harness.interface.report.page.drawings import WaterfallChart
 from harness.interface.report.page.svg import Curve
 from harness.interface.report.templates import templates
 from harness.record import RunRecord
@@ -130,5 +130,7 @@ def _lost(outlook: Outlook) -> Markup:
     colors = {str(term): value for term, value in COLORS.items()} | {"all others": "#BBBBBB"}
     if abs(rest) >= 0.05:
         parts.append(("all others", rest))
-    fall = Fall(start=("ideal", 100.0), parts=parts, end=("foreseen", 100 * seen.efficiency))
+    fall = WaterfallChart(
+        start=("ideal", 100.0), parts=parts, end=("foreseen", 100 * seen.efficiency)
+    )
     return Markup(drawings.waterfall(fall, colors, unit="%"))

@@ -10,20 +10,19 @@ from typing import Any, TypedDict
 from harness.analysis.reading import load
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases.targets import bounds_of, plans_of
 from harness.features.foresight import possible
 from harness.features.foresight.own.swept import links
 from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.possible import Chance, Possibility, RuleLeftOut
-from harness.host.devices import peaks
-from harness.host.hardware import Hardware
+from harness.host.devices import Hardware, peaks
 from harness.interface.cli import measuring, planning
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
-from harness.measure.remembered import Remembered
+from harness.measure.remembered import DescribeCache
 
 HELP = dict(possible="tell which rules a fabric allows at all, before anything is measured on it")
 EXAMPLES = dict(
@@ -74,7 +73,7 @@ def act(asked: Asked) -> Answer:
     required = bounds_of(args.target, site, catalogue, chosen)
     planned = measuring.session(asked, catalogue, here, required=required)
     with contextlib.closing(planned) as session:
-        session.describe([arm.case for p in plans for arm in p.arms], Remembered(catalogue))
+        session.describe([arm.case for p in plans for arm in p.arms], DescribeCache(catalogue))
         run = session.run
         where = _site(on, args.on)
         answers = [

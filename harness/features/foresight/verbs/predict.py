@@ -13,9 +13,9 @@ from harness.cases.site import parse_nodes
 from harness.cases.targets import changed
 from harness.features.foresight.held_out import Evaluation, Score, evaluate
 from harness.features.foresight.outlook import (
+    MissingInputError,
     Outlook,
     Outlook as SizeOutlook,
-    UnsaidError,
     outlooks,
 )
 from harness.features.foresight.own import runs
@@ -140,7 +140,7 @@ def act(asked: Asked) -> Answer:
     for table in tables if to else ():
         try:
             further += outlooks(table, to, args.hold)
-        except UnsaidError as unsaid:
+        except MissingInputError as unsaid:
             refused.append(Refused(id=table.id, why=str(unsaid)))
             lines += text.wrap(f" REFUSED  {table.id}, {unsaid}", width, 10)
     for single in further:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from harness.base.documents import from_doc
-from harness.base.numbers import length_s
+from harness.base.formatting import length_s
 from harness.base.toml import TomlTable, check_table, keys_of, read
 
 

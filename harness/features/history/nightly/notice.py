@@ -19,7 +19,7 @@ NOTIFY_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
+class NewChange:
     """A change that no night before has told of."""
 
     machine: str
@@ -40,7 +40,7 @@ class News:
         return f"{told.word(self.status)}: {self.case}, {self.figure}{size}: {self.why}"
 
 
-def news(trends: Sequence[Trend], results: Path) -> list[News]:
+def news(trends: Sequence[Trend], results: Path) -> list[NewChange]:
     """Changes among these that are new; one whose date moved by a night or two is the same one."""
     before = _told(results)
     items = []
@@ -48,7 +48,7 @@ def news(trends: Sequence[Trend], results: Path) -> list[News]:
         if trend.status not in TOLD:
             continue
         last = trend.last if trend.status is not TrendStatus.ERRORED else None
-        item = News(
+        item = NewChange(
             machine=trend.series.machine,
             case=trend.series.case,
             figure=told.name(trend),
@@ -75,7 +75,7 @@ def _told(results: Path) -> set[str]:
         return set()
 
 
-def remember(results: Path, new: Sequence[News], trends: Sequence[Trend]) -> None:
+def remember(results: Path, new: Sequence[NewChange], trends: Sequence[Trend]) -> None:
     """Note what was told. What has ended may be told again when it comes again."""
     lasting = {
         f"{trend.series.machine} {trend.series.case} {told.name(trend)} {trend.status} "
@@ -89,7 +89,7 @@ def remember(results: Path, new: Sequence[News], trends: Sequence[Trend]) -> Non
 
 
 def document(
-    night: str, exit_status: int, new: Sequence[News], trends: Sequence[Trend], page: Path
+    night: str, exit_status: int, new: Sequence[NewChange], trends: Sequence[Trend], page: Path
 ) -> dict[str, Json]:
     """The document that the user's command reads from stdin."""
     leapt = [

@@ -18,8 +18,8 @@ from harness.features.history.ingest import ingest
 from harness.features.history.night import Night
 from harness.features.history.nightly import notice, tonight as state
 from harness.features.history.nightly.config import Config, Occasion, seconds
-from harness.features.history.nightly.notice import News
-from harness.features.history.nightly.tonight import Stage, Tonight
+from harness.features.history.nightly.notice import NewChange
+from harness.features.history.nightly.tonight import NightState, Stage
 from harness.features.history.published import publish
 from harness.features.history.report import page
 from harness.features.history.trends import Trend, TrendStatus
@@ -36,13 +36,13 @@ Say = Callable[[str], None]
 class StageEnded:
     """A night that is over, or one that was over before it was asked for."""
 
-    tonight: Tonight
+    tonight: NightState
     nights: Sequence[Night]
     trends: Sequence[Trend]
     document: dict[str, Json]
 
 
-class Rounds:
+class NightlyRun:
     """One call of ``nightly``: goes on with the night that is open, or begins one."""
 
     def __init__(self, config: Config, say: Say) -> None:
@@ -50,7 +50,7 @@ class Rounds:
         self.results = config.folder
         self.say = say
         self._failed: ScaleproofError | None = None
-        self._new: Sequence[News] = ()
+        self._new: Sequence[NewChange] = ()
 
     def make(self, *, again: bool) -> StageEnded:
         """The night, from wherever the last call left it. ``again``: although one was done."""
@@ -76,7 +76,7 @@ class Rounds:
     def _page(self) -> Path:
         return self.results / "history.html"
 
-    def _which(self, again: bool) -> Tonight:
+    def _which(self, again: bool) -> NightState:
         last = state.known(self.results)
         if last is None or (last.stage is Stage.DONE and again):
             return self._begun()
@@ -89,7 +89,7 @@ class Rounds:
             return last
         return self._begun()
 
-    def _begun(self) -> Tonight:
+    def _begun(self) -> NightState:
         suite = machine.suite(Path.cwd()).get("suite", "")
         if suite.endswith("-dirty"):
             raise SpecError(
@@ -104,7 +104,7 @@ class Rounds:
         nights = nights_of.nights(self.results)
         return nights, judge.trends(nights)
 
-    def _measure(self, tonight: Tonight) -> Tonight:
+    def _measure(self, tonight: NightState) -> NightState:
         """The suites through pytest, or the rest of a run that was cut off."""
         folder = tonight.run(self.results)
         if folder is not None and not load(folder).complete:
@@ -142,7 +142,7 @@ class Rounds:
         words += ["--scaling-control", config.control] if config.control else []
         return subprocess.run(words, check=False).returncode
 
-    def _keep(self, tonight: Tonight) -> Tonight:
+    def _keep(self, tonight: NightState) -> NightState:
         """Add the run to the history; one that cannot be kept ends the night with its reason."""
         folder = tonight.run(self.results)
         if folder is None:
@@ -160,7 +160,7 @@ class Rounds:
             return self._over(tonight, Exit.ERROR)
         return state.at(self.results, tonight, Stage.AGAIN)
 
-    def _again(self, tonight: Tonight) -> Tonight:
+    def _again(self, tonight: NightState) -> NightState:
         """Measure once more what leapt tonight: one night decides nothing."""
         folder = tonight.run(self.results)
         leapt = self._leapt(folder) if folder is not None and self.config.rerun else []
@@ -188,7 +188,7 @@ class Rounds:
         ]
         return list(dict.fromkeys(leaps))
 
-    def _publish(self, tonight: Tonight) -> Tonight:
+    def _publish(self, tonight: NightState) -> NightState:
         """Our page, and asv's."""
         nights, trends = self._judged()
         page.write(self._page, self.results, nights, trends)
@@ -202,7 +202,7 @@ class Rounds:
                 self.say(str(error))
         return state.at(self.results, tonight, Stage.TELL)
 
-    def _tell(self, tonight: Tonight) -> Tonight:
+    def _tell(self, tonight: NightState) -> NightState:
         """Run the user's command, once for each night that has something to tell."""
         nights, trends = self._judged()
         new = self._new = notice.news(trends, self.results)
@@ -218,13 +218,13 @@ class Rounds:
         notice.remember(self.results, new, trends)
         return state.at(self.results, tonight, Stage.PRUNE, exit=int(ended))
 
-    def _kept(self, tonight: Tonight, nights: Sequence[Night]) -> Night | None:
+    def _kept(self, tonight: NightState, nights: Sequence[Night]) -> Night | None:
         """The entry that the history has of tonight."""
         folder = tonight.run(self.results)
         name = "" if folder is None else load(folder).run
         return next((night for night in nights if night.run == name), None)
 
-    def _exit(self, tonight: Tonight, new: Sequence[News], kept: Night | None) -> Exit:
+    def _exit(self, tonight: NightState, new: Sequence[NewChange], kept: Night | None) -> Exit:
         """The worst of what pytest says of the verdicts and what the history says.
 
         Suites without rules judge nothing by themselves; their nights are judged all the same. A
@@ -243,7 +243,7 @@ class Rounds:
         known = {int(e) for e in Exit}
         return Exit(tonight.suites) if tonight.suites in known else Exit.ERROR
 
-    def _prune(self, tonight: Tonight) -> Tonight:
+    def _prune(self, tonight: NightState) -> NightState:
         """Remove runs of nights that are old; their nights, a few kB each, are kept for ever."""
         kept_runs = {night.run for night in nights_of.nights(self.results)}
         before = time.time() - seconds(self.config.keep)
@@ -253,6 +253,6 @@ class Rounds:
                     shutil.rmtree(path.parent)
         return self._over(tonight, Exit(tonight.exit))
 
-    def _over(self, tonight: Tonight, status: Exit) -> Tonight:
+    def _over(self, tonight: NightState, status: Exit) -> NightState:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return state.at(self.results, tonight, Stage.DONE, exit=int(status), ended_at=now)

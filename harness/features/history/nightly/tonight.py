@@ -43,7 +43,7 @@ class NightRunsError(LaunchError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tonight:
+class NightState:
     """A night in the making. ``suites`` is how pytest ended, ``again`` the same of what leapt."""
 
     nonce: str
@@ -83,24 +83,24 @@ def of_a_night(record: Path) -> bool:
     return _nonce(record).startswith(NONCE)
 
 
-def begin() -> Tonight:
+def begin() -> NightState:
     now = datetime.now(UTC)
-    return Tonight(
+    return NightState(
         nonce=f"{NONCE}{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
         begun_at=now.isoformat(timespec="seconds"),
     )
 
 
-def known(results: Path) -> Tonight | None:
+def known(results: Path) -> NightState | None:
     """The last night, done or not; None before the first one, or where its file is torn."""
     path = _path(results)
     try:
-        return from_doc(Tonight, json.loads(path.read_text(encoding="utf-8")))
+        return from_doc(NightState, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
 
 
-def note(results: Path, tonight: Tonight) -> Tonight:
+def note(results: Path, tonight: NightState) -> NightState:
     """Write down where the night is."""
     path = _path(results)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def forget(results: Path) -> None:
     _path(results).unlink(missing_ok=True)
 
 
-def at(results: Path, tonight: Tonight, stage: Stage, **more: object) -> Tonight:
+def at(results: Path, tonight: NightState, stage: Stage, **more: object) -> NightState:
     """The night at its next stage, written down."""
     return note(results, replace(tonight, stage=stage, **more))  # type: ignore[arg-type]
 

@@ -5,7 +5,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.features.history import asv
 from harness.features.history.night import Quantity
 from harness.features.history.trends import Trend, TrendStatus, Turn, shown_size

@@ -10,7 +10,7 @@ from harness.base.errors import Exit, RecordError
 from harness.features.history.ingest import Ingested
 from harness.features.history.offenders import NodeRecord
 from harness.features.history.trends import Turn
-from harness.features.history.vouching import Vouched
+from harness.features.history.vouching import VerifiedNights
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
@@ -35,7 +35,7 @@ EXAMPLES = dict(
 NODES = "nodes"
 
 
-class TrendOf(TypedDict):
+class TrendRow(TypedDict):
     machine: str
     case: str
     figure: str
@@ -47,10 +47,10 @@ class TrendOf(TypedDict):
 
 
 class History(TypedDict):
-    series: Sequence[TrendOf]
+    series: Sequence[TrendRow]
 
 
-class OfNodes(TypedDict):
+class NodeHistory(TypedDict):
     nodes: Sequence[NodeRecord]
 
 
@@ -61,7 +61,7 @@ class Added(TypedDict):
 
 #: What each verb prints with ``--json``: a document, or one for each way of asking.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {
-    "history": (History, OfNodes),
+    "history": (History, NodeHistory),
     "ingest": (Added,),
 }
 
@@ -185,7 +185,7 @@ def _of_nodes(results: Path) -> Answer:
     return Answer(document={"nodes": to_doc(tuple(every))}, lines=shown)
 
 
-def _unvouched(vouched: Vouched, num_nights: int) -> list[str]:
+def _unvouched(vouched: VerifiedNights, num_nights: int) -> list[str]:
     """Which nights do not follow from the chain of their run, and how many have no run any more."""
     sentences = []
     for run, reason, folder in vouched.wrong:

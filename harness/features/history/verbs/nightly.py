@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from harness.base.errors import Exit
-from harness.features.history.nightly.notice import News
+from harness.features.history.nightly.notice import NewChange
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
@@ -29,7 +29,7 @@ class Told(TypedDict):
     exit: int
     headline: str
     counts: Mapping[str, int]
-    news: Sequence[News]
+    news: Sequence[NewChange]
     suspicious: Sequence[str]
     page: str
 
@@ -53,7 +53,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 def act(asked: Asked) -> Answer:
     """Measure, keep, tell; or go on where the last call was cut off."""
     from harness.features.history.nightly import config
-    from harness.features.history.nightly.stages import Rounds
+    from harness.features.history.nightly.stages import NightlyRun
     from harness.features.history.report import lines
 
     args = asked.options
@@ -66,7 +66,7 @@ def act(asked: Asked) -> Answer:
         sys.stderr.write(f"nightly: {line}\n")
         sys.stderr.flush()
 
-    ended = Rounds(configured, say).make(again=args.again)
+    ended = NightlyRun(configured, say).make(again=args.again)
     shown = []
     if ended.nights and ended.trends:
         shown = lines.lines(ended.nights, ended.trends, text.columns(), every=False)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from harness.analysis.compare import DRIFT, Reading, reading_of
 from harness.base.documents import Json, fields_of
-from harness.base.numbers import duration, rate, si
+from harness.base.formatting import duration, rate, si
 from harness.cases.metrics import METRICS
 from harness.features.machines.machines import HardwareComparison, MachineEntry, Mean, Side, Total
 from harness.interface.report import timeline

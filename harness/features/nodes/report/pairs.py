@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import median
 
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.features.nodes import told
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule, wrap

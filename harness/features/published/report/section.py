@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases import metrics
 from harness.features.published.published import Place, standings
 from harness.interface.report.tabled import Table

@@ -7,14 +7,14 @@ from pathlib import Path
 from markupsafe import Markup
 
 from harness.base.documents import Json, to_doc
-from harness.base.numbers import duration, si
+from harness.base.formatting import duration, si
 from harness.features.recovery import goodput
 from harness.interface.report.page import drawings
 from harness.interface.report.tabled import Table
 from harness.interface.report.templates import templates
 from harness.interface.report.text import Column, rule, wrap
 from harness.record import RunRecord
-from harness.record.recovery import Played
+from harness.record.recovery import FaultedTraining
 
 SECTION = dict(title="Goodput", anchor="goodput", after="fabric", place=2)
 #: What each term is, for whoever reads the table.
@@ -66,7 +66,7 @@ def data(run: RunRecord) -> Mapping[str, Json]:
     return {"played": to_doc(run.played)}
 
 
-def of_play(played: Played, foretold: Mapping[str, float] | None, width: int) -> list[str]:
+def of_play(played: FaultedTraining, foretold: Mapping[str, float] | None, width: int) -> list[str]:
     """The table and what it is of; ``foretold`` are its seconds by costs alone."""
     title = f"goodput: {played.case}"
     return [
@@ -76,7 +76,7 @@ def of_play(played: Played, foretold: Mapping[str, float] | None, width: int) ->
     ]
 
 
-def tabled(played: Played, foretold: Mapping[str, float] | None) -> Table[str]:
+def tabled(played: FaultedTraining, foretold: Mapping[str, float] | None) -> Table[str]:
     """A row a term, in s and as a share of the wall clock."""
     terms, wall = goodput.terms_ns(played), goodput.wall_ns(played)
     expected_s = sum(foretold.values()) if foretold else 0.0
@@ -91,7 +91,7 @@ def tabled(played: Played, foretold: Mapping[str, float] | None) -> Table[str]:
     return Table(columns=columns, rows=list(goodput.TERMS))
 
 
-def sentence(played: Played) -> str:
+def sentence(played: FaultedTraining) -> str:
     """How many faults there were in how long, and how often it was saved."""
     faults = len(played.sittings) - 1
     wall_s = goodput.wall_ns(played) / 1e9
@@ -101,7 +101,7 @@ def sentence(played: Played) -> str:
     )
 
 
-def drawing(played: Played) -> Markup:
+def drawing(played: FaultedTraining) -> Markup:
     """A lane for each sitting: what each term of the wall clock took, in s."""
     began = played.sittings[0].began_ns
     lanes = list[drawings.Lane]()

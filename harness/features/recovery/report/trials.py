@@ -8,7 +8,7 @@ from typing import TypeAlias
 from markupsafe import Markup
 
 from harness.base.documents import Json, to_doc
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.interface.report.tabled import Table
 from harness.interface.report.templates import templates
 from harness.interface.report.text import Column, rule, wrap

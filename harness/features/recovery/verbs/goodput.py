@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases.targets import case_of
 from harness.features.recovery import goodput
 from harness.features.recovery.goodput import Costs
@@ -34,7 +34,7 @@ EXAMPLES = dict(
 )
 
 
-class Endured(TypedDict):
+class GoodputResult(TypedDict):
     costs: Costs
     best_every: int
     every: int
@@ -47,7 +47,7 @@ class Endured(TypedDict):
 
 #: What each verb prints with ``--json``: a document, or one for each way of asking.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {
-    "goodput": (Endured,),
+    "goodput": (GoodputResult,),
 }
 
 

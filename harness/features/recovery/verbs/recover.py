@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from harness.base.errors import Exit, LaunchError, SpecError
-from harness.cases import CaseSpec, Catalogue, Course, Fault, Site
-from harness.cases.courses import resharded
+from harness.cases import CaseSpec, Catalogue, Fault, FaultScenario, Site
+from harness.cases.fault_scenario import resharded
 from harness.cases.script import parse, script_plan
 from harness.cases.targets import case_of
 from harness.features.recovery.recoverer import Recoverer
@@ -97,7 +97,7 @@ def act(asked: Asked) -> Answer:
     return replace(answer, exit=Exit.ERROR) if broken else answer
 
 
-def _of_script(site: Site, asked: Asked) -> list[tuple[Course, int]]:
+def _of_script(site: Site, asked: Asked) -> list[tuple[FaultScenario, int]]:
     """The courses for a user's script, on all ranks of the site."""
     if asked.options.cases:
         raise SpecError(
@@ -108,7 +108,7 @@ def _of_script(site: Site, asked: Asked) -> list[tuple[Course, int]]:
     case = script_plan(asked.command, site).arm(f"@{site.world_size}").case
     parse(shlex.split(asked.options.resume_with or case.script))
     kinds = (Fault.KILL, Fault.HANG)
-    return [(Course(case=case, fault=fault), asked.options.trials) for fault in kinds]
+    return [(FaultScenario(case=case, fault=fault), asked.options.trials) for fault in kinds]
 
 
 def _cases(catalogue: Catalogue, site: Site, asked: Asked) -> list[CaseSpec]:
@@ -123,12 +123,12 @@ def _cases(catalogue: Catalogue, site: Site, asked: Asked) -> list[CaseSpec]:
     return [catalogue.normalise(case_of(name, site, knobs)) for name in asked.options.cases]
 
 
-def _courses(case: CaseSpec, site: Site, asked: Asked) -> Iterator[tuple[Course, int]]:
+def _courses(case: CaseSpec, site: Site, asked: Asked) -> Iterator[tuple[FaultScenario, int]]:
     """The courses for a case, and how often each is tried."""
     trials = asked.options.trials
-    yield Course(case=case, fault=Fault.KILL), trials
-    yield Course(case=case, fault=Fault.KILL, asynchronous=True), trials
+    yield FaultScenario(case=case, fault=Fault.KILL), trials
+    yield FaultScenario(case=case, fault=Fault.KILL, asynchronous=True), trials
     if len(site.nodes) == 1:
         yield from ((course, 1) for course in resharded(case))
     for fault in (Fault.HANG, *map(Fault, site.faults)):
-        yield Course(case=case, fault=fault), trials
+        yield FaultScenario(case=case, fault=fault), trials

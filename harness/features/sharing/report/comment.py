@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from harness.base.documents import Json
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.features.sharing.change import CaseChange, worst
 from harness.features.sharing.checkouts import Version
 from harness.interface.report.tabled import Table, harmless

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from harness.analysis.reading import load
 from harness.analysis.verify import refuse_unsealed
 from harness.base.errors import SpecError
-from harness.cases import features
+from harness.cases import heads
 from harness.cases.heads import read_head
 from harness.interface.cli.answer import Answer, Asked
 
@@ -35,7 +35,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {"publish": (Published,)}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    sinks = {path.stem: read_head(path)[1]["SINK"] for path in features.files("SINK")}
+    sinks = {path.stem: read_head(path)[1]["SINK"] for path in heads.files("SINK")}
     listed = "; ".join(f"{name}: {about}" for name, about in sinks.items())
     sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     sub.add_argument("--in", dest="sink", required=True, choices=tuple(sinks), help=listed)
@@ -60,7 +60,7 @@ def act(asked: Asked) -> Answer:
 
 def _sink(name: str) -> ModuleType:
     """The file of a sink; SpecError where its package is not installed."""
-    path = next(p for p in features.files("SINK") if p.stem == name)
+    path = next(p for p in heads.files("SINK") if p.stem == name)
     package = read_head(path)[1].get("PACKAGE", "")
     if package and importlib.util.find_spec(package) is None:
         raise SpecError(
@@ -68,4 +68,4 @@ def _sink(name: str) -> ModuleType:
             expected=f"{package} in this environment",
             fix=f"pip install 'scaleproof[{package}]'",
         )
-    return importlib.import_module(features.name_of(path))
+    return importlib.import_module(heads.name_of(path))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from harness.base.plain import still
+from harness.base.formatting import still
 from harness.record import Status
 
 WIDTH = 420

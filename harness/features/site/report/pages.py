@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from harness.analysis.reading import load
 from harness.base import files
-from harness.base.numbers import rate
+from harness.base.formatting import rate
 from harness.features.site.entries import CaseFigure, RuleFigure, SiteEntry, on_all_cores
 from harness.features.site.report.chart import ChartPoint, chart
 from harness.interface.report.page.page import render

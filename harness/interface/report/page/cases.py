@@ -11,14 +11,14 @@ from harness.analysis.judging import obstacles
 from harness.analysis.judging.points import budgets
 from harness.analysis.ladder import ArmRow, arm_row
 from harness.base.documents import Json
-from harness.base.numbers import rate, si
+from harness.base.formatting import rate, si
 from harness.cases import Form, Plan, metrics
 from harness.interface.report.page import measured, spent
 from harness.interface.report.page.measured import Drawing, RankRow
 from harness.interface.report.scaling import judged_interval
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
-from harness.record import Check, Issued, LaunchRecord, Purpose, Reason, RunRecord, Verdict
+from harness.record import Check, CollectiveCount, LaunchRecord, Purpose, Reason, RunRecord, Verdict
 from harness.record.outcome import SEVERITY
 
 #: Cases with drawings, those with the worst verdicts first; the others have their tables.
@@ -261,7 +261,7 @@ def _bytes(row: ArmRow, gate: LaunchRecord | None) -> Table[tuple[str, str, str]
             f"{si(wanted, 'B')} = {expected.formula}",
         )
     ]
-    issued: Mapping[str, Issued] = gate.ranks[0].issued if gate and gate.ranks else {}
+    issued: Mapping[str, CollectiveCount] = gate.ranks[0].issued if gate and gate.ranks else {}
     for name in dict.fromkeys([*issued, *expected.payload_bytes]):
         issued_here = issued.get(name)
         payload = expected.payload_bytes.get(name)

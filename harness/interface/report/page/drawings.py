@@ -11,7 +11,7 @@ POINTS = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trail:
+class StepSeriesChart:
     """One figure over the steps of a launch; ``steps`` where not every one of them has it."""
 
     name: str
@@ -28,7 +28,7 @@ class Trail:
         ]
 
 
-def over_steps(trails: Sequence[Trail], *, title: str, unit: str, cut: int = 0) -> str:
+def over_steps(trails: Sequence[StepSeriesChart], *, title: str, unit: str, cut: int = 0) -> str:
     """A line for each launch; steps before ``cut`` are grey, since they do not count."""
     left_edge, top, height, bottom = 56, 10, 150, 34
     longest = 1 + max(step for t in trails for step, _ in t.points)
@@ -77,7 +77,7 @@ def over_steps(trails: Sequence[Trail], *, title: str, unit: str, cut: int = 0) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fall:
+class WaterfallChart:
     """A waterfall: from one total to another, and by which parts."""
 
     start: tuple[str, float]
@@ -85,7 +85,7 @@ class Fall:
     end: tuple[str, float]
 
 
-def waterfall(fall: Fall, colors: Mapping[str, str], *, unit: str) -> str:
+def waterfall(fall: WaterfallChart, colors: Mapping[str, str], *, unit: str) -> str:
     """A row for each part, with its amount in words; what saved time goes to the left."""
     left_edge, right, row = 150, 86, 24
     rows = 2 + len(fall.parts)

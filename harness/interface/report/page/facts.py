@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from harness.analysis.ladder import ArmRow
 from harness.base.documents import fields_of
-from harness.base.numbers import rate, si
+from harness.base.formatting import rate, si
 from harness.host.devices import peaks
 from harness.host.environment import is_digest
 from harness.host.machine import Machine

@@ -5,7 +5,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases import Form, Threshold, metrics
 from harness.interface.report.page import svg
 from harness.interface.report.scaling import judged_interval

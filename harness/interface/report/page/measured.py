@@ -9,11 +9,11 @@ from markupsafe import Markup
 
 from harness.analysis.timeline.profiled import close_launch, trace_path
 from harness.base.errors import ScaleproofError
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.base.packs import size
 from harness.cases import Plan
 from harness.interface.report.page import drawings, svg
-from harness.interface.report.page.drawings import Lane, Trail
+from harness.interface.report.page.drawings import Lane, StepSeriesChart
 from harness.interface.report.page.spent import COLORS
 from harness.interface.report.timeline import TERMS
 from harness.record import LaunchRecord, Purpose, RunRecord
@@ -72,12 +72,12 @@ def _over_steps(
         name = f"launch {launch.launch.rpartition('-')[2]}, block {launch.block}"
         count = min(len(rank.step_s) for rank in ranks)
         slowest = np.max([rank.step_s[:count] for rank in ranks], axis=0)
-        steps.append(Trail(name=name, values=(slowest * 1e3).tolist()))
+        steps.append(StepSeriesChart(name=name, values=(slowest * 1e3).tolist()))
         memory_bytes = np.max([rank.rss_bytes[:count] for rank in ranks], axis=0)
         looked = np.flatnonzero(memory_bytes)
         if len(looked) > 1:
             values = (memory_bytes[looked] / 1e6).tolist()
-            memory.append(Trail(name=name, values=values, steps=looked.tolist()))
+            memory.append(StepSeriesChart(name=name, values=values, steps=looked.tolist()))
     message = f"{len(steps)} launches; each step counts as its slowest rank's"
     drawn = drawings.over_steps(steps, title="step time", unit="ms", cut=cut)
     yield Drawing(title="Every step", svg=Markup(drawn), note=message)

@@ -97,7 +97,7 @@ def _spent(run: RunRecord, rung: Rung, seen: Sequence[Named], anchor: str, most_
     parts.sort(key=lambda p: -p[1])
     if abs(rest) >= 0.005:
         parts.append(("all else", rest))
-    fall = drawings.Fall(
+    fall = drawings.WaterfallChart(
         start=("ideal step", float(losses.ideal_ns) / 1e6),
         parts=parts,
         end=("real step", float(losses.step_ns) / 1e6),

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from harness.analysis.samples import same_training, script
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases import Mode
 from harness.interface.report.script.late import late, late_in_most
 from harness.interface.report.script.row import ScriptRow
-from harness.record import Watched
+from harness.record import ScriptObservations
 
 
 def checks(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
@@ -106,7 +106,9 @@ def _gradients(several: Sequence[ScriptRow], first: ScriptRow) -> Iterator[tuple
         yield f"gradient of {row.arm.case.world} {compared}", reason
 
 
-def _replicas(watched: Sequence[Watched], beside: str = "") -> Iterator[tuple[str, str | None]]:
+def _replicas(
+    watched: Sequence[ScriptObservations], beside: str = ""
+) -> Iterator[tuple[str, str | None]]:
     """Whether ranks stay alike, ``beside`` some parts, and exchange no more than they need."""
     if any(w.sharded for w in watched):
         yield "replicas", "parameters are sharded"

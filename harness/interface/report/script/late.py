@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from harness.analysis.samples import script
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.interface.report.script.row import ScriptRow
 from harness.record import LaunchRecord
 

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.cases import foreign, typed
+from harness.cases import typed
 from harness.cases.typed import ON_CPU, ONE_PROCESS
 from harness.record import RunRecord
 
@@ -77,7 +77,7 @@ def _told_ranks(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:
 def _places(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:
     """Says how ranks are given the variables that others than torchrun set."""
     named = {read[1] for cause in causes if (read := _VARIABLE.search(cause))}
-    for program, places in foreign.PLACES.items():
+    for program, places in typed.PLACES.items():
         if named & places.keys():
             given = " ".join(f"{x}={int(place.endswith('SIZE'))}" for x, place in places.items())
             yield f"with what {program} would tell each rank: {given} {shlex.join(argv)}"

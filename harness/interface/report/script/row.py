@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from harness.cases import Arm
-from harness.record import LaunchRecord, Watched
+from harness.record import LaunchRecord, ScriptObservations
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,13 @@ class ScriptRow:
     launches: Sequence[LaunchRecord]
 
     @property
-    def seen(self) -> Watched:
+    def seen(self) -> ScriptObservations:
         watched = self.launches[0].ranks[0].watched
         assert watched is not None
         return watched
 
     @property
-    def of_ranks(self) -> Sequence[Watched]:
+    def of_ranks(self) -> Sequence[ScriptObservations]:
         """All ranks of the first launch, as hooks saw them."""
         ranks = self.launches[0].ranks
         return [rank.watched for rank in ranks if rank.watched is not None]

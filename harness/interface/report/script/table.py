@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from harness.analysis.judging.pairs import timed
 from harness.analysis.samples import same_training, script
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases.script import ACCEPTABLE
 from harness.interface.report import text
 from harness.interface.report.script.checks import checks

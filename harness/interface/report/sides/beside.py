@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness.analysis.choices import breakeven
 from harness.analysis.choices.breakeven import EncodingCost
 from harness.base.documents import Json
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases import Arm, Form, Plan, metrics
 from harness.interface.report.sides import codecs
 from harness.interface.report.sides.titled import TitledTable

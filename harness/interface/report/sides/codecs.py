@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from harness.analysis.choices import tuned
 from harness.analysis.choices.breakeven import DENSE, EncodingCost, Pays
 from harness.analysis.choices.tuned import TunedLoss
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases import Plan
 from harness.interface.report.page.svg import Curve
 from harness.interface.report.sides.titled import TitledTable

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.analysis.compare import DRIFT, Compared, Comparison, Reading, Shift
 from harness.analysis.judging.fingerprint import between
-from harness.base.numbers import rate, si
+from harness.base.formatting import rate, si
 from harness.cases.metrics import METRICS
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.interface.report.timeline import TERMS

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.cases.batching import COPIES, copied
-from harness.launch.wire.beats import Phase
-from harness.launch.wire.messages import Bits, Flip, LaunchSpec, Place
-from harness.record import RankRecord, WhatRan
+from harness.launch.wire.evidence import Phase
+from harness.launch.wire.messages import Bits, InjectedBitFlip, LaunchSpec, Place
+from harness.record import ExecutedModel, RankRecord
 from harness.record.store import Samples
 from harness.training.accelerator import Accelerator
 from harness.training.context import build_model, load, make_batch, parts
@@ -85,7 +85,7 @@ def run(task: Bits, rank: Rank) -> RankRecord:
         received=np.array(received, dtype=np.int64),
         stored=np.array(_stored(model, rank.file("work.stored"), planted), dtype=np.int64),
     )
-    return rank.record(WhatRan(module=type(model).__name__), memory, samples=left)
+    return rank.record(ExecutedModel(module=type(model).__name__), memory, samples=left)
 
 
 def _bits_of(output: object) -> Tensor:
@@ -121,7 +121,7 @@ def _stored(model: nn.Module, file: Path, planted: "_Planted") -> list[int]:
 class _Planted:
     """The flip that this rank is to suffer, if any."""
 
-    def __init__(self, flip: Flip | None) -> None:
+    def __init__(self, flip: InjectedBitFlip | None) -> None:
         self._flip = flip
 
     def strike(self, place: Place, x: Tensor, step: int, copy: int) -> None:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.cases import CaseSpec, Device, Mesh, Optimizer, Passes, Precision, Stepping
-from harness.launch.wire.beats import Phase
+from harness.launch.wire.evidence import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
-from harness.record import Category, Check, Expected, Issued, RankRecord, exchanges
+from harness.record import Category, Check, CollectiveCount, Expected, RankRecord, exchanges
 from harness.training.accelerator import Accelerator
 from harness.training.context import (
     Loaded,
@@ -162,7 +162,7 @@ def limits(
 
 def run_gate(
     loaded: Loaded, case: CaseSpec, context: MakeContext, beat: Callable[[], None]
-) -> tuple[list[Check], Mapping[str, Issued], Trainer]:
+) -> tuple[list[Check], Mapping[str, CollectiveCount], Trainer]:
     """All checks of the twin; the collectives of one step; the last trainer built."""
     if case.phase is Passes.FORWARD:
         return forward_only(loaded, replace(case, optimizer=Optimizer.SGD), context)
@@ -213,7 +213,7 @@ def _in_fp32(
 
 def forward_only(
     loaded: Loaded, case: CaseSpec, context: MakeContext
-) -> tuple[list[Check], Mapping[str, Issued], Trainer]:
+) -> tuple[list[Check], Mapping[str, CollectiveCount], Trainer]:
     """Losses must be the reference's, weights must stay, and no gradient may be sent."""
     ctx = context(case)
     trainer, reference, sampler, origin = _start(loaded, case, ctx)

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from harness.cases import Fault
-from harness.launch.wire.beats import Phase
+from harness.launch.wire.evidence import Phase
 from harness.launch.wire.messages import Play
-from harness.record import RankRecord, WhatRan
+from harness.record import ExecutedModel, RankRecord
 from harness.record.recovery import Mark
 from harness.record.store import write_text
 from harness.training.context import load
@@ -63,7 +63,7 @@ def run(task: Play, rank: Rank) -> RankRecord:
                 if ctx.rank == 0:
                     _name(folder, done)
                 mark(Mark.SAVED)
-    return rank.record(WhatRan(module=type(trainer).__name__), memory)
+    return rank.record(ExecutedModel(module=type(trainer).__name__), memory)
 
 
 def _name(folder: Path, done: int) -> None:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.cases import Passes
-from harness.launch.wire.beats import Phase
+from harness.launch.wire.evidence import Phase
 from harness.launch.wire.messages import LaunchSpec, Refer
-from harness.record import Check, RankRecord, WhatRan
+from harness.record import Check, ExecutedModel, RankRecord
 from harness.record.store import Samples
 from harness.training.context import Loaded, RankContext, build_model, load
 from harness.training.feeds import Feed
@@ -32,7 +32,7 @@ from harness.training.rank.inquiries import inquiries
 from harness.training.rank.oracle import Oracle, added, shaped
 from harness.training.rank.rounding import OtherRounding, Rounding
 from harness.training.rank.setup import Rank
-from harness.training.rank.shares import Shares
+from harness.training.rank.shares import CodecShares
 from harness.training.rank.simulated import Simulated
 from harness.training.rank.streamed import Streamed
 
@@ -63,7 +63,7 @@ class Training:
     batches: Batches
     steps: int
     rounding: Rounding
-    shares: Shares | None
+    shares: CodecShares | None
     squares: list[tuple[float, float]]
 
 
@@ -85,7 +85,7 @@ def run(task: Refer, rank: Rank) -> RankRecord:
         of_shard = dataclasses.replace(ctx, shard=shard)
         return loaded.feed(rank.source(loaded, of_shard, task.steps), plain=True)
 
-    def losses(rounding: Rounding, shares: Shares | None = None) -> list[float]:
+    def losses(rounding: Rounding, shares: CodecShares | None = None) -> list[float]:
         nonlocal made
         with torch.device("cpu") if task.streamed else ctx.device:
             model = build_model(loaded, rounding.case(case), case.seed)
@@ -112,7 +112,7 @@ def run(task: Refer, rank: Rank) -> RankRecord:
             of_steps.append(loss)
 
     coded = ctx.compressor is not None and case.phase is not Passes.FORWARD
-    shares = Shares(ctx) if coded and not alone else None
+    shares = CodecShares(ctx) if coded and not alone else None
     who = inquiries(loaded)
     with who.noted():  # a model may ask late, when its gate has long been passed
         usual = losses(Rounding(), shares)
@@ -146,7 +146,7 @@ def run(task: Refer, rank: Rank) -> RankRecord:
     if shares is not None and ctx.compressor is not None:
         checks += [shares.check(), *invariants.aged(ctx, ctx.compressor, min(task.steps, OLD))]
     return rank.record(
-        WhatRan(module=made),
+        ExecutedModel(module=made),
         memory,
         samples=samples,
         checks=tuple(checks),

@@ -14,8 +14,8 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from harness.base.errors import LaunchError
-from harness.host import shared
-from harness.launch.wire.beats import Beats, Phase
+from harness.host import copies
+from harness.launch.wire.evidence import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.training.observe import issued
 from harness.training.rank.setup import RankPlace
@@ -32,7 +32,7 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
     Raises what the script raises, LaunchError where it ends before.
     """
     assert isinstance(spec.task, Script | Break)
-    shared.read_only([Path(spec.task.folder) / name for name in spec.task.data])
+    copies.read_only([Path(spec.task.folder) / name for name in spec.task.data])
     issued.enable(KEPT)
     beats.write(place.rank, Phase.GROUP)
     store = place.store()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from harness.cases import Batching, CaseSpec, Device, Precision
-from harness.record import Expected, ModelFacts, WhatRan
+from harness.record import ExecutedModel, Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import samples
 from harness.training.strategies import ddp, fsdp
@@ -44,7 +44,7 @@ class Prepared(LocalTrainer):
 
     kind = ""
 
-    def ran(self) -> WhatRan:
+    def ran(self) -> ExecutedModel:
         """The configuration that accelerate reports, and how parameters are really placed."""
         sharded = [
             placement for placement in samples.placements(self.module) if placement != "plain"

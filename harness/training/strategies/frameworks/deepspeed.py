@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.cases import Batching, CaseSpec, Precision
-from harness.record import Expected, ModelFacts, WhatRan
+from harness.record import ExecutedModel, Expected, ModelFacts
 from harness.training import optimizers
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import traffic
@@ -123,7 +123,7 @@ class EngineTrainer(LocalTrainer):
             with gathered:
                 yield name, parameter.detach().clone()
 
-    def ran(self) -> WhatRan:
+    def ran(self) -> ExecutedModel:
         """The stage that the engine says it runs, and the class that does it."""
         stage = self.engine.zero_optimization_stage()
         optimizer = self.engine.optimizer

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from harness.cases import Batching, CaseSpec
-from harness.record import Expected, ModelFacts, WhatRan
+from harness.record import ExecutedModel, Expected, ModelFacts
 from harness.training.context import Knobs, RankContext, within
 from harness.training.parallel import samples
 from harness.training.strategies import ddp, fsdp
@@ -46,7 +46,7 @@ class FabricTrainer(LocalTrainer):
     def backward(self, loss: Tensor) -> None:
         self.fabric.backward(loss)
 
-    def ran(self) -> WhatRan:
+    def ran(self) -> ExecutedModel:
         """The class within, and over how many ranks parameters are cut: one looks like all."""
         placed = {
             f"{parameter.placements[0]!r} of {parameter.device_mesh.size()}"

@@ -11,7 +11,7 @@ from harness.analysis.choices.breakeven import DENSE, EncodingCost
 from harness.analysis.choices.tuned import TunedLoss
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, SpecError, nearest
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases import (
     Arm,
     CaseSpec,

@@ -14,7 +14,7 @@ from harness.analysis.choices import fitting
 from harness.analysis.choices.fitting import Attempt, Search
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, LaunchError, SpecError
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.cases import Arm, CaseSpec, Catalogue, Device, Mode, Plan, Protocol, Role, Site
 from harness.cases.targets import case_plan
 from harness.host.machine import Machine

@@ -15,7 +15,7 @@ from harness.base.documents import to_doc
 from harness.base.errors import SpecError
 from harness.cases import Arm, Device, Plan, Site, Threshold
 from harness.cases.targets import bounds_of, plans_of
-from harness.host.hardware import Hardware
+from harness.host.devices import Hardware
 from harness.host.machine import Machine
 from harness.interface import options
 from harness.interface.cli import measuring, planning
@@ -23,7 +23,7 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import plans as plans_report, text
 from harness.interface.report.plans import PlanOutlook
 from harness.measure import together
-from harness.measure.remembered import Remembered
+from harness.measure.remembered import DescribeCache
 from harness.record import Described
 from harness.record.fabric import shapes
 
@@ -82,7 +82,9 @@ def act(asked: Asked) -> Answer:
     required = bounds_of(asked.options.target, site, catalogue, planning.tier(asked.options.marks))
     planned = measuring.session(asked, catalogue, local_site, required=required)
     with contextlib.closing(planned) as session:
-        session.describe([arm.case for plan in plans for arm in plan.arms], Remembered(catalogue))
+        session.describe(
+            [arm.case for plan in plans for arm in plan.arms], DescribeCache(catalogue)
+        )
         run = session.run
         machine, link = (
             (run.machine, 0.0) if hardware is None else (hardware.machine, hardware.slowest)

@@ -14,7 +14,7 @@ from harness.cases import Catalogue, Mode, Plan, Protocol, Site
 from harness.cases.recipes import REAL
 from harness.cases.script import script_plan
 from harness.cases.targets import bounds_of, plans_of
-from harness.host import leftovers
+from harness.host import doctor
 from harness.interface import options
 from harness.interface.cli import measuring, nsys
 from harness.interface.cli.answer import Answer, Asked
@@ -199,7 +199,7 @@ def _check_clean(paths: Sequence[str]) -> None:
 def _measured(asked: Asked, session: Session, plans: list[Plan]) -> Answer:
     session.run.notes += detached.notes()
     measured = measuring.measured(session, plans)
-    leftovers.remove(Path.cwd(), session.settings.clean)
+    doctor.remove_paths(Path.cwd(), session.settings.clean)
     answer = measuring.judged(session, measured.record, asked)
     if measured.errors and not measured.interrupted:
         return replace(answer, error=measured.errors[0])

@@ -11,7 +11,7 @@ from harness.analysis.verify import verify
 from harness.base import files
 from harness.base.documents import to_doc
 from harness.base.errors import RecordError
-from harness.base.numbers import si
+from harness.base.formatting import si
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.options import usual_results
 from harness.interface.report import text

@@ -10,7 +10,7 @@ from harness.analysis import remembered
 from harness.analysis.judging.tally import Tally
 from harness.analysis.reading import load
 from harness.analysis.verify import refuse_unsealed
-from harness.base import collected
+from harness.base import documents
 from harness.base.documents import Json
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.answer import Answer, Asked
@@ -127,7 +127,7 @@ def _proposal(path: Path) -> Answer:
 
 def of_run(path: Path, *, every: bool = False) -> Answer:
     """The screen, or with ``every`` all tables; the page lies beside the record."""
-    with collected.paused():  # a record, and a page of it, have no cycles
+    with documents.paused():  # a record, and a page of it, have no cycles
         return _of_run(path, every=every)
 
 

@@ -11,7 +11,7 @@ from harness.analysis.stacks import Activity, Frame, tally
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases import Catalogue, Entry, Site
-from harness.host import admission, doctor, facts, ranks
+from harness.host import admission, doctor, machine, ranks
 from harness.host.admission import Finding, Level
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
@@ -153,7 +153,7 @@ def _doctor() -> Answer:
     if unfit:
         lines.append(" a run now would end INCONCLUSIVE: noisy host")
     exit_ = Exit.FAILED if broken else Exit.INCONCLUSIVE if unfit else Exit.PASSED
-    document = {"checks": to_doc(tuple(checks)), "facts": facts.facts()}
+    document = {"checks": to_doc(tuple(checks)), "facts": machine.facts()}
     return Answer(document=document, lines=lines, exit=exit_)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from harness.analysis.reading import load
 from harness.analysis.verify import rejudge
 from harness.base.documents import to_doc
-from harness.cases import Catalogue, Threshold, metrics, vacuous
+from harness.cases import Catalogue, Threshold, metrics, rules as vacuous
 from harness.cases.rules import load_thresholds
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked

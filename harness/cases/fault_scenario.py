@@ -22,7 +22,7 @@ def title(case: str, fault: str, later: bool, before: int, into: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class FaultScenario:
     """One course of a recovery: a fault on ranks in turn, a kind of saving, a world to go on in."""
 
     case: CaseSpec
@@ -43,10 +43,10 @@ class Course:
         return firsts[i % len(firsts)]
 
 
-def resharded(case: CaseSpec) -> tuple[Course, Course]:
+def resharded(case: CaseSpec) -> tuple[FaultScenario, FaultScenario]:
     """A rank less after the crash than before, and one more: no more devices than the case has."""
     smaller = case.at(case.world_size - 1)
     return (
-        Course(case=case, fault=Fault.KILL, into=smaller),
-        Course(case=smaller, fault=Fault.KILL, into=case),
+        FaultScenario(case=case, fault=Fault.KILL, into=smaller),
+        FaultScenario(case=smaller, fault=Fault.KILL, into=case),
     )

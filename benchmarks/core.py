@@ -19,7 +19,7 @@ from harness.analysis.judging import verdicts
 from harness.analysis.timeline.reader import read
 from harness.analysis.verify import verify
 from harness.base import programs
-from harness.features.history import asv, scan
+from harness.features.history import asv_results, scan
 from harness.features.history.ingest import ingest
 from harness.features.history.night import KeptFigure, Night, Value, keep, nights
 from harness.features.history.trends import trends
@@ -123,7 +123,7 @@ class History:
     def setup(self, num_nights: int) -> None:
         self.results = Path(tempfile.mkdtemp())
         year(self.results, num_nights, 15)
-        asv.write(self.results, nights(self.results))
+        asv_results.write(self.results, nights(self.results))
 
     def teardown(self, num_nights: int) -> None:
         shutil.rmtree(self.results)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.features.history import asv, ledger
+from harness.features.history import asv_results, ledger
 from harness.features.history.night import QUANTITIES, Night, nights
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 @functools.cache
 def night() -> Night | None:
     """The night of asv's commit; None when nothing was ingested yet, and at the root."""
-    run = ledger.run_at(RESULTS / asv.LEDGER, os.environ.get("ASV_COMMIT", "main"))
+    run = ledger.run_at(RESULTS / asv_results.LEDGER, os.environ.get("ASV_COMMIT", "main"))
     return next((n for n in nights(RESULTS) if n.run == run), None)
 
 
@@ -45,12 +45,12 @@ def track(quantity: str) -> Callable[[str], float]:
         kept = night()
         assert kept is not None, "see setup"
         values = kept.cases[case].values if case in kept.cases else {}
-        return asv.shown(quantity, values[quantity]) if quantity in values else math.nan
+        return asv_results.shown(quantity, values[quantity]) if quantity in values else math.nan
 
     figure.__name__ = f"track_{quantity}"
     figure.__doc__ = f"{quantity.replace('_', ' ').capitalize()} of a case that night."
-    figure.unit = asv.unit(quantity)  # type: ignore[attr-defined]
-    figure.version = asv.VERSION  # type: ignore[attr-defined]
+    figure.unit = asv_results.unit(quantity)  # type: ignore[attr-defined]
+    figure.version = asv_results.VERSION  # type: ignore[attr-defined]
     figure.params = [cases(quantity)]  # type: ignore[attr-defined]
     figure.param_names = ["case"]  # type: ignore[attr-defined]
     figure.pretty_name = quantity.replace("_", " ")  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ def first_step_s(layers: int, how: str) -> float:
 
     from harness.cases import Compiled
     from harness.training.models import decoder
-    from harness.training.rank.inquiries import WorldSizeQueries
+    from harness.training.rank.gate_checks import WorldSizeQueries
     from harness.training.tuning import kernels
 
     if how == IMPORTED:

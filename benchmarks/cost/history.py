@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.base import programs
-from harness.features.history import asv
+from harness.features.history import asv_results
+from harness.features.history.asv_results import publish
 from harness.features.history.ingest import ingest
 from harness.features.history.night import nights
-from harness.features.history.published import publish
 from harness.features.history.trends import trends
 
 HERE = Path(__file__).parent
@@ -33,9 +33,9 @@ def seconds(work: Callable[[], object]) -> float:
 def row(count: int, results: Path) -> str:
     """One size of a history."""
     programs.load_module(str(HERE.parent / "core.py")).year(results, count, CASES)
-    first = seconds(lambda: asv.write(results, nights(results)))
+    first = seconds(lambda: asv_results.write(results, nights(results)))
     more = seconds(lambda: ingest([SAMPLE], results))
-    commits, listed = asv.write(results, nights(results)), trends(nights(results))
+    commits, listed = asv_results.write(results, nights(results)), trends(nights(results))
     page = seconds(lambda: publish(results, listed, commits))
     words = [sys.executable, "-m", "harness", "history", "--results", str(results)]
     took_s = seconds(lambda: subprocess.run(words, check=True, stdout=subprocess.DEVNULL))

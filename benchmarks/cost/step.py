@@ -24,7 +24,7 @@ from torch import nn
 from harness.base.stats import t_interval
 from harness.launch.wire.evidence import Beats, Phase
 from harness.training.accelerator import Accelerator
-from harness.training.data import Batch
+from harness.training.feeds import Batch
 from harness.training.observe.intake import Intake
 from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import geometric_mean
 
-from harness.analysis.judging import load
+from harness.analysis.judging import biases
+from harness.analysis.judging.contrast_data import timed
 from harness.analysis.judging.fingerprint import between, fingerprint
-from harness.analysis.judging.pairs import timed
 from harness.analysis.judging.points import budgets, points
 from harness.base import stats
 from harness.base.documents import Json, fields_of
@@ -234,7 +234,7 @@ def _taken(run: RunRecord, case: CaseSpec) -> float | None:
     ]
     if not launches:
         return 0.0
-    return load.lost(launches, run, beside=load.around(launches))
+    return biases.lost_to_load(launches, run, beside=biases.around(launches))
 
 
 def _widened(row: Compared, taken_a: float, taken_b: float) -> Compared:

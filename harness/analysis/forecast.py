@@ -14,8 +14,8 @@ from functools import cached_property
 from statistics import fmean
 
 from harness.analysis import roofline, rungs
-from harness.analysis.judging import pairs
-from harness.analysis.judging.obstacles import too_large_for_one
+from harness.analysis.judging import contrast_data
+from harness.analysis.judging.blockers import too_large_for_one
 from harness.analysis.samples import references
 from harness.analysis.samples.references import STREAMED_STEPS
 from harness.cases import Arm, CaseSpec, Compiled, Device, Plan, Role, Threshold, Window
@@ -205,7 +205,9 @@ class Forecast:
     def judged(self) -> Collection[str]:
         """The plans of which a rule asks something: only they get further blocks."""
         return {
-            plan.hash for plan in self.plans if pairs.ruled(plan, self.thresholds, self.machine)
+            plan.hash
+            for plan in self.plans
+            if contrast_data.ruled(plan, self.thresholds, self.machine)
         }
 
     def coming(self) -> Iterator[PendingLaunches]:

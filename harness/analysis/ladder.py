@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean, median
 
-from harness.analysis.judging.pairs import timed, values_of
+from harness.analysis.judging.contrast_data import timed, values_of
 from harness.analysis.judging.points import flops, mfu, points, roofline_mfu, throughput
 from harness.cases import Arm, CaseSpec, Plan, metrics
 from harness.record import Described, LaunchRecord, RunRecord, ScalingPoint, Steps, Verdict

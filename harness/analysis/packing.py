@@ -3,7 +3,7 @@
     worlds -> slots (which run side by side) -> seats (on which nodes and devices, drawn each time)
 
 A ladder of 64 nodes so needs two slots instead of seven. What worlds do to their neighbours is
-measured (``analysis/judging/neighbours.py``).
+measured (``analysis/judging/biases.py``).
 """
 
 import random

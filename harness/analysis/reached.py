@@ -1,6 +1,6 @@
 """Each rule of a run, and whether it judged a contrast, nothing, or nothing that could be."""
 
-from harness.analysis.judging import pairs
+from harness.analysis.judging import contrast_data
 from harness.analysis.judging.series import series
 from harness.cases import Reach, Threshold
 from harness.cases.rules import reach
@@ -14,7 +14,7 @@ def reached(run: RunRecord) -> list[tuple[Threshold, Reach, str]]:
     judged = [
         (plan.arm(contrast.subject).case, contrast)
         for plan in run.plans
-        for contrast in pairs.judged_of(plan, run.thresholds, run.machine)
+        for contrast in contrast_data.judged_of(plan, run.thresholds, run.machine)
     ]
     largest = sum(run.settings.nodes)
     nodes = max((len(case.nodes) for case in cases), default=len(run.settings.nodes))

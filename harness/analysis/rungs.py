@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from statistics import geometric_mean, median
 
-from harness.analysis.judging.doubts import PERTURBED
+from harness.analysis.judging.caveats import PERTURBED
 from harness.analysis.judging.points import budgets, shown_against, tabled
 from harness.analysis.timeline.losses import Losses, losses
 from harness.cases import Arm, CaseSpec, Contrast, Device, Mode, Plan, Role

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.audit import audit, strays
-from harness.analysis.judging import pairs, verdicts
-from harness.analysis.samples import bits, figures, pilots, references, script
-from harness.analysis.timeline.profiled import budget_of, talks, trace_path
+from harness.analysis.judging import contrast_data, verdicts
+from harness.analysis.samples import bits, figures, references, script, steadiness
+from harness.analysis.timeline.close import budget_of, talks, trace_path
 from harness.base import errors, files
 from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
@@ -418,18 +418,18 @@ def _digest(path: Path) -> str:
 def _windows(run: RunRecord, folder: Path) -> list[str]:
     """Whether steps and cuts are those that the pilots ask for, and were kept to."""
     differences = []
-    known = dict[str, pilots.Pilot]()
+    known = dict[str, steadiness.Pilot]()
     if run.complete and run.windows:
-        sd = pilots.launch_sd(pilots.read(run, folder, known=known))
+        sd = steadiness.launch_sd(steadiness.read(run, folder, known=known))
         if not same(sd, run.launch_sd):
             differences.append(f"launch_sd is {run.launch_sd}, the pilots give {sd}")
     for plan in run.plans:
         frozen = run.windows.get(plan.hash)
         settled = run.schema >= SETTLED_SINCE
-        windows = pilots.read(run, folder, plan, known)
-        if settled and frozen and frozen != pilots.windows(plan, windows, run.described):
+        windows = steadiness.read(run, folder, plan, known)
+        if settled and frozen and frozen != steadiness.windows(plan, windows, run.described):
             differences.append(f"{plan.name}: windows are {frozen}, the pilots give others")
-        for launch in pairs.timed(run, plan, None):
+        for launch in contrast_data.timed(run, plan, None):
             kept = run.window(plan, launch)
             if launch.steps is not None and launch.steps.count != kept.steps - kept.cut:
                 differences.append(f"{launch.launch}: {launch.steps.count} steps kept, not {kept}")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from harness.analysis import compare, remembered
+from harness.analysis import compare, verify_cache
 from harness.analysis.judging.points import points
 from harness.base.errors import SpecError
 from harness.base.formatting import still
@@ -57,7 +57,7 @@ class NotebookRun:
     def __init__(self, folder: Path) -> None:
         self.folder = folder if folder.is_dir() else folder.parent
         self.record: RunRecord
-        self.record, self.doubt = remembered.vouched(folder)
+        self.record, self.doubt = verify_cache.vouched(folder)
 
     @property
     def verdicts(self) -> list[ShownVerdict]:

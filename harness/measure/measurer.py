@@ -16,17 +16,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from harness.analysis import forecast
-from harness.analysis.judging import obstacles, verdicts
+from harness.analysis.judging import blockers, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
 from harness.analysis.samples.same_training import may_be_ragged
 from harness.base.errors import RetryableError, ScaleproofError
 from harness.base.files import UnwrittenError
 from harness.base.formatting import duration, rate
 from harness.cases import Arm, Plan, Role, Window, metrics
-from harness.measure import blocks, leading, piloting, profiling, referring, together
-from harness.measure.climb import climb
+from harness.measure import (
+    orders as blocks,
+    orders as leading,
+    orders as piloting,
+    orders as profiling,
+    orders as referring,
+    together,
+)
 from harness.measure.confirming import confirm
-from harness.measure.order import Order
+from harness.measure.orders import Order, climb
 from harness.measure.progress import Moment
 from harness.measure.session import Session
 from harness.measure.sweeper import Sweeper
@@ -157,7 +163,9 @@ class Measurer:
         )
 
     def _pilot(self, plan: Plan) -> None:
-        for purpose, turn, arms in piloting.missing(self.run, plan, lambda: self._slots(plan)):
+        for purpose, turn, arms in piloting.missing_pilots(
+            self.run, plan, lambda: self._slots(plan)
+        ):
             if self._late(plan, "its pilots"):
                 return
             if not self._usable(plan, self._launch(plan, arms, purpose, turn=turn)):
@@ -188,7 +196,9 @@ class Measurer:
         if plan.in_pilots:
             return  # nothing is timed
         of_arms = arms or self._arms[plan.hash]
-        for arms, wanted in referring.missing(self._session, plan, of_arms, replicated=replicated):
+        for arms, wanted in referring.missing_references(
+            self._session, plan, of_arms, replicated=replicated
+        ):
             if not replicated and self._late(plan, "its reference"):
                 return
             self._launch(
@@ -222,7 +232,7 @@ class Measurer:
         """
         if not self._session.settings.timeline or not self._arms[plan.hash]:
             return
-        looks = (profiling.missing(self._session, plan, attempt) for _ in range(2))
+        looks = (profiling.missing_profiles(self._session, plan, attempt) for _ in range(2))
         for turn, arms in itertools.chain.from_iterable(looks):
             if not self.run.in_time(self.run.block_s([arms]), self._budget_s):
                 self._progress.note(f"{plan.brief}: no timeline, profiling exceeds the time budget")
@@ -297,7 +307,7 @@ class Measurer:
                 self._launch_missing(plan, block)
 
     def _launch_missing(self, plan: Plan, block: Block) -> None:
-        while remaining := next(blocks.missing(self.run, plan, block), None):
+        while remaining := next(blocks.missing_timed(self.run, plan, block), None):
             turn, arms = remaining
             profiled = profiling.behind(self._session, plan, block, turn, arms)
             done = self._launch(
@@ -314,7 +324,7 @@ class Measurer:
         """
         for launch in (x for x in launches if not (x.usable or x.discarded)):
             arm = plan.arm(launch.arm)
-            wrong = [*launch.wrong, obstacles.blame(launch)]
+            wrong = [*launch.wrong, blockers.blame(launch)]
             self._progress.note(f"{arm.case.brief}: {wrong[0]}")
             if launch.purpose is Purpose.PROFILE:
                 return False
@@ -365,7 +375,7 @@ def _described(session: Session, plan: Plan) -> list[Arm]:
     return [
         arm
         for arm, description in arms_described
-        if not description.error and obstacles.fits(description, arm.case, on)
+        if not description.error and blockers.fits(description, arm.case, on)
     ]
 
 

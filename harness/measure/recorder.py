@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.analysis.judging.pairs import absolute
+from harness.analysis.judging.contrast_data import absolute
 from harness.analysis.reading import LIBRARY
 from harness.analysis.samples import figures
 from harness.base.documents import from_doc

@@ -20,10 +20,9 @@ from harness.launch import deploy
 from harness.launch.engine import Where
 from harness.launch.wire.messages import HowFar
 from harness.measure.bench import Bench, figured
-from harness.measure.interrupts import INTERRUPTED, end_on_signals
-from harness.measure.order import Order
-from harness.measure.progress import Looking, Moment, Progress, waiting
-from harness.measure.remembered import DescribeCache
+from harness.measure.describing import DescribeCache
+from harness.measure.orders import Order
+from harness.measure.progress import INTERRUPTED, Looking, Moment, Progress, end_on_signals, waiting
 from harness.measure.run import Run
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.launch import FLAKES, num_again

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import count
 
+from harness.analysis.judging.judge import FIRST_LOOK
 from harness.analysis.judging.series import series
-from harness.analysis.judging.standard import FIRST_LOOK
 from harness.analysis.judging.verdicts import of_series
 from harness.base.documents import Json
 from harness.base.errors import RetryableError, ScaleproofError

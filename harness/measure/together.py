@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis import packing
-from harness.analysis.judging import neighbours
-from harness.analysis.judging.obstacles import too_large_for_one
+from harness.analysis.judging import biases
+from harness.analysis.judging.blockers import too_large_for_one
 from harness.analysis.samples import references
 from harness.base.documents import Json
 from harness.base.errors import SpecError
@@ -14,7 +14,7 @@ from harness.cases import Arm, CaseSpec, Device, Plan, StandIn, Window
 from harness.cases.script import LAUNCHED
 from harness.host import copies
 from harness.launch.wire.messages import Script
-from harness.measure.order import Order
+from harness.measure.orders import Order
 from harness.measure.run import Run
 from harness.measure.session import Session
 from harness.record import Purpose
@@ -50,7 +50,7 @@ def side_by_side(session: Session, plan: Plan) -> bool:
         return False
     if len(_networks(session, plan)) > 1:
         return False
-    if any(arm.case.first_device for arm in plan.arms) or neighbours.disturb(run.bare(), plan):
+    if any(arm.case.first_device for arm in plan.arms) or biases.disturb(run.bare(), plan):
         return False
     paced = all(StandIn.PACED in arm.case.stand_in for arm in plan.arms)
     return paced or on_gpus or _cores_suffice(run)

@@ -28,10 +28,9 @@ from harness.training import optimizers
 from harness.training.context import Loaded, build_model, make_batch, parts
 from harness.training.parallel import traffic
 from harness.training.parallel.depth import likeness
-from harness.training.shallow import WorkBySamples, flops, kept_bytes, step_work
 from harness.training.trainer import constant, element_bytes, training_bytes
 from harness.training.tuning.tuned import refuse, untuned
-from harness.training.work import again_flops
+from harness.training.work import WorkBySamples, again_flops, flops, kept_bytes, step_work
 
 #: A model may state this many times the FLOPs that are counted: attention kernels count in part.
 FLOPS_SLACK = 1.2

@@ -1,14 +1,11 @@
-"""How encoded gradients travel, with what was not sent kept for the next step.
-
-A codec works on rows, (rows, m) fp32 to (rows, bytes) uint8, so that the parts for all ranks are
-encoded at once. What it writes is what is sent: the wire format is the codec's.
-"""
+"""What compressors share: closed forms, error feedback and transports of encoded gradients."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -17,8 +14,235 @@ from torch.nn import functional
 
 from harness.base.documents import Json
 from harness.training.context import RankContext
-from harness.training.hooks import ErrorFeedback, Hook, Promise, all_gather, done
 from harness.training.observe.laps import lap
+
+#: A DDP communication hook without its state: a bucket in, the averaged flat gradient out.
+Hook: TypeAlias = Callable[[dist.GradBucket], torch.futures.Future[Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """Per rank and step: input bytes of each collective, and bytes sent in closed form."""
+
+    payload_bytes: Mapping[str, float]
+    sent_bytes: float
+    formula: str
+
+
+def done(tensor: Tensor) -> torch.futures.Future[Tensor]:
+    """A finished future: synchronous hooks keep the order of collectives equal on all ranks."""
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(tensor)
+    return future
+
+
+def cast(dtype: torch.dtype) -> tuple[Callable[..., Promise], Callable[..., Hook]]:
+    """``promise`` and ``build`` of a compressor that all-reduces in ``dtype``.
+
+    Divide, cast, all-reduce, cast back; overlaps with backward like DDP's own all-reduce.
+    """
+
+    def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json]) -> Promise:
+        payload = float(sum(shape.numel() for shape in shapes) * dtype.itemsize)
+        return Promise(
+            payload_bytes={"all_reduce": payload},
+            sent_bytes=2 * (world - 1) / world * payload,
+            formula=f"2 (N-1)/N {dtype.itemsize} n",
+        )
+
+    def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
+        def hook(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+            flat = bucket.buffer()
+            small = flat.div_(ctx.world_size).to(dtype)  # ``back`` writes over it anyway
+            future = dist.all_reduce(small, async_op=True).get_future()
+
+            def back(f: torch.futures.Future[list[Tensor]]) -> Tensor:
+                return flat.copy_(f.value()[0])
+
+            averaged: torch.futures.Future[Tensor] = future.then(back)
+            return averaged
+
+        return hook
+
+    return promise, build
+
+
+def all_gather(message: Tensor, world: int) -> Tensor:
+    """Every rank's message, shape (world, *message.shape)."""
+    gathered = message.new_empty((world, *message.shape))
+    # Its older name, all_gather_into_tensor, is deprecated from torch 2.13 on.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(gathered.flatten(0, 1) if message.dim() > 1 else gathered.flatten(), message)
+    return gathered
+
+
+def state_of(hook: object, names: Mapping[Tensor, str]) -> dict[str, Any]:
+    """The state that a hook keeps from step to step: tensors by parameter, generators, its
+    ``step``.
+    """
+    state: dict[str, Any] = {}
+    for name, value in vars(hook).items():
+        if isinstance(value, ErrorFeedback):
+            state[name] = state_of(value, names)
+        elif isinstance(value, torch.Generator):
+            state[name] = value.get_state()
+        elif isinstance(value, dict):
+            kept = {names.get(key, key): entry for key, entry in value.items()}
+            state[name] = {key: entry for key, entry in kept.items() if isinstance(entry, Tensor)}
+        elif name == "step":
+            state[name] = value
+        elif name == "inner" or hasattr(value, "generator"):
+            state[name] = state_of(value, names)
+    return state
+
+
+def restore(hook: object, state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
+    """The inverse of ``state_of``, into a fresh hook."""
+    for name, value in state.items():
+        current = getattr(hook, name)
+        if isinstance(current, torch.Generator):
+            current.set_state(value)
+        elif isinstance(current, dict):
+            current |= {parameters.get(key, key): entry for key, entry in value.items()}
+        elif isinstance(value, dict):
+            restore(current, value, parameters)
+        else:
+            setattr(hook, name, value)
+
+
+class Late:
+    """A hook that all-reduces whole gradients until step ``start``, and then does as ``inner``."""
+
+    def __init__(self, inner: Hook, start: int, world_size: int) -> None:
+        self.inner = inner
+        self.start = start
+        self.world_size = world_size
+        self.step = 0
+
+    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        whole = self.step < self.start
+        self.step += bucket.is_last()
+        if not whole:
+            return self.inner(bucket)
+        flat = bucket.buffer().div_(self.world_size)
+        reduced = dist.all_reduce(flat, async_op=True).get_future()
+        heard = getattr(self.inner, "heard", None)  # of whole gradients, by those that need them
+        parameters = bucket.parameters()
+
+        def mean(f: torch.futures.Future[list[Tensor]]) -> Tensor:
+            if heard is not None:
+                heard(parameters, f.value()[0])
+            return f.value()[0]
+
+        first: torch.futures.Future[Tensor] = reduced.then(mean)
+        return first
+
+
+class ErrorFeedback:
+    """The gradient that was not sent, per parameter (DDP rebuilds buckets after the first step)."""
+
+    def __init__(self) -> None:
+        self.owed: dict[Tensor, Tensor] = {}
+
+    def add(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient plus what is still owed, flat; a new tensor."""
+        owed = self.owed.get(parameter)
+        flat = gradient.flatten()
+        return flat.clone() if owed is None else flat + owed
+
+    def take(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        """Hands out the sum, in the memory of what was owed: whoever takes it says what is owed
+        next.
+        """
+        owed = self.owed.get(parameter)
+        return gradient.flatten().clone() if owed is None else owed.add_(gradient.flatten())
+
+    def keep(self, parameter: Tensor, wanted: Tensor, sent: Tensor) -> None:
+        """Remember the difference for the next step."""
+        self.owed[parameter] = wanted - sent
+
+    def owe(self, parameter: Tensor, difference: Tensor) -> None:
+        """Remember this for the next step."""
+        self.owed[parameter] = difference
+
+
+#: Indices of the entries to send of one flat parameter, at most so many; fewer where fewer are due.
+Choose: TypeAlias = Callable[[Tensor, int], Tensor]
+
+
+def kept(elements: int, rho: float) -> int:
+    """Entries sent of a parameter: fixed, so that no sizes need exchanging."""
+    return max(1, int(rho * elements))
+
+
+def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
+    """8 bytes a kept entry, to every other rank."""
+    if sum(shape.numel() for shape in shapes) >= 2**31:
+        raise ValueError("int32 indices address 2^31 elements at most")
+    if not 0 < knobs["rho"] <= 1:
+        raise ValueError(f"rho = {knobs['rho']}: a share above 0, at most 1")
+    message = 8.0 * sum(kept(shape.numel(), knobs["rho"]) for shape in shapes)
+    return Promise(
+        payload_bytes={"all_gather": message}, sent_bytes=(world - 1) * message, formula="(N-1) 8 k"
+    )
+
+
+class Sparse:
+    """A hook: values and int32 indices of all parameters of a bucket travel in one message.
+
+    Where fewer entries are chosen than there is room for, the rest is zeros. ``used`` is the share
+    of the room that was.
+    """
+
+    def __init__(self, ctx: RankContext, rho: float, choose: Choose, feedback: bool) -> None:
+        self.world = ctx.world_size
+        self.rho = rho
+        self.choose = choose
+        self.feedback = ErrorFeedback() if feedback else None
+        self.used = 0.0
+
+    def wanted(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        """The values to send of a parameter, flat."""
+        return (
+            gradient.flatten() if self.feedback is None else self.feedback.add(parameter, gradient)
+        )
+
+    def sent(self, parameter: Tensor, wanted: Tensor, index: Tensor) -> None:
+        """Owe all that is not at these places."""
+        if self.feedback is not None:
+            self.feedback.owe(parameter, wanted.index_fill(0, index, 0.0))
+
+    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        flat = bucket.buffer()
+        indices = []
+        values = []
+        offset = room = used = 0
+        with lap("encode"):
+            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                wanted = self.wanted(parameter, gradient)
+                k = kept(wanted.numel(), self.rho)
+                index = self.choose(wanted, k)
+                value = wanted[index].float()
+                spare = k - len(index)
+                self.sent(parameter, wanted, index)
+                if spare:
+                    index = torch.cat((index, index.new_zeros(spare)))
+                    value = torch.cat((value, value.new_zeros(spare)))
+                indices.append((index + offset).to(torch.int32))
+                values.append(value.view(torch.int32))
+                offset = offset + wanted.numel()
+                room = room + k
+                used = used + k - spare
+            message = torch.cat((*indices, *values))
+        self.used = used / room
+        messages = all_gather(message, self.world).view(self.world, 2, -1)
+        with lap("decode"):
+            flat.zero_()
+            for part in messages:
+                # Rank by rank, so that all have the same bits; what is spare adds nothing.
+                flat.index_add_(0, part[0].long(), part[1].view(torch.float32).to(flat.dtype))
+            return done(flat.div_(self.world))
+
 
 Knobs: TypeAlias = Mapping[str, Json]
 

@@ -1,28 +1,184 @@
-"""The work of a step, operator by operator, counted on tensors without data.
+"""The work of a step: operators, saved tensors and FLOPs, counted on tensors without data."""
 
-    forward and backward on fake tensors -> operators -> products, attention, and bytes moved else
-
-An operator of an eager model reads and writes memory. Between two products, compiled blocks read
-and write only what comes from outside or is used outside.
-"""
+from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from harness.cases import CaseSpec, Compiled, Optimizer, Precision
 from harness.record import Product, Work
-from harness.training.context import CAST, Loaded, build_model, make_batch, parts
-from harness.training.kept import FAKE
+from harness.training.context import CAST, Loaded, alike, build_model, make_batch, parts
+from harness.training.tuning.recompute import PRODUCTS
 from harness.training.tuning.tuned import untuned
+
+#: One for all counts: what a model caches in one is used in the next.
+FAKE = FakeTensorMode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedTensorBytes:
+    """Bytes that a step holds besides weights, gradients and moments.
+
+    ``blocks`` is what each block keeps of a sample, the last one with the loss; ``again`` what the
+    largest one needs while it is computed once more, where only what lies between them is kept.
+    """
+
+    per_sample: int
+    constant: int
+    blocks: tuple[int, ...]
+    again: int
+
+
+class _Block(NamedTuple):
+    """Bytes that a block keeps, those of its output, and those of its matrix products."""
+
+    num_bytes: int
+    output: int
+    products: int
+
+
+@dataclass
+class _Count:
+    """Bytes kept by the whole model, by each of its blocks, and by the loss."""
+
+    whole: int = 0
+    loss: int = 0
+    blocks: list[_Block] = field(default_factory=list)
+
+    def deeper(self, more: int) -> _Count:
+        """With so many blocks more, each as the one before the last; that one is the head."""
+        if not more:
+            return self
+        *before, head = self.blocks
+        grown = [*before, *[before[-1]] * more, head]
+        return _Count(self.whole + more * before[-1].num_bytes, self.loss, grown)
+
+
+def kept(loaded: Loaded, case: CaseSpec, more: int = 0) -> SavedTensorBytes:
+    """Counted for one sample and for two; of a checkpointed block only the output is kept (of a
+    selective one its matrix products, too), and one block at a time is computed again, or fetched
+    from the host. With so many ``more`` blocks as the one before the last.
+
+    To be called in a process that trains nothing: what a model caches stays without data.
+    """
+    plain = loaded.at_once(replace(untuned(case), checkpoint=False, compressor=None))
+    counts = [_count(loaded, plain, samples).deeper(more) for samples in (1, 2)]
+    leaves_out = case.checkpoint or case.offload
+    held = [[_held(i, block, case) for i, block in enumerate(count.blocks)] for count in counts]
+    most = [
+        max(count.loss, *(_again(i, block, case) for i, block in enumerate(count.blocks)))
+        for count in counts
+    ]
+    of_one, of_two = (
+        sum(stored) + largest if leaves_out else count.whole
+        for stored, largest, count in zip(held, most, counts, strict=True)
+    )
+    first, second = held
+    blocks = [max(0, b - a) for a, b in zip(first, second, strict=True)]
+    blocks[-1] += max(0, counts[1].loss - counts[0].loss)
+    again = max(0, most[1] - most[0]) if leaves_out else 0
+    return SavedTensorBytes(
+        per_sample=max(0, of_two - of_one),
+        constant=max(0, 2 * of_one - of_two),
+        blocks=tuple(blocks),
+        again=again,
+    )
+
+
+def _recomputed(place: int, case: CaseSpec) -> bool:
+    return case.checkpoint and place % case.checkpoint_every == 0
+
+
+def _held(place: int, block: _Block, case: CaseSpec) -> int:
+    """Bytes of a block that the device holds from forward to backward."""
+    if case.offload:
+        return 0
+    if not _recomputed(place, case):
+        return block.num_bytes
+    return block.output + (block.products if case.selective else 0)
+
+
+def _again(place: int, block: _Block, case: CaseSpec) -> int:
+    """Bytes that a block needs besides, while it is computed again or fetched."""
+    spared = block.products if case.selective and _recomputed(place, case) else 0
+    return max(0, block.num_bytes - spared)
+
+
+class _Products(TorchDispatchMode):
+    """Sums the bytes of what matrix products give."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in PRODUCTS:
+            self.num_bytes += result.numel() * result.element_size()
+        return result
+
+
+def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
+    count = _Count()
+    by_storage = dict[int, Tensor]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        by_storage.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    def held() -> int:
+        return sum(
+            tensor.untyped_storage().nbytes()
+            for key, tensor in by_storage.items()
+            if key not in weights
+        )
+
+    batch = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
+    sample = (batch.inputs, batch.targets)
+    usual = torch.get_default_dtype()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(FAKE)
+        if case.precision is Precision.BF16:
+            stack.callback(torch.set_default_dtype, usual)
+            torch.set_default_dtype(torch.bfloat16)
+        model = build_model(loaded, replace(case, precision=Precision.FP32), case.seed)
+        inputs, targets = (
+            torch.zeros(samples, *like.shape[1:], dtype=like.dtype) for like in sample
+        )
+        weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+        if (dtype := CAST.get(case.precision)) is not None:
+            stack.enter_context(torch.autocast("cpu", dtype=dtype))
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t))
+        products = stack.enter_context(_Products())
+        x = inputs
+        for block in parts(model):
+            before = held()
+            multiplied = products.num_bytes
+            x = block(x)
+            output = x.numel() * x.element_size()
+            kept_bytes = held() - before
+            multiplied = products.num_bytes - multiplied
+            count.blocks.append(_Block(kept_bytes, output, multiplied))
+        before = held()
+        loaded.model.loss(x, targets)
+        count.loss = held() - before
+        count.whole = held()
+    return count
+
 
 #: FLOPs of attention's backward over those of its forward, which a kernel computes again: five
 #: products against two (Dao, FlashAttention-2, 2023, section 4.1).
@@ -227,3 +383,109 @@ def flops_of(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float
         return float(4 * scores * query.shape[-1] * (BACKWARD if backward else 1))
     count = flop_registry.get(func._overloadpacket)
     return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
+
+
+#: Layers of the two models that are counted.
+LESS = 1
+MORE = 2
+_Counted = TypeVar("_Counted")
+
+
+def kept_bytes(loaded: Loaded, case: CaseSpec) -> SavedTensorBytes:
+    """Bytes that a step keeps, as ``kept.kept`` counts them."""
+    if not (layers := _deep(loaded, case)):
+        return kept(loaded, case)
+    return kept(replace(loaded, layers=MORE), case, layers - MORE)
+
+
+def step_work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
+    """The work of a step, as ``work.work`` counts it."""
+    return _by_depth(loaded, case, partial(work, case=case, samples=samples), _deep_work)
+
+
+class WorkBySamples:
+    """The work of one model for any number of samples, counted for two numbers of them.
+
+    A number of bytes or FLOPs is what the weights take and as much for each sample. One sample is
+    counted by itself: a dimension of one is laid out otherwise.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._grows = alike(loaded.model)
+        self._counted: dict[int, Work] = {}
+
+    def of(self, samples: int, count: Callable[[int], Work]) -> Work:
+        """The work of so many samples, which ``count`` counts where it does not follow."""
+        if samples not in self._counted:
+            known = [n for n in self._counted if n > 1]
+            if not (self._grows and samples > 1 and len(known) > 1):
+                self._counted[samples] = count(samples)
+                return self._counted[samples]
+            less, more = sorted(known)[:2]
+            between = _between(self._counted[less], self._counted[more], samples)
+            self._counted[samples] = count(samples) if between is None else between
+        return self._counted[samples]
+
+
+def _between(less: Work, more: Work, samples: int) -> Work | None:
+    """The work of as many samples by the line through two others; None where there is no line."""
+    kinds = [[(p.kind, p.dtype, p.count) for p in step.products] for step in (less, more)]
+    if kinds[0] != kinds[1]:
+        return None
+    times = Fraction(samples - less.samples, more.samples - less.samples)
+
+    def at(low: float, high: float) -> Fraction:
+        return Fraction(low) + times * (Fraction(high) - Fraction(low))
+
+    pairs = list(zip(less.products, more.products, strict=True))
+    flops = [at(a.flops, b.flops) for a, b in pairs]
+    moved = [at(a.moved_bytes, b.moved_bytes) for a, b in pairs]
+    rest = at(less.moved_bytes, more.moved_bytes)
+    if any(num_bytes.denominator > 1 for num_bytes in (*moved, rest)):
+        return None
+    products = tuple(
+        replace(product, flops=float(f), moved_bytes=int(m))
+        for product, f, m in zip(less.products, flops, moved, strict=True)
+    )
+    return replace(less, samples=samples, products=products, moved_bytes=int(rest))
+
+
+def flops(loaded: Loaded, case: CaseSpec, count: Callable[[Loaded], float]) -> float:
+    """The value that ``count`` gives of the whole model."""
+    return _by_depth(loaded, case, count, _grown)
+
+
+def _by_depth(
+    loaded: Loaded,
+    case: CaseSpec,
+    count: Callable[[Loaded], _Counted],
+    deep: Callable[[_Counted, _Counted, int], _Counted],
+) -> _Counted:
+    if not (layers := _deep(loaded, case)):
+        return count(loaded)
+    less, more = (count(replace(loaded, layers=n)) for n in (LESS, MORE))
+    return deep(less, more, layers - LESS)
+
+
+def _deep(loaded: Loaded, case: CaseSpec) -> int:
+    """How many layers a model has that two shallow ones tell all of; 0 of one that is counted."""
+    layers = int(loaded.size(case).get("layers", 0))
+    unlike = case.checkpoint and case.checkpoint_every > 1
+    return layers if alike(loaded.model) and layers > MORE and not unlike else 0
+
+
+def _grown(less: float, more: float, times: int) -> float:
+    return less + (more - less) * times
+
+
+def _deep_work(less: Work, more: Work, times: int) -> Work:
+    products = Counter[Product]()
+    for counted, sign in ((less, 1 - times), (more, times)):
+        for product in counted.products:
+            products[replace(product, count=1)] += sign * product.count
+    return Work(
+        samples=less.samples,
+        products=tuple(replace(product, count=n) for product, n in products.items() if n),
+        moved_bytes=less.moved_bytes + (more.moved_bytes - less.moved_bytes) * times,
+        update_bytes=less.update_bytes + (more.update_bytes - less.update_bytes) * times,
+    )

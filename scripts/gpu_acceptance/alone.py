@@ -28,7 +28,7 @@ from harness.launch.engine import RANK_ENV
 from harness.training.accelerator import Accelerator, numbered
 from harness.training.context import CAST, build_model, load, make_batch
 from harness.training.describe import case_batching
-from harness.training.observe import issued
+from harness.training.observe import collectives as issued
 from harness.training.tuning import kernels
 
 _FORKS = """

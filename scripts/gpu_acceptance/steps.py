@@ -23,7 +23,7 @@ import alone
 import numpy as np
 import torch
 
-from harness.analysis.timeline.profiled import budget_of
+from harness.analysis.timeline.close import budget_of
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
 from harness.cases import CaseSpec, Catalogue, Device, Precision, Site

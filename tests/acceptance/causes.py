@@ -20,7 +20,7 @@ from harness.base.documents import Json
 from harness.cases import Arm, CaseSpec, Catalogue, Device, Plan, Protocol, Role, Site
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
-from harness.measure.order import Order
+from harness.measure.orders import Order
 from harness.record import Budget, Purpose, RankBudget, Term
 from harness.record.budget import OUTLINE
 

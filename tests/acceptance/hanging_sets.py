@@ -11,7 +11,7 @@ import argparse
 import random
 from collections.abc import Sequence
 
-from harness.features.nodes.narrowing import Narrowing
+from harness.features.nodes.isolation import Narrowing
 
 NODES, PLANTED = 16, 3
 #: (Share of launches that hang where they can, share that breaks by a flake.)

@@ -46,7 +46,7 @@ from harness.cases import (
 )
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
-from harness.measure.order import Order
+from harness.measure.orders import Order
 from harness.record import Described, LaunchRecord, Purpose
 from harness.record.store import load_samples
 

@@ -21,7 +21,7 @@ from harness.analysis.judging.notices import PAYLOAD_SHARE, SHAPED_OFF
 from harness.cases import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
-from harness.measure.order import Order
+from harness.measure.orders import Order
 from harness.record import LaunchRecord, Purpose
 
 #: Steps differ from bytes / rate + compute by this much at most, relatively.

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from harness.analysis.judging import pairs as paired
-from harness.analysis.judging.judge import estimate, judge
+from harness.analysis.judging import contrast_data as paired
+from harness.analysis.judging.judge import estimate, judge_values
 from harness.base.documents import from_doc, to_doc
 from harness.cases import (
     BoundSource,
@@ -71,7 +71,7 @@ class Ladder:
             at_least=bound,
         )  # fmt: skip
         for n in range(min(8, len(self.pairs)), len(self.pairs) + 1, 2):
-            status = judge(self.pairs[:n], rule, Form.RATIO).status
+            status = judge_values(self.pairs[:n], rule, Form.RATIO).status
             if status is not Status.INCONCLUSIVE:
                 return status
         return Status.INCONCLUSIVE

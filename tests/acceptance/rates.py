@@ -20,7 +20,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from harness.analysis import packing
-from harness.analysis.judging import neighbours, sequential, standard
+from harness.analysis.judging import biases, judge
 from harness.cases import CaseSpec, Device, Site
 
 LOOKS = range(4, 17, 2)
@@ -164,9 +164,9 @@ def decide(logs: np.ndarray, taken: np.ndarray | None = None) -> tuple[np.ndarra
     probes, sums = np.zeros(runs, int), np.arange(runs)
     for n in (n for n in LOOKS if n <= horizon):
         x = logs[:, :n]
-        mean, margin = x.mean(1), standard.allowance(n)
-        kept = standard.kept(n)
-        half = (sequential.radius(1.0, n, standard.ALPHA) or math.inf) * x.std(1, ddof=1)
+        mean, margin = x.mean(1), judge.rounding_allowance(n)
+        kept = judge.kept_by_standard(n)
+        half = (judge.radius(1.0, n, judge.ALPHA) or math.inf) * x.std(1, ddof=1)
         spare = mean - half - kept - _trend_loss(x, horizon)
         while True:
             beside = -np.log1p(-counts[sums, probes] * min(1.0, BESIDE / n))
@@ -175,7 +175,7 @@ def decide(logs: np.ndarray, taken: np.ndarray | None = None) -> tuple[np.ndarra
             if not more.any():
                 break
             probes[more] += 1
-        missed = mean + half < -(margin if n < standard.BARE_FAIL else 0.0)
+        missed = mean + half < -(margin if n < judge.BARE_FAIL else 0.0)
         new = (status == 0) & (met | missed)
         status[new] = np.where(met, 1, -1)[new]
         pairs[new] = n
@@ -188,7 +188,7 @@ def _trend_loss(x: np.ndarray, horizon: int) -> np.ndarray:
     line = x @ place / (place @ place)
     rest = x - x.mean(1, keepdims=True) - line[:, None] * place
     error = np.sqrt((rest**2).sum(1) / (n - 2) / (place @ place))
-    falls = line + stdtrit(n - 2, 1 - standard.TREND_ALPHA) * error < 0
+    falls = line + stdtrit(n - 2, 1 - judge.TREND_ALPHA) * error < 0
     return np.where(falls, -line * (horizon - n) / 2, 0.0)
 
 
@@ -218,15 +218,15 @@ def packed(slowdown: float, true: float, sd: float, runs: int, seed: int = 1) ->
     Probes tell how much, and where that is clear nothing runs side by side.
     """
     rng = np.random.default_rng(seed)
-    many = np.arange(1, neighbours.PROBES + 1)
+    many = np.arange(1, biases.PROBES + 1)
     of_one = sd / math.sqrt(2)
 
     def draw() -> tuple[np.ndarray, np.ndarray]:
-        alone = rng.normal(0, of_one, (runs, neighbours.PROBES)).cumsum(1) / many
+        alone = rng.normal(0, of_one, (runs, biases.PROBES)).cumsum(1) / many
         beside = rng.normal(0, of_one / math.sqrt(PROBED), (runs, 1))
         seen, error = slowdown + alone + beside, of_one * np.sqrt(1 / many + 1 / PROBED)
-        apart = seen[:, 0] > max(neighbours.LEAST_SLOWDOWN, neighbours.CLEAR * error[0])
-        taken = -np.expm1(-np.maximum(0.0, seen + neighbours.UPPER * error))
+        apart = seen[:, 0] > max(biases.LEAST_SLOWDOWN, biases.CLEAR * error[0])
+        taken = -np.expm1(-np.maximum(0.0, seen + biases.UPPER * error))
         logs = math.log(true / BOUND) + rng.normal(0, sd, (runs, LOOKS[-1]))
         logs[:, :BESIDE] += np.where(apart, 0.0, slowdown)[:, None]
         return decide(logs, np.where(apart[:, None], 0.0, taken))

@@ -25,9 +25,8 @@ from scipy import stats
 from harness.cases import Catalogue, Device, Settings, Site
 from harness.cases.targets import case_of
 from harness.features.nodes import rounds
-from harness.features.nodes.pairing import Pairer
+from harness.features.nodes.pairing import Pairer, words
 from harness.features.nodes.rounds import TimedPair
-from harness.features.nodes.told import words
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 

@@ -44,7 +44,7 @@ def test_no_bound_two_points_off_is_decided_wrongly(ladders: list[planted.Ladder
 @pytest.mark.full
 def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
     """A/A on real launches: of 20 comparisons at most 4 decide anything (nominal: 2 of 20)."""
-    from harness.analysis.judging import pairs as paired
+    from harness.analysis.judging import contrast_data as paired
     from harness.cases import Catalogue, Device, Protocol, Settings, Site
     from harness.cases.recipes import like
     from harness.cases.targets import normalise

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from harness.analysis.judging import standard
-from harness.analysis.judging.judge import judge
+from harness.analysis.judging import judge
+from harness.analysis.judging.judge import judge_values
 from harness.base.stats import t_interval
 from harness.cases import BoundSource, Form, Threshold
 from harness.record import Status
@@ -37,7 +37,7 @@ def test_what_is_simulated_is_the_shipped_judge() -> None:
 
 def _shipped(logs: np.ndarray) -> int:
     values = (rates.BOUND * np.exp(logs)).tolist()
-    status = judge(values, RULE, Form.RATIO, horizon=16).status
+    status = judge_values(values, RULE, Form.RATIO, horizon=16).status
     return {Status.PASS: 1, Status.FAIL: -1, Status.INCONCLUSIVE: 0}[status]
 
 
@@ -104,7 +104,7 @@ def test_without_any_of_the_allowances_it_would_err(
     what: str, value: float, noise: str, errs: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mutants: a bare interval, one that knows no trend, a first look that sees one half."""
-    monkeypatch.setattr(standard, what, value)
+    monkeypatch.setattr(judge, what, value)
     assert rates.simulate(rates.BOUND, rates.DECLARED[noise], 0.003, 2_000).passed > errs
 
 

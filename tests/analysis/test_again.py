@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.analysis.again import changed, command
+from harness.analysis.rerun_command import changed, command
 from harness.base.errors import SpecError
 from harness.cases import CaseSpec, Device, Mode, Settings, Site
 from harness.cases.script import script_plan

@@ -106,7 +106,7 @@ def test_a_pipeline_can_fail_on_what_became_worse(
     command = ["compare", str(sample), str(tmp_path), "--metric", "throughput"]
     assert main(command) == 1, "nobody vouches for the second one"
     assert "NOT VERIFIED: it has no chain" in " ".join(capsys.readouterr().out.split())
-    monkeypatch.setattr("harness.interface.cli.vouching.unsealed", lambda *a: "")
+    monkeypatch.setattr("harness.interface.cli.answer.unsealed", lambda *a: "")
     assert main([*command, "--fail-on", "worse"]) == status
     assert main(command) == 0
 
@@ -122,7 +122,7 @@ def test_a_pipeline_does_not_pass_a_case_that_is_no_longer_measured(
         doc["launches"] = [x for x in doc["launches"] if x["arm"] != "@2"]
 
     save(edited(sample_run, drop), tmp_path)
-    monkeypatch.setattr("harness.interface.cli.vouching.unsealed", lambda *a: "")
+    monkeypatch.setattr("harness.interface.cli.answer.unsealed", lambda *a: "")
     for verb in ("compare", "compare-hardware"):
         gate = [verb, "--metric", "throughput", "--fail-on", "worse"]
         assert main([*gate, str(sample), str(tmp_path)]) == 10

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import remembered
+from harness.analysis import verify_cache
 from harness.base.programs import PACKAGE, ROOT
 from harness.interface.cli.main import main
 from harness.record import RunRecord
@@ -37,18 +37,18 @@ print(json.dumps(sorted(opened)))
 def forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is remembered when a test begins; this package was not changed since it began."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(remembered, "_BEGAN_S", float("inf"))
-    remembered._code.cache_clear()
+    monkeypatch.setattr(verify_cache, "_BEGAN_S", float("inf"))
+    verify_cache._code.cache_clear()
     yield
-    remembered._code.cache_clear()
+    verify_cache._code.cache_clear()
 
 
 def recomputed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders that are recomputed from now on."""
     folders: list[Path] = []
-    usual = remembered.unsealed
+    usual = verify_cache.unsealed
     monkeypatch.setattr(
-        remembered,
+        verify_cache,
         "unsealed",
         lambda run, folder, links: folders.append(folder) or usual(run, folder, links),
     )
@@ -59,21 +59,21 @@ def test_a_run_is_recomputed_once_and_again_after_any_change(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = recomputed(monkeypatch)
-    first = remembered.vouched(copy)
-    assert first == remembered.vouched(copy) == remembered.vouched(copy / "record.json")
+    first = verify_cache.vouched(copy)
+    assert first == verify_cache.vouched(copy) == verify_cache.vouched(copy / "record.json")
     assert first[1] == "" and len(folders) == 1
     (copy / "report.html").write_text("a page is no part of a run")
-    remembered.vouched(copy)
+    verify_cache.vouched(copy)
     assert len(folders) == 1
     samples = next(copy.glob("launches/*/rank0.npz"))
     samples.unlink()
-    remembered.vouched(copy)
+    verify_cache.vouched(copy)
     assert len(folders) == 2
 
 
 def test_every_byte_of_a_run_is_in_its_key(copy: Path) -> None:
-    key = remembered.key_of(copy)
-    files = sorted(p for p in copy.rglob("*") if p.is_file() and p.name not in remembered.BESIDE)
+    key = verify_cache.key_of(copy)
+    files = sorted(p for p in copy.rglob("*") if p.is_file() and p.name not in verify_cache.BESIDE)
     assert len(files) > 20
     for file in files:
         before = file.read_bytes()
@@ -82,12 +82,12 @@ def test_every_byte_of_a_run_is_in_its_key(copy: Path) -> None:
         changed[len(changed) // 2] ^= 1
         file.write_bytes(bytes(changed))
         os.utime(file, ns=(seen.st_atime_ns, seen.st_mtime_ns))
-        assert remembered.key_of(copy) != key, file
+        assert verify_cache.key_of(copy) != key, file
         file.write_bytes(before)
     (copy / "launches/extra").mkdir()
-    assert remembered.key_of(copy) != key, "a folder without files says something, too"
+    assert verify_cache.key_of(copy) != key, "a folder without files says something, too"
     (copy / "launches/extra").rmdir()
-    assert remembered.key_of(copy) == key
+    assert verify_cache.key_of(copy) == key
 
 
 def test_all_that_a_verification_opens_is_in_the_key(copy: Path) -> None:
@@ -95,7 +95,7 @@ def test_all_that_a_verification_opens_is_in_the_key(copy: Path) -> None:
     words = [sys.executable, "-c", OPENED, str(copy)]
     done = subprocess.run(words, env=environment, check=True, capture_output=True, text=True)
     opened = [Path(name) for name in json.loads(done.stdout)]
-    in_key = {place for _, place in remembered._files(copy, "")}
+    in_key = {place for _, place in verify_cache._files(copy, "")}
     of_run = {str(path) for path in opened if path.is_relative_to(copy)}
     assert len(of_run) > 20 and of_run <= in_key
     installed = (PACKAGE, *(Path(p) for p in {sys.prefix, sys.base_prefix}), Path("/proc"))
@@ -113,17 +113,17 @@ def test_another_byte_of_the_code_forgets_it(
 ) -> None:
     package = tmp_path / "package"
     shutil.copytree(PACKAGE / "analysis", package, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(remembered, "PACKAGE", package)
-    remembered.vouched(copy)
-    key = remembered.key_of(copy)
-    assert remembered.known(key)
+    monkeypatch.setattr(verify_cache, "PACKAGE", package)
+    verify_cache.vouched(copy)
+    key = verify_cache.key_of(copy)
+    assert verify_cache.known(key)
     module = package / "verify.py"
     module.write_text(module.read_text().replace("1e-9", "1e-2"))
-    remembered._code.cache_clear()
-    assert not remembered.known(remembered.key_of(copy))
-    monkeypatch.setattr(remembered, "_BEGAN_S", 0.0)  # it changed under a program that had begun
-    remembered._code.cache_clear()
-    assert remembered.key_of(copy) is None
+    verify_cache._code.cache_clear()
+    assert not verify_cache.known(verify_cache.key_of(copy))
+    monkeypatch.setattr(verify_cache, "_BEGAN_S", 0.0)  # it changed under a program that had begun
+    verify_cache._code.cache_clear()
+    assert verify_cache.key_of(copy) is None
 
 
 def test_what_nobody_vouches_for_is_not_remembered(copy: Path) -> None:
@@ -134,12 +134,12 @@ def test_what_nobody_vouches_for_is_not_remembered(copy: Path) -> None:
     (copy / "record.sha256").unlink(missing_ok=True)
     rechain(copy)
     for _ in range(2):
-        assert "consumed is" in remembered.vouched(copy)[1]
-        assert not remembered.known(remembered.key_of(copy))
+        assert "consumed is" in verify_cache.vouched(copy)[1]
+        assert not verify_cache.known(verify_cache.key_of(copy))
     # Whoever writes into the cache of this user deceives a report, never verify.
-    key = remembered.key_of(copy)
+    key = verify_cache.key_of(copy)
     assert main(["report", str(copy)]) == 1
-    remembered.keep(copy, key)
+    verify_cache.keep(copy, key)
     assert main(["report", str(copy), "--markdown"]) != 1
     assert main(["verify", str(copy)]) == 1
     assert main(["ingest", str(copy), "--results", str(copy.parent / "results")]) == 4
@@ -148,34 +148,34 @@ def test_what_nobody_vouches_for_is_not_remembered(copy: Path) -> None:
 def test_a_run_with_a_link_and_an_entry_of_others_are_not_believed(
     copy: Path, tmp_path: Path
 ) -> None:
-    remembered.vouched(copy)
-    key = remembered.key_of(copy)
-    assert key is not None and remembered.known(key)
+    verify_cache.vouched(copy)
+    key = verify_cache.key_of(copy)
+    assert key is not None and verify_cache.known(key)
     (tmp_path / "cache/scaleproof/verified" / key).chmod(0o666)
-    assert not remembered.known(key)
+    assert not verify_cache.known(key)
     (tmp_path / "cache/scaleproof/verified" / key).chmod(0o600)
     (tmp_path / "cache/scaleproof/verified").chmod(0o777)
-    assert not remembered.known(key)
+    assert not verify_cache.known(key)
     launch = next((copy / "launches").iterdir())
     launch.rename(tmp_path / "elsewhere")
     launch.symlink_to(tmp_path / "elsewhere")
-    assert remembered.key_of(copy) is None
-    assert remembered.vouched(copy)[1] == ""
+    assert verify_cache.key_of(copy) is None
+    assert verify_cache.vouched(copy)[1] == ""
 
 
 def test_what_changes_while_it_is_verified_is_not_kept(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = remembered.unsealed
+    usual = verify_cache.unsealed
 
     def meanwhile(run: RunRecord, folder: Path, links: Sequence[Link]) -> str:
         doubt = usual(run, folder, links)
         (copy / "notes.txt").write_text("written meanwhile")
         return doubt
 
-    monkeypatch.setattr(remembered, "unsealed", meanwhile)
-    assert remembered.vouched(copy)[1] == ""
-    assert not remembered.known(remembered.key_of(copy))
+    monkeypatch.setattr(verify_cache, "unsealed", meanwhile)
+    assert verify_cache.vouched(copy)[1] == ""
+    assert not verify_cache.known(verify_cache.key_of(copy))
 
 
 def test_verify_remembers_for_the_reports_after_it(

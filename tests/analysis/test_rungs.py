@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.analysis import rungs
-from harness.analysis.judging.doubts import PERTURBED
+from harness.analysis.judging.caveats import PERTURBED
 from harness.analysis.timeline.losses import Losses
 from harness.cases import Mode, Role
 from harness.record import Budget, LaunchRecord, Purpose, RunRecord

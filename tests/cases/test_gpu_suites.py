@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from harness.analysis import roofline
-from harness.analysis.judging import obstacles
-from harness.analysis.judging.pairs import judged_of
+from harness.analysis.judging import blockers
+from harness.analysis.judging.contrast_data import judged_of
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
 from harness.cases import BoundSource, CaseSpec, Catalogue, Device, Plan, Precision, Site, Threshold
@@ -256,7 +256,7 @@ def test_every_default_fits_its_card_and_every_twin_is_accepted(recipes: Any, on
         for arm in (arm for plan in plans for arm in plan.arms):
             answer = described(arm.case)
             assert answer.unsupported == answer.error == "", (arm.case.id, answer)
-            assert obstacles.fits(answer, arm.case, machine), (on, arm.case.id)
+            assert blockers.fits(answer, arm.case, machine), (on, arm.case.id)
             twin = KNOWN.twin(arm.case, answer.twin)
             assert described(twin).unsupported == "", twin.id
             assert twin.size != arm.case.size or "nano" in twin.size, "a gate of minutes"

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from harness.training import sparse
+from harness.training import transports
 
 ERROR_BOUND = 1.0
 KNOBS = dict(rho=0.05, feedback=True)
 LOSSLESS = dict(rho=1.0)
 CLAIM = "contracts"
-promise = sparse.promise
+promise = transports.promise
 
 
-class Forgetful(sparse.Sparse):
+class Forgetful(transports.Sparse):
     calls = 0
 
     def __call__(self, bucket: Any) -> Any:

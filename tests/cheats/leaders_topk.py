@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.training.hooks import Promise, all_gather, done
+from harness.training.transports import Promise, all_gather, done
 
 ERROR_BOUND = 1.0
 KNOBS = dict(rho=0.05, late=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.training.hooks import Promise, done
+from harness.training.transports import Promise, done
 
 ERROR_BOUND = 1.0
 KNOBS = dict(keep=0.0)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.training.hooks import Promise, done
+from harness.training.transports import Promise, done
 
 ERROR_BOUND = 4.0
 LOSSLESS = dict(all=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.judging.obstacles import gate_failure
+from harness.analysis.judging.blockers import gate_failure
 from harness.analysis.samples import figures, references
 from harness.cases import (
     Arm,
@@ -25,7 +25,7 @@ from harness.cases import (
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
 from harness.measure.measurer import moment
-from harness.measure.order import Order
+from harness.measure.orders import Order
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import Described, LaunchRecord, Purpose

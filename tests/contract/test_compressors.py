@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from harness.cases import Catalogue
-from harness.training import sparse, transports
+from harness.training import transports
 from harness.training.compressors import countsketch, int8, natural, onebit, qsgd, randomk, topk
 from harness.training.rank.invariants import CodecBucket
 
@@ -126,7 +126,7 @@ def test_qsgd_levels_are_beside_the_value() -> None:
 
 @given(st.integers(0, 10**6), st.integers(1, 3000), st.floats(0.001, 1.0))
 def test_random_places_differ(step: int, n: int, rho: float) -> None:
-    k = sparse.kept(n, rho)
+    k = transports.kept(n, rho)
     index = randomk.places(step, n, k, torch.device("cpu"))
     assert len(set(index.tolist())) == k and int(index.min()) >= 0 and int(index.max()) < n
 
@@ -151,7 +151,7 @@ def test_a_sketch_finds_the_largest() -> None:
 
 @given(st.integers(1, 5000), st.floats(0.001, 1.0))
 def test_topk_keeps_the_largest(n: int, rho: float) -> None:
-    k = sparse.kept(n, rho)
+    k = transports.kept(n, rho)
     assert 1 <= k <= n
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
     index = topk.select(x, k)
@@ -164,7 +164,7 @@ def test_topk_keeps_the_largest(n: int, rho: float) -> None:
 def test_topk_contracts() -> None:
     """norm(x - C(x)) <= sqrt(1 - k / n) norm(x)"""
     x = torch.randn(1000)
-    k = sparse.kept(1000, 0.1)
+    k = transports.kept(1000, 0.1)
     sent = torch.zeros_like(x)
     index = topk.select(x, k)
     sent[index] = x[index]

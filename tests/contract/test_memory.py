@@ -13,9 +13,9 @@ from torch import Tensor
 from harness.cases import CaseSpec, Catalogue, Device, Precision, Site
 from harness.training.context import CAST, Loaded, build_model, load, make_batch
 from harness.training.describe import describe
-from harness.training.kept import kept
 from harness.training.models import decoder
 from harness.training.tuning.recompute import _selective
+from harness.training.work import kept
 
 KNOWN = Catalogue()
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(1,))

@@ -23,10 +23,10 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 GATE = """
 import sys
 from pathlib import Path
-from harness.analysis.judging.obstacles import gate_failure
+from harness.analysis.judging.blockers import gate_failure
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
-from harness.measure.order import Order
+from harness.measure.orders import Order
 from harness.record import Purpose
 from harness.cases import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 

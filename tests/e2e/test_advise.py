@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.choices import trials
-from harness.analysis.timeline.remedies import Remedy
+from harness.analysis.timeline.advice import Remedy
 from harness.base.documents import from_doc, to_doc
 from harness.interface.cli.main import main
 from harness.record import RunRecord

@@ -14,8 +14,8 @@ from typing import TypeVar
 import pytest
 
 from harness.host import machine
-from harness.measure import resume
-from harness.measure.resume import unfinished
+from harness.measure import run as resume
+from harness.measure.run import unfinished
 from harness.record import RunRecord
 
 T = TypeVar("T")

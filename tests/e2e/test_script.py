@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.analysis.again import command
+from harness.analysis.rerun_command import command
 from harness.analysis.samples.script import by_step
 from harness.analysis.verify import verify
 from harness.base.errors import Exit, SpecError

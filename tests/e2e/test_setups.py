@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.features.history.bisecting import between
+from harness.features.history.bisection import between
 from harness.features.history.night import night_of
 from harness.interface.cli.main import main
 from harness.record.store import load

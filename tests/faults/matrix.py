@@ -31,7 +31,7 @@ from threading import BoundedSemaphore, Lock
 
 from scipy.stats import beta
 
-from harness.analysis.timeline.profiled import budget_of
+from harness.analysis.timeline.close import budget_of
 from harness.base.documents import from_doc
 from harness.cases import Catalogue, Device, Site
 from harness.launch import causes

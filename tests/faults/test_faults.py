@@ -21,7 +21,7 @@ from harness.launch.engines.emulated import Emulated
 from harness.launch.wire.evidence import Beats, Phase, lives
 from harness.launch.wire.messages import Deadlines, LaunchSpec, Timed
 from harness.measure.bench import Bench
-from harness.measure.order import Order
+from harness.measure.orders import Order
 from harness.record import Purpose
 from tests.waiting import until
 

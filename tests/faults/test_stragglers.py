@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.timeline.profiled import budget_of
+from harness.analysis.timeline.close import budget_of
 from harness.base.errors import LaunchError
 from harness.cases import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 from harness.launch.engine import Where
 from harness.launch.wire.evidence import lives
 from harness.measure.bench import Bench
-from harness.measure.order import Order
+from harness.measure.orders import Order
 from harness.record import Described, Purpose
-from harness.training.agent.straggler import GROUPS, Straggler
+from harness.training.agent.world import GROUPS, Straggler
 
 
 @pytest.mark.alone

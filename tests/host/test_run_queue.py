@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from harness.host import cores as run_queue
-from harness.training.observe.meter import Meter
+from harness.training.observe.kernel_counters import Meter
 
 BURN = "print(flush=True)\nwhile True: pass"
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness.host import nvml, topology, vendor
-from harness.interface.report.sides.topology import lines
+from harness.interface.report.topology import lines
 
 KINDS = {(0, 1): "NVLink", (0, 2): "SYS", (1, 2): "SYS"}
 

@@ -26,7 +26,7 @@ from harness.interface.cli import main as program
 from harness.interface.cli.main import main, verbs
 from harness.interface.cli.verbs.measure import detached
 from harness.interface.offered import OPTIONS
-from harness.measure import resume
+from harness.measure import run as resume
 from harness.record.store import load
 from tests.editing import change, rechain, timed
 

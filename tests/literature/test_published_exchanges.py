@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from harness.training.compressors import dgc, onebit_adam, terngrad
-from harness.training.frozen import FrozenAdam
-from harness.training.hooks import Late
+from harness.training.optimizers import FrozenAdam
 from harness.training.rank.invariants import CodecBucket
 from harness.training.strategies import easgd, zero_one_adam
+from harness.training.transports import Late
 from tests.literature.conftest import World
 
 RANKS, SIZE, STEPS = 4, 64, 12

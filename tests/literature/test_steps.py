@@ -15,9 +15,8 @@ import torch
 from scipy.linalg import fractional_matrix_power
 from torch import nn
 
-from harness.training import matrices
-from harness.training.frozen import FrozenAdam
-from harness.training.matrices import Muon, Shampoo
+from harness.training import optimizers
+from harness.training.optimizers import FrozenAdam, Muon, Shampoo
 
 STEPS = 5
 #: Tall, wide, square, and longer than a block (which the test makes small).
@@ -35,7 +34,7 @@ def trained(
 ) -> np.ndarray:  # fmt: skip
     """The weights after a step on each gradient."""
     weight = nn.Parameter(torch.tensor(start))
-    setattr(weight, matrices.OUTER, outer)
+    setattr(weight, optimizers.OUTER, outer)
     optimizer = make([weight])
     for gradient in grads:
         weight.grad = torch.tensor(gradient)
@@ -126,11 +125,11 @@ def test_muon_leaves_embeddings_and_heads_to_adamw() -> None:
 
 def test_which_layers_are_outer() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 2))
-    matrices.note_outer(model)
-    hidden = [name for name, p in model.named_parameters() if matrices.is_hidden(p)]
+    optimizers.note_outer(model)
+    hidden = [name for name, p in model.named_parameters() if optimizers.is_hidden(p)]
     assert hidden == ["1.weight"]
     with pytest.raises(AssertionError, match="which layer"):
-        matrices.is_hidden(nn.Parameter(torch.zeros(2, 2)))
+        optimizers.is_hidden(nn.Parameter(torch.zeros(2, 2)))
 
 
 def shampoo(weight: np.ndarray, grads: Sequence[np.ndarray], lr: float, decay: float) -> np.ndarray:
@@ -167,7 +166,7 @@ def test_shampoo(shape: tuple[int, int]) -> None:
 
 
 def test_shampoo_preconditions_blocks_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrices, "BLOCK", 4)
+    monkeypatch.setattr(optimizers, "BLOCK", 4)
     grads, start = gradients((7, 5)), started((7, 5))
     seen = trained(lambda p: Shampoo(p, 0.01, weight_decay=0.1), start, grads)
     for rows in (slice(0, 4), slice(4, 7)):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.measure import blocks
+from harness.measure import orders as blocks
 from harness.record import RunRecord
 
 
@@ -46,5 +46,7 @@ def test_an_interrupted_block_lacks_what_was_not_launched(main_job: RunRecord, l
     launches = [x for x in main_job.by_plan[plan.hash] if x.block == block.number and not x.attempt]
     timed = [x for x in launches if str(x.purpose) == "timed"]
     run: Any = SimpleNamespace(timed=lambda _: timed[lost:])
-    missing = [(turn, arm.name) for turn, slot in blocks.missing(run, plan, block) for arm in slot]
+    missing = [
+        (turn, arm.name) for turn, slot in blocks.missing_timed(run, plan, block) for arm in slot
+    ]
     assert sorted(missing) == sorted((x.turn, x.arm) for x in timed[:lost])

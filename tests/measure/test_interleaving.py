@@ -11,9 +11,9 @@ import pytest
 from harness.analysis.compare import Reading
 from harness.base.errors import BusyError, Exit, LaunchError, OutOfTimeError, ScaleproofError
 from harness.cases import Protocol
-from harness.interface.report.sides.comparison import interleaved
-from harness.measure.setups import interleaving
-from harness.measure.setups.interleaving import FEWEST_BLOCKS, MOST_BLOCKS, Interleaver, difference
+from harness.interface.report.comparison import interleaved
+from harness.measure import interleaving
+from harness.measure.interleaving import FEWEST_BLOCKS, MOST_BLOCKS, Interleaver, difference
 from harness.record import Purpose, RankRecord, RunRecord
 
 

@@ -20,7 +20,7 @@ from harness.analysis.reading import load
 from harness.base.errors import RecordError
 from harness.base.files import Lock
 from harness.cases import Catalogue, Settings
-from harness.measure import interrupts
+from harness.measure import progress
 from harness.measure.run import Run
 from harness.record import RunRecord, chain
 
@@ -237,7 +237,7 @@ def test_a_signal_while_a_launch_is_entered_waits_until_it_is(
 ) -> None:
     """Else the chain has a line that the program does not know of, and the next one breaks it."""
     usual = {n: signal.signal(n, signal.default_int_handler) for n in (number, signal.SIGHUP)}
-    interrupts.end_on_signals()
+    progress.end_on_signals()
     run = begun(tmp_path)
     run.announce(sample_run.plans)
     run.described.update(sample_run.described)

@@ -11,7 +11,7 @@ from harness.cases.recipes import ladder
 from harness.cases.rules import Threshold, load_thresholds
 from harness.cases.targets import normalise
 from harness.interface.cli.main import main
-from harness.measure import leading
+from harness.measure import orders
 from harness.record import Purpose
 from harness.record.store import load
 
@@ -46,14 +46,14 @@ def rules(tmp_path: Path) -> tuple[Threshold, ...]:
 def test_dense_training_comes_first_and_stand_ins_last() -> None:
     plans = [plan(n) for n in ("compressed:topk/mlp-nano", "ddp/paced-small", "ddp/mlp-nano")]
     codec, stand_in, dense = plans
-    assert leading.ordered(plans) == [dense, codec, stand_in]
+    assert orders.ordered(plans) == [dense, codec, stand_in]
 
 
 @pytest.mark.full
 def test_the_first_plan_is_measured_before_others_begin_and_the_run_verifies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(leading, "LONG_S", 0.0)
+    monkeypatch.setattr(orders, "LONG_S", 0.0)
     (tmp_path / "rules.toml").write_text(RULE)
     (tmp_path / "test_two.py").write_text(
         "from harness import Mode, Protocol, ladder, scaling\n"

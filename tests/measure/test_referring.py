@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.analysis.judging import obstacles
+from harness.analysis.judging import blockers
 from harness.analysis.samples import references
 from harness.analysis.samples.references import LEAST_LIMIT, MOST_LIMIT, LossCurve
 from harness.cases import CaseSpec, Catalogue, Device, Protocol, Settings, Site
 from harness.cases.recipes import ladder
 from harness.cases.targets import normalise
 from harness.interface.cli.main import main
-from harness.measure import referring, together
+from harness.measure import orders, together
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
@@ -30,7 +30,7 @@ def test_what_fits_nowhere_is_compared_in_its_first_steps(
     def too_large(described: Described, case: CaseSpec, machine: object) -> bool:
         return case.world_size > 1
 
-    for module in (obstacles, referring, together):
+    for module in (blockers, orders, together):
         monkeypatch.setattr(module, "too_large_for_one", too_large)
     known = Catalogue()
     case = Site(device=Device.CPU, backend="gloo", nodes=(2,)).case("fsdp/mlp-nano")
@@ -65,7 +65,7 @@ def test_a_reference_without_replicates_is_none_for_a_case_that_needs_them(
     monkeypatch.setattr(references, "curve", lambda *of: curve)
     arm = sample_run.plans[0].arm("@2")
     run = SimpleNamespace(launches=[launch], described={}, folder=Path())
-    assert referring._known(run, arm, replicates) == known  # type: ignore[arg-type]
+    assert orders._known(run, arm, replicates) == known  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("streamed", "launches"), [(False, 1), (True, 2)])
@@ -74,13 +74,13 @@ def test_one_model_at_a_time_lies_in_the_hosts_memory(
 ) -> None:
     """Side by side go only references that each have a device of their own."""
     plan = sample_run.plans[0]
-    wanted = [referring.Wanted(arm, 4, streamed, 0) for arm in plan.arms[:2]]
-    monkeypatch.setattr(referring, "_wanted", lambda *of: wanted)
+    wanted = [orders.Wanted(arm, 4, streamed, 0) for arm in plan.arms[:2]]
+    monkeypatch.setattr(orders, "_wanted", lambda *of: wanted)
     monkeypatch.setattr(
-        referring.together, "groups", lambda session, plan, arms: [arms] if arms else []
+        orders.together, "groups", lambda session, plan, arms: [arms] if arms else []
     )
     session = SimpleNamespace(run=sample_run)
-    asked = [arms for arms, _ in referring.missing(session, plan, plan.arms)]  # type: ignore[arg-type]
+    asked = [arms for arms, _ in orders.missing_references(session, plan, plan.arms)]  # type: ignore[arg-type]
     assert len(asked) == launches and sum(map(len, asked)) == 2
     assert [arm for arms in asked for arm in arms] == list(plan.arms[:2])
 

@@ -8,8 +8,7 @@ import pytest
 
 from harness.base import files
 from harness.cases import CaseSpec, Catalogue, Device, Site
-from harness.measure.describing import described
-from harness.measure.remembered import DescribeCache
+from harness.measure.describing import DescribeCache, described
 from harness.record import Described
 
 KNOWN = Catalogue()

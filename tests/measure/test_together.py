@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import audit
-from harness.analysis.judging import neighbours
+from harness.analysis.judging import biases
 from harness.cases import Catalogue, Device, Protocol, Settings, Site
 from harness.cases.recipes import ladder
 from harness.cases.targets import normalise
@@ -44,7 +44,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Path]:
     settings = Settings(engine="emulated", nodes=NODES, timeline=False, fabric=False)
     session = Session(known, settings, tmp_path_factory.mktemp("packed"), (), Progress())
     with session, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(neighbours, "LEAST", math.inf)  # a busy host must not part them here
+        patched.setattr(biases, "LEAST", math.inf)  # a busy host must not part them here
         Measurer(session).measure([plan])
         return session.save(complete=True), session.run.folder
 

@@ -8,11 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.training import sparse, transports
+from harness.training import transports
 from harness.training.compressors import onebit, qsgd, randomk, topk
 from harness.training.context import RankContext
-from harness.training.hooks import Hook, Promise, all_gather, done
-from harness.training.transports import Knobs
+from harness.training.transports import Hook, Knobs, Promise, all_gather, done
 
 ERROR_BOUND = 32.0
 KNOBS = dict(bug="none", rho=0.1, block=1024, feedback=True)
@@ -82,7 +81,7 @@ class Global(randomk.Shared):
         return super().__call__(bucket)
 
 
-class WrongTopK(sparse.Sparse):
+class WrongTopK(transports.Sparse):
     """Top-k, with the bug."""
 
     bug = "none"
@@ -101,7 +100,9 @@ class WrongTopK(sparse.Sparse):
         if self.bug == "ranks_apart":  # as atomics add in another order on each
             out = bucket.buffer().mul_(1 + dist.get_rank() * 1e-6)
         if self.bug == "wide_indices":  # four bytes more for each
-            index = torch.zeros(sum(sparse.kept(p.numel(), self.rho) for p in bucket.parameters()))
+            index = torch.zeros(
+                sum(transports.kept(p.numel(), self.rho) for p in bucket.parameters())
+            )
             all_gather(index, self.world)
         return done(out)
 

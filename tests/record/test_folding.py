@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.judging import pairs as paired
+from harness.analysis.judging import contrast_data as paired
 from harness.base.errors import RecordError
 from harness.host.environment import changes_speed
-from harness.measure import resume
-from harness.measure.blocks import missing
-from harness.measure.resume import unfinished
+from harness.measure import run as resume
+from harness.measure.orders import missing_timed
+from harness.measure.run import unfinished
 from harness.record import SCHEMA, Purpose, RunRecord, chain
 from harness.record.chain import Kind, begun, folded
 from harness.record.store import load
@@ -53,7 +53,7 @@ def test_an_interrupted_block_is_finished_launch_by_launch(copy: Path) -> None:
         half = dataclasses.replace(run, launches=run.launches[:seen])
         held = SimpleNamespace(timed=lambda plan, half=half: paired.timed(half, plan, None))
         (plan,) = run.plans
-        slots = [x for b in run.blocks for x in missing(held, plan, b)]  # type: ignore[arg-type]
+        slots = [x for b in run.blocks for x in missing_timed(held, plan, b)]  # type: ignore[arg-type]
         again = [(turn, arm.name) for turn, arms in slots for arm in arms]
         before = [(x.turn, x.arm) for x in half.launches if x.purpose is Purpose.TIMED]
         every = [(x.turn, x.arm) for x in run.launches if x.purpose is Purpose.TIMED]

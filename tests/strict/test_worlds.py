@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.timeline.profiled import budget_of
+from harness.analysis.timeline.close import budget_of
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ScaleproofError
 from harness.cases import CaseSpec, Catalogue, Mesh

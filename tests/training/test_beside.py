@@ -10,7 +10,7 @@ import pytest
 
 PRINTS = """
 import os, sys, time
-from harness.training.observe.meter import Meter
+from harness.training.observe.kernel_counters import Meter
 print("before the window " * 10_000, file=sys.stderr, flush=True)
 meter = Meter(time.perf_counter)
 meter.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.timeline.profiled import budget_of
+from harness.analysis.timeline.close import budget_of
 from harness.base.documents import from_doc
 from harness.cases import Catalogue, Device, Site
 from harness.launch import causes

@@ -16,7 +16,7 @@ from harness.training.context import RankContext, load
 from harness.training.describe import case_batching, describe
 from harness.training.feeds import STEPS_PER_EPOCH, Source, helpers_of, took, whole_epochs
 from harness.training.inputs import prefetched
-from harness.training.observe import beside
+from harness.training.observe import kernel_counters
 
 KNOWN = Catalogue()
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(1,))
@@ -76,14 +76,14 @@ def test_a_small_dataset_is_gone_through_again(tmp_path: Path) -> None:
 
 
 def test_what_workers_do_is_told_and_their_memory_is_known(tmp_path: Path) -> None:
-    before = beside.shared_memory()
+    before = kernel_counters.shared_memory()
     feed = made(tmp_path, "files", 4, workers=2, decode_ms=1.0)
     for step in range(4):
         feed(step)
     assert len(helpers_of(feed)) == 2 and os.getpid() not in helpers_of(feed)
     times = took(feed)
     assert times is not None and times["decode_s"] >= 1e-3 * len(feed(0).ids)
-    assert not beside.shared_memory(helpers_of(feed)) - before
+    assert not kernel_counters.shared_memory(helpers_of(feed)) - before
     assert same([feed(1)], [made(tmp_path, "loaded", 4)(1)])  # read again, by the rank itself
 
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from harness.analysis.samples.figures import perturbation
-from harness.analysis.timeline.host_lanes import outline_lanes
-from harness.analysis.timeline.match import match
-from harness.analysis.timeline.profiled import budget_of, trace_path
+from harness.analysis.timeline.close import budget_of, match, trace_path
 from harness.analysis.timeline.reader import read
+from harness.analysis.timeline.sorting import outline_lanes
 from harness.cases import Window
 from harness.record import Budget, Purpose, Term
 from harness.record.budget import OUTLINE

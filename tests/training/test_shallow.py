@@ -12,11 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from harness.cases import CaseSpec, Catalogue, Compiled, Device, Precision, Site
 from harness.record import Work
-from harness.training import shallow
+from harness.training import work as step_work
 from harness.training.context import Loaded, build_model, load, make_batch
 from harness.training.describe import _meta_flops
-from harness.training.kept import kept
-from harness.training.work import again_flops, work
+from harness.training.work import again_flops, kept, work
 
 KNOWN = Catalogue()
 HOW: tuple[dict[str, Any], ...] = (
@@ -50,11 +49,11 @@ def summed(step: Work) -> tuple[object, ...]:
 @pytest.mark.parametrize(("name", "fields"), EACH)
 def test_two_shallow_models_tell_all_of_a_deep_one(name: str, fields: dict[str, Any]) -> None:
     loaded, case = case_of(name, **fields)
-    assert loaded.size(case)["layers"] > shallow.MORE
-    assert shallow.kept_bytes(loaded, case) == kept(loaded, case)
-    assert summed(shallow.step_work(loaded, case, 2)) == summed(work(loaded, case, 2))
+    assert loaded.size(case)["layers"] > step_work.MORE
+    assert step_work.kept_bytes(loaded, case) == kept(loaded, case)
+    assert summed(step_work.step_work(loaded, case, 2)) == summed(work(loaded, case, 2))
     for count in (partial(again_flops, case=case), partial(_meta_flops, case=case)):
-        assert shallow.flops(loaded, case, count) == count(loaded)
+        assert step_work.flops(loaded, case, count) == count(loaded)
 
 
 @pytest.mark.parametrize("fields", [how for how in HOW if how.get("checkpoint")])
@@ -81,11 +80,11 @@ def test_what_backward_computes_again_is_what_checkpoints_cost(fields: dict[str,
 @pytest.mark.parametrize("how", HOW[:1])
 def test_the_work_of_two_batches_tells_that_of_any_other(how: dict[str, Any]) -> None:
     loaded, case = case_of("decoder-nano", **how)
-    by_samples = shallow.WorkBySamples(loaded)
+    by_samples = step_work.WorkBySamples(loaded)
     counted: list[int] = []
 
     def count(samples: int) -> Work:
-        counted.append(samples)
+        step_work.append(samples)
         return work(loaded, case, samples)
 
     for samples in (8, 4, 16, 1):
@@ -98,12 +97,12 @@ def test_batches_of_a_user_s_model_are_counted_one_by_one() -> None:
     loaded, case = case_of("decoder-nano")
     theirs = type(loaded.model)("theirs")
     vars(theirs).update({**vars(loaded.model), "__file__": "/home/me/theirs.py"})
-    by_samples = shallow.WorkBySamples(replace(loaded, model=theirs))
+    by_samples = step_work.WorkBySamples(replace(loaded, model=theirs))
     counted: list[int] = []
     step = work(loaded, case, 2)
 
     def count(samples: int) -> Work:
-        counted.append(samples)
+        step_work.append(samples)
         return replace(step, samples=samples)
 
     for samples in (8, 4, 16):
@@ -120,10 +119,10 @@ def test_blocks_of_a_user_s_file_are_counted_one_by_one() -> None:
         asked.append(of.layers)
         return 1.0
 
-    shallow.flops(loaded, case, count)
-    assert asked == [shallow.LESS, shallow.MORE]
+    step_work.flops(loaded, case, count)
+    assert asked == [step_work.LESS, step_work.MORE]
     asked.clear()
     theirs = type(loaded.model)("theirs")
     vars(theirs).update({**vars(loaded.model), "__file__": "/home/me/theirs.py"})
-    shallow.flops(replace(loaded, model=theirs), case, count)
+    step_work.flops(replace(loaded, model=theirs), case, count)
     assert asked == [None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from harness.training.observe import sockets
+from harness.training.observe import kernel_counters
 
 
 def test_what_nobody_has_acknowledged_yet_is_counted_once() -> None:
@@ -14,13 +14,13 @@ def test_what_nobody_has_acknowledged_yet_is_counted_once() -> None:
         with socket.create_connection(server.getsockname()) as ours:
             theirs, _ = server.accept()
             with theirs:
-                before = sockets.read()
+                before = kernel_counters.read()
                 ours.setblocking(False)
                 written = ours.send(b"x" * (8 << 20))  # more than the peer takes without reading
-                first = sockets.read()
+                first = kernel_counters.read()
                 assert before and first and first.since(before).sent_bytes == written
                 left = written
                 while left:
                     left -= len(theirs.recv(1 << 16))
-                after = sockets.read()
+                after = kernel_counters.read()
                 assert after and after.since(first).sent_bytes == 0, "acknowledged, not sent again"

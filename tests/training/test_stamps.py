@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from harness.training.observe.stamps import Stamps
+from harness.training.observe.clock import Stamps
 
 
 def test_the_closest_of_some_readings_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.rungs import Rung
-from harness.analysis.timeline.advice import LARGE
-from harness.analysis.timeline.remedies import Remedy, remedies
+from harness.analysis.timeline.advice import LARGE, Remedy, remedies
 from harness.cases import Arm, Catalogue, Contrast, Plan
 from harness.cases.plan import Role
 from harness.record import RunRecord, Term

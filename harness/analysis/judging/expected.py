@@ -24,11 +24,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.judging import judge, pairs
-from harness.analysis.judging.doubts import spoilt
-from harness.analysis.judging.evidence import ContrastData
+from harness.analysis.judging import contrast_data, judge
+from harness.analysis.judging.blockers import obstacle
+from harness.analysis.judging.caveats import spoilt
+from harness.analysis.judging.contrast_data import ContrastData
 from harness.analysis.judging.fingerprint import as_items, fingerprint
-from harness.analysis.judging.obstacles import obstacle
 from harness.base.documents import from_doc
 from harness.base.errors import ConfigError
 from harness.base.toml import Key, check_table, keys_of, read_tables
@@ -145,7 +145,7 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
     items = as_items(fingerprint(run))
     for plan in run.plans:
         subjects = {c.subject: c for c in plan.contrasts if c.baseline}
-        rates = [pairs.absolute("throughput", name) for name in subjects]
+        rates = [contrast_data.absolute("throughput", name) for name in subjects]
         for contrast in (*plan.contrasts, *rates):
             case = plan.arm(contrast.subject).case
             metric = metrics.metric(contrast.metric)
@@ -156,7 +156,7 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
                 if reason.status is not Status.SKIP:
                     doubted[case.id, f"{contrast.metric}: {reason.detail}"] = None
                 continue
-            if not (values := pairs.pairs(run, plan, contrast).values):
+            if not (values := contrast_data.pairs(run, plan, contrast).values):
                 continue
             estimate = judge.estimate(values, metric.form)
             reference = ExpectedValue(

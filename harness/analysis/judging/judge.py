@@ -1,22 +1,140 @@
-"""The judge: paired values and a rule to a status. Pure, and the same for every kind of bound.
-
-PASS needs the whole confidence sequence on the right side of the bound, and on top of that what
-``standard`` allows for slow launches that were not seen and for a trend that may go on. FAIL needs
-the sequence on the wrong side. Everything else is INCONCLUSIVE. All of that stays valid however
-often the judge looks.
-"""
+"""The judge: from paired values and a threshold to a status. Pure functions."""
 
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import fmean, stdev
 from typing import Any
 
-from harness.analysis.judging import sequential, standard
-from harness.analysis.judging.standard import ALPHA
-from harness.cases import BoundSource, Form, Statistic, Threshold
+from harness.analysis.judging.contrast_data import Question
+from harness.base import stats
+from harness.base.stats import Interval, interval, t_quantile
+from harness.cases import BoundSource, Form, Statistic, Threshold, metrics
 from harness.record import Reason, Status
+
+#: Width of the mixture over effect sizes, in deviations. The wider, the sooner a large gap is
+#: decided: 2 decides from 4 pairs on, and is 3 % wider than 1 after 8.
+MIXTURE = 2.0
+
+
+def t_sequence(values: Sequence[float], alpha: float) -> Interval:
+    """The mean with an interval whose ends err with alpha / 2 each, at all looks together.
+
+    ``low`` and ``high`` are None while the radius is infinite: with fewer than 2 values, or 2 to 3
+    at the usual levels.
+    """
+    return interval(values, lambda sd, n: radius(sd, n, alpha))
+
+
+def radius(sd: float, n: int, alpha: float) -> float | None:
+    """Half-width of the t confidence sequence after n values; None while it is infinite.
+
+    A = 1 + n c^2, K = (sqrt(A) / alpha)^(2/n): sd/sqrt(n) * sqrt((n-1)(K-1) / (1 - K/A)).
+    """
+    a = 1 + n * MIXTURE**2
+    k = (math.sqrt(a) / alpha) ** (2 / n)
+    if k >= a:
+        return None
+    return sd / math.sqrt(n) * math.sqrt((n - 1) * (k - 1) / (1 - k / a))
+
+
+def t_evidence(values: Sequence[float], bound: float) -> float:
+    """e-value against "the mean is at most ``bound``": 1 / alpha or more rejects it at alpha.
+
+    The dual of ``t_sequence``: at least 1 / alpha exactly when the lower end of the interval of
+    two-sided error alpha lies above the bound. Negate values and bound for the other side.
+    """
+    n = len(values)
+    mean = fmean(values)
+    a = 1 + n * MIXTURE**2
+    if n < 2 or mean <= bound:
+        return 1 / math.sqrt(a)  # the least over all means that the claim allows
+    sd2 = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
+    ratio = a
+    if sd2 > 0 and math.isfinite(bound):
+        u = n * (mean - bound) ** 2 / sd2 / (n - 1)
+        ratio = (1 + u) / (1 + u / a)
+    return math.exp(n / 2 * math.log(ratio) - math.log(a) / 2)
+
+
+def smallest_detectable(
+    sd: float | None, n: int, alpha: float, allowance: float = 0.0, power: float = 0.9
+) -> float | None:
+    """Smallest relative change that n pairs with log-ratio deviation ``sd`` detect with ``power``.
+
+    The sequence's half-width plus the allowance and the power's share, as a relative change; None
+    when too few.
+    """
+    half_width = None if sd is None else radius(sd, n, alpha)
+    if sd is None or half_width is None:
+        return None
+    return math.expm1(half_width + allowance + t_quantile(power, n - 1) * sd / math.sqrt(n))
+
+
+def discoveries(evidence: Sequence[float], rate: float) -> frozenset[int]:
+    """Which claims hold together at a false discovery rate (e-BH), by index.
+
+    The k largest, for the largest k whose smallest e-value is at least m / (k rate).
+    """
+    order = sorted(range(len(evidence)), key=lambda i: -evidence[i])
+    kept = 0
+    for count, i in enumerate(order, 1):
+        if evidence[i] * count * rate >= len(evidence):
+            kept = count
+    return frozenset(order[:kept])
+
+
+#: Error of an interval, half of it at either end: 95 % for each one-sided statement.
+ALPHA = 0.1
+#: Pairs at the first look: with fewer, nothing is decided.
+FIRST_LOOK = 4
+#: Declared slow launches: at most this share of them, slower by at most this much.
+UNSEEN_SHARE = 0.2
+UNSEEN_SLOWDOWN = 0.05
+#: Declared halves, as of two racks: half of the launches are slower by this much.
+HALF_SLOWER = 0.1
+#: From so many pairs on, a FAIL needs no allowance: a fresh set has to confirm it anyhow.
+BARE_FAIL = 8
+#: One-sided error at which pairs that fall by chance are taken for a trend.
+TREND_ALPHA = 0.25
+
+
+def unseen_share(n: int) -> float:
+    """Slow launches that n pairs did not show are at most this share of all.
+
+    With a larger share p, n pairs show none with a probability (1 - p)^n below 5 %.
+    """
+    return float(1 - (ALPHA / 2) ** (1 / n))
+
+
+def rounding_allowance(n: int) -> float:
+    """By how much the mean can lie below the mean of n pairs that did not show a slow launch.
+
+    Relative; for the declared slow launches.
+    """
+    return UNSEEN_SLOWDOWN * min(UNSEEN_SHARE, unseen_share(n))
+
+
+def kept_by_standard(n: int) -> float:
+    """The margin by which n pairs must clear a bound: the allowance, and while they may all be of
+    the faster half by chance (0.5^n above 5 %: 4 pairs), what the slower half takes of the mean.
+    """
+    hidden = 0.5**n > ALPHA / 2
+    return max(rounding_allowance(n), HALF_SLOWER / 2 if hidden else 0.0)
+
+
+def trend_loss(values: Sequence[float], horizon: int) -> float:
+    """By how much the mean of ``horizon`` values lies below that of the first n if they go on
+    falling as they do; 0 where they do not fall, or fall no more than by chance.
+    """
+    n = len(values)
+    if horizon <= n or n < 3:
+        return 0.0
+    line = stats.slope(values, 2 * TREND_ALPHA)
+    assert line.high is not None
+    return -line.mean * (horizon - n) / 2 if line.high < 0 and math.isfinite(line.mean) else 0.0
 
 
 class End(StrEnum):
@@ -69,7 +187,7 @@ class BoundSide:
 
     @property
     def _interval(self) -> tuple[float, float]:
-        interval = sequential.t_sequence(self.values, ALPHA)
+        interval = t_sequence(self.values, ALPHA)
         assert interval.low is not None and interval.high is not None
         return interval.low, interval.high
 
@@ -82,14 +200,14 @@ class BoundSide:
         return self._interval[0] >= self.bound + self.margin * times + loss
 
     def missed(self) -> bool:
-        early = len(self.values) < standard.BARE_FAIL
+        early = len(self.values) < BARE_FAIL
         return self._interval[1] < self.bound - (self.margin if early else 0.0)
 
     def evidence(self) -> float:
-        return sequential.t_evidence(self.values, self.bound + self.margin)
+        return t_evidence(self.values, self.bound + self.margin)
 
     def evidence_against(self) -> float:
-        return sequential.t_evidence([-v for v in self.values], -self.bound)
+        return t_evidence([-v for v in self.values], -self.bound)
 
 
 def estimate(values: Sequence[float], form: Form) -> Estimate:
@@ -98,14 +216,14 @@ def estimate(values: Sequence[float], form: Form) -> Estimate:
     For SAVED the value is 1 - ratio, so low and high change places.
     """
     if form is Form.ABSOLUTE:
-        interval = sequential.t_sequence(values, ALPHA)
+        interval = t_sequence(values, ALPHA)
         relative = (
             None if interval.sd is None or not interval.mean else interval.sd / abs(interval.mean)
         )
         return Estimate(
             value=interval.mean, low=interval.low, high=interval.high, sd=relative, n=interval.n
         )
-    interval = sequential.t_sequence([math.log(v) for v in values], ALPHA)
+    interval = t_sequence([math.log(v) for v in values], ALPHA)
     low, high = (None if x is None else math.exp(x) for x in (interval.low, interval.high))
     value = math.exp(interval.mean)
     if form is Form.SAVED:
@@ -114,7 +232,7 @@ def estimate(values: Sequence[float], form: Form) -> Estimate:
     return Estimate(value=value, low=low, high=high, sd=interval.sd, n=interval.n)
 
 
-def judge(
+def judge_values(
     values: Sequence[float],
     rule: Threshold | None,
     form: Form,
@@ -131,9 +249,9 @@ def judge(
         halves: whether half of the launches may be slow and unseen, which was not asked for once.
     """
     e = estimate(values, form)
-    allowance = standard.allowance(e.n) if timed else 0.0
-    kept = standard.kept(e.n) if timed and halves else allowance
-    mde = sequential.smallest_detectable(e.sd, e.n, ALPHA, allowance)
+    allowance = rounding_allowance(e.n) if timed else 0.0
+    kept = kept_by_standard(e.n) if timed and halves else allowance
+    mde = smallest_detectable(e.sd, e.n, ALPHA, allowance)
 
     def judged(status: Status, reason: Reason, detail: str, **more: Any) -> Judged:
         return Judged(
@@ -148,8 +266,8 @@ def judge(
 
     if rule is None:
         return judged(Status.RECORDED, Reason.NO_RULE, "no rule applies")
-    if e.n < standard.FIRST_LOOK:
-        few = f"n = {e.n}: {standard.FIRST_LOOK} pairs of launches are judged at the earliest"
+    if e.n < FIRST_LOOK:
+        few = f"n = {e.n}: {FIRST_LOOK} pairs of launches are judged at the earliest"
         return judged(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, few)
     ends = sides(values, rule, form, allowance)
     strict = rule.statistic is Statistic.WORST
@@ -196,7 +314,7 @@ def _open(
             f"too close: it clears {rule.bound}, but not by the {kept:.1%} that a slow half of the"
             f" launches would take, and {n} pairs may have missed"
         )
-    if not all(end.cleared(standard.trend_loss(end.values, horizon)) for end in ends):
+    if not all(end.cleared(trend_loss(end.values, horizon)) for end in ends):
         return Reason.TREND, f"{rule.bound} is met, but not if the trend of the {n} pairs goes on"
     return None
 
@@ -251,3 +369,64 @@ def lag1(values: Sequence[float]) -> float | None:
     if total == 0:
         return None
     return math.fsum(a * b for a, b in itertools.pairwise(off)) / total
+
+
+#: More pairs than this are no plan.
+MOST_PAIRS = 100
+#: Where pairs can decide: the interval is too wide, or load took more than there is room for.
+HELPED = frozenset({
+    Reason.SPANS_BOUND, Reason.TOO_CLOSE, Reason.TREND, Reason.TOO_FEW_PAIRS, Reason.NEIGHBOURS,
+    Reason.NOISY_HOST,
+})  # fmt: skip
+#: A turn back and forth gives so many.
+BLOCK = 2
+
+
+def more_pairs(question: Question, rule: Threshold | None, reason: Reason) -> int | None:
+    """None where no number of them would, since a doubt or a tilt spans the bound, or too many."""
+    if rule is None or reason not in HELPED or question.doubt is not None or not question.first:
+        return None
+    n = len(question.first)
+    if n < FIRST_LOOK:
+        return FIRST_LOOK - n
+    factors = [*(tilt.factor for tilt in question.tilts), 1.0]
+    for total in range(n + BLOCK, n + MOST_PAIRS + 1, BLOCK):
+        moved = [_moved(question, rule, factor, total) for factor in factors]
+        if _passes(moved, total) or _fails(moved, total):
+            return total - n
+    return None
+
+
+def _moved(question: Question, rule: Threshold, factor: float, total: int) -> Sequence[BoundSide]:
+    """The sides of the bound with every pair moved as far as a tilt can have moved it, and what is
+    allowed for after so many pairs.
+    """
+    metric = metrics.metric(question.metric)
+    allowance = rounding_allowance(total) if metric.of_time else 0.0
+    return sides([v * factor for v in question.first], rule, metric.form, allowance)
+
+
+def _radius(side: BoundSide, total: int) -> float:
+    """The interval's half-width after so many pairs of the same scatter."""
+    return radius(stdev(side.values), total, ALPHA) or math.inf
+
+
+def _passes(moved: Sequence[Sequence[BoundSide]], total: int) -> bool:
+    """Whether all sides would be cleared, wherever they may be."""
+    return all(
+        fmean(side.values) - _radius(side, total) >= side.bound + side.margin
+        for of_factor in moved
+        for side in of_factor
+    )
+
+
+def _fails(moved: Sequence[Sequence[BoundSide]], total: int) -> bool:
+    """Whether one side would be missed, wherever it may be; by the allowance of few pairs."""
+    early = total < BARE_FAIL
+    return any(
+        all(
+            fmean(side.values) + _radius(side, total) < side.bound - side.margin * early
+            for side in of_side
+        )
+        for of_side in zip(*moved, strict=True)
+    )

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
-from harness.analysis.judging import neighbours
-from harness.analysis.judging.pairs import timed
+from harness.analysis.judging import biases
+from harness.analysis.judging.contrast_data import timed
 from harness.cases import CaseSpec, Device, Plan
 from harness.host import environment
 from harness.host.admission import Level
@@ -56,7 +56,7 @@ def findings(run: RunRecord, *, load: bool = True) -> list[str]:
             run.environment, infiniband=run.machine.infiniband, num_gpus=run.machine.num_gpus
         ),
         *shaped(run),
-        *(device.sentence for device in neighbours.slow_devices(run)),
+        *(device.sentence for device in biases.slow_devices(run)),
         *_unchained(run),
     ]
     return list(dict.fromkeys(sentences))

@@ -1,12 +1,8 @@
-"""Judges a launch of a user's own script: was it one training, and of how many samples?
-
-Nothing is known of a script beforehand. What its ranks saw must agree: with each other, from step
-to step, and between witnesses that do not know of each other.
-"""
+"""Judge a launch of a user's script: was it one training run, and of how many samples?"""
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
@@ -723,3 +719,20 @@ def _losses(samples: Sequence[Samples]) -> Iterator[str]:
         if lost.any() and not np.isnan(of_rank.loss).all():
             yield f"loss: not finite on rank {rank} in {int(lost.sum())} of {len(lost)} steps"
             return
+
+
+#: A period must be seen so often, over so much of what was seen; what comes first may differ.
+REPEATS = 3
+SHARE = 0.75
+
+
+def period(words: Sequence[Hashable]) -> int | None:
+    """The smallest p of which ``words`` end in repetitions; None where there is none."""
+    for length in range(1, len(words) // REPEATS + 1):
+        begun = len(words)  # the repetitions begin here
+        while begun > length and words[begun - 1] == words[begun - 1 - length]:
+            begun -= 1
+        alike = len(words) - max(0, begun - length)
+        if alike >= REPEATS * length and alike >= SHARE * len(words):
+            return length
+    return None

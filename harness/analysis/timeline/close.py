@@ -1,7 +1,11 @@
-"""Closes the budget: lanes of all ranks to terms that sum to each step, exactly."""
+"""Close the budget of a step: match communications of all ranks, and split it into terms."""
 
+import multiprocessing
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +18,133 @@ from harness.analysis.timeline.intervals import (
     per_window,
     subtract,
 )
-from harness.analysis.timeline.lanes import Lanes, Op
-from harness.analysis.timeline.match import Matched, clock_bounds, match
-from harness.record import Blame, Budget, RankBudget, Term
+from harness.analysis.timeline.lanes import ALONE, Lanes, Op
+from harness.analysis.timeline.reader import Trace, read
+from harness.analysis.timeline.sorting import sorted_lanes
+from harness.analysis.timeline.views import operators
+from harness.base.errors import ScaleproofError
+from harness.cases import PROFILED, CaseSpec
+from harness.record import Blame, Budget, Expected, RankBudget, RankRecord, Term
+
+#: Some ranks may leave these before the others have come.
+_ONE_WAY = frozenset({"broadcast", "gather", "scatter", "reduce"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveMatch:
+    """One communication seen from all its ranks: rank -> operation."""
+
+    ops: Mapping[int, Op]
+
+    @property
+    def last(self) -> int:
+        return max(self.ops, key=lambda r: (self.ops[r].start, r))
+
+    @property
+    def last_start(self) -> int:
+        """When the last rank came, ns."""
+        return max(operation.start for operation in self.ops.values())
+
+    @property
+    def shortest(self) -> int:
+        """The shortest duration over ranks, ns: nobody waited in that one, whatever the clocks."""
+        return min(operation.end - operation.start for operation in self.ops.values())
+
+    @property
+    def p2p(self) -> bool:
+        """Whether it is a send with its recv."""
+        return next(iter(self.ops.values())).p2p
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether no rank can leave before the last has come."""
+        return not self.p2p and next(iter(self.ops.values())).kind not in _ONE_WAY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matched:
+    """All meetings, or why there are none; ``lone`` counts those that some of their ranks miss."""
+
+    meetings: tuple[CollectiveMatch, ...] = ()
+    refused: str = ""
+    lone: int = 0
+
+
+def match(ranks: Sequence[Lanes]) -> Matched:
+    """Every collective with all ranks' parts of it, every message with its two ends."""
+    size = max(rank.world_size for rank in ranks)
+    if not any(rank.ops for rank in ranks):
+        return Matched()
+    if size < 0 and len(ranks) == 1:
+        return Matched(refused="only 1 traces were given")
+    by_key: dict[tuple[object, ...], dict[int, list[Op]]] = {}
+    for lane in ranks:
+        for op in (op for op in lane.ops if op.group != ALONE):
+            by_key.setdefault(_key(lane.rank, op), {}).setdefault(lane.rank, []).append(op)
+    if size > len(ranks) and not _whole_groups(by_key):
+        return Matched(refused=f"only {len(ranks)} of {size} traces were given")
+    meetings = list[CollectiveMatch]()
+    lone = 0
+    for key, by_rank in by_key.items():
+        first = next(iter(by_rank.values()))[0]
+        if key[0] == "collective" and first.seq >= 0 and len(by_rank) < first.size:
+            lone += 1  # at the edge of a capture
+            continue
+        if refused := _unmatched(key, by_rank, len(ranks)):
+            return Matched(refused=refused)
+        together = zip(*by_rank.values(), strict=True)
+        meetings += [CollectiveMatch(ops=dict(zip(by_rank, ops, strict=True))) for ops in together]
+    return Matched(meetings=tuple(meetings), lone=lone)
+
+
+def _unmatched(key: tuple[object, ...], by_rank: Mapping[int, Sequence[Op]], num_ranks: int) -> str:
+    """Why the operations of one key are no meetings; empty if they are."""
+    collective = key[0] == "collective"
+    kind = str(key[1])
+    if not collective and len(by_rank) != 2:
+        return f"a {kind} has no matching peer operation in these traces"
+    counts = {r: len(ops) for r, ops in by_rank.items()}
+    if len(set(counts.values())) > 1:
+        return f"{kind}: the ranks' counts differ, {counts}"
+    if collective and len(by_rank) != num_ranks and not key[2]:
+        return f"{kind}: only ranks {sorted(by_rank)} issued it"
+    for together in zip(*by_rank.values(), strict=True):
+        sizes = {op.payload for op in together if op.payload >= 0}
+        if collective and len(sizes) > 1:
+            return f"{kind}: ranks disagree on its size, {sorted(sizes)}"
+    return ""
+
+
+def _whole_groups(by_key: Mapping[tuple[object, ...], Mapping[int, Sequence[Op]]]) -> bool:
+    """Whether all of every group's ranks are there, though not all of the world's."""
+    return all(
+        len(by_rank) == (2 if key[0] == "p2p" else next(iter(by_rank.values()))[0].size)
+        for key, by_rank in by_key.items()
+    )
+
+
+def _key(rank: int, op: Op) -> tuple[object, ...]:
+    """The key that operations share if they belong together."""
+    if op.p2p and op.peer >= 0:
+        ends = (rank, op.peer) if op.kind == "send" else (op.peer, rank)
+        return ("p2p", "send", op.group, *ends)
+    return ("collective", op.kind, op.group, op.seq)
+
+
+def clock_bounds(matched: Matched, reference: int, rank: int) -> tuple[int, int] | None:
+    """The offset (ns) of a rank's clock to the reference's lies within, by what was possible.
+
+    No rank leaves a synchronising collective before the last one has come, so
+    theta in [max(start_i - end_j), min(end_i - start_j)]: what is to be added to rank j's times.
+    """
+    low, high = None, None
+    for meeting in matched.meetings:
+        if not meeting.symmetric or reference not in meeting.ops or rank not in meeting.ops:
+            continue
+        i, j = meeting.ops[reference], meeting.ops[rank]
+        low = i.start - j.end if low is None else max(low, i.start - j.end)
+        high = i.end - j.start if high is None else min(high, i.end - j.start)
+    return None if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,3 +371,74 @@ def _blame(
         gross_ns=int(gross.sum()) // steps,
         net_ns=int(net[rank].sum()) // steps,
     )
+
+
+#: Traces that are worth the processes which read them at once.
+MANY = 4
+
+
+def trace_path(folder: Path, launch: str, rank: int) -> Path:
+    """Where a rank's trace lies in a run's folder."""
+    return folder / "launches" / launch / f"rank{rank}.trace.json.gz"
+
+
+def read_all(paths: Sequence[Path]) -> list[Trace]:
+    """Traces of all ranks; of many on all cores, while no rank needs one.
+
+    They are read before the next launch, not beside it: that one would be timed on fewer cores.
+    """
+    workers = min(len(paths), len(os.sched_getaffinity(0)))
+    if len(paths) < MANY or workers < 2:
+        return [read(path) for path in paths]
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(read, paths))
+
+
+def close_launch(
+    folder: Path, launch: str, ranks: Sequence[RankRecord]
+) -> tuple[list[Trace], list[Lanes], ReconciledBudget]:
+    """Read every rank's trace and close the budget, on rank 0's clock."""
+    traces = read_all([trace_path(folder, launch, rank.rank) for rank in ranks])
+    rank_lanes = [sorted_lanes(trace, rank.rank) for trace, rank in zip(traces, ranks, strict=True)]
+    offsets = {rank.rank: -rank.clock_offset_ns for rank in ranks}
+    halves = [rank.clock_half_ns for rank in ranks if rank.clock_half_ns is not None]
+    return traces, rank_lanes, close(rank_lanes, offsets, max(halves, default=0))
+
+
+def budget_of(
+    folder: Path, launch: str, ranks: Sequence[RankRecord], steps: int, talks: bool
+) -> Budget:
+    """The budget of a launch with the operators that took longest.
+
+    ``steps`` were profiled, and in ``talks`` worlds every rank communicates. ScaleproofError where
+    the traces do not show that: shares of what was not seen would be 0, and pass.
+    """
+    traces, rank_lanes, closed = close_launch(folder, launch, ranks)
+    budget = closed.budget
+    if budget.device == "cpu" and any(rank.device != "cpu" for rank in ranks):
+        raise ScaleproofError(
+            "its traces have no device activity: CUPTI is missing, or another tool holds it",
+            where=launch,
+            expected="kernels in the traces",
+            fix="end nsys and DCGM profiling, or use --no-timeline",
+        )
+    for trace, rank in zip(traces, budget.ranks, strict=True):
+        num_steps = len(rank.step_ns) + (
+            budget.device == "cuda"
+        )  # a device's first step is the anchor
+        problem = trace.partial
+        if num_steps != steps:
+            problem = problem or f"has {num_steps} steps, expected {steps}"
+        if talks and not sum(rank.comm_ns):
+            problem = problem or "has no communication"
+        if problem:
+            raise ScaleproofError(f"the trace of rank {rank.rank}: {problem}", where=trace.path)
+    return replace(budget, operators=operators(traces, rank_lanes, budget.steps))
+
+
+def talks(case: CaseSpec, expected: Expected | None) -> bool:
+    """Whether every rank of a case communicates in its steps; a script's may."""
+    if expected is None:
+        return False
+    often = expected.period <= PROFILED
+    return case.world_size > 1 and case.communicate and often and bool(expected.payload_bytes)

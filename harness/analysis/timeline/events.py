@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from harness.analysis.timeline.blocks import BORDER
+from harness.analysis.timeline.reader import BORDER
 
 INT64 = (1 << 63) - 1
 #: Kinds of events that are understood, or are known to take no time of a device.

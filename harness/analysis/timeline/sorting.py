@@ -1,16 +1,362 @@
-"""Sorts one rank's trace into lanes, as its ranks computed: on the host, or on a device."""
+"""Sort the trace of one rank into lanes, for ranks that compute on the host and on a device."""
 
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.timeline.device_lanes import device_lanes
-from harness.analysis.timeline.host_lanes import host_lanes, outline_lanes, outlined
-from harness.analysis.timeline.lanes import Lanes
+from harness.analysis.timeline import lanes, lanes as marks
+from harness.analysis.timeline.events import Args
+from harness.analysis.timeline.intervals import EMPTY, Intervals, merge, subtract, union
+from harness.analysis.timeline.lanes import ALONE, Lanes, Op, levels
 from harness.analysis.timeline.reader import Trace
 from harness.base.errors import ScaleproofError
+from harness.record import Category
+from harness.record.budget import OUTLINE
+from harness.record.spans import GROUPS
+
+_ISSUE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
+#: The engine's bookkeeping around an operator and its hooks, where a hook may wait: never compute.
+_AROUND = re.compile(r"autograd::engine::evaluate_function|RegisterPostBackwardFunction")
+#: Threads that train: the one of the steps, and the engine's.
+_ENGINE = re.compile(r"autograd::engine::evaluate_function")
+GLOO = re.compile(r"gloo:")
+#: Spans in which a trainer works; ``step`` is around all of them.
+_WORK = re.compile(r"scaleproof\.\w+\.(forward|backward|optimizer)$")
+_PEER = re.compile(r"scaleproof\.peer\.(send|recv)\.(\d+)$")
+
+
+def outlined(trace: Trace) -> bool:
+    """Whether a trace has our own spans and no operators: a profile that is an outline."""
+    return bool(marks.marked(trace, Category.STEP).any() and not trace.of_cat("cpu_op").any())
+
+
+def outline_lanes(trace: Trace, rank: int) -> Lanes:
+    """Lanes of an outline: what a rank neither waits for nor loads is its own work, Python's too.
+
+    Work is what the spans of a training cover, or the whole of a step that has none.
+    """
+    edges, _, unsure = marks.host_steps(trace)
+    work = trace.named(_WORK) & marks.marked(trace, Category.STEP, Category.OPTIMIZER)
+    work |= marks.marked(trace, Category.COMPUTE)
+    if not work.any():
+        work = marks.marked(trace, Category.STEP)
+    loading = marks.rows_of(trace, marks.data(trace))
+    waits = marks.rows_of(trace, marks.marked(trace, Category.WAIT, Category.COMMUNICATION))
+    busy = subtract(marks.rows_of(trace, work), merge(loading, waits))
+    ops = host_ops(trace, trace.named(GLOO), marks.marked(trace, Category.COMMUNICATION))
+    return Lanes(
+        rank=rank,
+        world_size=trace.world_size,
+        device="cpu",
+        edges=edges,
+        compute=busy,
+        move=EMPTY,
+        ops=tuple(
+            sorted(
+                (
+                    _from_its_wait(operation, busy) if operation.p2p else operation
+                    for operation in ops
+                ),
+                key=_begins,
+            )
+        ),
+        data=loading,
+        launch=EMPTY,
+        queued=EMPTY,
+        unsure=unsure,
+        capture=OUTLINE,
+    )
+
+
+def _begins(op: Op) -> tuple[int, int]:
+    return op.start, op.end
+
+
+def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
+    """Operators are compute, gloo's ranges are communication, holes are the host's.
+
+    What a thread does at an instant is what the innermost range there says: an operator computes,
+    an annotation does not (a wait leaves no range of its own, only a hole in one of those).
+    """
+    edges, main, unsure = marks.host_steps(trace, step_name)
+    gloo = trace.named(GLOO)
+    issue = trace.named(_ISSUE) & trace.of_cat("cpu_op")
+    ours = marks.marked(trace, *Category)
+    spans = marks.marked(trace, Category.COMMUNICATION)
+    data = marks.data(trace)
+    operators = trace.of_cat("cpu_op") & ~issue & ~ours & ~trace.named(_AROUND)
+    operators |= marks.marked(trace, Category.COMPUTE)
+    loops = np.unique(trace.thread[gloo])
+    compute, issued = EMPTY, EMPTY
+    engines = np.unique(trace.thread[trace.named(_ENGINE) | ours])
+    beside = 0
+    for thread in np.unique(trace.thread[trace.of_cat("cpu_op")]):
+        if thread != main and (thread in loops or thread not in engines):
+            beside += thread not in loops  # gloo's own threads are known
+            continue
+        of_thread = (trace.thread == thread) & ~gloo & ~trace.named(marks.STEP)
+        mine, calls = _innermost(trace, of_thread, operators, issue)
+        compute = merge(compute, mine)
+        issued = merge(issued, calls)
+    loading = marks.rows_of(trace, data)
+    ops = list(host_ops(trace, gloo, spans))
+    busy = merge(compute, issued, loading)
+    ops = [_from_its_wait(operation, busy) if operation.p2p else operation for operation in ops]
+    return Lanes(
+        rank=rank,
+        world_size=trace.world_size,
+        device="cpu",
+        edges=edges,
+        compute=subtract(compute, loading),
+        move=EMPTY,
+        ops=tuple(sorted(ops, key=_begins)),
+        data=loading,
+        launch=issued,
+        queued=EMPTY,
+        unsure=unsure + ((f"{beside} threads work beside the step: left out",) if beside else ()),
+    )
+
+
+def _innermost(
+    trace: Trace, here: NDArray[np.bool_], *wanted: NDArray[np.bool_]
+) -> list[Intervals]:
+    """When the innermost range of one thread (rows ``here``) is a wanted one, for each of these.
+
+    Ranges of a thread nest, so those of one depth are disjoint, and deeper ones paint over them.
+    """
+    lanes = [EMPTY] * len(wanted)
+    deeper = EMPTY
+    for rows in reversed(list(levels(trace, np.flatnonzero(here)))):
+        for i, kind in enumerate(wanted):
+            keep = rows[kind[rows]]
+            here_only = subtract(union(trace.start[keep], trace.end[keep]), deeper)
+            lanes[i] = merge(lanes[i], here_only)
+        deeper = merge(deeper, union(trace.start[rows], trace.end[rows]))
+    return lanes
+
+
+def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) -> Iterator[Op]:
+    """The ranges of gloo, and our own spans around what no backend records.
+
+    A gloo range has no group, but its thread has. It has no peer: the k-th ``c10d::send`` is the
+    k-th ``gloo:send``, and so is the k-th peer that an outline notes.
+    """
+    peers: dict[str, list[int]] = {}
+    for kind, operator in (("send", "c10d::send"), ("recv", "c10d::recv_")):
+        rows = np.flatnonzero(trace.named(re.compile(re.escape(operator) + "$")))
+        peers[kind] = [_peer(trace.extra.get(int(r))) for r in rows]
+    for row in np.flatnonzero(trace.named(_PEER)).tolist():
+        _, _, kind, peer = trace.names[trace.name[row]].split(".")
+        peers[kind].append(int(peer))
+    groups = _groups(trace)
+    for row in np.flatnonzero(gloo).tolist():
+        kind = trace.names[trace.name[row]].removeprefix("gloo:")
+        args = trace.extra.get(row)
+        yield Op(
+            start=int(trace.start[row]),
+            end=int(trace.end[row]),
+            kind=kind,
+            group=groups.get(int(trace.thread[row]), ""),
+            payload=_elements(args),
+            item_bytes=_item_bytes(args),
+            peer=peers[kind].pop(0) if peers.get(kind) else -1,
+        )
+    for row in np.flatnonzero(spans).tolist():
+        name = trace.names[trace.name[row]]
+        yield Op(start=int(trace.start[row]), end=int(trace.end[row]), kind=name, group=ALONE)
+
+
+def _groups(trace: Trace) -> dict[int, str]:
+    """Thread -> the ranks that it communicates between, where these are not all."""
+    named = trace.meta.get(GROUPS)
+    known = named if isinstance(named, dict) else {}
+    of = {i: str(known.get(t.rpartition("/")[2], "")) for i, t in enumerate(trace.threads)}
+    return {thread: group for thread, group in of.items() if group}
+
+
+def _from_its_wait(op: Op, busy: Intervals) -> Op:
+    """A send or recv of gloo's is under way until it is waited for: only the wait ends with it."""
+    before = int(np.searchsorted(busy[:, 0], op.end, side="left"))
+    return replace(op, waited=int(busy[before - 1, 1]) if before else op.start)
+
+
+def _peer(args: Args | None) -> int:
+    """The destination or source in the operands of a send or recv."""
+    if args is None or not args.inputs:
+        return -1
+    numbers = [v for v in args.inputs if re.fullmatch(r"-?\d+", v)]
+    return int(numbers[0]) if numbers else -1
+
+
+def _item_bytes(args: Args | None) -> int:
+    """Bytes of an element of the first input; all inputs of a communication are alike."""
+    types = args.types if args and args.types else []
+    return marks.item_bytes(types[0]) if types and isinstance(types[0], str) else -1
+
+
+def _elements(args: Args | None) -> int:
+    """Elements of all inputs, from their shapes."""
+    if args is None or not args.dims:
+        return -1
+
+    def count(shape: object) -> int:
+        if not isinstance(shape, list):
+            return 0
+        if all(isinstance(n, int) for n in shape):
+            return math.prod(shape) if shape else 0
+        return sum(count(inner) for inner in shape)
+
+    return count(args.dims)
+
+
+#: Names of communication kernels, in whatever namespaces.
+_DEVICE_COMM = re.compile(
+    r"(void )?((\w+|\(anonymous namespace\))::)*"
+    r"(nccl|rccl|msccl|cross_device_reduce|one_?shot_|two_?shot_|multimem_|symm_mem"
+    r"|\w*all_?reduce_fusion|nvshmem)"
+    r"|(void )?deep_ep::.*(dispatch|combine)",
+    re.I,
+)
+_ACROSS = re.compile(r"Memcpy (HtoD|DtoH|PtoP)")
+#: After a call that launches has returned, its kernel may begin so much later at once, ns.
+_BEGINS_NS = 10_000
+#: For what no call launched. A trace's own times may be negative.
+_NONE = np.iinfo(np.int64).min
+
+
+def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
+    """Kernels are compute or communication; gaps belong to whatever kept the next kernel away."""
+    host_edges, _, unsure = lanes.host_steps(trace, step_name)
+    kernels = trace.of_cat("kernel")
+    copies = trace.of_cat("gpu_memcpy")
+    across = copies & trace.named(_ACROSS)
+    device = kernels | copies | trace.of_cat("gpu_memset")
+    named = {row for row, args in trace.extra.items() if args.collective}
+    stated = np.zeros(len(trace.start), dtype=bool)
+    stated[list(named)] = True
+    talk = kernels & (stated | trace.named(_DEVICE_COMM))
+    rows = np.flatnonzero(device)
+    launched, returned = _launches(trace, rows)
+    edges, more = _device_steps(trace, rows, launched, host_edges)
+    busy = lanes.rows_of(trace, device)
+    queued, launch = _gaps(trace, rows, launched, returned, busy, edges)
+    ops = list(_device_ops(trace, talk))
+    if nameless := sum(op.group == ALONE for op in ops):
+        more += (f"{nameless} kernels send or receive and name no peer: they are not divided",)
+    host_talk = host_ops(trace, trace.named(GLOO), lanes.marked(trace, Category.COMMUNICATION))
+    return Lanes(
+        rank=rank,
+        world_size=trace.world_size,
+        device="cuda",
+        edges=edges,
+        compute=lanes.rows_of(trace, device & ~talk & ~across),
+        move=lanes.rows_of(trace, across),
+        ops=tuple(
+            sorted([*ops, *host_talk], key=lambda operation: (operation.start, operation.end))
+        ),
+        data=lanes.rows_of(trace, lanes.data(trace)),
+        launch=launch,
+        queued=queued,
+        unsure=unsure + more,
+    )
+
+
+def _launches(trace: Trace, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each of the device's rows when the host's call that launched it began and returned."""
+    calls = trace.of_cat("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime")
+    launching = np.flatnonzero(calls & (trace.correlation >= 0))
+    launching = launching[np.argsort(trace.correlation[launching], kind="stable")]
+    ids, wanted = trace.correlation[launching], trace.correlation[rows]
+    began = np.full(len(rows), _NONE, dtype=np.int64)
+    returned = began.copy()
+    if len(ids):
+        at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+        hit = ids[at] == wanted
+        began[hit] = trace.start[launching[at[hit]]]
+        returned[hit] = trace.end[launching[at[hit]]]
+    return began, returned
+
+
+def _device_steps(
+    trace: Trace,
+    rows: NDArray[np.int64],
+    launched: NDArray[np.int64],
+    host_edges: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Step k ends on the device with the last kernel that the host launched in it or before.
+
+    The first step of a trace has no predecessor in it and is the anchor that the next starts from;
+    one that is alone begins where the host's does. Steps that launch nothing are left out.
+    """
+    known = launched != _NONE
+    if not known.any():
+        return host_edges, ("its device steps cannot be located, so the host's windows are used",)
+    step = np.searchsorted(host_edges, launched, side="right") - 1
+    count = len(host_edges) - 1
+    ends = np.full(count, _NONE, dtype=np.int64)
+    inside = known & (step < count)
+    np.maximum.at(ends, np.maximum(step[inside], 0), trace.end[rows[inside]])
+    if count == 1:
+        edges = np.array([host_edges[0], max(ends[0], host_edges[1])], dtype=np.int64)
+        return edges, ("a single step, from where the host's begins to where its device work ends",)
+    reached = np.maximum.accumulate(ends)
+    edges = np.unique(reached[reached != _NONE])
+    empty = count - len(edges)
+    return edges, (f"{empty} steps launched nothing on the device: left out",) if empty else ()
+
+
+def _gaps(
+    trace: Trace,
+    rows: NDArray[np.int64],
+    launched: NDArray[np.int64],
+    returned: NDArray[np.int64],
+    busy: Intervals,
+    edges: NDArray[np.int64],
+) -> tuple[Intervals, Intervals]:
+    """Idle instants of the device: those with the next kernel queued, those of its launch.
+
+    A launch takes as long as its call, and the moment that a kernel needs to begin. A kernel that
+    begins later waited in its queue for something else.
+    """
+    span = np.array([[edges[0], edges[-1]]], dtype=np.int64)
+    idle = subtract(span, busy)
+    following = np.searchsorted(trace.start[rows], idle[:, 1], side="left")
+    has = following < len(rows)
+    idle = idle[has]
+    following = following[has]
+    idle = idle[launched[following] != _NONE]
+    following = following[launched[following] != _NONE]
+    first, last = idle[:, 0], idle[:, 1]
+    begins = np.clip(launched[following], first, last)
+    over = np.clip(returned[following] + _BEGINS_NS, begins, last)
+    launch = np.stack([begins, over], axis=1)
+    queued = np.stack([over, last], axis=1)
+    return queued[queued[:, 1] > queued[:, 0]], launch[launch[:, 1] > launch[:, 0]]
+
+
+def _device_ops(trace: Trace, talk: NDArray[np.bool_]) -> Iterator[Op]:
+    """Communication kernels with what they say of themselves."""
+    for row in np.flatnonzero(talk).tolist():
+        args = trace.extra.get(row)
+        kind = (args.collective if args else "") or trace.names[trace.name[row]].split("(")[0]
+        kind = kind.lower().removeprefix("_").removesuffix("_base")
+        nameless = not (args and args.collective) and "sendrecv" in kind
+        yield Op(
+            start=int(trace.start[row]),
+            end=int(trace.end[row]),
+            kind=kind,
+            group=ALONE if nameless else f"{args.group} {args.ranks}" if args else "",
+            size=args.size if args else -1,
+            seq=args.seq if args else -1,
+            payload=args.nelems if args else -1,
+            item_bytes=lanes.item_bytes(args.dtype) if args else -1,
+            peer=(args.target if kind == "send" else args.source) if args else -1,
+        )
+
 
 #: Trace categories of calls to a device's runtime; ``_LAUNCH`` matches calls that start a kernel.
 _RUNTIME = (
@@ -29,7 +375,7 @@ _DEVICE_OPERATOR = re.compile(r".*(cudnn_(?!is_acceptable)|cublas|miopen|nccl:)"
 _WHOLE = 0.9
 
 
-def lanes(trace: Trace, rank: int | None = None, step_name: str | None = None) -> Lanes:
+def sorted_lanes(trace: Trace, rank: int | None = None, step_name: str | None = None) -> Lanes:
     """Sort a trace. ``rank`` where the file does not say it itself.
 
     ``step_name`` is the annotation that is a step; without, it is the profiler's own.

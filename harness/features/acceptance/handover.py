@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.analysis import nodes as nodes_
 from harness.analysis.audit import twice
-from harness.analysis.judging import neighbours
+from harness.analysis.judging import biases
 from harness.analysis.nodes import Drift, Examined
 from harness.analysis.reached import reached
 from harness.analysis.verify import verify
@@ -263,7 +263,7 @@ def _exclude(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
     for run in runs:
         for host in run.suspects.nodes if run.suspects else ():
             why.setdefault(host, []).append("slow with every partner it was paired with")
-        for device in neighbours.slow_devices(run):
+        for device in biases.slow_devices(run):
             why.setdefault(device.host, []).append(device.sentence)
         for launch in run.launches:
             for gpu in launch.gpus:

@@ -15,7 +15,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.judging import obstacles
+from harness.analysis.judging import blockers
 from harness.cases import CaseSpec, Catalogue, Contrast, Plan, Threshold
 from harness.features.foresight import priors, terms
 from harness.features.foresight.attribute import limiter
@@ -123,7 +123,7 @@ def possibilities(
             )
             continue
         both = (arm.case for arm in (plan.arm(contrast.subject), plan.arm(contrast.baseline[0])))
-        fits = all(obstacles.fits(described[c.hash], c, site.machine) for c in both)
+        fits = all(blockers.fits(described[c.hash], c, site.machine) for c in both)
         for rule in rules:
             yield _possibility(contrast, case, rule, pair, draws, site.fabric, fits=fits)
 

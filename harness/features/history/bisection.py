@@ -1,22 +1,17 @@
-"""Bisection under noise: which version is the first slow one, and how certain that is.
-
-Versions are numbered from the good one (0) to the bad one (n - 1). What is measured are logarithms
-of a version's step over the good one's, pair by pair. If version k is the first bad one, those
-before it have mean 0, and those from it on one mean that nobody knows. With flat priors on k, that
-mean and the logarithm of the noise, its posterior is in closed form (Box & Tiao 1973, 2.3):
-
-    P(k | data)  ~  m_k^(-1/2)  RSS_k^(-(N - 1) / 2)
-
-with N pairs in all, m_k of them of versions from k on, and RSS_k the squares around both means.
-Each probe is the version that halves what is left of the posterior (Horstein 1963).
-"""
+"""Bisection under noise: the first slow version, and how certain it is."""
 
 import math
-from collections.abc import Sequence
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
+
+from harness.base.errors import LaunchError, SpecError
+from harness.measure.interleaving import Interleaver
 
 #: Pairs that the bad version has before anything is probed, and at most: its mean has to be this
 #: many standard errors from the good one's.
@@ -103,3 +98,139 @@ class Bisection:
         squares = sum(((np.array(pair) - np.mean(pair)) ** 2).sum() for pair in self.pairs.values())
         free = sum(len(pair) - 1 for pair in self.pairs.values())
         return float(np.sqrt(squares / max(free, 1)))
+
+
+#: Probes after which nothing more is tried: each is a block, which takes seconds to minutes.
+MOST_PROBES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """The versions between good and bad, in their order, and how each is installed.
+
+    ``install`` is a shell command with {version} and {folder}; it leaves ``{folder}/bin/python``.
+    """
+
+    names: tuple[str, ...]
+    install: str
+    folder: Path
+
+    @property
+    def setups(self) -> tuple[tuple[str, str], ...]:
+        """Version -> its interpreter, there or not yet."""
+        return tuple((name, str(self._python(name).absolute())) for name in self.names)
+
+    def _python(self, name: str) -> Path:
+        return self.folder / name / "bin" / "python"
+
+    def ensure(self, name: str) -> None:
+        """Install a version once. LaunchError with the command's last line if that fails."""
+        python = self._python(name)
+        done = self.folder / name / ".installed"
+        if done.is_file() and python.exists():
+            return
+        python.parent.parent.mkdir(parents=True, exist_ok=True)
+        quoted = {k: shlex.quote(v) for k, v in (("version", name), ("folder", str(done.parent)))}
+        command = self.install
+        for key, value in quoted.items():
+            command = command.replace(f"{{{key}}}", value)
+        ended = subprocess.run(
+            command,
+            shell=True,
+            capture_output=True,
+            text=True,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
+        if ended.returncode or not python.exists():
+            output = (ended.stdout + ended.stderr).strip().splitlines() or ["no output"]
+            raise LaunchError(
+                f"version {name} cannot be installed: {output[-1]}",
+                where=command,
+                expected=f"exit status 0 and {python}",
+                fix=command if name in (self.names[0], self.names[-1]) else f"--skip {name}",
+            )
+        done.touch()
+
+
+class Bisector:
+    """Measures versions of one case until the first bad one is known."""
+
+    def __init__(self, interleaver: Interleaver, versions: Versions, error: float) -> None:
+        self._interleaver = interleaver
+        self._versions = versions
+        self.bisection = Bisection(len(versions.names), error)
+
+    def run(self, tell: Callable[[str], None]) -> None:
+        """Probe until it is decided. SpecError where good and bad do not differ.
+
+        ``tell`` is called with a line for each probe.
+        """
+        names = self._versions.names
+        while (
+            number := self.bisection.next
+        ) is not None and self._interleaver.blocks < MOST_PROBES:
+            for name in (names[0], names[number]):
+                self._versions.ensure(name)
+            self.bisection.add(number, self._interleaver.block(names[0], names[number]))
+            tell(self._line(number))
+        if not self.bisection.apart:
+            raise SpecError(
+                f"{names[-1]} is not slower or faster than {names[0]}, as far as"
+                f" {self._interleaver.blocks} blocks can tell",
+                expected="two versions that differ",
+                fix="scaleproof history CASE",
+            )
+
+    def _line(self, number: int) -> str:
+        mean, count = self.bisection.mean(number)
+        line = f"{self._versions.names[number]}: {100 * mean:+.1f}% over {count} pairs"
+        if not self.bisection.apart:
+            return line
+        first, sure = self.bisection.answer
+        if sure < 0.5:
+            return line
+        return f"{line}; first bad is {self._versions.names[first]} ({sure:.0%} sure)"
+
+
+def between(good: str, bad: str, repository: Path) -> tuple[str, ...]:
+    """The commits from ``good`` to ``bad``, oldest first. SpecError where there is no such way."""
+    git = ["git", "-C", str(repository)]
+    words = [*git, "rev-list", "--reverse", "--first-parent", f"{good}..{bad}"]
+    log = subprocess.run(
+        words, capture_output=True, text=True, check=False, encoding="utf-8", errors="replace"
+    )
+    commits = log.stdout.split()
+    if log.returncode or not commits:
+        reason = log.stderr.strip() or f"{bad} does not come after {good}"
+        raise SpecError(
+            f"no commits between {good} and {bad}: {reason}",
+            where=str(repository),
+            expected="two commits of --repo, or --versions",
+            fix="--versions 2.11.0,2.12.0,2.13.0",
+        )
+    words = [*git, "rev-parse", good]
+    first = subprocess.run(
+        words, capture_output=True, text=True, check=True, encoding="utf-8", errors="replace"
+    )
+    return (first.stdout.strip(), *commits)
+
+
+def chosen(listed: Sequence[str], good: str, bad: str) -> tuple[str, ...]:
+    """The part of a list from ``good`` to ``bad``; SpecError where one is not in it."""
+    for name in (good, bad):
+        if name not in listed:
+            raise SpecError(
+                f"{name!r} is not among the versions",
+                expected=", ".join(listed),
+                fix="--versions GOOD,...,BAD, oldest first",
+            )
+    a, b = listed.index(good), listed.index(bad)
+    if a >= b:
+        raise SpecError(
+            f"{bad} does not come after {good}",
+            expected="--versions, oldest first",
+            fix=f"--good {bad} --bad {good}",
+        )
+    return tuple(listed[a : b + 1])

@@ -15,7 +15,7 @@ from asv import util
 from asv.environment import Environment
 
 from harness.features.history import ledger
-from harness.features.history.asv import ENVIRONMENT, LEDGER
+from harness.features.history.asv_results import ENVIRONMENT, LEDGER
 from harness.features.history.night import nights
 
 #: asv stands where its configuration is when it loads this file, and wants a ledger to be there.

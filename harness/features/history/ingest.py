@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis import remembered
+from harness.analysis import verify_cache
 from harness.analysis.reading import load
 from harness.analysis.verify import refuse_unsealed
 from harness.base.errors import RecordError
-from harness.features.history import asv
+from harness.features.history import asv_results
 from harness.features.history.night import Night, keep, locked, night_of, nights
 
 
@@ -36,10 +36,10 @@ def ingest(
         try:
             for folder in runs:
                 try:
-                    key = remembered.key_of(folder)
+                    key = verify_cache.key_of(folder)
                     run = load(folder)
                     refuse_unsealed(run, folder if folder.is_dir() else folder.parent)
-                    remembered.keep(folder, key)
+                    verify_cache.keep(folder, key)
                     night = night_of(run, _from(results, folder))
                 except RecordError as error:
                     if refused is None:
@@ -49,7 +49,7 @@ def ingest(
                 fresh[night.run] = keep(night, results)
         finally:
             all_nights = nights(results)
-            commits = asv.write(results, all_nights)
+            commits = asv_results.write(results, all_nights)
     named = {night.run: night for night in all_nights}
     return [added for run, new in fresh.items() for added in _added(named[run], commits[run], new)]
 
@@ -65,7 +65,7 @@ def _added(night: Night, commit: str, new: bool) -> list[Ingested]:
     for stand_in in (False, True):
         values = [case.values for case in night.cases.values() if case.stand_in is stand_in]
         if count := sum(map(len, values)):
-            name = asv.machine(night, stand_in)
+            name = asv_results.machine(night, stand_in)
             ingested.append(
                 Ingested(run=night.run, commit=commit[:8], num_values=count, machine=name, new=new)
             )

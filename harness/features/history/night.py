@@ -11,9 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from statistics import geometric_mean
 
-from harness.analysis.judging import obstacles
+from harness.analysis.judging import blockers
+from harness.analysis.judging.contrast_data import pairs, timed, values_of
 from harness.analysis.judging.fingerprint import fingerprint
-from harness.analysis.judging.pairs import pairs, timed, values_of
 from harness.analysis.judging.points import budgets, points
 from harness.base import files, stats
 from harness.base.documents import from_doc, to_doc
@@ -187,7 +187,7 @@ def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> K
     stand_in = bool(run.stand_ins(arm.case))
     failed = [x for x in run.launches if x.case == arm.case.hash and not (x.usable or x.discarded)]
     if failed:
-        wrong = [*failed[-1].wrong, obstacles.blame(failed[-1])]
+        wrong = [*failed[-1].wrong, blockers.blame(failed[-1])]
         return KeptFigure(hash=arm.case.hash, stand_in=stand_in, error=wrong[0])
     if not of_arm:
         return None

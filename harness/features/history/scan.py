@@ -1,28 +1,192 @@
-"""The rank scan: whether the level of a series of nights has changed, when, and by how much.
-
-Values become normal scores of their ranks, so one wild night weighs no more than any other. Every
-split with three nights on either side is scored; the best score is held against what nights in
-random order give (``null``). Then both sides are searched again, and levels that came and went.
-
-Nights in random order are independent of each other. Where they are not (a node that is kept for
-weeks, weather), a level seems to change by itself. So a change must also be likelier than nights
-that depend on each other (``wandering``). What a straight line explains as well as steps do is a
-drift, and has no night.
-"""
+"""The rank scan: whether the level of a series of nightly runs changed, when, and by how much."""
 
 import itertools
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from statistics import NormalDist, median
 
 import numpy as np
 from scipy.stats import theilslopes
 
-from harness.features.history import wandering
+NIGHTS = (
+    6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 25, 30, 36, 45, 60, 80, 110, 150, 220,
+    365, 730,
+)  # fmt: skip
+P = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 5e-4, 2e-4, 1e-4, 5e-5)
+#: Numbers drawn for each number of nights: 600,000 series of 60.
+NUMBERS = 36_000_000
+#: Of levels that came and went: how often chance may score as high, and series drawn for it.
+BRIEF_P = 0.001
+BRIEF_SERIES = 20_000
+
+
+def highest(n: int, count: int, random: np.random.Generator) -> np.ndarray:
+    """The best scores of ``count`` series of ``n`` nights in random order."""
+    scores = np.tile(normal_scores(n), (count, 1))
+    random.permuted(scores, axis=1, out=scores)
+    k = np.arange(FEWEST_NIGHTS, n - FEWEST_NIGHTS + 1)
+    deviation = np.sqrt((normal_scores(n) ** 2).sum() / (n - 1) * k * (n - k) / n)
+    best: np.ndarray = np.max(np.abs(np.cumsum(scores, axis=1)[:, k - 1]) / deviation, axis=1)
+    return best
+
+
+def highest_brief(n: int, count: int, random: np.random.Generator) -> np.ndarray:
+    """The best scores of levels that came and went, of ``count`` series in random order."""
+    scores = np.tile(normal_scores(n), (count, 1))
+    random.permuted(scores, axis=1, out=scores)
+    sums = np.cumsum(scores, axis=1)
+    square = (normal_scores(n) ** 2).sum() / (n - 1)
+    best = np.zeros(count)
+    for m in range(FEWEST_NIGHTS, min(LONGEST, n // BRIEF) + 1):
+        inside = np.abs(
+            sums[:, FEWEST_NIGHTS - 1 + m : n - FEWEST_NIGHTS]
+            - sums[:, FEWEST_NIGHTS - 1 : n - FEWEST_NIGHTS - m]
+        )
+        best = np.maximum(best, inside.max(axis=1) / np.sqrt(square * m * (n - m) / n))
+    return best
+
+
+def main() -> None:
+    random = np.random.default_rng(20)
+    rows = {}
+    for n in NIGHTS:
+        remaining = min(NUMBERS // n, 1_000_000)
+        drawn = []
+        while remaining > 0:
+            count = min(remaining, 2_000_000 // n)
+            drawn.append(highest(n, count, random))
+            remaining -= count
+        rows[n] = [round(float(q), 4) for q in np.quantile(np.concatenate(drawn), 1 - np.array(P))]
+    lines = ",\n  ".join(f'"{n}": {json.dumps(row)}' for n, row in rows.items())
+    briefs = {n: highest_brief(n, BRIEF_SERIES, random) for n in NIGHTS if n >= ENOUGH}
+    brief = {n: round(float(np.quantile(s, 1 - BRIEF_P)), 3) for n, s in briefs.items()}
+    NULL.write_text(
+        f'{{\n "p": {json.dumps(P)},\n "scores": {{\n  {lines}\n }},\n'
+        f' "brief": {json.dumps(brief)}\n}}\n',
+        encoding="utf-8",
+    )
+
+
+if __name__ == "__main__":
+    main()
+
+
+#: Nights on either side of a step that are looked at.
+AROUND = 45
+#: A step is known to so many nights.
+NEAR = 2
+#: How usual nights are: independent, with days of a week, autoregressive, walking, going one way.
+USUAL = (0.35, 0.1, 0.2, 0.2, 0.15)
+#: Variances over that of independent noise: of the days of a week, of a walk's every night, and
+#: of a straight line's nights.
+OF_WEEKDAYS = (0.5, 2.0, 8.0)
+OF_WALKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+OF_LINES = (1.0, 4.0, 16.0)
+#: Correlations of neighbouring nights, and shares of the variance that have them.
+CORRELATIONS = (0.3, 0.5, 0.7, 0.85, 0.95)
+SHARES = (0.5, 1.0)
+#: Nights that are so many deviations off their neighbours are cut off there, or taken for these.
+WANDERING_CUT = 2.5
+WILD = 5.0
+NEIGHBOURS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whitening:
+    """Nights that depend on each other in several ways, made independent: each of ``matrices``
+    times them. ``log_weights`` is how usual such nights are, with the likelihoods' determinants.
+    """
+
+    matrices: np.ndarray  # (ways, nights, nights)
+    log_weights: np.ndarray
+
+
+def nats(
+    values: Sequence[float] | np.ndarray,
+    at: int,
+    others: Sequence[int] = (),
+    nodes: Sequence[str] = (),
+) -> float:
+    """By how many nats a step at ``at``, or a night or two beside it, is likelier than none.
+
+    Args:
+        values: one a night, in their order.
+        at: the first night of the new level.
+        others: first nights of other levels, which are there in any case.
+        nodes: where each night was measured; what nodes differ by is fitted in any case.
+    """
+    start = max(0, at - AROUND)
+    end = min(len(values), at + AROUND)
+    x = _tamed(np.asarray(values[start:end], dtype=float))
+    night = np.arange(start, end)
+    known = [np.ones(len(x)), *(night >= other for other in others if start < other < end)]
+    names = sorted(set(nodes[start:end]))
+    known += [np.array([name == node for node in nodes[start:end]]) for name in names[1:]]
+    near = [k for k in range(at - NEAR, at + NEAR + 1) if start + 2 < k < end - 2]
+    steps = np.column_stack([night >= k for k in near]).astype(float)
+    regressors = np.column_stack(known).astype(float)
+    without, with_step = _likelihoods(x, regressors, steps, _whitening(len(x)))
+    return float(np.logaddexp.reduce(with_step) - np.logaddexp.reduce(without))
+
+
+def _likelihoods(
+    x: np.ndarray, regressors: np.ndarray, steps: np.ndarray, white: Whitening
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of the restricted likelihoods without a step and with the best one, of each way in
+    which nights may depend on each other.
+    """
+    basis, triangle = np.linalg.qr(white.matrices @ regressors)
+    scale = np.abs(np.diagonal(triangle, axis1=1, axis2=2))
+    told_apart = scale > 1e-9
+    basis = basis * told_apart[:, None, :]
+    free = len(x) - told_apart.sum(axis=1)
+    turned = white.matrices @ np.column_stack([x, steps])
+    turned = turned - basis @ (basis.transpose(0, 2, 1) @ turned)
+    left, of_step = turned[:, :, :1], turned[:, :, 1:]
+    square = (left**2).sum(axis=(1, 2)) + 1e-30
+    size = (of_step**2).sum(axis=1)
+    along = (left * of_step).sum(axis=1) ** 2
+    explained = np.where(size > 1e-9, along / np.maximum(size, 1e-9), 0.0).max(axis=1)
+    least = np.maximum(square - explained, 1e-12 * square)
+    constant = white.log_weights - np.log(np.where(told_apart, scale, 1.0)).sum(axis=1)
+    return constant - free / 2 * np.log(square), constant - free / 2 * np.log(least)
+
+
+def _tamed(x: np.ndarray) -> np.ndarray:
+    """The nights without wild ones: a step and a walk stay as they are."""
+    usual = np.array(
+        [np.median(x[max(0, i - NEIGHBOURS) : i + NEIGHBOURS + 1]) for i in range(len(x))]
+    )
+    deviation = 1.4826 * float(np.median(np.abs(x - usual))) or 1e-12
+    off = (x - usual) / deviation
+    return usual + deviation * np.where(
+        np.abs(off) > WILD, 0.0, np.clip(off, -WANDERING_CUT, WANDERING_CUT)
+    )
+
+
+@lru_cache(maxsize=16)
+def _whitening(n: int) -> Whitening:
+    """All ways in which ``n`` nights may depend on each other."""
+    night = np.arange(n)
+    apart = np.abs(night[:, None] - night)
+    alone = np.eye(n)
+    line = (night - night.mean()) / night.std()
+    groups: tuple[list[np.ndarray], ...] = (
+        [alone],
+        [alone + share * (apart % 7 == 0) for share in OF_WEEKDAYS],
+        [(1 - share) * alone + share * r**apart for r in CORRELATIONS for share in SHARES],
+        [alone + share * (np.minimum(night[:, None], night) + 1) for share in OF_WALKS],
+        [alone + share * np.outer(line, line) for share in OF_LINES],
+    )
+    weights = [w / len(g) for w, g in zip(USUAL, groups, strict=True) for _ in g]
+    roots = np.linalg.cholesky(np.stack([way for group in groups for way in group]))
+    determinants = np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(axis=1)
+    return Whitening(matrices=np.linalg.inv(roots), log_weights=np.log(weights) - determinants)
+
 
 #: Nights on each side of a change; below ``ENOUGH`` in all, nothing can be told.
 FEWEST_NIGHTS = 3
@@ -115,7 +279,7 @@ def _weighed(
     changed = []
     for step in steps:
         others = [change.at for change in steps if change.at != step.at]
-        by = math.inf if step.p == 0.0 else wandering.nats(x, step.at, others, nodes)
+        by = math.inf if step.p == 0.0 else nats(x, step.at, others, nodes)
         needed = CERTAIN_SMALL if abs(step.size.by) < SMALL * floor else CERTAIN
         changed.append(replace(step, nats=by, certain=by >= needed))
     return changed

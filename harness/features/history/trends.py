@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.analysis.judging.fingerprint import between
 from harness.features.history import scan
-from harness.features.history.asv import machine
+from harness.features.history.asv_results import machine
 from harness.features.history.night import QUANTITIES, KeptFigure, Night, Quantity, Value
 from harness.features.history.scan import Change, Size
 

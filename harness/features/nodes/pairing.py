@@ -1,27 +1,235 @@
-"""The Pairer: pairs of nodes in rounds, until slow nodes and slow links are named.
+"""Pairs of nodes in rounds, and the slow nodes and links that they show."""
 
-    the next round's pairs -> launches, at once where none disturbs another -> how long each took
-    -> what that says of nodes and links -> the next round's pairs
-
-With a case, a pair trains it, and its launches are in the record; else it all-reduces.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from harness.analysis.packing import Placement
 from harness.base.documents import Json
 from harness.base.errors import LaunchError, SpecError
 from harness.cases import CaseSpec, Plan, Site
 from harness.cases.recipes import paired
-from harness.features.nodes import rounds, told
+from harness.features.nodes import rounds
+from harness.features.nodes.rounds import Board, TimedPair
 from harness.measure import together
 from harness.measure.measurer import Measurer, moment
-from harness.measure.order import Order
+from harness.measure.orders import Order
 from harness.measure.progress import Moment
 from harness.measure.session import Session
-from harness.record import Purpose
-from harness.record.fabric import Paired, Suspects
+from harness.record import Purpose, RunRecord
+from harness.record.fabric import Paired, Slow, Suspects
+
+#: How much slower a node may be, as logarithms; each stands for an eighth more and less.
+SLOWER = np.geomspace(0.01, 2.0, 24)
+SPREAD = 0.125
+#: Scatter that is expected before any launch is seen, and of how many launches that is worth.
+USUAL = 0.005
+WORTH = 4.0
+#: Launches that the expected shape of noise is worth beside those that were seen; in it, the share
+#: of odd launches, and their scatter: of MLPerf's clusters 16 % have one that is 0.5 % slower.
+SHAPE = 32.0
+ODD = 0.05
+WIDE = 0.02
+#: No clock and no fabric is steadier.
+LEAST_SCATTER = 0.0005
+#: Launches that differ by less than this share of the scatter are counted as alike.
+ALIKE = 0.1
+
+
+class Scatter:
+    """How launches scatter that nothing slow had a part in, as a density of log times."""
+
+    def __init__(self, others: ArrayLike) -> None:
+        """``others`` are log times, of one launch or more."""
+        logs = np.asarray(others, dtype=float)
+        self.centre = float(np.median(logs))
+        logs = logs - self.centre
+        spread = 1.4826 * float(np.median(np.abs(logs)))
+        usual = (len(logs) * spread**2 + WORTH * USUAL**2) / (len(logs) + WORTH)
+        self._scale = max(math.sqrt(usual), LEAST_SCATTER)
+        bins = np.rint(logs / (ALIKE * self._scale))
+        places, self._counts = np.unique(bins, return_counts=True)
+        self._places = places * ALIKE * self._scale
+        # an odd launch may be more or less odd
+        self._widths = np.maximum(self._scale / 2, np.abs(self._places) / 3)
+
+    def log_density(self, x: NDArray[np.float64], spread: ArrayLike = 0.0) -> NDArray[np.float64]:
+        """Of times over the centre; ``spread`` is what is not known of each beside the noise."""
+        more = np.broadcast_to(np.asarray(spread, dtype=float), x.shape)
+        widths = np.hypot(self._widths, more[..., None])
+        scale = np.hypot(self._scale, more)
+        seen = _density(x[..., None] - self._places, widths) @ self._counts
+        shape = (1 - ODD) * _density(x, scale) + ODD * _density(x, np.maximum(scale, WIDE))
+        return np.asarray(np.log((seen + SHAPE * shape) / (self._counts.sum() + SHAPE)))
+
+    def log_ratios(self, times: ArrayLike, slower: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Log likelihood of each log time if its node is slower by each, over that if it is not:
+        of shape (times, slower).
+        """
+        x = np.asarray(times, dtype=float)[:, None] - self.centre
+        return self.log_density(x - slower, SPREAD * slower) - self.log_density(x)
+
+
+def log_evidence(times: ArrayLike, others: ArrayLike, least: float) -> tuple[float, float]:
+    """(log of the e-value that these launches are slower by ``least`` or more, their excess).
+
+    ``times`` and ``others`` are log times, the excess is their median over that of the others.
+    """
+    x, rest = np.asarray(times, dtype=float), np.asarray(others, dtype=float)
+    if not len(x) or not len(rest):
+        return 0.0, 0.0
+    noise = Scatter(rest)
+    slower = SLOWER[math.log1p(least) <= SLOWER]
+    return log_mean(noise.log_ratios(x, slower).sum(axis=0)), float(np.median(x)) - noise.centre
+
+
+def log_mean(logs: NDArray[np.float64]) -> float:
+    """The logarithm of the mean of what these are logarithms of."""
+    largest = float(logs.max())
+    return largest + math.log(float(np.exp(logs - largest).mean()))
+
+
+def _density(x: NDArray[np.float64], scale: NDArray[np.float64] | float) -> NDArray[np.float64]:
+    """Student's t with 3 degrees of freedom: launches have heavy tails."""
+    density: NDArray[np.float64] = 0.3675525969478614 / scale / (1 + (x / scale) ** 2 / 3) ** 2
+    return density
+
+
+AUDIT = "suspects"
+#: A training's step differs by this share before a node is named, a link's rate by that.
+STEP = rounds.LEAST_SLOWER
+LINK = 0.1
+#: Nodes that a sentence names.
+NODES_SHOWN = 8
+#: Draws the partners of a run.
+SEED = 0
+
+
+def hosts(names: Sequence[str], num_nodes: int) -> tuple[str, ...]:
+    """The hosts of nodes; those that are emulated on one machine by their numbers."""
+    if len({*names}) == num_nodes:
+        return tuple(names)
+    return tuple(f"node {i}" for i in range(num_nodes))
+
+
+def least(case: str) -> float:
+    """By which share something must be slower to be named."""
+    return STEP if case else LINK
+
+
+def wanted(case: str) -> float:
+    """The slowness that no node may hide."""
+    return rounds.WANTED * least(case)
+
+
+def suspects_of(pairs: Sequence[Paired], of: Sequence[str], case: str, most: int) -> Suspects:
+    """Names the slow ones of these hosts, by all that was measured of them in ``most`` rounds at
+    most.
+    """
+    conclusions = rounds.conclude(seen_in(pairs, of), len(of), least(case))
+    known = _board(pairs, of, case)
+    slow = [
+        Slow(
+            hosts=tuple(of[node] for node in conclusion.nodes),
+            slower=conclusion.slower,
+            log_evidence=conclusion.log_evidence,
+        )
+        for conclusion in conclusions
+    ]
+    links = [slower.hosts for slower in slow if len(slower.hosts) == 2]
+    return Suspects(
+        pairs=tuple(pairs),
+        case=case,
+        slow=tuple(slow),
+        nodes=tuple(slower.hosts[0] for slower in slow if len(slower.hosts) == 1),
+        links=tuple(next(pair for pair in pairs if {pair.a, pair.b} == {*link}) for link in links),
+        hosts=tuple(of),
+        wanted=wanted(case),
+        most=most,
+        undecided=tuple(of[n] for n in sorted(known.open_nodes)),
+    )
+
+
+def _board(pairs: Sequence[Paired], of: Sequence[str], case: str) -> Board:
+    return rounds.board(tuple(seen_in(pairs, of)), len(of), least(case), wanted(case))
+
+
+def seen_in(pairs: Sequence[Paired], of: Sequence[str]) -> list[TimedPair]:
+    """Pairs that were timed, by the numbers of their nodes."""
+    number = {host: i for i, host in enumerate(of)}
+    return [
+        TimedPair(number[pair.a], number[pair.b], pair.round, pair.time_s)
+        for pair in pairs
+        if pair.time_s is not None
+    ]
+
+
+def hidden(suspected: Suspects) -> str:
+    """Says how much slower a node may be and not be named: a sentence for where nothing is slow."""
+    of = suspected.hosts or tuple(
+        sorted({host for pair in suspected.pairs for host in (pair.a, pair.b)})
+    )
+    smallest = _board(suspected.pairs, of, suspected.case).smallest(
+        suspected.most or rounds.MOST_ROUNDS
+    )
+    if smallest is None:
+        return "launches scatter so widely that a node of half the speed might have been missed"
+    return f"a node that is {100 * smallest:g}% slower would have been named 99 times in 100"
+
+
+def open_still(suspected: Suspects) -> str:
+    """Which nodes may be slow although they are not named, and what would tell."""
+    first = ", ".join(suspected.undecided[:NODES_SHOWN])
+    if more := len(suspected.undecided) - NODES_SHOWN:
+        first += f" and {more} more" if more > 0 else ""
+    slower = f"{wanted(suspected.case):.0%}"
+    most = suspected.most or rounds.MOST_ROUNDS
+    return f"{first} may be {slower} slower: --rounds {2 * most} may tell, {most} did not"
+
+
+def unseen(suspected: Suspects) -> tuple[str, ...]:
+    """Hosts of which no launch ended well: nobody knows whether they are slow."""
+    timed = {
+        host for pair in suspected.pairs if pair.time_s is not None for host in (pair.a, pair.b)
+    }
+    return tuple(host for host in suspected.hosts if host not in timed)
+
+
+def differences(run: RunRecord) -> Iterator[str]:
+    """Lists where a record names other nodes than its pairs do."""
+    if run.suspects is not None and run.suspects.most is not None:
+        yield from replayed(run.suspects, run.suspects.most)
+
+
+def replayed(recorded: Suspects, most: int) -> Iterator[str]:
+    """Where a round had other pairs than those before it lead to, or other nodes are named."""
+    measured, hosts, case = recorded.pairs, recorded.hosts, recorded.case
+    again = suspects_of(measured, hosts, case, most)
+    if (again.nodes, again.links) != (recorded.nodes, recorded.links):
+        named = ", ".join(words(slow) for slow in again.slow) or "nothing is slow"
+        yield f"slow nodes or links are not those that their pairs give: {named}"
+    if (again.undecided, again.wanted) != (recorded.undecided, recorded.wanted):
+        undecided = ", ".join(again.undecided) or "none"
+        yield f"nodes that may be slow are not those that their pairs leave open: {undecided}"
+    for number in sorted({pair.round for pair in measured}):
+        before = seen_in([pair for pair in measured if pair.round < number], hosts)
+        drawn = rounds.pairs(before, len(hosts), SEED, least(case))
+        mine = [(pair.a, pair.b) for pair in measured if pair.round == number]
+        if [(hosts[a], hosts[b]) for a, b in drawn] != mine:
+            yield f"round {number + 1} of the pairs is not the one that those before lead to"
+            return
+
+
+def words(slow: Slow) -> str:
+    """``node 3 is 2.1 % slower with every partner`` or ``the link a - b is ...``."""
+    if len(slow.hosts) == 1:
+        return f"{slow.hosts[0]} is {slow.slower:.1%} slower, whoever its partner is"
+    a, b = slow.hosts
+    return f"the link {a} - {b} is {slow.slower:.1%} slower, while both nodes are fast with others"
+
 
 #: (Number of the round, pairs of nodes) -> what each of them took; None of one that failed.
 Times = Callable[[int, Sequence[tuple[int, int]]], list[Paired]]
@@ -35,7 +243,7 @@ class Pairer:
         self._site = site
         self._most = most
         session.ready()
-        self._hosts = told.hosts([node.host for node in session.run.nodes], len(site.nodes))
+        self._hosts = hosts([node.host for node in session.run.nodes], len(site.nodes))
 
     def train(self, case: CaseSpec) -> Suspects:
         """Pairs train a case of two nodes; SpecError if it does not train right."""
@@ -63,14 +271,14 @@ class Pairer:
         """Rounds until nothing is left to find; what broke in the middle leaves those before."""
         done = list[Paired]()
         run = self._session.run
-        suspects = told.suspects(done, self._hosts, case, self._most)
+        suspects = suspects_of(done, self._hosts, case, self._most)
         for number in range(self._most):
-            seen = told.seen(done, self._hosts)
-            chosen = rounds.pairs(seen, len(self._hosts), told.SEED, told.least(case))
+            seen = seen_in(done, self._hosts)
+            chosen = rounds.pairs(seen, len(self._hosts), SEED, least(case))
             if not chosen:
                 break
             done += measure(number, chosen)
-            suspects = told.suspects(done, self._hosts, case, self._most)
+            suspects = suspects_of(done, self._hosts, case, self._most)
         run.set_suspects(suspects)
         return suspects
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from harness.base.errors import BusyError, LaunchError, OutOfTimeError
-from harness.measure.setups.interleaving import (
+from harness.measure.interleaving import (
     FEWEST_BLOCKS,
     MOST_BLOCKS,
     Difference,

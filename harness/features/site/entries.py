@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from harness.analysis import remembered
+from harness.analysis import verify_cache
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.analysis.ladder import arm_row
 from harness.base import files
@@ -165,7 +165,7 @@ def _read(asked: tuple[Path, Path, str]) -> SiteEntry | str:
     results, folder, key = asked
     place = str(folder.relative_to(results))
     try:
-        run, doubt = remembered.vouched(folder)
+        run, doubt = verify_cache.vouched(folder)
         return entry_of(run, place, key, doubt)
     except RecordError as error:
         return f"{place}: {error.what}"
@@ -211,7 +211,7 @@ def stamp(folder: Path) -> str:
     """The stamp of all that an entry was made from: every byte of the run, and where it lies, since
     its page is found by that. Empty where that cannot be said; such a run is read each time.
     """
-    key = remembered.key_of(folder)
+    key = verify_cache.key_of(folder)
     return "" if key is None else hashlib.sha256(f"{folder}\0{key}".encode()).hexdigest()
 
 

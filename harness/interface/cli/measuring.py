@@ -1,17 +1,25 @@
-"""Parts that verbs that measure share: their options, their session, and how they end."""
+"""Parts of measuring commands: options, sessions, planned hardware and environments."""
 
 import argparse
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from _pytest.mark.expression import Expression
+
+from harness.analysis.reading import load
+from harness.analysis.verify import refuse_unsealed
+from harness.base import programs
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, ScaleproofError, SpecError
-from harness.cases import Ablation, Catalogue, Plan, Settings, Site, Threshold
-from harness.host import copies
+from harness.cases import Ablation, Catalogue, Device, Plan, Settings, Site, Threshold
+from harness.host import copies, devices
+from harness.host.devices import Hardware
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.offered import OPTIONS, again
@@ -23,8 +31,96 @@ from harness.measure.session import Session
 from harness.record import RunRecord
 from harness.record.outcome import exit_status
 
+#: The tier that ``pytest suites/`` measures where nothing else is said.
+USUAL_TIER = "not nightly and not acceptance"
 
-def add_to(sub: argparse.ArgumentParser, *, cases: bool) -> None:
+
+def add_hardware_options(sub: argparse.ArgumentParser) -> None:
+    """Adds the target, and the hardware to plan for."""
+    sub.add_argument(
+        "target",
+        nargs="?",
+        default="suites",
+        help="a case, a suite folder, file.py or file.py::recipe",
+    )
+    add_measuring_options(sub, cases=True)
+    sub.add_argument(
+        "--on",
+        metavar="HARDWARE",
+        help="machines that are not here: 8xh100, 64x8xh200 (nodes x GPUs), a file, a run",
+    )
+
+
+def on(text: str | None) -> Hardware | None:
+    """Reads the hardware that ``--on`` names: known devices, a file that states them, or those of a
+    run.
+    """
+    if text is None:
+        return None
+    path = Path(text)
+    if path.is_dir() or path.name == "record.json":
+        run = load(path)
+        refuse_unsealed(run, path if path.is_dir() else path.parent)
+        return devices.of_machine(path.name, run.machine, run.settings.nodes)
+    return devices.parse(text)
+
+
+def site_of(hardware: Hardware) -> Site:
+    """The site that recipes are asked with for machines that are not here."""
+    return Site(
+        device=Device.CUDA,
+        backend="nccl",
+        nodes=hardware.nodes,
+        gpu_memory_gib=hardware.machine.gpu_memory_gib,
+    )
+
+
+def tier(marks: str) -> Callable[[frozenset[str]], bool]:
+    """Whether marks meet an expression, as pytest reads it."""
+    try:
+        expression = Expression.compile(marks)
+    except SyntaxError as error:
+        raise SpecError(f"-m {marks}: {error}", expected="as of pytest", fix="-m smoke") from None
+
+    def chosen(names: frozenset[str]) -> bool:
+        def has(name: str, /, **_: str | int | bool | None) -> bool:
+            return name in names
+
+        return expression.evaluate(has)
+
+    return chosen
+
+
+def become(arguments: Sequence[str], results: Path) -> NoReturn:
+    """Replace this process by nsys running it; the report lies in ``results``."""
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        raise ScaleproofError(
+            "--nsys: there is no nsys on the PATH",
+            expected="NVIDIA Nsight Systems",
+            fix="run without --nsys: scaleproof captures a timeline anyway",
+        )
+    results.mkdir(parents=True, exist_ok=True)
+    rest = [argument for argument in arguments if argument != "--nsys"]
+    command = [
+        nsys,
+        "profile",
+        "--trace=nvtx,cuda",
+        "--cuda-graph-trace=node",
+        "--sample=none",
+        "--cpuctxsw=none",
+        "--trace-fork-before-exec=true",
+        f"--output={results / 'scaleproof-%p'}",
+        sys.executable,
+        *programs.MODULE,
+        "harness",
+        *rest,
+    ]
+    sys.stdout.flush()
+    os.execv(nsys, command)
+
+
+def add_measuring_options(sub: argparse.ArgumentParser, *, cases: bool) -> None:
     """Where and how to measure; ``cases`` also take ablations."""
     options.add_to(sub, cases=cases)
     sub.add_argument(

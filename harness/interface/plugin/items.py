@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.judging import pairs, verdicts
+from harness.analysis.judging import contrast_data, verdicts
 from harness.base import errors
 from harness.base.errors import Exit, ScaleproofError, SpecError
 from harness.base.files import UnwrittenError
@@ -17,7 +17,7 @@ from harness.base.programs import BOUNDS, MARK, RECOVERS
 from harness.cases import Catalogue, Contrast, FaultScenario, Plan, Site, Threshold, targets
 from harness.interface import options
 from harness.interface.offered import OPTIONS, refuse_unknown_variables
-from harness.interface.plugin import benchmark, claims, hooks
+from harness.interface.plugin import hooks, session as benchmark, session as claims
 from harness.interface.plugin.session import Expectation, Scaling, option
 from harness.interface.report import screen, text
 from harness.measure.measurer import left_s
@@ -82,7 +82,7 @@ def generate(metafunc: pytest.Metafunc) -> None:
                 scaling.plans.setdefault(plan.hash, plan)
                 required = _required(metafunc, plan)
                 rules = (*of_folder, *required)
-                for contrast in pairs.judged_of(plan, rules, run.machine):
+                for contrast in contrast_data.judged_of(plan, rules, run.machine):
                     case = plan.arm(contrast.subject).case
                     matched = verdicts.rules_for(rules, case, contrast, run.machine)
                     matching: list[Threshold | None] = [*matched] or [None]

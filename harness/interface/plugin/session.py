@@ -1,5 +1,8 @@
-"""The state of one pytest session: its options, its plans, and the one Measurer."""
+"""The state of one pytest session, its pytest-benchmark table and its untested claims."""
 
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,17 @@ import pytest
 from harness.analysis.judging.verdicts import of_series
 from harness.base.errors import SpecError
 from harness.base.files import UnwrittenError
-from harness.cases import Catalogue, Contrast, FaultScenario, Plan, Site, Threshold, heads
+from harness.cases import (
+    BoundSource,
+    Catalogue,
+    Contrast,
+    Device,
+    FaultScenario,
+    Plan,
+    Site,
+    Threshold,
+    heads,
+)
 from harness.interface import options
 from harness.interface.offered import OPTIONS, again, from_environment
 from harness.interface.report.heartbeat import watched
@@ -18,7 +31,114 @@ from harness.measure.confirming import USUAL
 from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
-from harness.record import RunRecord, Status, Verdict
+from harness.record import LaunchRecord, Purpose, RunRecord, Status, Verdict
+
+_SHOWN = pytest.StashKey[set[tuple[str, str]]]()
+_NOW = 0.0
+
+
+def launch_clock() -> float:
+    """The virtual clock. A function of this module, so that its name in the JSON is stable."""
+    return _NOW
+
+
+def wanted(config: pytest.Config) -> bool:
+    """Whether the user asked for it, or for one of pytest-benchmark's files."""
+    files = ("json", "save", "autosave", "compare")
+    asked = any(getattr(config.option, f"benchmark_{name}", None) for name in files)
+    return config.pluginmanager.hasplugin("benchmark") and (
+        asked or bool(config.option.scaling_benchmark)
+    )
+
+
+def show(
+    request: pytest.FixtureRequest,
+    plan: str,
+    arm: str,
+    verdict: Verdict,
+    launches: Sequence[LaunchRecord],
+) -> None:
+    """One row for a plan's arm: the median step of each of its launches; once a session."""
+    if not wanted(request.config):
+        return
+    shown = request.config.stash.setdefault(_SHOWN, set())
+    timed = [x for x in launches if x.arm == arm and x.purpose is Purpose.TIMED and x.usable]
+    medians = [x.steps.median_s for x in timed if x.steps is not None]
+    if not medians or (plan, arm) in shown:
+        return
+    shown.add((plan, arm))
+    request.node.add_marker(pytest.mark.benchmark(timer=launch_clock, group=plan))
+    benchmark = request.getfixturevalue("benchmark")
+    benchmark.extra_info.update(
+        case=verdict.case,
+        contrast=verdict.contrast,
+        status=str(verdict.status),
+        value=verdict.value,
+        low=verdict.low,
+        high=verdict.high,
+        mde=verdict.mde,
+    )
+    values = iter(medians)
+
+    def launch() -> None:
+        global _NOW
+        _NOW += next(values, 0.0)
+
+    benchmark.pedantic(launch, rounds=len(medians), iterations=1)
+
+
+#: What a recovery is judged by: no plan, but a course.
+RECOVERY = ("recovery_s", "lost_work")
+
+
+def untested(
+    rules: Sequence[Threshold], judged: Collection[str], site: Site, *, recovers: bool
+) -> Iterator[tuple[Threshold, str]]:
+    """Claims among the rules whose names are not ``judged``, and why each is not.
+
+    ``recovers``: whether recoveries are measured, which every rule of theirs judges.
+    """
+    for rule in rules:
+        if rule.source is not BoundSource.PUBLISHED or rule.name in judged:
+            continue
+        if rule.metric in RECOVERY and recovers:
+            continue
+        yield rule, why(rule, site)
+
+
+def why(rule: Threshold, site: Site) -> str:
+    """Says what a rule needs that this run has not."""
+    if rule.device not in (None, site.device):
+        return "needs GPUs" if rule.device is Device.CUDA else "is about CPU ranks"
+    if rule.nodes and len(site.nodes) < min(rule.nodes):
+        return f"needs {min(rule.nodes)} nodes, here {_count(len(site.nodes), 'node')}"
+    if rule.world and site.world_size < min(rule.world):
+        return f"needs {min(rule.world)} ranks, here {_count(site.world_size, 'rank')}"
+    if rule.metric in RECOVERY:
+        return "no recovery was selected (suites/test_recovery.py)"
+    return f"nothing that was selected measures {rule.metric} of {rule.case}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"is one {word}" if number == 1 else f"are {number}"
+
+
+def lines(
+    rules: Sequence[Threshold], judged: Collection[str], site: Site, *, recovers: bool
+) -> list[str]:
+    """One line a claim, claims with the same reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for rule, reason in untested(rules, judged, site, recovers=recovers):
+        by_reason.setdefault(reason, []).append(f"{rule.name} ({rule.bound})")
+    if not by_reason:
+        return []
+    total = sum(map(len, by_reason.values()))
+    shown = [f"scaling: {total} published claims are not tested here:"]
+    for reason, names in by_reason.items():
+        shown.append(f"  {reason}:")
+        shown += [f"    {name}" for name in names]
+    return shown
+
 
 #: From harmless to worst.
 _WORSE = (

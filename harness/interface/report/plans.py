@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis import forecast, roofline
-from harness.analysis.judging import obstacles
+from harness.analysis.judging import blockers
 from harness.base.formatting import duration, si
 from harness.cases import Arm, Device, Plan, Threshold
 from harness.host.devices import Hardware
@@ -103,7 +103,7 @@ class PlanPlace:
         if d.facts is None or d.expected is None:
             message = f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
             return "\n".join(text.wrap(message, TOLD_WIDE, 0))
-        if not obstacles.fits(d, line.arm.case, self.machine):
+        if not blockers.fits(d, line.arm.case, self.machine):
             return "SKIP: does not fit"
         return f"{many} rule{'s' * (many > 1)}" if many else ""
 

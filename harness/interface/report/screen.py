@@ -23,10 +23,9 @@ from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.advice import advice
 from harness.base.formatting import duration, si
 from harness.cases import Form, Reach, metrics
-from harness.interface.report import fabric, script, sections, timeline
+from harness.interface.report import fabric, script, sections, side_by_side, timeline, topology
 from harness.interface.report.headline import brief, decide, headline, why_open
 from harness.interface.report.scaling import judged_interval
-from harness.interface.report.sides import every, topology
 from harness.interface.report.text import Column, rule, shortened, table, wrap
 from harness.record import Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
@@ -70,7 +69,7 @@ def lines(
     shown += [line for cause in causes for line in wrap(f" why   {cause}", width, 7)]
     shown += [*wrap(f" on    {measured_on(run)}", width, 7), ""]
     shown += _rows(run, width)
-    shown += every.lines(run, width)
+    shown += side_by_side.lines(run, width)
     shown += [*script.lines(run, width), *fabric.brief(run, width)]
     shown += topology.lines(run, width) if run.fabric and not run.plans else []
     shown += [*sections.lines(run, width), *_spent(run, width), *_noticed(run, width)]

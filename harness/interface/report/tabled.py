@@ -5,12 +5,13 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from markupsafe import Markup, escape
 
 from harness.base.documents import Json
 from harness.interface.report import text
+from harness.interface.report.page.svg import Curve, chart
 from harness.interface.report.text import Column
 from harness.record import Status
 
@@ -135,3 +136,31 @@ def _cells(column: Column[Row], rows: Sequence[Row]) -> list[str]:
         lines = _escaped(words).replace("\n", "<br>")
         cells.append(f'<td class="{kinds}"{number}>{lines}</td>')
     return cells
+
+
+@dataclass(frozen=True, kw_only=True)
+class TitledTable:
+    """A table with its title, its notes, and the curves that a page draws of it."""
+
+    title: str
+    table: Table[Any]
+    notes: Sequence[str] = ()
+    curves: Sequence[Curve] = ()
+    x_label: str = ""
+    y_label: str = ""
+
+    def lines(self, width: int) -> list[str]:
+        """For a terminal."""
+        notes = [line for note in self.notes for line in text.wrap(f" {note}", width, 3)]
+        return [text.rule(self.title, width), *self.table.lines(width), *notes, ""]
+
+    @property
+    def html(self) -> Markup:
+        return self.table.html(self.title)
+
+    @property
+    def drawn(self) -> Markup:
+        """The chart of its curves, with a logarithmic axis; empty where it has none."""
+        if not self.curves:
+            return Markup("")
+        return Markup(chart(self.curves, y_label=self.y_label, x_label=self.x_label, log=True))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 
-from harness.analysis.judging.doubts import PERTURBED
+from harness.analysis.judging.caveats import PERTURBED
 from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.advice import advice, starved
 from harness.interface.report import text

@@ -3,11 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from harness.analysis.timeline.views.communications import Communication
-from harness.analysis.timeline.views.difference import TermChange
-from harness.analysis.timeline.views.idleness import Idleness
-from harness.analysis.timeline.views.kernels import Kernel
-from harness.analysis.timeline.views.tallies import Range
+from harness.analysis.timeline.views import Communication, Idleness, Kernel, Range, TermChange
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.interface.report.timeline import TERMS, head
 from harness.record import Blame, Budget, RankBudget, Term

@@ -1,5 +1,6 @@
-"""The ranks of one launch on this node, from fork to the last end."""
+"""The ranks of one launch on this node, from fork to the last exit."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -16,9 +17,95 @@ from harness.launch.wire.channel import server
 from harness.launch.wire.evidence import Beats, examine, memory_kills, rank_end
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
 from harness.training.agent.follower import Follower
-from harness.training.agent.straggler import Straggler
+from harness.training.observe import threads
 from harness.training.rank.rank import leave, run_rank
 from harness.training.rank.setup import RankPlace, cpus_of
+
+#: One turn of computing and standing still: shorter than most steps.
+PERIOD_S = 0.02
+#: Where processes are put for a quota, and the file that takes it: cgroup v2, then v1.
+GROUPS = (
+    (Path("/sys/fs/cgroup"), "cpu.max", "{quota} {period}"),
+    (Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us", "{quota}"),
+)
+
+
+class Straggler:
+    """A process that gets ``share`` of its core's time until ``release``; ``way`` says how."""
+
+    def __init__(
+        self, pid: int, share: float, groups: Sequence[tuple[Path, str, str]] = GROUPS
+    ) -> None:
+        self.pid = pid
+        self._helper = 0
+        self._group = next(filter(None, (_limited(pid, share, *group) for group in groups)), None)
+        self.way = "quota" if self._group is not None else "duty cycle"
+        if self._group is None:
+            self._helper = _fork_duty(pid, share)
+
+    def release(self) -> None:
+        """Let it run, so that what it was at can be seen."""
+        if self._helper:
+            os.kill(self._helper, signal.SIGKILL)
+            os.waitpid(self._helper, 0)
+            self._helper = 0
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Leave nothing behind, once the process has ended."""
+        self.release()
+        if self._group is not None:
+            with contextlib.suppress(OSError):
+                self._group.rmdir()
+
+
+def _limited(pid: int, share: float, root: Path, file: str, form: str) -> Path | None:
+    """A group of its own with a quota, or None where this user may not make one."""
+    group = root / f"scaleproof-{pid}"
+    period = round(PERIOD_S * 1e6)
+    if not (root / "cgroup.procs").is_file():
+        return None
+    for stale in root.glob("scaleproof-*"):  # of agents that were killed: empty ones go
+        with contextlib.suppress(OSError):
+            stale.rmdir()
+    try:
+        group.mkdir()
+        if "{period}" not in form:
+            _tell(group / "cpu.cfs_period_us", str(period))
+        _tell(group / file, form.format(quota=round(share * period), period=period))
+        _tell(group / "cgroup.procs", str(pid))
+    except OSError:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        return None
+    return group
+
+
+def _tell(file: Path, text: str) -> None:
+    """Write to a file of the kernel's; OSError where there is none."""
+    with file.open("r+", encoding="utf-8") as handle:
+        handle.write(text)
+
+
+def _fork_duty(pid: int, share: float) -> int:
+    """A child that stops and continues the process for as long as we are there."""
+    parent = os.getpid()
+    helper = os.fork()
+    if helper:
+        return helper
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        threads.die_with_parent(parent)
+        threads.precise_sleep()
+        while True:
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(share * PERIOD_S)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep((1 - share) * PERIOD_S)
+    finally:
+        os._exit(0)
+
 
 GRACE_S = 1.0  # after the first rank has failed: time for the others to write down what they saw
 CONFIRM_S = 0.5  # a rank counts as silent when it still is after this

@@ -2,7 +2,7 @@
 
 import torch
 
-from harness.training.hooks import cast
+from harness.training.transports import cast
 
 BESIDE = True  # what others are held beside, as dense training in fp32 is
 ERROR_BOUND = 1e-2

@@ -7,10 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.training.context import RankContext
-from harness.training.hooks import ErrorFeedback, Promise, done
 from harness.training.observe.laps import lap
-from harness.training.sparse import kept
-from harness.training.transports import Knobs, total
+from harness.training.transports import ErrorFeedback, Knobs, Promise, done, kept, total
 
 ERROR_BOUND = 1.0
 #: A sketch has ``rows`` of ``columns`` for each entry that is to be found in it.

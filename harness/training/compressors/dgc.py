@@ -4,10 +4,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.training import sparse
+from harness.training import transports
 from harness.training.context import RankContext
-from harness.training.sparse import Sparse
-from harness.training.transports import Knobs, generator
+from harness.training.transports import Knobs, Sparse, generator
 
 ERROR_BOUND = 1.0
 #: ``warm_up``: steps in which more is sent, in four stages; ``clip``: the largest norm of what all
@@ -27,7 +26,7 @@ FEWEST_SAMPLED = 256
 FIRST = 0.25
 STAGES = 4
 
-promise = sparse.promise
+promise = transports.promise
 
 
 class Corrected(Sparse):

@@ -9,8 +9,7 @@ from torch import Tensor
 from harness.base.documents import Json
 from harness.training.compressors import topk
 from harness.training.context import RankContext
-from harness.training.hooks import ErrorFeedback, Hook, Promise, done
-from harness.training.sparse import kept
+from harness.training.transports import ErrorFeedback, Hook, Promise, done, kept
 
 ERROR_BOUND = 1.0
 KNOBS = dict(rho=0.01)

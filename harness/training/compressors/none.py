@@ -2,7 +2,7 @@
 
 import torch
 
-from harness.training.hooks import cast
+from harness.training.transports import cast
 
 ERROR_BOUND = 0.0
 

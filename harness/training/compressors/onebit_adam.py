@@ -9,8 +9,7 @@ from torch import Tensor
 from harness.training import transports
 from harness.training.compressors import onebit
 from harness.training.context import RankContext
-from harness.training.hooks import done
-from harness.training.transports import Knobs, TwoPhase
+from harness.training.transports import Knobs, TwoPhase, done
 
 ERROR_BOUND = 1.5
 KNOBS = dict(block=1024, feedback=True, momentum=0.9)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from harness.base.documents import Json
 from harness.training.context import RankContext
-from harness.training.hooks import ErrorFeedback, Promise, done
 from harness.training.observe.laps import lap
+from harness.training.transports import ErrorFeedback, Promise, done
 
 ERROR_BOUND = 1.0
 KNOBS = dict(rank=2, feedback=True)

@@ -9,10 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.training.context import RankContext
-from harness.training.hooks import ErrorFeedback, Promise, done
 from harness.training.observe.laps import lap
-from harness.training.sparse import kept
-from harness.training.transports import Knobs, total
+from harness.training.transports import ErrorFeedback, Knobs, Promise, done, kept, total
 
 ERROR_BOUND = 32.0
 #: Without feedback, values are scaled by n/k: unbiased, but far off.

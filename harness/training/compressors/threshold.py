@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from harness.training import sparse
+from harness.training import transports
 from harness.training.context import RankContext
-from harness.training.sparse import Sparse
-from harness.training.transports import Knobs
+from harness.training.transports import Knobs, Sparse
 
 ERROR_BOUND = 1.0
 #: ``rho`` is the room for entries: more are owed, and what is not needed is sent as zeros.
@@ -15,7 +14,7 @@ LOSSLESS = dict(threshold=0.0, rho=1.0)
 CLAIM = "contracts"
 METHOD = dict(optimizer="sgd")
 
-promise = sparse.promise
+promise = transports.promise
 
 
 def build(ctx: RankContext, knobs: Knobs) -> Sparse:

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from harness.training import sparse
+from harness.training import transports
 from harness.training.context import RankContext
-from harness.training.sparse import Sparse
-from harness.training.transports import Knobs
+from harness.training.transports import Knobs, Sparse
 
 ERROR_BOUND = 1.0
 KNOBS = dict(rho=0.01, feedback=True)
@@ -14,7 +13,7 @@ LOSSLESS = dict(rho=1.0)
 CLAIM = "contracts"
 METHOD = dict(optimizer="sgd")
 
-promise = sparse.promise
+promise = transports.promise
 
 
 def select(x: Tensor, k: int) -> Tensor:

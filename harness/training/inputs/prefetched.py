@@ -3,8 +3,7 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from harness.training.context import Knobs
-from harness.training.data import Batch
-from harness.training.feeds import Feed, Source
+from harness.training.feeds import Batch, Feed, Source
 
 INPUT = dict(instead=("resident",))
 

@@ -1,13 +1,46 @@
-"""Pins a rank and tames gloo's loop thread.
-
-``gloo_tcp_loop`` spins on a lock whose holder is off-CPU when cores are few; under SCHED_BATCH
-a 64 KiB all-reduce on 2 cores takes a tenth of the time. Recorded in every launch.
-"""
+"""Pin a rank to cores, and control the loop threads of gloo."""
 
 import ctypes
+import functools
+import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from harness.record.spans import GROUPS
+
+_served: dict[int, str] = {}
+
+
+def follow() -> None:
+    """Know the threads of new groups from now on, for the rest of this rank."""
+    make: Callable[..., Any] = distributed_c10d._new_process_group_helper
+
+    @functools.wraps(make)
+    def seen(size: int, rank: int, ranks: list[int], *args: Any, **more: Any) -> Any:
+        before = running()
+        operation = make(size, rank, ranks, *args, **more)
+        if dist.is_initialized() and 0 < len(ranks) < dist.get_world_size():
+            name = ",".join(map(str, ranks))
+            twins = len({n for n in _served.values() if n.partition("#")[0] == name})
+            for thread in running() - before:
+                _served[thread] = f"{name}#{twins}" if twins else name
+        return operation
+
+    owner: Any = distributed_c10d
+    owner._new_process_group_helper = seen
+
+
+def tell() -> None:
+    """Leave what is known in the trace that is being taken."""
+    torch.autograd._add_metadata_json(GROUPS, json.dumps({str(t): n for t, n in _served.items()}))
+
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from harness.cases import CaseSpec, Dim, Mesh
 from harness.record import ModelFacts
 from harness.training.context import RankContext
-from harness.training.matrices import carry_outer
+from harness.training.optimizers import carry_outer
 from harness.training.parallel import groups, traffic
 from harness.training.parallel.traffic import Traffic
 from harness.training.trainer import LocalTrainer

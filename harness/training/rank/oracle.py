@@ -1,14 +1,10 @@
-"""The reference: redoes a world's step with the plain model, in the world's order.
-
-It cuts the batch as the ranks (or micro-batches) do and adds gradients in that order, so that for
-two shards, and for pipelines of any size, the result is equal to the bit on CPU. One process can
-take all shards in turn (``step``), or each rank takes its own (``together``).
-"""
+"""The reference: repeat a step of a world with the plain model on one device."""
 
 import contextlib
+import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +12,9 @@ from torch import Tensor, nn
 
 from harness.cases import Dim
 from harness.training.context import Loaded, RankContext
-from harness.training.data import Batch
+from harness.training.feeds import Batch
+from harness.training.optimizers import carry_outer
+from harness.training.parallel.outer import fill, vector
 from harness.training.rank.rounding import Rounding
 from harness.training.trainer import constant
 
@@ -332,3 +330,122 @@ def shaped(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of a flat tensor, shaped like these in turn."""
     parts = flat.split([tensor.numel() for tensor in like])
     return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
+
+
+T = TypeVar("T")
+
+
+class Simulated(Oracle):
+    """Shows the model of one rank: that of its context.
+
+    ``begin``: the rank that sums begin with. They are rounded in their order, so another one gives
+    another right training, where an exchange treats all ranks alike.
+    """
+
+    def __init__(
+        self, model: nn.Module, loaded: Loaded, ctx: RankContext, *, begin: int = 0
+    ) -> None:
+        super().__init__(model, ctx, parts=ctx.case.accumulate, scale_last=False)
+        models = [copy.deepcopy(model) for _ in range(ctx.batching.shards)]
+        for worker in models:
+            carry_outer(model.parameters(), worker.parameters())
+        self.workers = [(module, ctx.optimizer(module.parameters())) for module in models]
+        self.weighted = bool(getattr(loaded.strategy, "WEIGHTED", True))
+        self.rules = loaded.strategy.Simulation(models, ctx.batching, loaded.knobs(ctx.case))
+        if hasattr(self.rules, "optimizers"):
+            self.rules.optimizers = [optimizer for _, optimizer in self.workers]
+        self.count = 0
+        self.begin = begin
+        self.place = (ctx.shard - begin) % len(models)
+        self.model, self.optimizer = self.workers[self.place]
+
+    def note_seen(self, seen: Sequence[object]) -> None:
+        """Notes what each rank has seen of the others, where that depends on what came in."""
+        if seen[0] is not None:
+            self.rules.seen = seen
+
+    def step(self, shards: Sequence[Batch]) -> float:
+        """A step of every worker on its shard, and what they exchange after it; the mean loss."""
+        losses = 0.0
+        every = []
+        self.begin_step()
+        for batch, worker in zip(self._in_order(shards), self.workers, strict=True):
+            self.model, self.optimizer = worker
+            loss, gradients = self.backward(batch)
+            losses += float(loss)
+            every.append(gradients)
+        if hasattr(self.rules, "before"):
+            every = self.rules.before(self.count, every)
+        for gradients, worker in zip(every, self.workers, strict=True):
+            self.model, self.optimizer = worker
+            self.update(gradients)
+        self.rules.after(self.count)
+        self.count += 1
+        self.model, self.optimizer = self.workers[self.place]
+        return losses / len(shards)
+
+    def together(self, batch: Batch) -> float:
+        """Trains with each rank on its own shard; parameters are exchanged to the bit."""
+        self.begin_step()
+        loss, gradients = self.backward(batch)
+        if hasattr(self.rules, "before"):
+            of_all = zip(*(self._from_all(gradient) for gradient in gradients), strict=True)
+            gradients = self.rules.before(self.count, list(of_all))[self.place]
+        self.update(gradients)
+        every = self._from_all(vector(self.model))
+        for (model, _), theirs in zip(self.workers, every, strict=True):
+            fill(model, theirs)
+        self.rules.after(self.count)
+        self.count += 1
+        losses = self._from_all(loss)
+        return sum(map(float, losses)) / len(losses)
+
+    def _from_all(self, gradient: Tensor) -> list[Tensor]:
+        """Every rank's, in the order of sums."""
+        every = [torch.empty_like(gradient) for _ in self.workers]
+        dist.all_gather(every, gradient)
+        return self._in_order(every)
+
+    def _in_order(self, by_rank: Sequence[T]) -> list[T]:
+        return [*by_rank[self.begin :], *by_rank[: self.begin]]
+
+
+class Streamed(Oracle):
+    """Takes the blocks of an nn.Sequential in turn."""
+
+    keeps_frozen = False
+
+    def descend(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
+        """The scaled loss of a part, its gradients added to the parameters', which stay here."""
+        if not isinstance(self.model, nn.Sequential):
+            made = type(self.model).__name__
+            raise TypeError(f"{made} is too large for its device, and no nn.Sequential to stream")
+        given = []
+        output = x
+        for block in self.model.children():
+            given.append(output.cpu())
+            with self._there(block), torch.no_grad(), self.ctx.forward():
+                output = block(output)
+        output = output.detach().requires_grad_()
+        with self.ctx.forward():
+            loss = self.ctx.loss(output, y) * scale
+        (loss * self.ctx.loss_scale).backward()
+        gradient = output.grad
+        for block, kept in zip(reversed(list(self.model.children())), reversed(given), strict=True):
+            inputs = kept.to(self.ctx.device).detach()
+            inputs.requires_grad_(inputs.is_floating_point())
+            with self._there(block):
+                with self.ctx.forward():
+                    again = block(inputs)
+                again.backward(gradient)
+            gradient = inputs.grad
+        return loss.detach()
+
+    @contextlib.contextmanager
+    def _there(self, block: nn.Module) -> Iterator[None]:
+        """The block on the device, and back on the host with its gradients."""
+        block.to(self.ctx.device)
+        try:
+            yield
+        finally:
+            block.to("cpu")

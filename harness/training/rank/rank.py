@@ -20,7 +20,7 @@ from harness.launch.wire.evidence import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, RankError, Script
 from harness.record.store import write_text
 from harness.training.contract import placed, placed_below
-from harness.training.observe import flight, threads
+from harness.training.observe import collectives, threads
 from harness.training.rank import tasks
 from harness.training.rank.setup import RankPlace, set_up
 from harness.training.rank.tasks import script
@@ -72,7 +72,7 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
     backend = spec.case.backend
     with stack_file.open("w", encoding="utf-8") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
-        flight.dump_when_asked(flight_file, backend)
+        collectives.dump_when_asked(flight_file, backend)
         try:
             if isinstance(spec.task, Script | Break):
                 script.work(spec, place, beats, lambda: leave(_tidy(folder, place.rank)))
@@ -86,7 +86,7 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
             for spare in spares:
                 os.close(spare)
             write_text(folder / f"rank{place.rank}.error.json", json.dumps(to_doc(failure)))
-            flight.dump(flight_file, backend)
+            collectives.dump(flight_file, backend)
             sys.stderr.write(failure.traceback)
             return 1
         finally:

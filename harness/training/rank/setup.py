@@ -26,14 +26,12 @@ from harness.record import ExecutedModel, RankRecord
 from harness.record.store import Samples
 from harness.training.accelerator import Accelerator, numbered
 from harness.training.context import Loaded, RankContext, make_batch, within
-from harness.training.data import Sampler
 from harness.training.describe import case_batching
-from harness.training.feeds import Source, whole_epochs
-from harness.training.observe import beside, threads
+from harness.training.feeds import Sampler, Source, whole_epochs
+from harness.training.observe import kernel_counters, threads
 from harness.training.observe.memory import Memory
-from harness.training.rank import executed, joining
-from harness.training.rank.barrier import Barrier
-from harness.training.rank.sources import of_copy, sources
+from harness.training.rank import joining, sources
+from harness.training.rank.joining import Barrier
 from harness.training.rank.window import Measured
 from harness.training.tuning import kernels
 
@@ -209,8 +207,8 @@ class Rank:
     def _sources(self) -> dict[str, str]:
         task = self.spec.task
         if isinstance(task, Script):
-            return of_copy(Path(task.folder))
-        return sources(self.spec.files.values())
+            return sources.of_copy(Path(task.folder))
+        return sources.sources(self.spec.files.values())
 
 
 def set_up(
@@ -224,7 +222,7 @@ def set_up(
     case = spec.case
     folder = Path(spec.out)
     known = frozenset(sys.modules)
-    executed.watch(spec.files.values())
+    sources.watch(spec.files.values())
     set_backend(case.environment or {})
     os.sched_setaffinity(0, place.cpus)  # before any thread exists
     threads.precise_sleep()
@@ -258,7 +256,7 @@ def set_up(
         lap=lap,
         tuned_threads=tuned,
         known_modules=known,
-        shared=beside.shared_memory(),
+        shared=kernel_counters.shared_memory(),
         beats=beats,
     )
 

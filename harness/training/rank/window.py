@@ -23,10 +23,10 @@ from harness.record.store import Samples
 from harness.training.accelerator import Accelerator
 from harness.training.context import RankContext, Trainer
 from harness.training.feeds import Feed, helpers_of
-from harness.training.observe import beside
+from harness.training.observe import kernel_counters
 from harness.training.observe.intake import Intake, every_row_hashed
+from harness.training.observe.kernel_counters import Meter, MeterReading
 from harness.training.observe.memory import Memory
-from harness.training.observe.meter import Meter, MeterReading
 from harness.training.observe.spans import span
 
 
@@ -248,5 +248,5 @@ def measure(  # noqa: PLR0913  (what the one window needs)
         misses=log.misses,
         grown=grown,
         counted=ctx.world_size > 1 and ctx.case.backend == "gloo" and ctx.case.communicate,
-        shared=tuple(sorted(beside.shared_memory(helpers_of(feed)) - known)),
+        shared=tuple(sorted(kernel_counters.shared_memory(helpers_of(feed)) - known)),
     )

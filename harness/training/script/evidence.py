@@ -24,9 +24,9 @@ from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.record import CollectiveCount, ExecutedModel, RankRecord, ScriptObservations
 from harness.record.store import Samples, write_text
 from harness.training.accelerator import Accelerator
-from harness.training.observe import beside, issued, plain
+from harness.training.observe import collectives, kernel_counters, tensor_values
 from harness.training.observe.intake import digest, padded
-from harness.training.rank.barrier import Barrier
+from harness.training.rank.joining import Barrier
 from harness.training.rank.setup import Rank, RankPlace, StartupTimes, device_of
 from harness.training.rank.window import Measured
 from harness.training.script import inside, process, shards, workplace
@@ -60,7 +60,7 @@ def rank_of(spec: LaunchSpec, place: RankPlace, beats: Beats, store: dist.Store)
         lap=StartupTimes(),
         tuned_threads=0,
         known_modules=frozenset(sys.modules),
-        shared=beside.shared_memory(),
+        shared=kernel_counters.shared_memory(),
         beats=beats,
     )
 
@@ -243,7 +243,7 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservatio
     parallel = shards.shares_data(watch.hooks.wrapped)
     grouped = dist.is_initialized()
     exchanged = _exchanged(watch) if grouped else Exchanged()
-    cut = exchanged.in_forwards > issued.LARGE and not parallel and not watch.sharded
+    cut = exchanged.in_forwards > collectives.LARGE and not parallel and not watch.sharded
     first = sum(int(v) for rows in watch.rows.values() for v in rows.of(0, 1).tolist())
     trained = [p for p in watch.parameters() if p.requires_grad or id(p) in watch.graded]
     trained_bytes = shards.bytes_of(roots, trained)
@@ -322,7 +322,7 @@ def _unchanged(watch: Watch, began: Digests, ended: Digests) -> bool:
     model says nothing, nor does a learning rate of 0.
     """
     rates = _rates(watch)
-    parts = [plain.local(parameter) for parameter in watch.parameters()]
+    parts = [tensor_values.local(parameter) for parameter in watch.parameters()]
     if not any(part.numel() for part in parts) or (rates and not any(rates)):
         return False
     of_roots = watch.bits().whole
@@ -345,7 +345,7 @@ def _exchanging(watch: Watch) -> tuple[str, ...]:
         replicated = (nn.parallel.DistributedDataParallel, nn.SyncBatchNorm)
         if any(isinstance(module, replicated) for module in parts):
             continue
-        if issued.within(backend, spans_ns) > issued.LARGE:
+        if collectives.within(backend, spans_ns) > collectives.LARGE:
             exchanging.append(name)
     return tuple(exchanging)
 
@@ -379,12 +379,12 @@ def _small(watch: Watch, exchanged: Exchanged, trained: Sequence[nn.Parameter]) 
     wrapped = watch.hooks.wrapped
     searches = sum(bool(getattr(root, "find_unused_parameters", False)) for root in wrapped)
     sizes = [parameter.numel() * parameter.element_size() for parameter in trained]
-    if sum(sizes) <= issued.SMALL:
+    if sum(sizes) <= collectives.SMALL:
         return 0
     small = exchanged.small - searches
     one_by_one = sum(kind.count for kind in exchanged.collectives.values()) >= len(trained)
     if one_by_one:
-        small -= sum(size <= issued.SMALL for size in sizes)
+        small -= sum(size <= collectives.SMALL for size in sizes)
     return max(0, small)
 
 
@@ -394,12 +394,12 @@ def _exchanged(watch: Watch) -> Exchanged:
     last_ns = edges_ns[-2], edges_ns[-1]
     forwards_ns = [(begin, end) for _, begin, end in watch.forwards_ns]
     passes_ns = [times for times in forwards_ns if last_ns[0] <= times[0] < last_ns[1]]
-    sent_bytes = issued.exchanged(backend, edges_ns)
+    sent_bytes = collectives.exchanged(backend, edges_ns)
     return Exchanged(
-        collectives=dict(issued.between(backend, *last_ns)),
-        small=issued.small(backend, *last_ns),
-        in_forwards=issued.within(backend, forwards_ns),
-        reduced=issued.within(backend, passes_ns, only="all_reduce"),
+        collectives=dict(collectives.between(backend, *last_ns)),
+        small=collectives.small(backend, *last_ns),
+        in_forwards=collectives.within(backend, forwards_ns),
+        reduced=collectives.within(backend, passes_ns, only="all_reduce"),
         even=len(set(sent_bytes)) <= 1,
         silent=sent_bytes.count(0) if any(sent_bytes) else 0,
     )

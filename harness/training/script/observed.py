@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from harness.training.observe import plain
+from harness.training.observe import tensor_values
 from harness.training.observe.intake import digest
 from harness.training.script import inside
 from harness.training.script.hooks import Hooks
@@ -175,14 +175,16 @@ class Observed:
         self._undo = None  # a root that trains within its own call
         if self.cleared is None and self.sentences.accumulates:
             gradients = (p.grad for p in self.parameters() if p.grad is not None)
-            self.cleared = not any(bool(x.any()) for g in gradients for x in plain.pieces(g))
+            self.cleared = not any(
+                bool(x.any()) for g in gradients for x in tensor_values.pieces(g)
+            )
         if len(self.sentences.words) in (1, 2) and not self.sentences.backwards:
             self._look_for_old_gradients()
         self._within = self._within or self._called_ns > 0
         self._close_forward()
         self.sentences.enter_backward(again=again)
         if isinstance(losses, Tensor) and losses.numel() == 1 and losses.is_floating_point():
-            self._note(plain.local(losses).detach())
+            self._note(tensor_values.local(losses).detach())
         if self._free_s:
             sentence = len(self.sentences.words)
             before_s = perf_counter() - self._free_s
@@ -360,7 +362,7 @@ def _some_elements(optimizer: Optimizer, *, of_gradients: bool = False) -> list[
         parameter
         for group in optimizer.param_groups
         for parameter in group["params"]
-        if parameter.grad is not None and plain.local(parameter).numel()
+        if parameter.grad is not None and tensor_values.local(parameter).numel()
     ]
     few = {id(p): p for p in (*trained[:1], *trained[len(trained) // 2 :][:1], *trained[-1:])}
     return [_first_elements(p.grad if of_gradients else p) for p in few.values()]
@@ -368,5 +370,5 @@ def _some_elements(optimizer: Optimizer, *, of_gradients: bool = False) -> list[
 
 def _first_elements(tensor: Tensor) -> Tensor:
     """At most ``ELEMENTS`` of them, of a sharded one of this rank's part."""
-    part = plain.bits(plain.local(tensor))
+    part = tensor_values.bits(tensor_values.local(tensor))
     return (part if part.is_contiguous() else part[0]).flatten()[:ELEMENTS]

@@ -6,8 +6,7 @@ from typing import Any
 from harness.cases import Window
 from harness.launch.wire.messages import Script
 from harness.training.observe.clock import Clock
-from harness.training.observe.outline import Outline
-from harness.training.observe.profiler import Profiler
+from harness.training.observe.profiling import Outline, Profiler
 from harness.training.rank.setup import Rank
 
 

@@ -41,8 +41,8 @@ from harness.launch.wire.messages import LaunchSpec, Recorded, Script
 from harness.record import RankRecord
 from harness.record.store import write_text
 from harness.training.accelerator import Accelerator, numbered
-from harness.training.observe import beside, issued
-from harness.training.rank.barrier import Barrier
+from harness.training.observe import collectives, kernel_counters
+from harness.training.rank.joining import Barrier
 from harness.training.rank.setup import Rank, RankPlace, StartupTimes
 from harness.training.script.evidence import document_of, ended_early
 from harness.training.script.prepared import Preparation
@@ -110,7 +110,7 @@ class Recording:
         if watched or self._watch is not None:
             return
         if not dist.is_initialized():
-            issued.enable(KEPT)
+            collectives.enable(KEPT)
         self._number = next(_COUNT)
         self._left = False
         self._store = _store()
@@ -172,7 +172,7 @@ class Recording:
             lap=StartupTimes(),
             tuned_threads=0,
             known_modules=frozenset(sys.modules),
-            shared=beside.shared_memory(),
+            shared=kernel_counters.shared_memory(),
             beats=Beats(self._out / "beats", 1, create=True),
         )
 

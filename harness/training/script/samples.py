@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from harness.training.observe import plain
+from harness.training.observe import tensor_values
 from harness.training.observe.intake import row_hashes
 from harness.training.script.graphs import Graphs, apart, graphs, nodes
 
@@ -143,7 +143,7 @@ def arrived(
         return None
     if first.is_nested:
         return BatchLayout(count=first.size(0), elements=first.numel())
-    first = plain.local(first)
+    first = tensor_values.local(first)
     elements = first.numel()
     given = args[0] if args else next(iter(kwargs.values()), None)
     if isinstance(given, list | tuple) and given:
@@ -230,17 +230,17 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: BatchLayout) -> 
     candidates = itertools.islice(_of_call(args, kwargs), MOST_TENSORS)
     first = next(candidates)  # what ``first_input`` has found, too
     if how.late:
-        return [plain.rows(first).transpose(0, 1)]
+        return [tensor_values.rows(first).transpose(0, 1)]
     others = [candidate for candidate in candidates if candidate.size(0) == first.size(0)]
     told_by = [first, *(x for x in others if not x.is_floating_point())]
     if not first.is_floating_point():
         told_by += [x for x in others if x.is_floating_point()][:1]
-    return [*map(plain.rows, told_by)]
+    return [*map(tensor_values.rows, told_by)]
 
 
 def _stacked(samples: Sequence[Tensor]) -> Tensor:
     """A row of few elements of each, evenly spread, and zeros behind those of a short one."""
-    rows = [thinned(plain.rows(sample).reshape(1, -1)) for sample in samples]
+    rows = [thinned(tensor_values.rows(sample).reshape(1, -1)) for sample in samples]
     stacked = rows[0].new_zeros(len(rows), max(tensor.shape[1] for tensor in rows))
     for row, thin in zip(stacked, rows, strict=True):
         row[: thin.shape[1]] = thin[0]

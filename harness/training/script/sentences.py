@@ -7,7 +7,7 @@ sentence. A step of the training is one or more sentences: their smallest repeat
 
 from dataclasses import dataclass
 
-from harness.analysis.samples.period import period
+from harness.analysis.samples.script import period
 
 
 @dataclass(frozen=True)

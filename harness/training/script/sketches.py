@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from harness.training.observe import plain
+from harness.training.observe import tensor_values
 
 SUMS = 8
 #: Elements of a parameter that are summed, evenly drawn.
@@ -22,7 +22,11 @@ def sketch(parameters: Iterable[Tensor]) -> tuple[float, ...]:
     """``SUMS`` sums of elements; comparable where the parameters are alike in number and shape."""
     signs, of_parts = _signs()
     sums = torch.zeros(SUMS, dtype=torch.float64)
-    parts = (part for parameter in parameters for part in plain.pieces(plain.local(parameter)))
+    parts = (
+        part
+        for parameter in parameters
+        for part in tensor_values.pieces(tensor_values.local(parameter))
+    )
     for number, part in enumerate(parts):
         elements = part.reshape(-1)
         few = elements[:: max(1, len(elements) // ELEMENTS)][:ELEMENTS].cpu().double()

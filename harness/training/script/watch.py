@@ -13,8 +13,8 @@ import torch
 
 from harness.launch.wire.evidence import Phase
 from harness.launch.wire.messages import Script
+from harness.training.observe.kernel_counters import Meter
 from harness.training.observe.memory import Memory
-from harness.training.observe.meter import Meter
 from harness.training.rank.setup import Rank
 from harness.training.script import shards
 from harness.training.script.flops import Counted, compiled

@@ -12,13 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.cases import Batching, CaseSpec
 from harness.record import ExecutedModel, Expected, ModelFacts
 from harness.training.context import Compressor, Knobs, RankContext
-from harness.training.data import Batch
-from harness.training.hooks import Late, restore, state_of
+from harness.training.feeds import Batch
 from harness.training.observe import laps
 from harness.training.observe.spans import span
 from harness.training.parallel import traffic
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer
+from harness.training.transports import Late, restore, state_of
 
 SUPPORTS = dict(
     worlds="any",

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
-from harness.training.hooks import all_gather
 from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer, due
+from harness.training.transports import all_gather
 
 SUPPORTS = dict(
     recovers=False,

@@ -10,9 +10,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from harness.cases import Batching, CaseSpec, Device, Dim, Optimizer, Passes, Precision
 from harness.record import Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
-from harness.training.matrices import gathers as matrices_gathered, is_hidden
+from harness.training.optimizers import gathers as matrices_gathered, is_hidden
 from harness.training.parallel import samples, traffic
-from harness.training.parallel.scatter import OverAllToAll, codec_of, coded_bytes
+from harness.training.parallel.groups import OverAllToAll, codec_of, coded_bytes
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 from harness.training.transports import Codec
 

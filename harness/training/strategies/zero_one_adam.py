@@ -14,10 +14,10 @@ from harness.record import Expected, ModelFacts, exchanges
 from harness.training import transports
 from harness.training.compressors import onebit
 from harness.training.context import Knobs, RankContext
-from harness.training.frozen import FrozenAdam, is_in, refreshed
-from harness.training.hooks import all_gather
+from harness.training.optimizers import FrozenAdam, is_in, refreshed
 from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer
+from harness.training.transports import all_gather
 
 #: Of one rank, in the order of its parameters.
 Gradients: TypeAlias = Sequence[Tensor]

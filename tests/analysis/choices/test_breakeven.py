@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from harness.analysis.choices.breakeven import EncodingCost, breakeven
+from harness.analysis.choices.compressors import EncodingCost, breakeven
 
 
 def cost(step_s: float, sent: float) -> EncodingCost:

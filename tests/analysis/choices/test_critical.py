@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.analysis.choices.critical import critical_batch
+from harness.analysis.choices.batches import critical_batch
 
 
 def needed(batch: float, critical: float, least: float) -> float:

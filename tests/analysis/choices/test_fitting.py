@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.analysis.choices.fitting import CLOSE, Attempt, Search, grown
+from harness.analysis.choices.batches import CLOSE, Attempt, Search, grown
 
 
 def found(search: Search, largest: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.analysis.choices.noise import noise_scale
+from harness.analysis.choices.batches import noise_scale
 
 ELEMENTS, RANKS, PARTS, STEPS = 400, 4, 16, 40
 

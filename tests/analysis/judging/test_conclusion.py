@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from harness.analysis.judging.conclusion import conclude
-from harness.analysis.judging.judge import judge
-from harness.analysis.judging.question import Conclusion, Question
-from harness.analysis.judging.tilts import Bias
+from harness.analysis.judging.biases import Bias
+from harness.analysis.judging.contrast_data import Conclusion, Question
+from harness.analysis.judging.judge import judge_values
+from harness.analysis.judging.verdicts import conclude
 from harness.cases import BoundSource, Form, Threshold
 from harness.cases.rules import Waiver
 from harness.record import HALVES_SINCE, Reason, RunRecord, Status
@@ -109,7 +109,7 @@ def test_nothing_makes_a_pass_of_what_the_judge_does_not_pass(
         first, again=again, tilts=tilts, obstacle=obstacle, doubt=doubt, claimed=claimed
     )
     rule = RULE if days is None else waived(sample_run, days)
-    alone = judge(first, RULE, Form.RATIO)
+    alone = judge_values(first, RULE, Form.RATIO)
     # Records before this schema were judged without a look at half of their launches.
     verdict = conclude(asked, rule, replace(sample_run, schema=HALVES_SINCE))
     if verdict.status is Status.PASS:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.judging.conclusion import conclude
 from harness.analysis.judging.tally import of_stand_in, requirements
-from harness.analysis.judging.verdicts import verdicts
+from harness.analysis.judging.verdicts import conclude, verdicts
 from harness.base.errors import Exit
 from harness.cases import BoundSource, Device
 from harness.interface.report import screen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.analysis.judging.evidence import ContrastData
+from harness.analysis.judging.contrast_data import ContrastData
 from harness.record import Purpose, RunRecord
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.judging.claimed import claimed
-from harness.analysis.judging.evidence import ContrastData
-from harness.analysis.judging.obstacles import gate_failure
+from harness.analysis.judging.blockers import gate_failure
+from harness.analysis.judging.caveats import claimed
+from harness.analysis.judging.contrast_data import ContrastData
 from harness.analysis.judging.verdicts import verdicts
 from harness.analysis.samples import figures
 from harness.analysis.verify import verify
@@ -25,7 +25,7 @@ from harness.base.errors import ConfigError, Exit
 from harness.cases import Arm, Contrast, Plan, Role, metrics
 from harness.cases.rules import load_thresholds
 from harness.cases.site import rungs
-from harness.interface.report import coverage
+from harness.interface.report import tables
 from harness.record import Check, Purpose, Reason, RunRecord, Status
 from harness.record.outcome import exit_status
 from tests.editing import bound, even, judged, timed
@@ -92,7 +92,7 @@ def test_a_rule_that_matches_nothing_is_told(sample_run: RunRecord) -> None:
     """cvs: green when no cell matched."""
     doc = to_doc(sample_run)
     bound(doc, case="ddp/resnet-*")
-    lines = " ".join(coverage.coverage(from_doc(RunRecord, doc)))
+    lines = " ".join(tables.coverage(from_doc(RunRecord, doc)))
     assert "no case: " in lines and "cpu_ddp_weak" in lines
 
 

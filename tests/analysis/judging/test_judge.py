@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.analysis.judging.judge import Judged, estimate, judge, lag1, worst
+from harness.analysis.judging.judge import Judged, estimate, judge_values, lag1, worst
 from harness.base.errors import Exit
 from harness.cases import BoundSource, Form, Statistic, Threshold
 from harness.record import Reason, Status
@@ -27,7 +27,7 @@ def rule(metric: str = "efficiency", **kw: object) -> Threshold:
 
 
 def decide(values: list[float], threshold: Threshold | None, form: Form = Form.RATIO) -> Judged:
-    return judge(values, threshold, form)
+    return judge_values(values, threshold, form)
 
 
 def scattered(center: float, n: int = 8, sd: float = 0.005, seed: int = 0) -> list[float]:
@@ -144,7 +144,7 @@ def test_four_pairs_may_all_be_of_the_faster_half() -> None:
     ]
     assert "slow half" in narrow[0].detail and "5.0%" in narrow[1].detail
     assert decide(scattered(0.85 * 1.049, n=6, sd=1e-5), exact).status is Status.PASS
-    then = judge([0.85 * 1.02] * 4, exact, Form.RATIO, halves=False)
+    then = judge_values([0.85 * 1.02] * 4, exact, Form.RATIO, halves=False)
     assert then.status is Status.PASS, "as records before schema 9 were judged"
 
 
@@ -152,19 +152,19 @@ def test_the_allowance_shrinks_with_pairs_that_show_nothing() -> None:
     """0.8 % of the bound suffices after 20 pairs, and nothing at all for bytes."""
     assert decide(scattered(0.85 * 1.008, n=20, sd=1e-5), rule(at_least=0.85)).status is Status.PASS
     exact = rule("sent_bytes", at_most=100.0)
-    assert judge([100.0] * 4, exact, Form.ABSOLUTE, timed=False).status is Status.PASS
-    assert judge([100.0] * 4, exact, Form.ABSOLUTE).status is Status.INCONCLUSIVE
+    assert judge_values([100.0] * 4, exact, Form.ABSOLUTE, timed=False).status is Status.PASS
+    assert judge_values([100.0] * 4, exact, Form.ABSOLUTE).status is Status.INCONCLUSIVE
 
 
 def test_a_trend_that_would_cross_the_bound_does_not_pass() -> None:
     """Falling by half a point a pair, 0.88 is 0.85 after the 10 or so pairs that may follow."""
     falling = [0.8915 - 0.005 * i + 0.0002 * (-1) ** i for i in range(6)]
-    answer = judge(falling, rule(at_least=0.85), Form.RATIO, horizon=16)
+    answer = judge_values(falling, rule(at_least=0.85), Form.RATIO, horizon=16)
     assert (answer.status, answer.reason) == (Status.INCONCLUSIVE, Reason.TREND)
-    assert judge(falling, rule(at_least=0.85), Form.RATIO, horizon=6).status is Status.PASS
-    rising = judge(falling[::-1], rule(at_least=0.85), Form.RATIO, horizon=16)
+    assert judge_values(falling, rule(at_least=0.85), Form.RATIO, horizon=6).status is Status.PASS
+    rising = judge_values(falling[::-1], rule(at_least=0.85), Form.RATIO, horizon=16)
     assert rising.status is Status.PASS
-    level = judge(falling, rule(at_most=0.95), Form.RATIO, horizon=16)
+    level = judge_values(falling, rule(at_most=0.95), Form.RATIO, horizon=16)
     assert level.status is Status.PASS, "what falls does not rise above a bound"
 
 
@@ -177,8 +177,8 @@ def test_an_early_fail_needs_a_clear_gap() -> None:
 def test_equal_values_are_decided() -> None:
     """Bytes that are counted do not scatter."""
     exact = rule("sent_bytes", at_most=100.0)
-    assert judge([100.0] * 8, exact, Form.ABSOLUTE, timed=False).status is Status.PASS
-    assert judge([101.0] * 8, exact, Form.ABSOLUTE, timed=False).status is Status.FAIL
+    assert judge_values([100.0] * 8, exact, Form.ABSOLUTE, timed=False).status is Status.PASS
+    assert judge_values([101.0] * 8, exact, Form.ABSOLUTE, timed=False).status is Status.FAIL
 
 
 def test_absolute_values_have_two_sides() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.analysis.judging import load
+from harness.analysis.judging import biases
 from harness.record import LaunchRecord, Purpose, RunRecord
 
 shares = st.floats(0, 1.5)
@@ -29,7 +29,7 @@ def alone(run: RunRecord, launch: LaunchRecord) -> RunRecord:
 
 
 def share(run: RunRecord, launch: LaunchRecord, **more: bool) -> float | None:
-    return load.lost([launch], alone(run, launch), beside=False, **more)
+    return biases.lost_to_load([launch], alone(run, launch), beside=False, **more)
 
 
 def test_of_a_quiet_launch_nothing_was_taken(sample_run: RunRecord) -> None:
@@ -71,8 +71,8 @@ def test_what_is_not_known_is_not_nothing(sample_run: RunRecord) -> None:
     ranks = tuple(replace(r, throttled_s=None) for r in launch.ranks)
     unknown = replace(launch, foreign_load=None, ranks=ranks)
     assert share(sample_run, unknown) is None
-    assert load.lost([launch, unknown], alone(sample_run, launch), beside=False) is None
-    assert load.lost([], sample_run, beside=False) is None
+    assert biases.lost_to_load([launch, unknown], alone(sample_run, launch), beside=False) is None
+    assert biases.lost_to_load([], sample_run, beside=False) is None
 
 
 @given(shares, shares, shares)
@@ -86,7 +86,7 @@ def test_it_is_a_share_and_grows_with_the_load(
         for foreign in sorted((less, more))
     )
     assert low is not None and high is not None
-    assert 0 <= low <= high <= load.MOST_LOST
+    assert 0 <= low <= high <= biases.MOST_LOST
 
 
 def test_cpu_time_beyond_that_of_the_best_launch_is_pressure(sample_run: RunRecord) -> None:
@@ -99,15 +99,15 @@ def test_cpu_time_beyond_that_of_the_best_launch_is_pressure(sample_run: RunReco
     )
     pressed = replace(launch, ranks=tuple(replace(r, cpu_s=0.6 * window_s) for r in launch.ranks))
     run = replace(sample_run, launches=(best, pressed))
-    assert load.lost([pressed], run, beside=True) == pytest.approx(0.1)
-    assert load.lost([pressed], run, beside=False) == 0.0
+    assert biases.lost_to_load([pressed], run, beside=True) == pytest.approx(0.1)
+    assert biases.lost_to_load([pressed], run, beside=False) == 0.0
 
 
 def test_it_is_told_only_where_it_is_worth_a_word(sample_run: RunRecord) -> None:
     launch = one(sample_run)
-    assert load.sentence([launch], "the baseline") == ""
+    assert biases.sentence([launch], "the baseline") == ""
     busy = replace(launch, foreign_load=0.4)
-    assert load.sentence([busy], "the baseline") == "others used 40% of the cores of the baseline"
+    assert biases.sentence([busy], "the baseline") == "others used 40% of the cores of the baseline"
 
 
 def test_of_a_window_of_less_than_a_tick_nothing_is_told(sample_run: RunRecord) -> None:
@@ -115,4 +115,4 @@ def test_of_a_window_of_less_than_a_tick_nothing_is_told(sample_run: RunRecord) 
     launch = one(sample_run)
     ranks = tuple(replace(rank, window_s=0.005) for rank in launch.ranks)
     busy = replace(launch, ranks=ranks, foreign_load=0.69)
-    assert load.sentence([busy], "the baseline") == ""
+    assert biases.sentence([busy], "the baseline") == ""

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.judging import neighbours
+from harness.analysis.judging import biases
 from harness.base.documents import from_doc, to_doc
-from harness.measure import piloting
+from harness.measure import orders
 from harness.record import Reason, RunRecord, Status
 from tests.editing import bound, even, judged, timed
 
@@ -67,11 +67,11 @@ def test_what_is_not_known_of_neighbours_is_not_taken_for_nothing(
     sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One world beside: how much it takes is known badly, so close bounds stay open."""
-    monkeypatch.setattr(neighbours, "like_launches_sd", lambda launches: 0.005)
+    monkeypatch.setattr(biases, "like_launches_sd", lambda launches: 0.005)
 
     def lost(beside: int) -> float:
         run = run_of(sample_run, packed(0.002, beside=beside))
-        return neighbours.lost(run, run.plans[0], run.plans[0].contrasts[0])
+        return biases.lost_to_neighbours(run, run.plans[0], run.plans[0].contrasts[0])
 
     assert 0.002 < lost(9) < lost(1)
 
@@ -87,8 +87,8 @@ def test_launches_without_neighbours_have_lost_nothing(sample_run: RunRecord) ->
 
 def test_neighbours_that_clearly_disturb_are_kept_apart(sample_run: RunRecord) -> None:
     quiet, disturbed = (run_of(sample_run, packed(slower)) for slower in (0.0, 0.05))
-    assert not neighbours.disturb(quiet, quiet.plans[0])
-    assert neighbours.disturb(disturbed, disturbed.plans[0])
+    assert not biases.disturb(quiet, quiet.plans[0])
+    assert biases.disturb(disturbed, disturbed.plans[0])
 
 
 def test_a_slow_device_is_named(sample_run: RunRecord) -> None:
@@ -96,8 +96,8 @@ def test_a_slow_device_is_named(sample_run: RunRecord) -> None:
         packed(0.0)(doc)
         probe(doc, 0.05, 9, "beside")
 
-    assert neighbours.slow_devices(run_of(sample_run, packed(0.0))) == []
-    (sentence,) = (d.sentence for d in neighbours.slow_devices(run_of(sample_run, edit)))
+    assert biases.slow_devices(run_of(sample_run, packed(0.0))) == []
+    (sentence,) = (d.sentence for d in biases.slow_devices(run_of(sample_run, edit)))
     assert sentence.startswith("node 9 (") and "slower than the median of 9" in sentence
 
 
@@ -115,13 +115,13 @@ def test_a_baseline_with_neighbours_that_nobody_probed_passes_nothing(
 def test_a_baseline_of_which_only_one_fits_is_kept_apart(sample_run: RunRecord) -> None:
     """Its probes all ran alone: what neighbours do to it is not known."""
     run = run_of(sample_run, packed(0.0, beside=0))
-    assert neighbours.disturb(run, run.plans[0])
+    assert biases.disturb(run, run.plans[0])
 
 
 def test_a_baseline_is_probed_again_before_anything_runs_one_by_one(sample_run: RunRecord) -> None:
     """A further probe is one launch, a block alone is four and more."""
     plan = sample_run.plans[0]
-    for have, turn in ((1, 2), (3, 4), (neighbours.PROBES, None)):
+    for have, turn in ((1, 2), (3, 4), (biases.PROBES, None)):
 
         def probed(doc: Any, have: int = have) -> None:
             for number in range(have):
@@ -129,7 +129,7 @@ def test_a_baseline_is_probed_again_before_anything_runs_one_by_one(sample_run: 
             probe(doc, 0.0, have, "beside")
 
         run = run_of(sample_run, probed)
-        further = piloting.probe_again(run, plan.arms)  # type: ignore[arg-type]
+        further = orders.probe_again(run, plan.arms)  # type: ignore[arg-type]
         assert further == (None if turn is None else (turn, plan.arm("plain")))
-    never = piloting.probe_again(sample_run, plan.arms)  # type: ignore[arg-type]
+    never = orders.probe_again(sample_run, plan.arms)  # type: ignore[arg-type]
     assert never is None, "worlds that never had neighbours"

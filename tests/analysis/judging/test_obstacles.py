@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.judging.obstacles import gate_failure, not_here
+from harness.analysis.judging.blockers import gate_failure, not_here
 from harness.base.documents import from_doc
 from harness.cases import Device, Mode, Plan, Site
 from harness.record import Cause, Check, LaunchStatus, Reason, RunRecord, Status

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.judging.planned import misnamed
+from harness.analysis.judging.blockers import misnamed
 from harness.cases import (
     Ablation,
     Arm,

@@ -6,10 +6,9 @@ import math
 
 from hypothesis import assume, example, given, strategies as st
 
-from harness.analysis.judging.judge import judge
-from harness.analysis.judging.promise import more_pairs
-from harness.analysis.judging.question import Conclusion, Question
-from harness.analysis.judging.tilts import Bias
+from harness.analysis.judging.biases import Bias
+from harness.analysis.judging.contrast_data import Conclusion, Question
+from harness.analysis.judging.judge import judge_values, more_pairs
 from harness.cases import BoundSource, Form, Threshold
 from harness.record import Reason, Status
 
@@ -34,7 +33,7 @@ def test_as_many_pairs_as_it_says_decide(mean: float, spread: float, half: int) 
     assume(more is not None)
     assert more is not None
     whole = (values * 100)[: len(values) + more]
-    assert judge(whole, RULE, Form.RATIO).status in (Status.PASS, Status.FAIL)
+    assert judge_values(whole, RULE, Form.RATIO).status in (Status.PASS, Status.FAIL)
 
 
 @given(st.floats(0.85, 1.2), st.floats(0.001, 0.1), st.floats(0.3, 1.0))

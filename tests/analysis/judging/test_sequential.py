@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.analysis.judging import sequential
+from harness.analysis.judging import judge
 
 VALUES = st.lists(st.floats(-1, 1), min_size=6, max_size=40)
 
 
 @given(VALUES)
 def test_the_interval_holds_its_mean_and_shrinks_with_the_level(values: list[float]) -> None:
-    wide, narrow = sequential.t_sequence(values, 0.05), sequential.t_sequence(values, 0.2)
+    wide, narrow = judge.t_sequence(values, 0.05), judge.t_sequence(values, 0.2)
     assert wide.low is not None and narrow.low is not None
     assert wide.low <= narrow.low <= narrow.mean + 1e-12
 
@@ -23,23 +23,23 @@ def test_the_interval_holds_its_mean_and_shrinks_with_the_level(values: list[flo
 @given(VALUES, st.floats(0.02, 0.3))
 def test_evidence_is_the_dual_of_the_interval(values: list[float], alpha: float) -> None:
     """The lower end is the bound against which the evidence is exactly 1 / alpha."""
-    interval = sequential.t_sequence(values, alpha)
+    interval = judge.t_sequence(values, alpha)
     if interval.low is None or not interval.sd or interval.sd < 1e-6:
         return
-    assert sequential.t_evidence(values, interval.low) == pytest.approx(1 / alpha, rel=1e-6)
+    assert judge.t_evidence(values, interval.low) == pytest.approx(1 / alpha, rel=1e-6)
 
 
 def test_evidence_has_mean_one_at_most_under_the_null() -> None:
     rng = np.random.default_rng(5)
-    e_values = [sequential.t_evidence(v.tolist(), 0.0) for v in rng.normal(0, 1, (20_000, 8))]
+    e_values = [judge.t_evidence(v.tolist(), 0.0) for v in rng.normal(0, 1, (20_000, 8))]
     assert np.mean(e_values) < 1.05
 
 
 def test_smallest_detectable_is_detected_nine_times_in_ten() -> None:
     n, sd, alpha = 12, 0.013, 0.1
-    effect = math.log1p(sequential.smallest_detectable(sd, n, alpha) or 0)
+    effect = math.log1p(judge.smallest_detectable(sd, n, alpha) or 0)
     rng = np.random.default_rng(3)
-    lows = [sequential.t_sequence(v.tolist(), alpha).low for v in rng.normal(effect, sd, (4000, n))]
+    lows = [judge.t_sequence(v.tolist(), alpha).low for v in rng.normal(effect, sd, (4000, n))]
     assert sum(low is not None and low > 0 for low in lows) / 4000 == pytest.approx(0.9, abs=0.04)
 
 
@@ -47,7 +47,7 @@ def test_smallest_detectable_is_detected_nine_times_in_ten() -> None:
 def test_discoveries_are_the_largest_and_meet_their_rate(
     values_listed: list[float], rate: float
 ) -> None:
-    kept = sequential.discoveries(values_listed, rate)
+    kept = judge.discoveries(values_listed, rate)
     m = len(values_listed)
     assert all(values_listed[i] * len(kept) * rate >= m * (1 - 1e-9) for i in kept)
     rest = [values_listed[i] for i in range(m) if i not in kept]
@@ -55,13 +55,13 @@ def test_discoveries_are_the_largest_and_meet_their_rate(
 
 
 def test_discoveries_by_hand() -> None:
-    assert sequential.discoveries([100.0, 30.0, 21.0, 1.0], 0.05) == frozenset({0})
-    assert sequential.discoveries([100.0, 41.0, 27.0, 1.0], 0.05) == frozenset({0, 1, 2})
-    assert sequential.discoveries([], 0.05) == frozenset()
+    assert judge.discoveries([100.0, 30.0, 21.0, 1.0], 0.05) == frozenset({0})
+    assert judge.discoveries([100.0, 41.0, 27.0, 1.0], 0.05) == frozenset({0, 1, 2})
+    assert judge.discoveries([], 0.05) == frozenset()
 
 
 def test_too_few_values() -> None:
-    assert sequential.t_sequence([1.0], 0.1).low is None
-    assert sequential.t_sequence([1.0, 1.1], 0.1).low is None
+    assert judge.t_sequence([1.0], 0.1).low is None
+    assert judge.t_sequence([1.0, 1.1], 0.1).low is None
     with pytest.raises(ValueError, match="no values"):
-        sequential.t_sequence([], 0.1)
+        judge.t_sequence([], 0.1)

@@ -6,13 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.samples.script import (
-    _in_parts,
-    _where,
-    accumulated,
-    extra_exchange,
-    shards,
-)
+from harness.analysis.samples.script import _in_parts, _where, accumulated, extra_exchange, shards
 from harness.interface.report.script.checks import _replicas
 from harness.record import CollectiveCount, ScriptObservations
 

@@ -24,7 +24,7 @@ def test_warm_up_is_cut_and_noise_is_not() -> None:
         "warming": 1 + 0.5 * np.exp(-np.arange(60) / 5),
     }
     cuts = {
-        name: [steadiness.warm_up((series(60, seed=s) * shape).tolist()) for s in range(20)]
+        name: [steadiness.warm_up_steps((series(60, seed=s) * shape).tolist()) for s in range(20)]
         for name, shape in shapes.items()
     }
     assert max(cuts["flat"]) == 0
@@ -33,7 +33,7 @@ def test_warm_up_is_cut_and_noise_is_not() -> None:
 
 
 def test_a_short_pilot_is_not_cut() -> None:
-    assert steadiness.warm_up(series(12).tolist()) == 0
+    assert steadiness.warm_up_steps(series(12).tolist()) == 0
 
 
 def test_a_drifting_window_is_flagged_and_a_steady_one_hardly_ever() -> None:
@@ -89,7 +89,7 @@ def test_launch_deviation_is_what_steps_do_not_explain() -> None:
     for i in range(200):
         level = np.exp(rng.normal(0, 0.03, 2))
         pairs.append([(series(40, seed=2 * i + k) * level[k]).tolist() for k in range(2)])
-    assert steadiness.launch_sd([(a, b) for a, b in pairs]) == pytest.approx(0.03, rel=0.1)
+    assert steadiness.sd_of_launches([(a, b) for a, b in pairs]) == pytest.approx(0.03, rel=0.1)
     same = [series(40, seed=i).tolist() for i in range(40)]
-    assert (steadiness.launch_sd(list(zip(same[::2], same[1::2], strict=True))) or 0) < 0.005
-    assert steadiness.launch_sd([]) is None
+    assert (steadiness.sd_of_launches(list(zip(same[::2], same[1::2], strict=True))) or 0) < 0.005
+    assert steadiness.sd_of_launches([]) is None

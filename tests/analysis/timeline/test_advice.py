@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.again import command
+from harness.analysis.rerun_command import command
 from harness.analysis.timeline.advice import advice, starved
 from harness.analysis.timeline.losses import Losses
 from harness.base.stats import evenly

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.timeline.blocks import BLOCK_BYTES, Blocks
-from harness.analysis.timeline.close import close
+from harness.analysis.timeline.close import close, match
 from harness.analysis.timeline.lanes import ALONE, Lanes
-from harness.analysis.timeline.match import match
-from harness.analysis.timeline.reader import read
-from harness.analysis.timeline.sorting import lanes
-from harness.analysis.timeline.views.tallies import operators, ranges
+from harness.analysis.timeline.reader import BLOCK_BYTES, Blocks, read
+from harness.analysis.timeline.sorting import sorted_lanes
+from harness.analysis.timeline.views import operators, ranges
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.main import main
 from harness.record import Term
@@ -26,7 +24,9 @@ from tests.analysis.timeline.writing import BASE_NS, event, step, write
 
 
 def of(folder: Path, *events: dict[str, Any], rank: int = 0, world: int = 1) -> Lanes:
-    return lanes(read(write(folder / f"rank{rank}.json", events, rank=rank, world_size=world)))
+    return sorted_lanes(
+        read(write(folder / f"rank{rank}.json", events, rank=rank, world_size=world))
+    )
 
 
 def kernel(name: str, call: int, start: int, end: int, k: int, **args: Any) -> list[dict[str, Any]]:
@@ -322,7 +322,7 @@ def test_operators_are_counted_in_the_steps_alone(tmp_path: Path) -> None:
     for k in range(3):
         events += kernel("gemm", 50 * k + 5, 50 * k + 10, 50 * k + 40, k + 1)
     trace = read(write(tmp_path / "a.json", events))
-    lane = lanes(trace)
+    lane = sorted_lanes(trace)
     (gemm,) = operators([trace], [lane], len(lane.edges) - 1)
     assert (gemm.self_ns, gemm.count) == (30_000, 1)
 

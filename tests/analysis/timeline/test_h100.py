@@ -14,8 +14,8 @@ import pytest
 
 from harness.analysis.timeline.close import close
 from harness.analysis.timeline.reader import read
-from harness.analysis.timeline.sorting import lanes
-from harness.analysis.timeline.views.tallies import operators
+from harness.analysis.timeline.sorting import sorted_lanes
+from harness.analysis.timeline.views import operators
 from harness.record import Budget, Term
 
 FILE = Path(__file__).parent / "recorded" / "h100-sleep-rank0.json.gz"
@@ -26,7 +26,7 @@ TIMED_MS = 71.0
 
 @pytest.fixture(scope="module")
 def budget() -> Budget:
-    return close([lanes(read(FILE))]).budget
+    return close([sorted_lanes(read(FILE))]).budget
 
 
 def kernels() -> list[tuple[float, float]]:
@@ -66,5 +66,5 @@ def test_sleep_of_the_host_is_idleness_and_no_communication(budget: Budget) -> N
 def test_matrix_products_took_longest(budget: Budget) -> None:
     """nvjet is how cuBLAS calls its products on sm_90."""
     trace = read(FILE)
-    names = [o.name for o in operators([trace], [lanes(trace)], budget.steps)]
+    names = [o.name for o in operators([trace], [sorted_lanes(trace)], budget.steps)]
     assert all(name.startswith("nvjet_sm90") for name in names[:2]), names

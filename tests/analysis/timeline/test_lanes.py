@@ -10,13 +10,15 @@ import pytest
 from harness.analysis.timeline.close import close
 from harness.analysis.timeline.lanes import Lanes
 from harness.analysis.timeline.reader import read
-from harness.analysis.timeline.sorting import lanes
+from harness.analysis.timeline.sorting import sorted_lanes
 from harness.record import Budget, Term
 from tests.analysis.timeline.writing import BASE_NS, event, step, write
 
 
 def of(tmp_path: Path, *events: dict[str, Any], rank: int = 0, world: int = 1) -> Lanes:
-    return lanes(read(write(tmp_path / f"rank{rank}.json", events, rank=rank, world_size=world)))
+    return sorted_lanes(
+        read(write(tmp_path / f"rank{rank}.json", events, rank=rank, world_size=world))
+    )
 
 
 def found(budget: Budget, rank: int = 0, k: int = 0) -> dict[str, int]:

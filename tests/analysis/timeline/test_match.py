@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from harness.analysis.timeline.close import clock_bounds, match
 from harness.analysis.timeline.intervals import EMPTY
 from harness.analysis.timeline.lanes import Lanes, Op
-from harness.analysis.timeline.match import clock_bounds, match
 
 
 def rank_of(rank: int, ops: list[Op], world: int) -> Lanes:

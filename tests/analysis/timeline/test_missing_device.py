@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.timeline.reader import read
-from harness.analysis.timeline.sorting import lanes
+from harness.analysis.timeline.sorting import sorted_lanes
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.main import main
 from tests.analysis.timeline.writing import event, step, write
@@ -35,7 +35,7 @@ def steps(runtime: str = "cudaLaunchKernel", *, kernels: bool = True) -> list[di
 
 def refused(path: Path) -> str:
     with pytest.raises(ScaleproofError) as error:
-        lanes(read(path))
+        sorted_lanes(read(path))
     assert main(["timeline", str(path)]) == 4, "no figures, and no exit status 0"
     return str(error.value)
 
@@ -46,7 +46,7 @@ def refused(path: Path) -> str:
 def test_launches_without_kernels(tmp_path: Path, runtime: str) -> None:
     words = refused(write(tmp_path / "t.json", steps(runtime, kernels=False)))
     assert "4 kernel launches have no kernel" in words
-    assert lanes(read(write(tmp_path / "whole.json", steps(runtime)))).device == "cuda"
+    assert sorted_lanes(read(write(tmp_path / "whole.json", steps(runtime)))).device == "cuda"
 
 
 @pytest.mark.parametrize("share", [0.95, 0.6, 0.35])
@@ -86,8 +86,8 @@ def test_a_training_on_cores_stays_one(tmp_path: Path) -> None:
     """Also on a host with a device, which the header then names: that is said, and no refusal."""
     events = [e for e in steps(kernels=False) if e["cat"] != "cuda_runtime"]
     path = write(tmp_path / "t.json", events)
-    assert lanes(read(path)).device == "cpu"
+    assert sorted_lanes(read(path)).device == "cpu"
     document = {"deviceProperties": DEVICE, **json.loads(path.read_text())}
     path.write_text(json.dumps(document, indent=1))
-    lane = lanes(read(path))
+    lane = sorted_lanes(read(path))
     assert lane.device == "cpu" and any("NVIDIA A100" in note for note in lane.unsure)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from harness.analysis.timeline.nesting import innermost, levels, self_ns
+from harness.analysis.timeline.lanes import innermost, levels, self_ns
 
 Range = tuple[int, int]
 

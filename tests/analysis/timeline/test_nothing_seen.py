@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.timeline import profiled
-from harness.analysis.timeline.close import close
-from harness.analysis.timeline.profiled import budget_of
+from harness.analysis.timeline.close import budget_of, close
 from harness.base.errors import ScaleproofError
 from harness.record import RankRecord
 from harness.record.store import load
@@ -64,7 +62,7 @@ def test_traces_read_at_once_are_those_read_in_turn(
     launch: tuple[Path, list[RankRecord]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_turn = budget_of(launch[0], "x", launch[1], 3, True)
-    monkeypatch.setattr(profiled, "MANY", 2)
+    monkeypatch.setattr(close, "MANY", 2)
     assert budget_of(launch[0], "x", launch[1], 3, True) == in_turn
     (launch[0] / "launches" / "x" / "rank1.trace.json.gz").unlink()
     with pytest.raises(ScaleproofError, match="rank1"):

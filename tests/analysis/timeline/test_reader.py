@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.timeline import blocks
+from harness.analysis.timeline import reader
 from harness.analysis.timeline.reader import read
 from harness.base.errors import ScaleproofError
 from tests.analysis.timeline.writing import BASE_NS, event, step, write
@@ -47,7 +47,7 @@ def test_blocks_are_cut_between_events(tmp_path: Path, monkeypatch: pytest.Monke
     ]
     whole = read(write(tmp_path / "whole.json", many))
     for size in (64, 999, 4096):
-        monkeypatch.setattr(blocks, "BLOCK_BYTES", size)
+        monkeypatch.setattr(reader, "BLOCK_BYTES", size)
         for layout in ("kineto", "older", "compact"):
             cut = read(write(tmp_path / "cut.json", many, layout=layout))
             assert cut.start.tolist() == whole.start.tolist() and cut.partial == ""

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.timeline import merge
 from harness.analysis.timeline.close import ReconciledBudget, close
 from harness.analysis.timeline.reader import Trace, read
-from harness.analysis.timeline.sorting import lanes
-from harness.analysis.timeline.views import merge
-from harness.analysis.timeline.views.tallies import operators, ranges
-from harness.analysis.timeline.views.window import ShownBudget
+from harness.analysis.timeline.sorting import sorted_lanes
+from harness.analysis.timeline.views import ShownBudget, operators, ranges
 from harness.record import Term
 
 HERE = Path(__file__).parent / "recorded"
@@ -25,7 +24,7 @@ def traces_of(family: str) -> list[Trace]:
 
 
 def closed_of(traces: list[Trace]) -> ReconciledBudget:
-    return close([lanes(t) for t in traces])
+    return close([sorted_lanes(t) for t in traces])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -53,7 +52,7 @@ def test_each_family_shows_what_it_is(family: str) -> None:
     named = {r.name for r in ranges(traces)}
     wanted = {"batch", "optimizer", "forward", "backward", "step"}
     assert named >= wanted | ({"bucket"} if family == "compressed" else set())
-    ranks = [lanes(trace) for trace in traces]
+    ranks = [sorted_lanes(trace) for trace in traces]
     assert operators(traces, ranks, budget.steps)[0].name in ("WaitBackward", "Wait")
 
 
@@ -73,14 +72,14 @@ def test_fsdp_waits_in_annotations_and_issues_much() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_single_ranks_trace_is_told_apart_but_not_divided(family: str) -> None:
-    budget = close([lanes(traces_of(family)[1])]).budget
+    budget = close([sorted_lanes(traces_of(family)[1])]).budget
     assert "only 1 of 2 traces were given" in budget.unsure[0]
     assert budget.total_ns(Term.UNDIVIDED) > 0 and Term.WAIT not in budget.ranks[0].terms
 
 
 def test_the_merged_trace_has_every_rank_and_the_budget_as_tracks(tmp_path: Path) -> None:
     traces = traces_of("gpipe")
-    tracks = [lanes(t) for t in traces]
+    tracks = [sorted_lanes(t) for t in traces]
     closed = close(tracks, {1: -5_000_000}, 0)  # rank 1's clock is taken to be 5 ms ahead
     path = tmp_path / "merged.json.gz"
     reading = {"time_ns": int(traces[0].start[0]), "index": 0, "name": "H200", "power_w": 512.5}

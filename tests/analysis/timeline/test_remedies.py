@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.timeline.remedies import remedies
+from harness.analysis.timeline.advice import remedies
 from harness.record import Expected, Term
 from tests.analysis.timeline.test_advice import CASES, KNOWN
 

@@ -54,7 +54,7 @@ def test_a_profiled_window_has_them_in_its_trace_and_in_its_log(tmp_path: Path) 
 import json, torch
 from pathlib import Path
 from harness.training.accelerator import Accelerator
-from harness.training.observe.profiler import Profiler
+from harness.training.observe.profiling import Profiler
 from harness.training.observe.spans import span
 from harness.record.spans import Category
 out = Path({str(tmp_path)!r})
@@ -72,7 +72,7 @@ assert digest == hashlib.sha256((out / "rank0.trace.json.gz").read_bytes()).hexd
     import json
 
     from harness.analysis.timeline.reader import read
-    from harness.analysis.timeline.sorting import lanes
+    from harness.analysis.timeline.sorting import sorted_lanes
     from harness.record import Category
     from harness.record.spans import category_of
 
@@ -82,6 +82,6 @@ assert digest == hashlib.sha256((out / "rank0.trace.json.gz").read_bytes()).hexd
     ]  # fmt: skip
     trace = read(tmp_path / "rank0.trace.json.gz")
     rows = [i for i, n in enumerate(trace.name) if category_of(trace.names[n]) is Category.DATA]
-    assert len(rows) == 2 and len(lanes(trace).edges) == 3
+    assert len(rows) == 2 and len(sorted_lanes(trace).edges) == 3
     for row, logged in zip(rows, log, strict=True):  # one clock: the log brackets the trace's range
         assert logged["start_ns"] <= trace.end[row] and trace.start[row] <= logged["end_ns"]

@@ -11,12 +11,16 @@ import pytest
 
 from harness.analysis.timeline.close import close
 from harness.analysis.timeline.reader import read
-from harness.analysis.timeline.sorting import lanes
-from harness.analysis.timeline.views.communications import communications
-from harness.analysis.timeline.views.difference import names, terms
-from harness.analysis.timeline.views.idleness import PYTHON, idleness
-from harness.analysis.timeline.views.kernels import kernels
-from harness.analysis.timeline.views.window import ShownBudget
+from harness.analysis.timeline.sorting import sorted_lanes
+from harness.analysis.timeline.views import (
+    PYTHON,
+    ShownBudget,
+    communications,
+    idleness,
+    kernels,
+    names,
+    terms,
+)
 from harness.interface.cli.main import main
 from harness.record import Operator, Term
 from tests.analysis.timeline.writing import event, step, write
@@ -26,7 +30,7 @@ US, MS = 1000, 1_000_000
 
 def window(*paths: Path, step_name: str | None = None) -> ShownBudget:
     traces = [read(path) for path in paths]
-    rank_lanes = [lanes(trace, i, step_name) for i, trace in enumerate(traces)]
+    rank_lanes = [sorted_lanes(trace, i, step_name) for i, trace in enumerate(traces)]
     return ShownBudget(traces=traces, lanes=rank_lanes, closed=close(rank_lanes))
 
 
@@ -184,7 +188,9 @@ def test_what_repeats_is_offered_as_a_step(tmp_path: Path) -> None:
         event("decode", 1000 * k * US, 1000 * (k + 1) * US, "user_annotation") for k in (0, 1)
     ]
     path = write(tmp_path / "a.json", [*events, *launch(1, 5, 10, 100)])
-    assert any("--step-name" in why and "decode (2x)" in why for why in lanes(read(path)).unsure)
+    assert any(
+        "--step-name" in why and "decode (2x)" in why for why in sorted_lanes(read(path)).unsure
+    )
 
 
 def test_details_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

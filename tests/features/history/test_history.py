@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.features.history import asv
+from harness.features.history import asv_results
+from harness.features.history.asv_results import THEIRS, publish
 from harness.features.history.night import keep, nights
-from harness.features.history.published import THEIRS, publish
 from harness.features.history.trends import trends
 from harness.interface.cli.main import main
 from tests.nights import CASE, SUBJECT, night, noisy
@@ -35,7 +35,7 @@ def slowed(tmp_path: Path) -> Path:
             "fsdp/decoder-tiny/weak@4gpu": 0.2,
         }
         keep(night(i, steps, subject={**SUBJECT, "torch": torch}), tmp_path)
-    asv.write(tmp_path, nights(tmp_path))
+    asv_results.write(tmp_path, nights(tmp_path))
     return tmp_path
 
 
@@ -97,7 +97,7 @@ def test_the_page_opens_without_a_network(slowed: Path) -> None:
 
 def test_asvs_page_has_our_changes_and_links(slowed: Path) -> None:
     listed = trends(nights(slowed))
-    html = publish(slowed, listed, asv.write(slowed, nights(slowed)))
+    html = publish(slowed, listed, asv_results.write(slowed, nights(slowed)))
     (row,) = json.loads((html / "regressions.json").read_text())["regressions"]
     assert row[0] == f"records.track_step_time('{CASE}')" and (html / row[1]).is_file()
     index = json.loads((html / "index.json").read_text())
@@ -112,7 +112,7 @@ def test_asvs_page_has_our_changes_and_links(slowed: Path) -> None:
 def test_what_asv_itself_says_stands_beside(
     slowed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    publish(slowed, trends(nights(slowed)), asv.write(slowed, nights(slowed)))
+    publish(slowed, trends(nights(slowed)), asv_results.write(slowed, nights(slowed)))
     main(["history", "--results", str(slowed)])
     assert "asv's own detector agrees" in capsys.readouterr().out
     theirs = slowed / "html" / THEIRS

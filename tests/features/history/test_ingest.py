@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from harness.base.errors import RecordError
-from harness.features.history import asv, ledger
+from harness.features.history import asv_results, ledger
 from harness.features.history.ingest import ingest
 from harness.features.history.night import keep, night_of, nights
 from harness.interface.cli.main import main
@@ -34,7 +34,7 @@ def contents(results: Path) -> dict[str, str]:
 
 
 def commits(results: Path) -> list[str]:
-    return list(ledger.commits(results / asv.LEDGER).values())
+    return list(ledger.commits(results / asv_results.LEDGER).values())
 
 
 @pytest.fixture(scope="module")
@@ -130,23 +130,23 @@ def test_the_order_of_ingestion_does_not_matter(
     for some in (order[:cut], order[cut:]):
         for i in some:
             keep(all_nights[i], apart)
-        asv.write(apart, nights(apart))
+        asv_results.write(apart, nights(apart))
     for one in all_nights:
         keep(one, together)
-    asv.write(together, nights(together))
+    asv_results.write(together, nights(together))
     assert commits(apart) == commits(together) and len(commits(apart)) == 6
     assert contents(apart) == contents(together)
 
 
 def test_what_asv_run_stored_follows_its_night(tmp_path: Path) -> None:
     keep(night(3, {CASE: 0.1}), tmp_path)
-    (old,) = asv.write(tmp_path, nights(tmp_path)).values()
+    (old,) = asv_results.write(tmp_path, nights(tmp_path)).values()
     path = tmp_path / f"asv/8x-h100/{old[:8]}-scaleproof.json"
     document = json.loads(path.read_text())
     document["results"]["core.time_list"] = [[0.07], [], "1"]
     path.write_text(json.dumps(document))
     keep(night(1, {CASE: 0.1}), tmp_path)
-    _, new = asv.write(tmp_path, nights(tmp_path)).values()
+    _, new = asv_results.write(tmp_path, nights(tmp_path)).values()
     assert new != old and not path.exists()
     moved = json.loads((tmp_path / f"asv/8x-h100/{new[:8]}-scaleproof.json").read_text())
     assert moved["results"]["core.time_list"][0] == [0.07] and moved["commit_hash"] == new
@@ -155,7 +155,7 @@ def test_what_asv_run_stored_follows_its_night(tmp_path: Path) -> None:
 def test_a_ledger_has_the_subject_and_a_tag_for_each_new_one(tmp_path: Path) -> None:
     for i in range(4):
         keep(night(i, {CASE: 0.1}, subject={**SUBJECT, "torch": f"2.{13 + i // 2}.0"}), tmp_path)
-    asv.write(tmp_path, nights(tmp_path))
+    asv_results.write(tmp_path, nights(tmp_path))
     git = ["git", "--git-dir", str(tmp_path / "axis.git")]
     tags = subprocess.run([*git, "tag"], capture_output=True, text=True, check=True).stdout.split()
     assert tags == ["driver-580.1", "suite-aaaa", "torch-2.13.0", "torch-2.14.0"]
@@ -167,9 +167,9 @@ def test_a_ledger_has_the_subject_and_a_tag_for_each_new_one(tmp_path: Path) -> 
 KILLED_AT = [
     "harness.features.history.night.keep",
     "harness.features.history.ledger._import",
-    "harness.features.history.asv._moved",
-    "harness.features.history.asv._write",
-    "harness.features.history.asv._write_json",
+    "harness.features.history.asv_results._moved",
+    "harness.features.history.asv_results._write",
+    "harness.features.history.asv_results._write_json",
 ]
 KILL = """
 import os, signal, sys

@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import Exit
-from harness.features.history import asv
+from harness.features.history import asv_results
 from harness.features.history.ingest import ingest
 from harness.features.history.night import keep, nights
-from harness.features.history.nightly import notice
-from harness.features.history.nightly.config import Config
+from harness.features.history.nightly import stages
 from harness.features.history.nightly.stages import NightlyRun
-from harness.features.history.nightly.tonight import NightState
+from harness.features.history.nightly.state import Config, NightState
 from harness.features.history.trends import TrendStatus, trends
 from harness.record.store import load
 from tests.editing import rechain
@@ -201,14 +200,14 @@ def test_a_suite_that_breaks_ends_the_night_with_an_error(suites: Path) -> None:
 
 
 def test_news_are_told_once(tmp_path: Path) -> None:
-    def found(days: int) -> list[notice.NewChange]:
+    def found(days: int) -> list[stages.NewChange]:
         for i in range(days):
             slow = 0.11 if i >= 20 else 0.1
             subject = {**SUBJECT, "torch": "3" if i >= 20 else "2"}
             keep(night(i, {"case": slow + (i % 3) * 1e-4}, subject=subject), tmp_path)
         judged = trends(nights(tmp_path))
-        new = notice.news(judged, tmp_path)
-        notice.remember(tmp_path, new, judged)
+        new = stages.news(judged, tmp_path)
+        stages.remember(tmp_path, new, judged)
         return new
 
     assert found(20) == []
@@ -240,7 +239,7 @@ def test_a_command_that_fails_is_said_and_told_again(suites: Path) -> None:
     results = suites / "results"
     for i in range(30):
         keep(night(i, {"case": (0.12 if i >= 20 else 0.1) + (i % 3) * 1e-4}), results)
-    asv.write(results, nights(results))
+    asv_results.write(results, nights(results))
     begun = {"nonce": "night-x", "begun_at": "2026-01-31T02:00:00+00:00", "stage": "tell"}
     (results / "nightly.json").write_text(json.dumps({**begun, "suites": 0}))
     config = (suites / "nightly.toml").read_text()

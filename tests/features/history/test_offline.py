@@ -6,21 +6,20 @@ import re
 import shutil
 from pathlib import Path
 
-import asv
 import pytest
 
-from harness.features.history import offline
+from harness.features.history import asv_results
 
 
 @pytest.fixture
 def html(tmp_path: Path) -> Path:
     """asv's own template, as ``asv publish`` copies it."""
-    shutil.copytree(Path(asv.__file__).parent / "www", tmp_path / "html")
+    shutil.copytree(Path(asv_results.__file__).parent / "www", tmp_path / "html")
     return tmp_path / "html"
 
 
 def installed(results: Path) -> None:
-    for package, file in offline.PACKAGES.values():
+    for package, file in asv_results.PACKAGES.values():
         path = results / "node_modules" / package.rpartition("@")[0] / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"// {package} {file}")
@@ -37,17 +36,17 @@ def test_all_that_asv_loads_lies_beside_its_page(html: Path, tmp_path: Path) -> 
     installed(tmp_path)
     before = loaded(html)
     assert any(address.startswith("https:") for address in before)
-    assert offline.beside(html, tmp_path) == []
+    assert asv_results.beside(html, tmp_path) == []
     after = loaded(html)
     assert len(after) == len(before)
     assert all((html / address).is_file() for address in after), after
     assert "integrity" not in (html / "index.html").read_text(), "copies are other files"
-    assert offline.beside(html, tmp_path) == [], "twice is once"
+    assert asv_results.beside(html, tmp_path) == [], "twice is once"
 
 
 def test_what_is_not_installed_is_told_and_stays(html: Path, tmp_path: Path) -> None:
     before = loaded(html)
-    missing = offline.beside(html, tmp_path)
-    assert set(missing) == set(offline.PACKAGES)
+    missing = asv_results.beside(html, tmp_path)
+    assert set(missing) == set(asv_results.PACKAGES)
     assert loaded(html) == before
-    assert "npm install --prefix" in offline.command(tmp_path)
+    assert "npm install --prefix" in asv_results.command(tmp_path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.features.history import null, scan
+from harness.features.history import scan
 
 VALUES = st.lists(st.floats(-5, 5), min_size=12, max_size=40)
 
@@ -80,7 +80,7 @@ def test_a_size_moves_with_the_level(values: list[float], by: float) -> None:
 
 
 def test_the_table_says_how_often_nothing_scores_as_high() -> None:
-    scores = null.highest(30, 20_000, np.random.default_rng(3))
+    scores = scan.highest(30, 20_000, np.random.default_rng(3))
     for p in (0.1, 0.01):
         share = np.mean([scan.p_value(float(s), 30) <= p for s in scores])
         assert share == pytest.approx(p, rel=0.25)

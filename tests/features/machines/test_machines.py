@@ -15,8 +15,8 @@ from harness.analysis.compare import Reading
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
 from harness.cases.plan import Plan
+from harness.features.machines import table as hardware
 from harness.features.machines.machines import HardwareComparison, compare_hardware
-from harness.features.machines.report import table as hardware
 from harness.interface.cli.main import main
 from harness.record import Ceiling, RunRecord
 from harness.record.store import load

@@ -15,8 +15,7 @@ from hypothesis import given, settings, strategies as st
 from harness.analysis.verify import verify
 from harness.base.errors import Exit
 from harness.cases import Catalogue, Device, Settings, Site
-from harness.features.nodes.isolating import Isolator
-from harness.features.nodes.narrowing import Narrowing
+from harness.features.nodes.isolation import Isolator, Narrowing
 from harness.features.nodes.verbs import isolate as verb
 from harness.interface.cli.main import main
 from harness.launch.engines import emulated

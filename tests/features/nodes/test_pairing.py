@@ -11,7 +11,7 @@ import pytest
 
 from harness.base.errors import Exit, LaunchError
 from harness.cases import Device, Site
-from harness.features.nodes import told
+from harness.features.nodes import pairing
 from harness.features.nodes.pairing import Pairer
 from harness.features.nodes.verbs import pairs as verb
 from harness.interface.cli.main import main
@@ -47,7 +47,7 @@ def pairer(answer: Any) -> Pairer:
 def test_wrong_results_are_no_time() -> None:
     pairs = pairer(lambda pair: [row(right=2 not in pair)])
     slow = pairs.reduce({})
-    assert told.unseen(slow) == ("n2",)
+    assert pairing.unseen(slow) == ("n2",)
     assert all(p.time_s is None for p in slow.pairs if "n2" in (p.a, p.b))
     assert all(p.time_s == 0.1 for p in slow.pairs if "n2" not in (p.a, p.b))
     assert any("a rank got a wrong result" in note for note in pairs._session.run.notes)
@@ -55,7 +55,7 @@ def test_wrong_results_are_no_time() -> None:
 
 def test_a_launch_that_broke_is_no_time() -> None:
     pairs = pairer(lambda pair: LaunchError("node 1 is lost") if 1 in pair else [row()])
-    assert told.unseen(pairs.reduce({})) == ("n1",)
+    assert pairing.unseen(pairs.reduce({})) == ("n1",)
     assert any(note.endswith("node 1 is lost") for note in pairs._session.run.notes)
 
 
@@ -67,7 +67,7 @@ def test_every_node_is_seen_where_all_is_well(broken: bool) -> None:
         first, once[0] = once[0], False
         return LaunchError("once") if first else [row()]
 
-    assert told.unseen(pairer(answer).reduce({})) == (), "other rounds have other pairs"
+    assert pairing.unseen(pairer(answer).reduce({})) == (), "other rounds have other pairs"
 
 
 def test_a_node_that_nobody_saw_is_an_error_whatever_else_is_named(

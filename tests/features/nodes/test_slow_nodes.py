@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from harness.features.nodes import rounds, told
-from harness.features.nodes.evidence import log_evidence
-from harness.features.nodes.report.pairs import lines
+from harness.features.nodes import pairing, rounds
+from harness.features.nodes.pairing import log_evidence
+from harness.features.nodes.report import lines
 from harness.features.nodes.rounds import LEAST_SLOWER, MOST_ROUNDS, WANTED, Board, TimedPair
 from harness.record.fabric import Paired, Suspects
 
@@ -119,33 +119,35 @@ def test_evidence_is_an_e_value() -> None:
 
 def _suspects() -> Suspects:
     hosts = tuple(f"n{i}" for i in range(16))
-    seen = play(16, {(4,): 0.1}, seed=told.SEED)
+    seen = play(16, {(4,): 0.1}, seed=pairing.SEED)
     pairs = [Paired(a=hosts[s.a], b=hosts[s.b], round=s.round, time_s=s.time_s) for s in seen]
-    return told.suspects(pairs, hosts, "ddp/decoder-nano", MOST_ROUNDS)
+    return pairing.suspects_of(pairs, hosts, "ddp/decoder-nano", MOST_ROUNDS)
 
 
 def test_suspects_replay() -> None:
     suspects = _suspects()
-    assert suspects.nodes == ("n4",) and "n4 is 9.9% slower" in told.words(suspects.slow[0])
-    assert list(told.replayed(suspects, MOST_ROUNDS)) == []
+    assert suspects.nodes == ("n4",) and "n4 is 9.9% slower" in pairing.words(suspects.slow[0])
+    assert list(pairing.replayed(suspects, MOST_ROUNDS)) == []
 
 
 def test_a_doctored_search_is_found() -> None:
     """A name that is left out, a pair that was made fast, a round that had other pairs."""
     suspects = _suspects()
-    assert list(told.replayed(replace(suspects, nodes=()), MOST_ROUNDS))
+    assert list(pairing.replayed(replace(suspects, nodes=()), MOST_ROUNDS))
     fast = [replace(p, time_s=1.0) if "n4" in (p.a, p.b) else p for p in suspects.pairs]
-    assert list(told.replayed(replace(suspects, pairs=tuple(fast)), MOST_ROUNDS))
-    assert list(told.replayed(replace(suspects, pairs=suspects.pairs[:-1]), MOST_ROUNDS))
+    assert list(pairing.replayed(replace(suspects, pairs=tuple(fast)), MOST_ROUNDS))
+    assert list(pairing.replayed(replace(suspects, pairs=suspects.pairs[:-1]), MOST_ROUNDS))
 
 
 def test_a_node_that_was_never_measured_is_not_taken_for_a_fast_one() -> None:
     """Its launches broke: ``pairs`` says so, and does not pass."""
     suspects = _suspects()
-    assert told.unseen(suspects) == ()
+    assert pairing.unseen(suspects) == ()
     broken = [replace(p, time_s=None) if "n7" in (p.a, p.b) else p for p in suspects.pairs]
-    assert told.unseen(told.suspects(broken, suspects.hosts, suspects.case, MOST_ROUNDS)) == ("n7",)
-    assert told.unseen(replace(suspects, pairs=())) == suspects.hosts
+    assert pairing.unseen(
+        pairing.suspects_of(broken, suspects.hosts, suspects.case, MOST_ROUNDS)
+    ) == ("n7",)
+    assert pairing.unseen(replace(suspects, pairs=())) == suspects.hosts
 
 
 def test_nothing_slow_says_what_might_have_hidden() -> None:
@@ -182,12 +184,12 @@ def test_a_node_that_may_be_slow_when_rounds_end_is_said() -> None:
     """After two of them nothing is named; the same nodes are told as open, and a search that says
     less does not verify.
     """
-    seen = play(16, {(4,): 0.02}, seed=told.SEED, most=2, sd=0.01)
+    seen = play(16, {(4,): 0.02}, seed=pairing.SEED, most=2, sd=0.01)
     pairs = [Paired(a=f"n{s.a}", b=f"n{s.b}", round=s.round, time_s=s.time_s) for s in seen]
-    suspects = told.suspects(pairs, [f"n{i}" for i in range(16)], "ddp/decoder-nano", 2)
+    suspects = pairing.suspects_of(pairs, [f"n{i}" for i in range(16)], "ddp/decoder-nano", 2)
     assert suspects.nodes == () and "n4" in suspects.undecided
-    assert "n4" in told.open_still(suspects) and "--rounds 4" in told.open_still(suspects)
+    assert "n4" in pairing.open_still(suspects) and "--rounds 4" in pairing.open_still(suspects)
     assert any(" OPEN " in line for line in lines(suspects, 100))
     assert not any("no node and no link" in line for line in lines(suspects, 100))
-    assert list(told.replayed(suspects, 2)) == []
-    assert list(told.replayed(replace(suspects, undecided=()), 2))
+    assert list(pairing.replayed(suspects, 2)) == []
+    assert list(pairing.replayed(replace(suspects, undecided=()), 2))

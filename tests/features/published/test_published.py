@@ -9,8 +9,8 @@ import pytest
 
 from harness.cases import metrics
 from harness.cases.case import Device, Passes, Precision
+from harness.features.published import section
 from harness.features.published.published import PublishedFigure, figures, standings
-from harness.features.published.report import section
 from harness.host.fabric import NAMES, LinkClass, MachineFabric
 from harness.record import RunRecord
 

@@ -11,8 +11,8 @@ import pytest
 from harness.base.errors import Exit, LaunchError
 from harness.cases import Catalogue, Device, Fault, FaultScenario, Settings, Site
 from harness.cases.script import script_plan
+from harness.features.recovery.recoverer import ScriptRecoverer, continued, went_on_at
 from harness.features.recovery.report import trials
-from harness.features.recovery.scripted import ScriptRecoverer, continued, went_on_at
 from harness.interface.cli.main import main
 from harness.measure.progress import Progress
 from harness.measure.session import Session

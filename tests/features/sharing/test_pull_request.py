@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from harness.base.errors import BusyError, LaunchError, OutOfTimeError
-from harness.features.sharing import checkouts
+from harness.features.sharing import checkouts, comment
 from harness.features.sharing.change import CaseChange, judged, measured
 from harness.features.sharing.checkouts import Version
-from harness.features.sharing.report import comment
 from harness.interface.cli.main import main, module_of, parser
-from harness.measure.setups.interleaving import FEWEST_BLOCKS, MOST_BLOCKS
+from harness.measure.interleaving import FEWEST_BLOCKS, MOST_BLOCKS
 from harness.record import Status
 from harness.record.store import load
 

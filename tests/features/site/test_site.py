@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import remembered
-from harness.features.site import entries
+from harness.analysis import verify_cache
+from harness.features.site import entries, pages
 from harness.features.site.entries import SiteEntry
-from harness.features.site.report import pages
 from harness.interface.cli.main import main
 from harness.record import Status
 
@@ -88,8 +87,10 @@ def test_a_run_is_read_once_and_again_when_it_changed(
     whole = tmp_path / "results"
     shutil.copytree(results / "runs/c607/ddp-nano", whole / "runs/a")
     read: list[Path] = []
-    usual = remembered.vouched
-    monkeypatch.setattr(remembered, "vouched", lambda folder: read.append(folder) or usual(folder))
+    usual = verify_cache.vouched
+    monkeypatch.setattr(
+        verify_cache, "vouched", lambda folder: read.append(folder) or usual(folder)
+    )
     assert main(["site", str(whole)]) == 0
     assert main(["site", str(whole)]) == 0
     assert len(read) == 1

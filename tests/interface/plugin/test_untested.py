@@ -10,7 +10,7 @@ import pytest
 from harness.cases import BoundSource, Catalogue, Device, Site, Threshold
 from harness.cases.targets import normalise
 from harness.interface import options
-from harness.interface.plugin import claims
+from harness.interface.plugin import session
 
 SUITES = Path(__file__).parents[3] / "suites"
 KNOWN = Catalogue()
@@ -40,17 +40,19 @@ def site(device: Device, *nodes: int) -> Site:
     ],
 )
 def test_the_reason_is_what_is_missing(where: Site, name: str, reason: str) -> None:
-    reasons = {rule.name: why for rule, why in claims.untested(rules(), (), where, recovers=False)}
+    reasons = {rule.name: why for rule, why in session.untested(rules(), (), where, recovers=False)}
     assert reasons[name].startswith(reason)
     assert set(reasons) == published(), "every claim is named where none is judged"
 
 
 def test_claims_with_one_reason_stand_together() -> None:
-    lines = claims.lines(rules(), ("claim_175m_b64_speedup_2",), site(Device.CPU, 2), recovers=True)
+    lines = session.lines(
+        rules(), ("claim_175m_b64_speedup_2",), site(Device.CPU, 2), recovers=True
+    )
     assert lines[0] == f"scaling: {len(published()) - 4} published claims are not tested here:"
     assert lines[1] == "  needs GPUs:"
     assert not any("recovery" in line or "speedup_2 (>=1.95" in line for line in lines)
-    assert claims.lines(rules(), published(), site(Device.CPU, 2), recovers=False) == []
+    assert session.lines(rules(), published(), site(Device.CPU, 2), recovers=False) == []
 
 
 def judged(where: Site) -> set[str]:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.judging.conclusion import conclude
-from harness.analysis.judging.tilts import Bias
-from harness.analysis.judging.verdicts import verdicts
+from harness.analysis.judging.biases import Bias
+from harness.analysis.judging.verdicts import conclude, verdicts
 from harness.analysis.ladder import ladder_rows
+from harness.features.site.chart import ChartPoint, chart
 from harness.features.site.entries import entry_of
-from harness.features.site.report.chart import ChartPoint, chart
 from harness.interface.report import screen, tables
 from harness.interface.report.headline import headline
 from harness.record import SCHEMA, RunRecord, Status, Verdict

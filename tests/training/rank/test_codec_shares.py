@@ -13,8 +13,14 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from harness.training.rank import shares
-from harness.training.rank.shares import BLOCK, LEAST_SHARE, LEAST_WIDTH, CodecShares, GradientSums
+from harness.training.rank import invariants
+from harness.training.rank.invariants import (
+    BLOCK,
+    LEAST_SHARE,
+    LEAST_WIDTH,
+    CodecShares,
+    GradientSums,
+)
 
 NUM_ELEMENTS = 4_000
 
@@ -33,7 +39,7 @@ class Gathered(CodecShares):
                 out.copy_(sums.steps * gradient)
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(shares.dist, "all_gather", gathered)
+            patched.setattr(invariants.dist, "all_gather", gathered)
             return super()._gathered(sums)
 
 
@@ -173,7 +179,7 @@ def test_a_lossy_codec_of_one_rank_is_seen_over_all_steps() -> None:
 
 def test_a_large_gradient_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Into sums with signs: their inner products are those of the whole, with some noise."""
-    monkeypatch.setattr(shares, "WIDTH", 512)
+    monkeypatch.setattr(invariants, "WIDTH", 512)
     gradients = drawn(3, 1)
     context: Any = SimpleNamespace(world_size=3, device=torch.device("cpu"))
     folded = torch.stack([CodecShares(context)._folded([g]) for g in gradients])

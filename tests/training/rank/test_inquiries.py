@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from harness.training import rank
-from harness.training.rank.inquiries import WorldSizeQueries
+from harness.training.rank.gate_checks import WorldSizeQueries
 
 
 @pytest.fixture

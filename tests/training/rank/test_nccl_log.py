@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.training.rank import nccl_log
-from harness.training.rank.nccl_log import ALGORITHMS, PROTOCOLS
+from harness.training.rank import transport
+from harness.training.rank.transport import ALGORITHMS, PROTOCOLS
 
 #: NCCL 2.24 and later, 8 GPUs of a node.
 NAMED = """\
@@ -25,14 +25,14 @@ BARE = "h1:16:41 [0] NCCL INFO 805306368 Bytes -> Algo 1 proto 2 time 3970.68359
 
 
 def test_what_ran_is_read_from_each_version() -> None:
-    assert nccl_log.ran(NAMED) == {
+    assert transport.ran(NAMED) == {
         ("AllReduce", "TREE", "LL", 2): 1,
         ("AllReduce", "RING", "LL128", 16): 2,
         ("AllGather", "NVLS", "SIMPLE", 16): 1,
     }
-    assert nccl_log.ran(NUMBERS) == {("AllGather", "RING", "SIMPLE", 0): 1}
-    assert nccl_log.ran(BARE) == {("any", "RING", "SIMPLE", 0): 1}
-    assert not nccl_log.ran(
+    assert transport.ran(NUMBERS) == {("AllGather", "RING", "SIMPLE", 0): 1}
+    assert transport.ran(BARE) == {("any", "RING", "SIMPLE", 0): 1}
+    assert not transport.ran(
         "n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct"
     )
 
@@ -50,8 +50,8 @@ def test_what_ran_is_read_from_each_version() -> None:
     ],
 )
 def test_what_a_variable_leaves(asked: str, operation: str, left: set[str]) -> None:
-    assert nccl_log.allowed(asked, operation, ALGORITHMS) == left
-    assert nccl_log.allowed("LL128", operation, PROTOCOLS) == {"LL128"}
+    assert transport.allowed(asked, operation, ALGORITHMS) == left
+    assert transport.allowed("LL128", operation, PROTOCOLS) == {"LL128"}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_a_variable_leaves(asked: str, operation: str, left: set[str]) -> N
 def test_what_did_not_run_as_asked_is_wrong(
     log: str, environment: dict[str, str], wrong: list[str]
 ) -> None:
-    checks = list(nccl_log.checks(log, environment))
+    checks = list(transport.checks(log, environment))
     assert [c.name for c in checks if not c.ok] == wrong
     assert checks[0].name == "nccl.ran"
     assert ("not told" in checks[0].detail) == (not log)

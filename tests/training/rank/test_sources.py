@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from harness.base.programs import PACKAGE
-from harness.training.rank import installed, sources
+from harness.training.rank import sources
 
 
 def test_a_link_among_what_is_installed_leads_to_a_file_of_the_users(
@@ -21,8 +21,8 @@ def test_a_link_among_what_is_installed_leads_to_a_file_of_the_users(
         (folder / "plain.py").write_text("")
     (folder_of_others / "linked.py").symlink_to(mine / "linked.py")
     (mine / "linked.py").write_text("x = 1")
-    monkeypatch.setattr(installed, "_installed", lambda: (folder_of_others,))
-    installed.is_installed.cache_clear()
+    monkeypatch.setattr(sources, "_installed", lambda: (folder_of_others,))
+    sources.is_installed.cache_clear()
     for i, path in enumerate(
         [folder_of_others / "plain.py", folder_of_others / "linked.py", mine / "plain.py"]
     ):
@@ -32,7 +32,7 @@ def test_a_link_among_what_is_installed_leads_to_a_file_of_the_users(
     try:
         known = sources.sources()
     finally:
-        installed.is_installed.cache_clear()
+        sources.is_installed.cache_clear()
     assert str(mine / "linked.py") in known and str(mine / "plain.py") in known
     assert not any(str(folder_of_others) in name for name in known)
 
@@ -67,7 +67,7 @@ def test_what_an_agent_passed_over_hides_nothing_that_came_later(
 
 def test_a_file_of_the_case_is_among_them_wherever_it_lies(tmp_path: Path) -> None:
     """Among what is installed, and under another name for itself."""
-    folder = next(path for path in installed._installed() if path != PACKAGE)
+    folder = next(path for path in sources._installed() if path != PACKAGE)
     file = next(folder.rglob("*.py"))
     named = [str(file), "harness.training.models.mlp"]
     assert set(sources.sources(named)) - set(sources.sources()) == {str(file)}

@@ -36,7 +36,7 @@ def test_torch_s_own_parts_are_read_whatever_the_module_says() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_collectives_of_every_kind_of_number_have_bytes() -> None:
-    from harness.training.observe import issued
+    from harness.training.observe import collectives
 
     carried = [d for d in vars(torch).values() if isinstance(d, torch.dtype) and d.itemsize]
     for dtype in set(carried):
@@ -46,7 +46,7 @@ def test_collectives_of_every_kind_of_number_have_bytes() -> None:
         kind = torch.empty(0, dtype=dtype).type().rpartition(".")[2].removesuffix("Tensor")
         entry = {"input_sizes": [[3]], "input_dtypes": [kind]}
         if name != "bits16":
-            assert issued._payload(entry) == 3 * dtype.itemsize, kind
+            assert collectives._payload(entry) == 3 * dtype.itemsize, kind
 
 
 def test_a_module_of_another_process_tells_nothing_and_is_not_asked() -> None:

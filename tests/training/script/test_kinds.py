@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.utils.rnn import pack_sequence
 
 from harness.training.observe.intake import digest
-from harness.training.observe.plain import pieces
+from harness.training.observe.tensor_values import pieces
 from harness.training.script.observed import Observed
 from harness.training.script.samples import Rows, arrived, inputs
 

@@ -17,12 +17,12 @@ from harness.features.foresight.own.swept import links
 from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.possible import Chance, Possibility, RuleLeftOut
 from harness.host.devices import Hardware, peaks
-from harness.interface.cli import measuring, planning
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
-from harness.measure.remembered import DescribeCache
+from harness.measure.describing import DescribeCache
 
 HELP = dict(possible="tell which rules a fabric allows at all, before anything is measured on it")
 EXAMPLES = dict(
@@ -47,7 +47,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    planning.add_to(sub)
+    measuring.add_hardware_options(sub)
     sub.add_argument(
         "-m",
         metavar="MARKS",
@@ -61,14 +61,14 @@ def act(asked: Asked) -> Answer:
     """A row for each rule on each case; nothing is launched, and nothing is judged."""
     args = asked.options
     width = text.columns()
-    on = planning.on(args.on)
+    on = measuring.on(args.on)
     if on is None:
         raise SpecError(
             "no fabric is named", expected="--on HARDWARE", fix="scaleproof possible --on 8xh100"
         )
     catalogue, here = measuring.site(asked)
-    site = planning.site_of(on)
-    chosen = planning.tier(args.marks) if args.marks else lambda marks: True
+    site = measuring.site_of(on)
+    chosen = measuring.tier(args.marks) if args.marks else lambda marks: True
     plans = plans_of(args.target, site, catalogue, measuring.settings(asked), chosen=chosen)
     required = bounds_of(args.target, site, catalogue, chosen)
     planned = measuring.session(asked, catalogue, here, required=required)

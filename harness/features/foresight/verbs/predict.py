@@ -31,8 +31,7 @@ from harness.features.foresight.published.table import (
 from harness.features.foresight.report import outlooks as shown, scores
 from harness.interface import options
 from harness.interface.cli import measuring
-from harness.interface.cli.answer import Answer, Asked
-from harness.interface.cli.vouching import vouched
+from harness.interface.cli.answer import Answer, Asked, vouched
 from harness.interface.report import text
 from harness.measure.describing import described
 from harness.record import Described

@@ -1,5 +1,6 @@
-"""The stages of a night, each of which can be repeated safely."""
+"""The stages of a nightly run, each of which can be repeated, and its notice."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -10,22 +11,146 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.analysis.reading import load
-from harness.base import programs
-from harness.base.documents import Json
+from harness.base import files, programs
+from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, LaunchError, RecordError, ScaleproofError, SpecError
-from harness.features.history import asv, night as nights_of, trends as judge
+from harness.features.history import asv_results, night as nights_of, trends as judge
+from harness.features.history.asv_results import publish
 from harness.features.history.ingest import ingest
 from harness.features.history.night import Night
-from harness.features.history.nightly import notice, tonight as state
-from harness.features.history.nightly.config import Config, Occasion, seconds
-from harness.features.history.nightly.notice import NewChange
-from harness.features.history.nightly.tonight import NightState, Stage
-from harness.features.history.published import publish
-from harness.features.history.report import page
+from harness.features.history.nightly import state
+from harness.features.history.nightly.state import Config, NightState, Occasion, Stage, seconds
+from harness.features.history.report import page, rows
 from harness.features.history.trends import Trend, TrendStatus
 from harness.host import admission, machine
 from harness.host.admission import Level
 from harness.record.outcome import exit_status
+
+#: What is worth a message.
+TOLD = (TrendStatus.ERRORED, TrendStatus.REGRESSED, TrendStatus.IMPROVED)
+#: Seconds that the user's command may take.
+NOTIFY_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewChange:
+    """A change that no night before has told of."""
+
+    machine: str
+    case: str
+    figure: str
+    status: TrendStatus
+    change: str
+    since: str
+    why: str
+
+    @property
+    def key(self) -> str:
+        return " ".join((self.machine, self.case, self.figure, self.status, self.since))
+
+    @property
+    def line(self) -> str:
+        size = f" {self.change} since {self.since}" if self.change else ""
+        return f"{rows.word(self.status)}: {self.case}, {self.figure}{size}: {self.why}"
+
+
+def news(trends: Sequence[Trend], results: Path) -> list[NewChange]:
+    """Changes among these that are new; one whose date moved by a night or two is the same one."""
+    before = _told(results)
+    items = []
+    for trend in trends:
+        if trend.status not in TOLD:
+            continue
+        last = trend.last if trend.status is not TrendStatus.ERRORED else None
+        item = NewChange(
+            machine=trend.series.machine,
+            case=trend.series.case,
+            figure=rows.name(trend),
+            status=trend.status,
+            change=rows.change(trend) if last else "",
+            since=last.date if last else "",
+            why=trend.why,
+        )
+        near = {night.run for night in trend.series.nights}
+        if last is not None:
+            near = {
+                night.started_at[:10] for night in trend.series.nights[max(0, last.index - 2) :][:5]
+            }
+        keys = {item.key, *(item.key.replace(item.since, day) for day in near if item.since)}
+        if not keys & before:
+            items.append(item)
+    return items
+
+
+def _told(results: Path) -> set[str]:
+    try:
+        return set(json.loads((results / "told.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return set()
+
+
+def remember(results: Path, new: Sequence[NewChange], trends: Sequence[Trend]) -> None:
+    """Note what was told. What has ended may be told again when it comes again."""
+    lasting = {
+        f"{trend.series.machine} {trend.series.case} {rows.name(trend)} {trend.status} "
+        for trend in trends
+        if trend.status in TOLD
+    }
+    old = {key for key in _told(results) if any(key.startswith(start) for start in lasting)}
+    keys = sorted(old | {item.key for item in new})
+    with files.writing_to(results):
+        files.write({results / "told.json": json.dumps(keys, indent=1) + "\n"})
+
+
+def notice_document(
+    night: str, exit_status: int, new: Sequence[NewChange], trends: Sequence[Trend], page: Path
+) -> dict[str, Json]:
+    """The document that the user's command reads from stdin."""
+    leapt = [
+        trend
+        for trend in trends
+        if trend.status in (TrendStatus.SUSPICIOUS, TrendStatus.UNCONFIRMED)
+    ]
+    return {
+        "night": night,
+        "exit": exit_status,
+        "headline": rows.headline(trends),
+        "counts": {
+            str(status): sum(trend.status is status for trend in trends) for status in TrendStatus
+        },
+        "news": [to_doc(item) for item in new],
+        "suspicious": [f"{trend.series.case}, {rows.name(trend)}: {trend.why}" for trend in leapt],
+        "page": str(page.absolute()),
+    }
+
+
+def notify(command: str, told_: dict[str, Json]) -> None:
+    """Run the user's command with the document on stdin; LaunchError if it fails."""
+    try:
+        done = subprocess.run(
+            command,
+            shell=True,
+            input=json.dumps(told_, indent=1),
+            text=True,
+            timeout=NOTIFY_S,
+            capture_output=True,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
+        message = f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()[-200:]}"
+        failed = done.returncode != 0
+    except subprocess.TimeoutExpired:
+        failed = True
+        message = f"still running after {NOTIFY_S:.0f} s"
+    if failed:
+        raise LaunchError(
+            f"notify failed, {message}",
+            where=command,
+            expected="a command that reads JSON on stdin",
+            fix="scaleproof nightly: it tells again, and measures nothing twice",
+        )
+
 
 #: Seconds between two looks at a busy host.
 LOOK_S = 20.0
@@ -69,7 +194,7 @@ class NightlyRun:
             nights, trends = self._judged()
             if self._failed is not None:
                 raise self._failed
-        document = notice.document(tonight.name, tonight.exit, self._new, trends, self._page)
+        document = notice_document(tonight.name, tonight.exit, self._new, trends, self._page)
         return StageEnded(tonight=tonight, nights=nights, trends=trends, document=document)
 
     @property
@@ -194,7 +319,7 @@ class NightlyRun:
         page.write(self._page, self.results, nights, trends)
         if self.config.publish:
             with nights_of.locked(self.results):
-                commits = asv.write(self.results, nights)
+                commits = asv_results.write(self.results, nights)
             try:
                 html = publish(self.results, trends, commits)
                 page.write(html / "history.html", self.results, nights, trends)
@@ -205,7 +330,7 @@ class NightlyRun:
     def _tell(self, tonight: NightState) -> NightState:
         """Run the user's command, once for each night that has something to tell."""
         nights, trends = self._judged()
-        new = self._new = notice.news(trends, self.results)
+        new = self._new = news(trends, self.results)
         ended = self._exit(tonight, new, self._kept(tonight, nights))
         if new:
             self.say(f"{len(new)} new:")
@@ -213,9 +338,9 @@ class NightlyRun:
             self.say(f"  {item.line}")
         worth = new or tonight.suites or self.config.notify_when is Occasion.ALWAYS
         if self.config.notify and worth:
-            document = notice.document(tonight.name, ended, new, trends, self._page)
-            notice.notify(self.config.notify, document)
-        notice.remember(self.results, new, trends)
+            document = notice_document(tonight.name, ended, new, trends, self._page)
+            notify(self.config.notify, document)
+        remember(self.results, new, trends)
         return state.at(self.results, tonight, Stage.PRUNE, exit=int(ended))
 
     def _kept(self, tonight: NightState, nights: Sequence[Night]) -> Night | None:

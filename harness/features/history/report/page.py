@@ -1,8 +1,11 @@
-"""The history as one self-contained page; asv's points link to its nights."""
+"""The history as one self-contained page."""
 
+import itertools
 import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,113 @@ from markupsafe import Markup
 
 from harness.base import files
 from harness.base.documents import to_doc
-from harness.features.history import asv, ledger
+from harness.features.history import asv_results, ledger
 from harness.features.history.night import Night
-from harness.features.history.report import told
-from harness.features.history.report.chart import chart
+from harness.features.history.report import rows
 from harness.features.history.trends import Trend, TrendStatus, changed
 from harness.interface.report.templates import templates
+
+WIDTH = 560
+HEIGHT = 190
+LEFT = 62
+RIGHT = 14
+TOP = 30
+BOTTOM = 30
+#: Nights whose values can be hovered over; older ones are a line only.
+HOVERED = 60
+
+
+class _NightPlane:
+    """Nights from left to right, values from the lowest to the highest with room around."""
+
+    def __init__(self, trend: Trend) -> None:
+        self.values = [v.value for v in trend.series.values]
+        ends = [e for v in trend.series.values for e in (v.low, v.high) if e is not None]
+        low = min([*self.values, *ends])
+        high = max([*self.values, *ends])
+        room = 0.12 * (high - low) or 0.05 * abs(high) or 1.0
+        self.low = low - room
+        self.high = high + room
+
+    def x(self, i: float) -> float:
+        return LEFT + (i + 0.5) / len(self.values) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+
+def chart(trend: Trend) -> str:
+    """One figure; a change of level is a dashed line with its date."""
+    plane = _NightPlane(trend)
+    series = trend.series
+    label = f"{rows.name(trend)} of {series.case} over {len(series.values)} nights"
+    elements = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
+    elements += [*_axes(plane, trend), *_nights(plane, trend), *_levels(plane, trend)]
+    return "".join([*elements, "</svg>"])
+
+
+def _axes(plane: _NightPlane, trend: Trend) -> Iterator[str]:
+    step = _nice((plane.high - plane.low) / 3)
+    tick = math.ceil(plane.low / step) * step
+    while tick <= plane.high:
+        y = plane.y(tick)
+        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        value = rows.figure(trend.series.kind, tick)
+        yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value}</text>'
+        tick += step
+    nights = trend.series.nights
+    for i, anchor in ((0, "start"), (len(nights) - 1, "end")):
+        x = LEFT if i == 0 else WIDTH - RIGHT
+        day = nights[i].started_at[:10]
+        yield f'<text class="tick" x="{x}" y="{HEIGHT - 8}" text-anchor="{anchor}">{day}</text>'
+
+
+def _nice(step: float) -> float:
+    """The next of 1, 2 and 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(f * power for f in (1, 2, 5, 10) if f * power >= step)
+
+
+def _nights(plane: _NightPlane, trend: Trend) -> Iterator[str]:
+    points = [(plane.x(i), plane.y(v)) for i, v in enumerate(plane.values)]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    yield f'<polyline class="nights" points="{line}"/>'
+    for i in range(max(0, len(points) - HOVERED), len(points)):
+        night = trend.series.nights[i]
+        value = plane.values[i]
+        message = f"{night.started_at[:10]}: {rows.figure(trend.series.kind, value)}"
+        (x, y) = points[i]
+        kind = _class(trend, i)
+        dot = f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="2.6">'
+        yield f"{dot}<title>{message}</title></circle>"
+
+
+def _class(trend: Trend, i: int) -> str:
+    """Nights of a level that is worse are marked as such, not by colour alone: see ``_levels``."""
+    last = trend.last
+    worse = trend.status is TrendStatus.REGRESSED and last is not None and i >= last.index
+    return "worse" if worse else "night"
+
+
+def _levels(plane: _NightPlane, trend: Trend) -> Iterator[str]:
+    """The median of every level, and its first night."""
+    starts = [0, *(turn.index for turn in trend.turns), len(plane.values)]
+    for a, b in itertools.pairwise(starts):
+        level = sorted(plane.values[a:b])[(b - a) // 2]
+        y = plane.y(level)
+        x1 = plane.x(a - 0.5)
+        x2 = plane.x(b - 0.5)
+        yield f'<line class="level" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+    for i, turn in enumerate(trend.turns):
+        x = plane.x(turn.index - 0.5)
+        yield f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+        label = escape(f"{turn.date} {rows.size(trend.series.kind, turn)}".split(" [")[0])
+        end = "end" if x > WIDTH / 2 else "start"
+        at = x - 5 if end == "end" else x + 5
+        y = 10 + 13 * (i % 2)  # changes may be near each other
+        yield f'<text class="label" x="{at:.1f}" y="{y}" text-anchor="{end}">{label}</text>'
+
 
 #: How a status looks: as the verdict that a reader knows.
 _LOOKS = {
@@ -31,7 +135,7 @@ _LOOKS = {
 
 def write(path: Path, results: Path, nights: Sequence[Night], trends: Sequence[Trend]) -> None:
     """Write the page whole; nights whose run is still there link to its report."""
-    commits = ledger.commits(results / asv.LEDGER)
+    commits = ledger.commits(results / asv_results.LEDGER)
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.writing_to(path.parent):
         files.write({path: render(nights, trends, commits, path.parent, results)})
@@ -58,9 +162,9 @@ def render(
         templates(Path(__file__).parent)
         .get_template("history.html.jinja")
         .render(
-            headline=told.headline(trends),
+            headline=rows.headline(trends),
             looks=next(iter(_looks(trend) for trend in trends), "RECORDED"),
-            counts=told.counts(trends),
+            counts=rows.counts(trends),
             machines=", ".join(sorted({trend.series.machine for trend in trends})),
             first=nights[0].started_at[:10],
             last=nights[-1].started_at[:10],
@@ -92,16 +196,16 @@ def _looks(trend: Trend) -> str:
 
 def _row(trend: Trend) -> dict[str, Any]:
     return {
-        "status": told.word(trend.status),
+        "status": rows.word(trend.status),
         "looks": _looks(trend),
         "case": trend.series.case,
         "machine": trend.series.machine,
-        "figure": told.name(trend),
-        "newest": told.newest(trend),
+        "figure": rows.name(trend),
+        "newest": rows.newest(trend),
         "count": len(trend.series.values),
         "why": trend.why,
-        "change": told.change(trend) if trend.last else "",
-        "past": told.past(trend),
+        "change": rows.change(trend) if trend.last else "",
+        "past": rows.past(trend),
         "svg": Markup(chart(trend)) if trend.series.values else "",
     }
 

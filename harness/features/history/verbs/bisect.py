@@ -7,9 +7,9 @@ from typing import Any, TypedDict
 
 from harness.base.documents import Json
 from harness.base.errors import Exit, SpecError
-from harness.features.history import bisecting
-from harness.features.history.bisecting import Bisector, Versions
-from harness.interface.cli import beside, measuring
+from harness.features.history import bisection as bisecting
+from harness.features.history.bisection import Bisector, Versions
+from harness.interface.cli import environments, measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.measure.session import Session
@@ -75,7 +75,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         metavar="SHARE",
         help="how often the answer may be wrong (default: 0.05)",
     )
-    measuring.add_to(sub, cases=True)
+    measuring.add_measuring_options(sub, cases=True)
 
 
 def act(asked: Asked) -> Answer:
@@ -84,7 +84,7 @@ def act(asked: Asked) -> Answer:
     results = measuring.results(asked)
     names = _versions(args)
     versions = Versions(names=names, install=args.install, folder=results / "bisect")
-    session, ((_, interleaver),) = beside.interleavers(asked, [args.target], versions.setups)
+    session, ((_, interleaver),) = environments.interleavers(asked, [args.target], versions.setups)
     bisector = Bisector(interleaver, versions, args.error)
     with session:
         bisector.run(session.progress.note)

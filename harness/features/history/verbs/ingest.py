@@ -110,8 +110,8 @@ def _ingested(asked: Asked) -> Answer:
 
 def _history(asked: Asked) -> Answer:
     """Changes of level, judged together."""
-    from harness.features.history import night, published, trends, vouching
-    from harness.features.history.report import lines, page
+    from harness.features.history import asv_results, night, trends, vouching
+    from harness.features.history.report import page, rows
 
     args = asked.options
     if args.case == NODES:
@@ -134,12 +134,12 @@ def _history(asked: Asked) -> Answer:
             expected=", ".join(cases[:6]) + (", ..." if len(cases) > 6 else ""),
             fix="scaleproof history",
         )
-    shown = lines.lines(
+    shown = rows.lines(
         nights,
         judged,
         text.columns(),
         every=bool(args.case or args.figure),
-        asv=published.found_by_asv(args.results),
+        asv=asv_results.found_by_asv(args.results),
     )
     if args.html is not None:
         page.write(args.html, args.results, nights, judged)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from harness.base.errors import Exit
-from harness.features.history.nightly.notice import NewChange
+from harness.features.history.nightly.stages import NewChange
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
@@ -52,13 +52,13 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """Measure, keep, tell; or go on where the last call was cut off."""
-    from harness.features.history.nightly import config
+    from harness.features.history.nightly import state
     from harness.features.history.nightly.stages import NightlyRun
-    from harness.features.history.report import lines
+    from harness.features.history.report import rows
 
     args = asked.options
     usual = Path("nightly.toml")
-    configured = config.load(args.config or (usual if usual.is_file() else None))
+    configured = state.load(args.config or (usual if usual.is_file() else None))
     if args.results:
         configured = replace(configured, results=args.results)
 
@@ -69,6 +69,6 @@ def act(asked: Asked) -> Answer:
     ended = NightlyRun(configured, say).make(again=args.again)
     shown = []
     if ended.nights and ended.trends:
-        shown = lines.lines(ended.nights, ended.trends, text.columns(), every=False)
+        shown = rows.lines(ended.nights, ended.trends, text.columns(), every=False)
         shown += ["", f" page     {text.shown(configured.folder / 'history.html')}"]
     return Answer(document=ended.document, lines=shown, exit=Exit(ended.tonight.exit))

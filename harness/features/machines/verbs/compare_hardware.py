@@ -12,10 +12,9 @@ from harness.base import files
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases.metrics import COMPARABLE
+from harness.features.machines import table as hardware
 from harness.features.machines.machines import HardwareComparison, compare_hardware, names
-from harness.features.machines.report import table as hardware
-from harness.interface.cli.answer import Answer, Asked
-from harness.interface.cli.vouching import vouched
+from harness.interface.cli.answer import Answer, Asked, vouched
 from harness.interface.report import text
 
 HELP = {"compare-hardware": "compare machines on the cases that all of them ran"}
@@ -73,7 +72,7 @@ def act(asked: Asked) -> Answer:
         else hardware.lines(comparison, text.columns())
     )
     if args.page is not None:
-        from harness.features.machines.report.page import render
+        from harness.features.machines.page import render
 
         files.put(args.page, render(comparison).encode(), "--page")
         lines = lines if args.csv or args.markdown else [*lines, f" page     {args.page}"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, TypedDict
 
-from harness.analysis.judging import obstacles, verdicts
+from harness.analysis.judging import blockers, verdicts
 from harness.analysis.nodes import Examined, drift
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, LaunchError
@@ -81,7 +81,7 @@ class Fitness:
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    measuring.add_to(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
     sub.add_argument("--within", default="90s", metavar="T", help="90s, 2m: by then (default: 90s)")
     sub.add_argument("--case", default=CASE, help=f"what every rank trains a step of ({CASE})")
     sub.add_argument(
@@ -168,7 +168,7 @@ def _step(session: Session, case: CaseSpec) -> tuple[list[str], str]:
     if gate is None:
         described = session.run.described[case.hash]
         return [described.unsupported or described.error or "its gate was not launched"], ""
-    if (reason := obstacles.gate_failure(gate)) is not None:
+    if (reason := blockers.gate_failure(gate)) is not None:
         return [reason], ""
     return (
         [],

@@ -7,8 +7,7 @@ from typing import Any, TypedDict
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases.targets import case_of
-from harness.features.nodes.isolating import Isolator
-from harness.features.nodes.narrowing import Narrowing, TriedSet
+from harness.features.nodes.isolation import Isolator, Narrowing, TriedSet
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
@@ -47,7 +46,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {"isolate": (Isolated,)}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    measuring.add_to(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
     sub.add_argument("--case", default=CASE, help=f"what is trained (default: {CASE})")
     sub.add_argument(
         "--steps",

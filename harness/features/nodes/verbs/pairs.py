@@ -9,9 +9,8 @@ from harness.base import files
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases.targets import case_of
-from harness.features.nodes import told
+from harness.features.nodes import pairing, report
 from harness.features.nodes.pairing import Pairer
-from harness.features.nodes.report import pairs
 from harness.features.nodes.rounds import MOST_ROUNDS
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
@@ -31,7 +30,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {"pairs": (Suspects,)}
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    measuring.add_to(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
     sub.add_argument("--case", default="", help="what pairs train (default: they all-reduce)")
     sub.add_argument(
         "--rounds",
@@ -66,14 +65,14 @@ def act(asked: Asked) -> Answer:
         pairer = Pairer(session, site, asked.options.rounds)
         suspects = pairer.train(case) if case else pairer.reduce(knobs)
         session.save(complete=True)
-    lines = pairs.lines(suspects, text.columns())
+    lines = report.lines(suspects, text.columns())
     if (exclude := asked.options.exclude) is not None:
         files.put(exclude, "".join(f"{host}\n" for host in suspects.nodes).encode(), "--exclude")
         lines.append(f" {len(suspects.nodes)} slow nodes written to {exclude}")
     lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
     exit_ = Exit.INCONCLUSIVE if suspects.undecided else Exit.PASSED
     exit_ = Exit.FAILED if suspects.slow else exit_
-    if unseen := told.unseen(suspects):
+    if unseen := pairing.unseen(suspects):
         lines.insert(-1, f" ERROR  no launch ended well on {', '.join(unseen)}")
         exit_ = Exit.ERROR
     return Answer(document=to_doc(suspects), lines=lines, exit=exit_)

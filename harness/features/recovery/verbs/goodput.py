@@ -79,7 +79,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument(
         "--short", action="store_true", help="measure what each costs, and play nothing"
     )
-    measuring.add_to(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
 
 
 def act(asked: Asked) -> Answer:

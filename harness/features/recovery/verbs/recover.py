@@ -11,8 +11,7 @@ from harness.cases import CaseSpec, Catalogue, Fault, FaultScenario, Site
 from harness.cases.fault_scenario import resharded
 from harness.cases.script import parse, script_plan
 from harness.cases.targets import case_of
-from harness.features.recovery.recoverer import Recoverer
-from harness.features.recovery.scripted import ScriptRecoverer
+from harness.features.recovery.recoverer import Recoverer, ScriptRecoverer
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.verbs.measure.fabric import needs_two
@@ -60,7 +59,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         metavar="N",
         help=f"of each fault (default: {USUAL})",
     )
-    measuring.add_to(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
 
 
 def act(asked: Asked) -> Answer:

@@ -14,12 +14,11 @@ from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases import CaseSpec
 from harness.cases.catalogue import Catalogue
-from harness.features.sharing import change, checkouts
+from harness.features.sharing import change, checkouts, comment
 from harness.features.sharing.change import AGAIN, BASE, HEAD, CaseChange
 from harness.features.sharing.checkouts import Checkout, Version
-from harness.features.sharing.report import comment
 from harness.interface import options
-from harness.interface.cli import beside, measuring
+from harness.interface.cli import environments, measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record import RunRecord, Status
@@ -76,7 +75,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument(
         "--gitlab", type=Path, metavar="FILE", help="write a Code Quality report there"
     )
-    measuring.add_to(sub, cases=True)
+    measuring.add_measuring_options(sub, cases=True)
     sub.set_defaults(script=True)
 
 
@@ -113,7 +112,7 @@ def _measured(
     asked: Asked, project: Path, before: Checkout, after: Checkout
 ) -> tuple[list[CaseChange], RunRecord, Path]:
     versions = {BASE: before, HEAD: after, AGAIN: before}
-    session, cases = beside.interleavers(
+    session, cases = environments.interleavers(
         asked,
         asked.options.targets,
         tuple((name, str(version.python)) for name, version in versions.items()),

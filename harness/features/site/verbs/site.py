@@ -35,7 +35,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """Read what is new, write all pages; a run that nobody vouches for is shown as such."""
-    from harness.features.site.report import pages
+    from harness.features.site import pages
 
     args = asked.options
     to = args.to or args.results / "site"

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.judging import obstacles
+from harness.analysis.judging import blockers
 from harness.analysis.judging.points import budgets
 from harness.analysis.ladder import ArmRow, arm_row
 from harness.base.documents import Json
@@ -107,7 +107,7 @@ def _case(
     folder: Path | None,
 ) -> Case:
     judged = run.verdicts_by_case.get(row.case.hash, ())
-    failure = obstacles.gate_failure(gate) if gate else None
+    failure = blockers.gate_failure(gate) if gate else None
     caught = any(verdict.reason is Reason.CAUGHT for verdict in judged)
     checks = gate.ranks[0].checks if gate and gate.ranks else ()
     unchecked = "in every launch" if row.case.script else "not checked"

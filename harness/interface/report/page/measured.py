@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from harness.analysis.timeline.profiled import close_launch, trace_path
+from harness.analysis.timeline.close import close_launch, trace_path
 from harness.base.errors import ScaleproofError
 from harness.base.formatting import si
 from harness.base.packs import size

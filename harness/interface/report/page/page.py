@@ -9,17 +9,16 @@ import shlex
 from pathlib import Path
 
 from harness.analysis.judging import notices, verdicts
-from harness.analysis.judging.standard import FIRST_LOOK
+from harness.analysis.judging.judge import FIRST_LOOK
 from harness.analysis.judging.tally import Tally, tally
 from harness.base.files import FullDiskError
-from harness.interface.report import fabric, script, sections, tables
-from harness.interface.report.coverage import coverage
+from harness.interface.report import fabric, script, sections, side_by_side, tables
 from harness.interface.report.headline import brief, decide, headline, why_open
 from harness.interface.report.page import data, facts, perfetto, scaling
 from harness.interface.report.page.cases import anchors, cases
 from harness.interface.report.page.judged import judged
 from harness.interface.report.page.spent import WIDE, spent
-from harness.interface.report.sides import every
+from harness.interface.report.tables import coverage
 from harness.interface.report.templates import templates
 from harness.record import RunRecord
 from harness.record.store import write_text
@@ -51,7 +50,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             together=verdicts.together(run.verdicts),
             pairs=FIRST_LOOK,
             groups=groups,
-            beside=every.tables(run),
+            beside=side_by_side.plan_tables(run),
             stand_ins=any(run.stand_ins(arm.case) for plan in run.plans for arm in plan.arms),
             spent=lost,
             cases=of_cases,

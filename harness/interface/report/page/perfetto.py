@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.timeline.profiled import trace_path
-from harness.analysis.timeline.views import merge
-from harness.analysis.timeline.views.window import shown
+from harness.analysis.timeline import merge
+from harness.analysis.timeline.close import trace_path
+from harness.analysis.timeline.views import shown
 from harness.base.errors import ScaleproofError
 from harness.base.packs import size
 from harness.record import LaunchRecord, RunRecord

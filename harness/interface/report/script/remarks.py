@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from harness.analysis.judging.work import MOST_TIMES
+from harness.analysis.judging.biases import MOST_TIMES
 from harness.analysis.samples import same_training, script
 from harness.cases import Device, Mode
 from harness.interface.report.script.late import late

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from markupsafe import Markup
 
-from harness.analysis.judging.pairs import timed
+from harness.analysis.judging.contrast_data import timed
 from harness.analysis.samples import same_training, script
 from harness.base.formatting import si
 from harness.cases.script import ACCEPTABLE

@@ -31,31 +31,26 @@ from harness.training.context import (
     make_batch,
     own_batch,
 )
-from harness.training.data import Batch, Sampler
 from harness.training.describe import expect, model_facts
-from harness.training.observe import issued
+from harness.training.feeds import Batch, Sampler
+from harness.training.observe import collectives
 from harness.training.observe.intake import digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
 from harness.training.parallel.outer import OuterTrainer
-from harness.training.rank import (
-    counted,
-    handed,
-    hearing,
-    invariants,
-    nccl_log as of_nccl,
-    took_effect,
-    transport,
-)
+from harness.training.rank import gate_checks, invariants, transport, transport as of_nccl
 from harness.training.rank.ceiling import ceiling
-from harness.training.rank.counted import STEPS, Seen
-from harness.training.rank.handed import STEPS_PER_EPOCH
-from harness.training.rank.hearing import in_turn
-from harness.training.rank.inquiries import inquiries
-from harness.training.rank.oracle import Oracle, grad_norm, relative_error, scale, snapshot
+from harness.training.rank.gate_checks import STEPS, STEPS_PER_EPOCH, Seen, in_turn, inquiries
+from harness.training.rank.oracle import (
+    Oracle,
+    Simulated,
+    grad_norm,
+    relative_error,
+    scale,
+    snapshot,
+)
 from harness.training.rank.rounding import OtherRounding
 from harness.training.rank.setup import Rank
-from harness.training.rank.simulated import Simulated
 from harness.training.tuning import kernels
 
 #: Shorter than any twin's gradient.
@@ -98,7 +93,7 @@ def prepare(spec: LaunchSpec, nccl_log: Path) -> None:
     NCCL is asked to say which algorithms it takes.
     """
     transport.listen(spec.case.backend, nccl_log, "TUNING")
-    issued.enable(issued.COUNTED)
+    collectives.enable(collectives.COUNTED)
     Accelerator(torch.device(spec.case.device)).repeatable()
     load(spec.files)
 
@@ -112,8 +107,8 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     rank.beat(Phase.GATE)
     twin = loaded.at_once(task.twin)
     checks, sent, trainer = run_gate(loaded, twin, context, lambda: rank.beat(Phase.GATE))
-    checks += took_effect.switches(case, rank.accelerator.device)
-    checks += handed.checks(loaded, context(twin), rank)
+    checks += gate_checks.switches(case, rank.accelerator.device)
+    checks += gate_checks.sample_checks(loaded, context(twin), rank)
     rank.accelerator.usual()  # at full size only kernels fit that are not repeatable
     kernels.choose(case)
     more, norm = full_size(loaded, case, context(case))
@@ -177,10 +172,10 @@ def run_gate(
         more, traffic, trainer = _train(loaded, twin, context(twin), beat, watch=as_timed)
         checks += more
         if optimizer is Optimizer.SGD:
-            checks += counted.checks(loaded, twin, context(twin), traffic)
+            checks += gate_checks.byte_checks(loaded, twin, context(twin), traffic)
             first = traffic.issued
         elif optimizer is Optimizer.MUON:  # what it gathers is in the closed form
-            again = counted.checks(loaded, twin, context(twin), traffic)
+            again = gate_checks.byte_checks(loaded, twin, context(twin), traffic)
             checks += [replace(check, name=f"{optimizer}.{check.name}") for check in again]
     if loaded.supports.oracle == "simulated":
         checks.append(_progress(loaded, case, context))
@@ -217,7 +212,7 @@ def forward_only(
     """Losses must be the reference's, weights must stay, and no gradient may be sent."""
     ctx = context(case)
     trainer, reference, sampler, origin = _start(loaded, case, ctx)
-    counter = counted.Counter(ctx, range(STEPS - 1, STEPS))
+    counter = gate_checks.ByteCounter(ctx, range(STEPS - 1, STEPS))
     checks, drawn = [], []
     for step in range(STEPS):
         ids = sampler.ids(step, ctx.shard)
@@ -233,8 +228,8 @@ def forward_only(
     change = relative_error(trainer.parameters(), origin)
     checks.append(_limit(f"parameters_after_{STEPS}", change, 0.0, "weights stay"))
     checks.append(_whole("all_parameters", trainer.parameters(), origin, ctx))
-    checks += counted.checks(loaded, case, ctx, counter.seen)
-    checks += [*handed.sampling(drawn, ctx, sampler.epoch), *_dtype(trainer, case)]
+    checks += gate_checks.byte_checks(loaded, case, ctx, counter.seen)
+    checks += [*gate_checks.sampling(drawn, ctx, sampler.epoch), *_dtype(trainer, case)]
     return checks, counter.seen.issued, trainer
 
 
@@ -272,9 +267,9 @@ def _train(
     drawn: list[list[int]] = []
     trained: list[list[Batch]] = []
     seen: list[Sequence[object]] = []
-    period = counted.period(loaded, case, ctx)
+    period = gate_checks.period(loaded, case, ctx)
     first = STEPS - period - bool(sampler.of(STEPS - 1))  # the first of a whole period and batch
-    counter = counted.Counter(ctx, range(first, first + period))
+    counter = gate_checks.ByteCounter(ctx, range(first, first + period))
     finite = True
     for step in range(STEPS):
         beat()
@@ -302,14 +297,14 @@ def _train(
     if supports.replicas and exchanges(last, expected.period, expected.until, expected.growth):
         checks.append(replicas(trainer, ctx, f"{name}.replicas"))
     if isinstance(reference, Simulated) and name == "sgd" and ctx.world_size > 1:
-        checks += hearing.checks(loaded, ctx, seen, STEPS)
+        checks += gate_checks.communication_checks(loaded, ctx, seen, STEPS)
     checks += _staleness(name, trainer, expected)
     if name == "sgd":
-        checks += handed.sampling(drawn, ctx, sampler.epoch)
+        checks += gate_checks.sampling(drawn, ctx, sampler.epoch)
         checks += _dtype(trainer, case)
     counted_by = counter.seen  # of training, not of the step that is watched now
-    if watch and took_effect.asked(case):
-        checks += took_effect.checks(watched[0], trainer, own_batch(loaded, ctx, ids), ctx)
+    if watch and gate_checks.asked(case):
+        checks += gate_checks.setting_checks(watched[0], trainer, own_batch(loaded, ctx, ids), ctx)
     return checks, counted_by, trainer
 
 

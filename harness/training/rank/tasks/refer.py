@@ -25,16 +25,14 @@ from harness.record import Check, ExecutedModel, RankRecord
 from harness.record.store import Samples
 from harness.training.context import Loaded, RankContext, build_model, load
 from harness.training.feeds import Feed
-from harness.training.hooks import Hook, Late
 from harness.training.observe.memory import Memory
 from harness.training.rank import invariants
-from harness.training.rank.inquiries import inquiries
-from harness.training.rank.oracle import Oracle, added, shaped
+from harness.training.rank.gate_checks import inquiries
+from harness.training.rank.invariants import CodecShares
+from harness.training.rank.oracle import Oracle, Simulated, Streamed, added, shaped
 from harness.training.rank.rounding import OtherRounding, Rounding
 from harness.training.rank.setup import Rank
-from harness.training.rank.shares import CodecShares
-from harness.training.rank.simulated import Simulated
-from harness.training.rank.streamed import Streamed
+from harness.training.transports import Hook, Late
 
 #: Calls after which a compressor is old: those of a timed window, but no more than this.
 OLD = 200

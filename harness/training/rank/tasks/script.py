@@ -17,7 +17,7 @@ from harness.base.errors import LaunchError
 from harness.host import copies
 from harness.launch.wire.evidence import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, Script
-from harness.training.observe import issued
+from harness.training.observe import collectives
 from harness.training.rank.setup import RankPlace
 from harness.training.script import process, shepherd, workplace
 from harness.training.script.evidence import begin, ended, finish_measured, rank_of
@@ -33,7 +33,7 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
     """
     assert isinstance(spec.task, Script | Break)
     copies.read_only([Path(spec.task.folder) / name for name in spec.task.data])
-    issued.enable(KEPT)
+    collectives.enable(KEPT)
     beats.write(place.rank, Phase.GROUP)
     store = place.store()
     assert isinstance(store, dist.TCPStore)

@@ -16,7 +16,7 @@ from harness.launch.wire.messages import LaunchSpec, Sweep
 from harness.record import Row
 from harness.record.fabric import OPERATIONS, sizes
 from harness.training.accelerator import Accelerator
-from harness.training.observe import issued
+from harness.training.observe import collectives
 from harness.training.rank import transport
 from harness.training.rank.setup import Rank
 
@@ -116,7 +116,7 @@ if set(MAKERS) != set(OPERATIONS):
 
 def prepare(spec: LaunchSpec, nccl_log: Path) -> None:
     """Nothing is trained; NCCL is asked to say which way its bytes go."""
-    issued.enable(issued.LAST)
+    collectives.enable(collectives.LAST)
     transport.listen(spec.case.backend, nccl_log)
 
 

@@ -18,13 +18,12 @@ from harness.record import RankRecord
 from harness.record.store import write_text
 from harness.training.context import Loaded, RankContext, Trainer, load
 from harness.training.feeds import Feed, took
-from harness.training.observe import issued, loops
+from harness.training.observe import collectives, threads
 from harness.training.observe.clock import Clock
 from harness.training.observe.compiling import Compilations
 from harness.training.observe.intake import Intake, digest
 from harness.training.observe.memory import Memory
-from harness.training.observe.outline import Outline
-from harness.training.observe.profiler import Allocations, Profiler
+from harness.training.observe.profiling import Allocations, Outline, Profiler
 from harness.training.parallel.experts import Routing, routings
 from harness.training.rank.setup import Rank
 from harness.training.rank.window import StepObserver, measure
@@ -32,9 +31,9 @@ from harness.training.rank.window import StepObserver, measure
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
     """Import what is trained; of its collectives only the last ones are kept, as evidence."""
-    issued.enable(issued.LAST)
+    collectives.enable(collectives.LAST)
     if isinstance(spec.task, Timed) and (spec.task.profiled or spec.task.behind):
-        loops.follow()
+        threads.follow()
     load(spec.files)
 
 

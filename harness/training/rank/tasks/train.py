@@ -24,7 +24,7 @@ from harness.record import Category, RankRestart
 from harness.record.store import write_text
 from harness.training.accelerator import Accelerator
 from harness.training.context import Trainer, load
-from harness.training.observe import intake, issued
+from harness.training.observe import collectives, intake
 from harness.training.observe.spans import span
 from harness.training.rank.setup import Rank
 from harness.training.trainer import LocalTrainer
@@ -46,7 +46,7 @@ class Took:
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
     """Import what is trained. Training that goes on is compared to the bit: so it is repeatable."""
-    issued.enable(issued.LAST)
+    collectives.enable(collectives.LAST)
     Accelerator(torch.device(spec.case.device)).repeatable()
     load(spec.files)
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.choices import breakeven
+from harness.analysis.choices import compressors
 from harness.cases import CaseSpec, Plan
 from harness.cases.recipes import beside
+from harness.interface.report import side_by_side
 from harness.interface.report.page.page import render
-from harness.interface.report.sides import every
 from harness.record import RunRecord
 
 
@@ -42,8 +42,8 @@ def arm(job: RunRecord, name: str) -> tuple[Plan, CaseSpec]:
 
 def test_a_plan_of_codecs_tells_break_evens_in_every_report(run: RunRecord) -> None:
     (plan,) = run.plans
-    costs = {cost.name: cost for cost in breakeven.costs(run, plan)}
-    (table,) = every.tables(run)
+    costs = {cost.name: cost for cost in compressors.costs(run, plan)}
+    (table,) = side_by_side.plan_tables(run)
     assert table.title == "every codec"
     rows = {record[""]: record for record in table.table.records()}
     assert rows["topk"]["B/param"] == costs["topk"].bytes_per_parameter
@@ -62,6 +62,6 @@ def test_plans_without_codecs_have_no_columns_of_them(run: RunRecord) -> None:
     plain = beside(
         "others", {"topk": topk.case, "dense": dense.case, "more": dense.case}, ("step_s",)
     )
-    (table,) = every.tables(replace(run, plans=(plain,)))
+    (table,) = side_by_side.plan_tables(replace(run, plans=(plain,)))
     assert not {"wins below", "B/param"} & {column.header for column in table.table.columns}
     assert not table.curves

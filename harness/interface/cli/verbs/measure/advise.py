@@ -10,19 +10,17 @@ from typing import Any, NotRequired, TypedDict
 from harness.analysis.choices.trials import Loss, Tried, losses, trial, tried
 from harness.analysis.reading import load
 from harness.analysis.rungs import Rung, rungs
-from harness.analysis.timeline.remedies import Remedy
+from harness.analysis.timeline.advice import Remedy
 from harness.analysis.verify import refuse_unsealed
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases import Catalogue
 from harness.interface import options
 from harness.interface.cli import measuring
-from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.answer import Answer, Asked, vouched
 from harness.interface.cli.measuring import MeasuredPlans
-from harness.interface.cli.vouching import vouched
-from harness.interface.report import text
+from harness.interface.report import advice, text
 from harness.interface.report.live import Live
-from harness.interface.report.sides import advice
 from harness.measure.session import Session
 from harness.record import RunRecord, Status
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypedDict
 
-from harness.analysis.choices import breakeven, tuned
-from harness.analysis.choices.breakeven import DENSE, EncodingCost
-from harness.analysis.choices.tuned import TunedLoss
+from harness.analysis.choices import compressors
+from harness.analysis.choices.compressors import DENSE, EncodingCost, TunedLoss
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, SpecError, nearest
 from harness.base.formatting import si
@@ -27,8 +26,7 @@ from harness.cases.recipes import LEARNING, beside
 from harness.cases.targets import normalise
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.report import text
-from harness.interface.report.sides import beside as side_by_side, codecs
+from harness.interface.report import codecs, side_by_side, text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule
 from harness.measure.measurer import Measurer
@@ -58,7 +56,7 @@ CLOSE = 0.10
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("target", metavar="model", help="a model and its size, as decoder-nano")
-    measuring.add_to(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
     sub.add_argument(
         "--codecs", default="", metavar="A,B", help="only these (default: all that are in use)"
     )
@@ -149,8 +147,8 @@ def act(asked: Asked) -> Answer:
 
     measured = measuring.measured(session, [plan], follow)
     record = measured.record
-    costs = breakeven.costs(record, plan)
-    link_bps = breakeven.link_bps(record, plan.arms[0].case)
+    costs = compressors.costs(record, plan)
+    link_bps = compressors.link_bps(record, plan.arms[0].case)
     judged = measuring.judged(session, record, asked)
     shown = side_by_side.of_plan(record, plan, rates).lines(width)
     document: dict[str, Json] = {
@@ -161,12 +159,12 @@ def act(asked: Asked) -> Answer:
     }
     shown += [line for sentence in without_loss for line in text.wrap(sentence, width, 10)]
     if args.tuned and not without_loss:
-        document["tuned"] = to_doc(tuple(tuned.best(record, tuned_plan)))
+        document["tuned"] = to_doc(tuple(compressors.best(record, tuned_plan)))
         shown += [line for table in codecs.tuned_tables(record) for line in table.lines(width)]
     shown += _told(confirmed, args.confirm, width)
     failed = any(verdict.status is Status.ERROR for verdict in record.verdicts)
     if args.tuned and not without_loss and not measured.interrupted:
-        failed |= bool(tuned.untrained(record, tuned_plan))
+        failed |= bool(compressors.untrained(record, tuned_plan))
     missed = any(not c.right for c in confirmed)
     shown.append(f" report   scaleproof report {text.shown(session.run.folder)}")
     outcomes = {Exit.ERROR: failed, Exit.FAILED: missed, Exit.USAGE: bool(without_loss)}
@@ -281,7 +279,7 @@ def _tuned(model: str, names: Sequence[str], site: Site, catalogue: Catalogue) -
         case = catalogue.normalise(
             site.case(f"{target}/{model}", Mode.WEAK, optimizer=Optimizer(optimizer), knobs=knobs)
         )
-        for lr in tuned.grid(case):
+        for lr in compressors.grid(case):
             cases[f"{case.compressor or DENSE}, {optimizer} at {lr:g}"] = replace(case, lr=lr)
 
     methods = {name: catalogue.get("compressors", name).head.get("METHOD") for name in names}
@@ -311,8 +309,8 @@ def _confirm(
 ) -> list[Confirmed]:
     """Dense and the codec on links of three rates; SpecError if there is none to set."""
     before = session.run.bare()
-    link_bps = breakeven.link_bps(before, plan.arms[0].case)
-    by_name = {cost.name: cost for cost in breakeven.costs(before, plan)}
+    link_bps = compressors.link_bps(before, plan.arms[0].case)
+    by_name = {cost.name: cost for cost in compressors.costs(before, plan)}
     if name not in by_name or DENSE not in by_name:
         raise SpecError(f"{name} was not measured", expected="no ERROR above", fix="--codecs")
     pays = by_name[name].pays[DENSE].rate
@@ -337,7 +335,7 @@ def _confirm(
         session.run.announce([plan_of_rate])
         measurer.measure([plan_of_rate])
         step_s_of = {
-            cost.name: cost.step_s for cost in breakeven.costs(session.run.bare(), plan_of_rate)
+            cost.name: cost.step_s for cost in compressors.costs(session.run.bare(), plan_of_rate)
         }
         if len(step_s_of) == len(cases):
             confirmed.append(

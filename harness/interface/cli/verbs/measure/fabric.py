@@ -28,7 +28,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    measuring.add_to(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
     sub.add_argument(
         "--sweeps",
         type=measuring.positive,

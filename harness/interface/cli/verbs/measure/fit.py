@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from harness.analysis.choices import fitting
-from harness.analysis.choices.fitting import Attempt, Search
+from harness.analysis.choices import batches
+from harness.analysis.choices.batches import Attempt, Search
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, LaunchError, SpecError
 from harness.base.formatting import si
@@ -23,7 +23,7 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
-from harness.measure.order import Order
+from harness.measure.orders import Order
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Purpose
 
@@ -57,7 +57,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("target", metavar="case", help="for example fsdp/decoder-1b3")
-    measuring.add_to(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
     sub.add_argument(
         "--headroom",
         type=_share,
@@ -162,7 +162,7 @@ def _try(
     folder: Path,
 ) -> Attempt:
     """One micro-batch in a world of its own; what is far beyond what is allowed is not launched."""
-    line = fitting.grown(before)
+    line = batches.grown(before)
     if line is not None and line.at(micro) > FORESEEN * allowed:
         reason = f"not launched: {si(line.at(micro), 'B')} are foreseen"
         return Attempt(micro=micro, peak_bytes=None, why=reason)
@@ -229,7 +229,7 @@ def _told(
 ) -> Iterator[str]:
     """The answer, what limits it, and the command that uses it."""
     room = f"{si(allowed, 'B')}, {asked.options.headroom:.0%} below {si(limit, 'B')} a rank"
-    line = fitting.grown(tried)
+    line = batches.grown(tried)
     if best is None:
         yield f" NONE     not even {tried[0].micro} a rank: {tried[0].why} (allowed: {room})"
         yield " try      more ranks, a smaller size, or --set checkpoint=true"

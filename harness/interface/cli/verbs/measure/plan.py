@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, TypedDict
 
 from harness.analysis import forecast, packing
-from harness.analysis.judging import obstacles, pairs, verdicts
-from harness.analysis.judging.standard import FIRST_LOOK
+from harness.analysis.judging import blockers, contrast_data, verdicts
+from harness.analysis.judging.judge import FIRST_LOOK
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
 from harness.cases import Arm, Device, Plan, Site, Threshold
@@ -18,12 +18,12 @@ from harness.cases.targets import bounds_of, plans_of
 from harness.host.devices import Hardware
 from harness.host.machine import Machine
 from harness.interface import options
-from harness.interface.cli import measuring, planning
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import plans as plans_report, text
 from harness.interface.report.plans import PlanOutlook
 from harness.measure import together
-from harness.measure.remembered import DescribeCache
+from harness.measure.describing import DescribeCache
 from harness.record import Described
 from harness.record.fabric import shapes
 
@@ -47,21 +47,21 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
-    planning.add_to(sub)
+    measuring.add_hardware_options(sub)
     sub.add_argument(
         "-m",
         metavar="MARKS",
-        default=planning.USUAL_TIER,
+        default=measuring.USUAL_TIER,
         dest="marks",
-        help=f"the suites with these marks, as of pytest (default: {planning.USUAL_TIER!r})",
+        help=f"the suites with these marks, as of pytest (default: {measuring.USUAL_TIER!r})",
     )
 
 
 def act(asked: Asked) -> Answer:
     """A row for each arm; the agent is asked, nothing is launched."""
-    hardware = planning.on(asked.options.on)
+    hardware = measuring.on(asked.options.on)
     catalogue, local_site = measuring.site(asked)
-    site = local_site if hardware is None else planning.site_of(hardware)
+    site = local_site if hardware is None else measuring.site_of(hardware)
     named = partial(
         plans_of,
         asked.options.target,
@@ -71,7 +71,7 @@ def act(asked: Asked) -> Answer:
         list(dict.fromkeys(asked.options.ablate)),
         control=bool(options.setups(measuring.values(asked))),
     )
-    plans = named(planning.tier(asked.options.marks))
+    plans = named(measuring.tier(asked.options.marks))
     if not plans and (left_out := named()):
         raise SpecError(
             f"no suite of {asked.options.target} has the marks that are asked for",
@@ -79,7 +79,7 @@ def act(asked: Asked) -> Answer:
             expected=f"marks of one of its {len(left_out)} plans",
             fix=f"scaleproof plan {asked.options.target} -m 'nightly or acceptance'",
         )
-    required = bounds_of(asked.options.target, site, catalogue, planning.tier(asked.options.marks))
+    required = bounds_of(asked.options.target, site, catalogue, measuring.tier(asked.options.marks))
     planned = measuring.session(asked, catalogue, local_site, required=required)
     with contextlib.closing(planned) as session:
         session.describe(
@@ -175,12 +175,12 @@ class Look:
     def runs(self, arm: Arm) -> bool:
         """Whether an arm can be launched at all."""
         answer = self.described[arm.case.hash]
-        return not answer.error and obstacles.fits(answer, arm.case, self.machine)
+        return not answer.error and blockers.fits(answer, arm.case, self.machine)
 
     def _outlook(
         self, plan: Plan, running: Sequence[Arm], seconds: float, device_s: float
     ) -> PlanOutlook:
-        judged = pairs.judged_of(plan, self.thresholds, self.machine)
+        judged = contrast_data.judged_of(plan, self.thresholds, self.machine)
         rules: dict[str, list[str]] = {arm.name: [] for arm in plan.arms}
         for contrast in judged:
             case = plan.arm(contrast.subject).case

@@ -16,13 +16,13 @@ from harness.cases.script import script_plan
 from harness.cases.targets import bounds_of, plans_of
 from harness.host import doctor
 from harness.interface import options
-from harness.interface.cli import measuring, nsys
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.verbs.measure import detached
 from harness.interface.cli.verbs.measure.detached import Detached
 from harness.launch import deploy
 from harness.launch.engine import Command, Where
-from harness.measure import resume
+from harness.measure import run
 from harness.measure.session import Session
 from harness.record import RunRecord
 
@@ -114,13 +114,13 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     sub.add_argument("--detach", action="store_true", help="submit the run to the engine's queue")
     sub.add_argument("--dry-run", action="store_true", help="print commands that start the agents")
     sub.add_argument("--nsys", action="store_true", help="run everything under Nsight Systems")
-    measuring.add_to(sub, cases=True)
+    measuring.add_measuring_options(sub, cases=True)
 
 
 def act(asked: Asked) -> Answer:
     """Measure what is asked for; what was measured before an interrupt is kept and shown."""
     if asked.options.nsys:
-        nsys.become(asked.words, measuring.results(asked))
+        measuring.become(asked.words, measuring.results(asked))
     if asked.options.resume:
         session, plans = _resumed(asked)
     elif asked.options.target or asked.options.script:
@@ -214,7 +214,7 @@ def _resumed(asked: Asked) -> tuple[Session, list[Plan]]:
     usual = len(above) > 2 and above[1].name == "runs"
     asked.options.results = str(above[2] if usual else above[0])
     catalogue = options.catalogue([*old.settings.paths, *asked.options.path])
-    session = measuring.session(asked, catalogue, resume.where(old), old.settings)
+    session = measuring.session(asked, catalogue, run.where(old), old.settings)
     notes = session.run.notes
     session.resume(folder)
     session.run.notes += notes

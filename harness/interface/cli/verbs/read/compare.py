@@ -12,13 +12,11 @@ from harness.analysis.reading import load, pooled, runs_in
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases.metrics import COMPARABLE
-from harness.interface.cli import beside, measuring
-from harness.interface.cli.answer import Answer, Asked
-from harness.interface.cli.vouching import vouched
-from harness.interface.report import text
-from harness.interface.report.sides import comparison
-from harness.measure.setups import interleaving
-from harness.measure.setups.interleaving import Difference
+from harness.interface.cli import environments, measuring
+from harness.interface.cli.answer import Answer, Asked, vouched
+from harness.interface.report import comparison, text
+from harness.measure import interleaving
+from harness.measure.interleaving import Difference
 
 HELP = dict(compare="compare two runs on one hardware class")
 EXAMPLES = dict(
@@ -73,7 +71,7 @@ def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
         metavar="CASE",
         help="measure this case in the environments A and B, in the same blocks",
     )
-    measuring.add_to(sub, cases=True)
+    measuring.add_measuring_options(sub, cases=True)
 
 
 def act(asked: Asked) -> Answer:
@@ -100,7 +98,7 @@ def _interleaved(asked: Asked) -> Answer:
     """Each case's largest world in both environments, until their difference is decided."""
     args = asked.options
     setups = (("A", _python(args.a)), ("B", _python(args.b)))
-    session, cases = beside.interleavers(asked, args.interleave, setups)
+    session, cases = environments.interleavers(asked, args.interleave, setups)
     differences = []
     with session:
         for case, interleaver in cases:

@@ -9,8 +9,7 @@ from harness.analysis.reading import load
 from harness.analysis.verify import unsealed
 from harness.base import files
 from harness.base.errors import SpecError
-from harness.interface.cli.answer import Answer, Asked
-from harness.interface.cli.vouching import doubted
+from harness.interface.cli.answer import Answer, Asked, doubted
 
 HELP = dict(export="write launches, steps, points, verdicts or budgets for other programs")
 EXAMPLES = dict(

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from harness.analysis import remembered
+from harness.analysis import verify_cache
 from harness.analysis.judging.tally import Tally
 from harness.analysis.reading import load
 from harness.analysis.verify import refuse_unsealed
 from harness.base import documents
 from harness.base.documents import Json
 from harness.base.errors import ScaleproofError
-from harness.interface.cli.answer import Answer, Asked
-from harness.interface.cli.vouching import doubted
+from harness.interface.cli.answer import Answer, Asked, doubted
 from harness.interface.report import digest, screen, tables, text
 from harness.record import RunRecord
 from harness.record.store import write_text
@@ -95,7 +94,7 @@ def act(asked: Asked) -> Answer:
     """Print the tables, write the page beside the record."""
     given = asked.options
     if given.markdown or given.csv or given.summary:
-        run, doubt = remembered.vouched(given.run)
+        run, doubt = verify_cache.vouched(given.run)
         lines = digest.table(run) if given.csv else digest.markdown(run)
         answer = Answer(document=digest.document(run), lines=lines)
         return doubted(answer, [(given.run, doubt)], table=given.csv)
@@ -134,7 +133,7 @@ def of_run(path: Path, *, every: bool = False) -> Answer:
 def _of_run(path: Path, *, every: bool) -> Answer:
     from harness.interface.report.page import page as pages
 
-    run, doubt = remembered.vouched(path)
+    run, doubt = verify_cache.vouched(path)
     page = pages.write(run, path if path.is_dir() else path.parent)
     rerun = shlex.join(run.settings.argv)
     width = text.columns()

@@ -8,24 +8,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from harness.analysis.judging.doubts import PERTURBED
+from harness.analysis.judging.caveats import PERTURBED
 from harness.analysis.reading import load
-from harness.analysis.timeline.close import close
-from harness.analysis.timeline.profiled import trace_path
+from harness.analysis.timeline import merge, views
+from harness.analysis.timeline.close import close, trace_path
 from harness.analysis.timeline.reader import Trace, read, split
-from harness.analysis.timeline.sorting import lanes
-from harness.analysis.timeline.views import difference, merge
-from harness.analysis.timeline.views.communications import Communication, communications
-from harness.analysis.timeline.views.difference import TermChange
-from harness.analysis.timeline.views.idleness import Idleness, idleness
-from harness.analysis.timeline.views.kernels import Kernel, kernels
-from harness.analysis.timeline.views.tallies import Range, operators, ranges
-from harness.analysis.timeline.views.window import ShownBudget, shown
+from harness.analysis.timeline.sorting import sorted_lanes
+from harness.analysis.timeline.views import (
+    Communication,
+    Idleness,
+    Kernel,
+    Range,
+    ShownBudget,
+    TermChange,
+    communications,
+    idleness,
+    kernels,
+    operators,
+    ranges,
+    shown,
+)
 from harness.base.documents import Json, to_doc
 from harness.base.errors import ScaleproofError
 from harness.base.packs import is_there
-from harness.interface.cli.answer import Answer, Asked
-from harness.interface.cli.vouching import vouched
+from harness.interface.cli.answer import Answer, Asked, vouched
 from harness.interface.report import text, windows as pages
 from harness.record import Budget, LaunchRecord, Operator, Purpose
 
@@ -184,9 +190,9 @@ def _difference(before: Sequence[Traced], after: Sequence[Traced], width: int) -
     documents: list[Json] = []
     lines: list[str] = []
     for a, b in pairs:
-        terms = difference.terms(a.budget, b.budget)
+        terms = views.terms(a.budget, b.budget)
         (was, whole), (now, also) = _everything(a), _everything(b)
-        names = difference.names(was, now, whole and also)
+        names = views.names(was, now, whole and also)
         title = a.title if a.title == b.title else f"{b.title} against {a.title}"
         doubts = [
             f"{side}: {traced.doubt}" for side, traced in (("A", a), ("B", b)) if traced.doubt
@@ -242,7 +248,7 @@ def _of_traces(paths: Sequence[Path], step_name: str | None) -> Traced:
             expected="one trace for each rank, all from one window",
             fix=f"scaleproof timeline {paths[0]}",
         )
-    rank_lanes = [lanes(trace, i, step_name) for i, trace in enumerate(traces)]
+    rank_lanes = [sorted_lanes(trace, i, step_name) for i, trace in enumerate(traces)]
     order = sorted(range(len(rank_lanes)), key=lambda i: rank_lanes[i].rank)
     rank_lanes, traces = [rank_lanes[i] for i in order], [traces[i] for i in order]
     closed = close(rank_lanes)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from harness.analysis import remembered
+from harness.analysis import verify_cache
 from harness.analysis.reading import load
 from harness.analysis.verify import Verification, rejudge, verify
 from harness.base.documents import to_doc
@@ -17,7 +17,7 @@ from harness.cases.rules import load_thresholds
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import tables, text
-from harness.interface.report.coverage import unmet
+from harness.interface.report.tables import unmet
 from harness.record import RunRecord, Verdict, chain, signature
 from harness.record.outcome import exit_status
 from harness.record.signature import Signature
@@ -92,12 +92,12 @@ def act(asked: Asked) -> Answer:
         return _sign(asked.options.run, asked.options.key)
     _refuse_no_nonce(asked)
     path, rules = asked.options.run, asked.options.thresholds
-    key = remembered.key_of(path)
+    key = verify_cache.key_of(path)
     run = load(path)
     folder = path if path.is_dir() else path.parent
     verified = verify(run, folder)
     if verified.num_links and not verified.differences:
-        remembered.keep(path, key)
+        verify_cache.keep(path, key)
     signer, unvouched = _vouched(asked, run, folder)
     verified = replace(verified, differences=(*verified.differences, *unvouched), signer=signer)
     exit_ = Exit.PASSED if verified.num_links and not verified.differences else Exit.FAILED

@@ -70,7 +70,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 def add_to(sub: argparse.ArgumentParser, verb: str) -> None:
     """``doctor`` takes an engine and its nodes, ``attach`` a job."""
     if verb == "doctor":
-        measuring.add_to(sub, cases=False)
+        measuring.add_measuring_options(sub, cases=False)
     if verb == "attach":
         sub.add_argument(
             "pid", type=measuring.positive, metavar="PID", help="its launcher, or one of its ranks"

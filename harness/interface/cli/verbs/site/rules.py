@@ -13,8 +13,7 @@ from harness.base.documents import to_doc
 from harness.cases import Catalogue, Threshold, metrics, rules as vacuous
 from harness.cases.rules import load_thresholds
 from harness.interface import options
-from harness.interface.cli.answer import Answer, Asked
-from harness.interface.cli.vouching import vouched
+from harness.interface.cli.answer import Answer, Asked, vouched
 from harness.interface.report.text import Column, columns, table, wrap
 from harness.record import RunRecord, Status
 from harness.record.outcome import exit_status

@@ -1,0 +1,293 @@
+"""Choices of a compressor: the link rate below which it pays, and its losses at the best rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.base import stats
+from harness.cases import Arm, CaseSpec, Optimizer, Plan, StandIn
+from harness.cases.case import USUAL_LR
+from harness.record import LaunchRecord, Purpose, RunRecord
+
+#: The name of a plan's first case, which sends all as it is.
+DENSE = "dense"
+#: A share of 1 / rate that is none.
+ROUNDING = 1e-9
+#: Confidence of an interval is 1 less this.
+ALPHA = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pays:
+    """A codec wins on links below ``rate``, in bit/s; it never wins at 0, always at infinity.
+
+    ``low`` and ``high`` are the ends of its interval, which follows from those of the step times.
+    """
+
+    rate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodingCost:
+    """A codec's measured cost, or that of dense training: s, and bytes of the busiest rank a step.
+
+    ``exchange_s`` is the exposed exchange: the step beyond that of ranks that do not communicate.
+    It is None for codecs, and where no such ranks were measured. ``pays`` maps the name of each
+    alternative to the break-even against it.
+    """
+
+    name: str
+    case: str
+    step_s: float
+    sent_bytes: float
+    bytes_per_parameter: float
+    encode_s: float | None
+    decode_s: float | None
+    loss: float | None
+    pays: Mapping[str, Pays]
+    exchange_s: float | None = None
+
+    def at(self, rate: float, here: float) -> float:
+        """Seconds of a step over a link of this rate; both in bit/s."""
+        if self.exchange_s is not None and rate > here:
+            return self.step_s - self.exchange_s * (1 - here / rate)
+        return self.step_s + 8 * self.sent_bytes * (1 / rate - 1 / here)
+
+
+def link_bps(run: RunRecord, case: CaseSpec) -> float:
+    """The bandwidth of the link over which a case was measured, bit/s.
+
+    What an emulated one was set to, else what large all-reduces of as many ranks carried; infinite
+    where nobody measured that.
+    """
+    rows = [
+        row
+        for row in run.fabric
+        if row.operation == "all_reduce" and row.nodes == case.nodes and row.bus_bps
+    ]
+    if not rows:
+        return math.inf
+    largest = max(rows, key=lambda row: row.payload_bytes)
+    stated = largest.link_mbit if StandIn.EMULATED in case.stand_in else None
+    return stated * 1e6 if stated else 8 * float(largest.bus_bps or math.inf)
+
+
+def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
+    """Every case of a plan, in its order; all are held against its first two, dense in fp32 and in
+    half precision.
+    """
+    beside = [arm.name for arm in plan.arms[:2]]
+    known = {arm.name: _by_turn(run, plan, arm.name) for arm in plan.arms}
+    apart = [_step_s(known[arm.name]) for arm in plan.arms if not arm.case.communicate]
+    apart_s = next((step for step in apart if step is not None), None)
+    measured = []
+    for arm in plan.arms:
+        launches = list(known[arm.name].values())
+        step_s = _step_s(known[arm.name])
+        described = run.described.get(arm.case.hash)
+        if step_s is None or described is None or described.facts is None:
+            continue
+        measured_bps = link_bps(run, arm.case)
+        sent = _sent(launches)
+        coded = [launch.codec_s for launch in launches if launch.codec_s is not None]
+        losses = [launch.final_loss for launch in launches if launch.final_loss is not None]
+        measured.append(
+            EncodingCost(
+                name=arm.name,
+                case=arm.case.hash,
+                step_s=step_s,
+                sent_bytes=sent,
+                bytes_per_parameter=sent / described.facts.num_params,
+                encode_s=_mean([e for e, _ in coded]),
+                decode_s=_mean([d for _, d in coded]),
+                loss=_mean(losses),
+                pays={
+                    other: rates
+                    for other in beside
+                    if _is_choice(arm) and other in known and other != arm.name
+                    for rates in _pays(known[arm.name], known[other], measured_bps, apart_s)
+                },
+                exchange_s=_exchange_s(known[arm.name], apart_s),
+            )
+        )
+    return measured
+
+
+def _is_choice(arm: Arm) -> bool:
+    """Whether it sends what the others do in another form."""
+    return arm.case.communicate and arm.name != DENSE
+
+
+def _by_turn(run: RunRecord, plan: Plan, arm: str) -> dict[int, LaunchRecord]:
+    """The usable timed launches of an arm, by the turn in which they form pairs."""
+    return {
+        launch.turn: launch
+        for launch in run.launches
+        if launch.plan == plan.hash
+        and launch.arm == arm
+        and launch.purpose is Purpose.TIMED
+        and launch.usable
+    }
+
+
+def _step_s(launches: Mapping[int, LaunchRecord]) -> float | None:
+    """The mean step of launches, in s."""
+    return _mean([launch.steps.mean_s for launch in launches.values() if launch.steps is not None])
+
+
+def _exchange_s(launches: Mapping[int, LaunchRecord], apart_s: float | None) -> float | None:
+    """Time that steps take beyond training apart, s; None where a codec's work is part of it."""
+    step_s = _step_s(launches)
+    coded = any(launch.codec_s is not None for launch in launches.values())
+    if step_s is None or apart_s is None or coded:
+        return None
+    return max(0.0, step_s - apart_s)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _sent(launches: Sequence[LaunchRecord]) -> float:
+    return _mean([launch.sent_bytes for launch in launches if launch.sent_bytes is not None]) or 0.0
+
+
+def _pays(
+    codec: Mapping[int, LaunchRecord],
+    dense: Mapping[int, LaunchRecord],
+    here: float,
+    apart_s: float | None,
+) -> Iterator[Pays]:
+    """Nothing where there is no pair of launches."""
+    both = [(codec[t].steps, dense[t].steps) for t in sorted(codec.keys() & dense.keys())]
+    more = [a.mean_s - b.mean_s for a, b in both if a is not None and b is not None]
+    saved = _sent(list(dense.values())) - _sent(list(codec.values()))
+    if not more:
+        return
+    interval = stats.t_interval(more, ALPHA)
+    sending_s = list[float]()
+    for launches in (dense, codec):
+        exchange_s = _exchange_s(launches, apart_s)
+        bytes_s = 8 * _sent(list(launches.values())) / here
+        sending_s.append(bytes_s if exchange_s is None else exchange_s)
+    faster = (sending_s[0] - sending_s[1]) * here / 8 if math.isfinite(here) else saved
+
+    def at(more_s: float) -> float:
+        rate = breakeven(more_s, saved, here)
+        return breakeven(more_s, faster, here) if rate > here and faster > 0 else rate
+
+    if interval.low is None or interval.high is None:
+        yield Pays(rate=at(interval.mean), low=0.0, high=math.inf)
+    else:
+        yield Pays(rate=at(interval.mean), low=at(interval.high), high=at(interval.low))
+
+
+def breakeven(more_s: float, saved_bytes: float, here: float) -> float:
+    """The rate in bit/s below which sending fewer bytes outweighs ``more_s`` of each step.
+
+    0 for a codec that sends no fewer bytes.
+    """
+    if saved_bytes <= 0:
+        return 0.0
+    inverse = 1 / here + more_s / (8 * saved_bytes)
+    # What is left of two figures that cancel is rounding, no link.
+    return 1 / inverse if inverse > ROUNDING / here else math.inf
+
+
+#: The rates that are tried, as multiples of the optimizer's usual one.
+FACTORS = (0.2, 1.0, 5.0)
+
+
+def grid(case: CaseSpec) -> list[float]:
+    """The learning rates that are tried of a case's optimizer."""
+    return [USUAL_LR[case.optimizer] * factor for factor in FACTORS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedLoss:
+    """The lowest loss of a codec under its optimizer, at the rate ``lr``; and dense training's.
+
+    ``at_edge``: the best rate is the first or last of the grid, so a better one may lie beyond.
+    ``diverged``: rates at which no loss was left.
+    """
+
+    name: str
+    optimizer: str
+    lr: float
+    loss: float
+    at_edge: bool
+    diverged: tuple[float, ...]
+    dense_lr: float | None
+    dense_loss: float | None
+
+
+def best(run: RunRecord, plan: Plan) -> list[TunedLoss]:
+    """One for each codec of the plan whose losses are there, in the plan's order."""
+    pairs = dict.fromkeys((arm.case.compressor, arm.case.optimizer) for arm in plan.arms)
+    lowest = []
+    for codec, optimizer in pairs:
+        losses = _losses(run, plan, codec, optimizer)
+        if codec is None or not any(loss is not None for loss in losses.values()):
+            continue
+        beside = Optimizer.ADAMW if optimizer is Optimizer.FROZEN_ADAM else optimizer
+        dense = _losses(run, plan, None, beside)
+        lr, loss = _least(losses) or (0.0, 0.0)
+        dense_lr, dense_loss = _least(dense) or (None, None)
+        lowest.append(
+            TunedLoss(
+                name=codec,
+                optimizer=optimizer,
+                lr=lr,
+                loss=loss,
+                at_edge=lr in (min(losses), max(losses)),
+                diverged=tuple(rate for rate, left in losses.items() if left is None),
+                dense_lr=dense_lr,
+                dense_loss=dense_loss,
+            )
+        )
+    return lowest
+
+
+def untrained(run: RunRecord, plan: Plan) -> list[str]:
+    """The codecs of the plan of which no loss is there at any rate."""
+    shown = {lowest.name for lowest in best(run, plan)}
+    return [
+        c for c in dict.fromkeys(arm.case.compressor for arm in plan.arms) if c and c not in shown
+    ]
+
+
+def _least(losses: dict[float, float | None]) -> tuple[float, float] | None:
+    """The rate with the lowest loss, and that loss."""
+    pairs = [(loss, lr) for lr, loss in losses.items() if loss is not None]
+    if not pairs:
+        return None
+    loss, lr = min(pairs)
+    return lr, loss
+
+
+def _losses(
+    run: RunRecord, plan: Plan, codec: str | None, optimizer: str
+) -> dict[float, float | None]:
+    """The loss at each rate; None where none was left."""
+    by_rate: dict[float, float | None] = {}
+    for arm in plan.arms:
+        if (arm.case.compressor, arm.case.optimizer) == (codec, optimizer):
+            by_rate[arm.case.lr] = _loss(
+                [launch for launch in run.launches if _trained(launch, plan, arm.name)]
+            )
+    return by_rate
+
+
+def _trained(launch: LaunchRecord, plan: Plan, arm: str) -> bool:
+    """Whether a launch trained this arm through the strategy."""
+    trained = launch.purpose in (Purpose.PILOT, Purpose.TIMED)
+    return launch.plan == plan.hash and launch.arm == arm and trained
+
+
+def _loss(launches: Sequence[LaunchRecord]) -> float | None:
+    losses = [launch.final_loss for launch in launches if launch.final_loss is not None]
+    return sum(losses) / len(losses) if losses else None

@@ -1,0 +1,461 @@
+"""Blockers: why a contrast must not be judged by its speed. Correctness comes before speed."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from harness.analysis.judging.contrast_data import Conclusion, ContrastData
+from harness.analysis.samples import references, same_training
+from harness.base.documents import fields_of
+from harness.cases import (
+    Arm,
+    CaseSpec,
+    Contrast,
+    Device,
+    Mode,
+    Plan,
+    Precision,
+    Role,
+    metrics,
+    recipes,
+)
+from harness.host.machine import Machine
+from harness.record import Described, LaunchRecord, LaunchStatus, Reason, RunRecord, Status
+
+#: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
+NORM_LIMIT = {Precision.FP32: 1e-5}
+#: Sources of a launch that are no files: a setup has its own.
+VERSIONS = ("scaleproof", "torch", "nccl")
+#: What torch says where a GPU is older than sm_89.
+_NO_FP8 = re.compile(r"scaled_mm.* only supported on")
+#: Of those that round to fewer bits.
+ROUNDED_LIMIT = 2e-2
+
+
+def obstacle(evidence: ContrastData) -> Conclusion | None:
+    """Says what keeps this contrast from being judged, if anything: the first reason counts."""
+    for look in (
+        _not_launched, _not_smallest, _edited, _gated, _mismatched, _unreferenced, _launched,
+    ):  # fmt: skip
+        if (reason := look(evidence)) is not None:
+            return reason
+    return None
+
+
+def _not_launched(evidence: ContrastData) -> Conclusion | None:
+    """A case that was refused, that broke before its launch, or that does not fit."""
+    for arm in evidence.arms:
+        name = arm.case.id
+        described = evidence.run.described.get(arm.case.hash)
+        if described is None:
+            return unmeasured(evidence.run, evidence.plan, f"{name} was not measured")
+        if described.error:
+            return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, f"{name}: {described.error}")
+        if described.unsupported:
+            return Conclusion(Status.SKIP, Reason.UNSUPPORTED, f"{name}: {described.unsupported}")
+        if not fits(described, arm.case, evidence.run.machine):
+            return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, f"{name} does not fit here")
+    return None
+
+
+def _not_smallest(evidence: ContrastData) -> Conclusion | None:
+    """A baseline that is not the smallest rung that fits."""
+    if evidence.contrast.against != "smallest_fit":
+        return None
+    smallest = smallest_fit(evidence.run, evidence.plan)
+    if evidence.contrast.baseline[0] == smallest:
+        return None
+    return Conclusion(Status.SKIP, Reason.UNSUPPORTED, f"smallest case that fits: {smallest}")
+
+
+def _edited(evidence: ContrastData) -> Conclusion | None:
+    """A file, or a version, that is not the same in all launches that a contrast rests on.
+
+    Cases of another setup have software of their own, and files where it is another version.
+    """
+    known: dict[tuple[str, str], tuple[str, str]] = {}
+    setups = {arm.case.hash: arm.case.setup for arm in evidence.arms}
+    run = evidence.run
+    versions = dict(run.settings.checkouts)
+    checked = [run.gates[case] for case in setups if case in run.gates]
+    trained = (references.launch_of(run.references, run.described, case) for case in setups)
+    for launch in [*checked, *filter(None, trained), *evidence.all_launches]:
+        setup = setups.get(launch.case, "")
+        for name, digest in (
+            (n, value) for rank in launch.ranks for n, value in (rank.sources or {}).items()
+        ):
+            of = setup if name in VERSIONS or setup in versions else ""
+            first, before = known.setdefault((of, name), (launch.launch, digest))
+            if before != digest:
+                reason = f"{name} was changed between {first} and {launch.launch}: measure again"
+                detail = f"{reason} ({before}, then {digest})"
+                return Conclusion(Status.ERROR, Reason.WRONG_WORLD, detail)
+    return None
+
+
+def _gated(evidence: ContrastData) -> Conclusion | None:
+    """Reports the correctness gates of the arms."""
+    for arm in evidence.arms:
+        gate = evidence.run.gates.get(arm.case.hash)
+        if arm.role is Role.CONTROL:
+            return _control(gate)
+        if arm.role is Role.ABLATION or arm.case.script:
+            continue  # wrong on purpose; a script is checked in each of its launches
+        if gate is None:
+            return _ungated(evidence.run, evidence.plan, arm.case)
+        if (impossible := not_here(arm.case, gate)) is not None:
+            return impossible
+        if (failure := gate_failure(gate)) is not None:
+            reason = Reason.LAUNCH_FAILED if gate.cause else Reason.INCORRECT
+            if failure.startswith("bytes."):
+                reason = Reason.WRONG_BYTES
+            whose = "" if arm.name == evidence.contrast.subject else f"{arm.case.id}: "
+            return Conclusion(Status.ERROR, reason, f"{whose}{failure}")
+    return None
+
+
+def _ungated(run: RunRecord, plan: Plan, case: CaseSpec) -> Conclusion:
+    """Why nobody checked a case."""
+    if (lower := _stopped_at(run, plan, case, run.gates)) is not None:
+        reason = f"{case.id} was not launched: the climb ended at {lower}, which is wrong"
+        return Conclusion(Status.SKIP, Reason.CLIMB_STOPPED, reason)
+    return unmeasured(run, plan, f"{case.id} was never checked")
+
+
+def _mismatched(evidence: ContrastData) -> Conclusion | None:
+    """Arms that do not train the same."""
+    difference = _unlike(evidence) or _norms(evidence)
+    return None if difference is None else Conclusion(Status.ERROR, Reason.INCORRECT, difference)
+
+
+def _unreferenced(evidence: ContrastData) -> Conclusion | None:
+    """A reference that broke, or whose codec hands on too little; one that found no memory only
+    leaves losses uncompared.
+    """
+    for arm in evidence.arms:
+        run = evidence.run
+        compared = references.launch_of(run.references, run.described, arm.case.hash)
+        if compared is None:
+            continue
+        if (check := _failed(compared)) is not None:
+            return Conclusion(Status.ERROR, Reason.INCORRECT, f"{arm.case.id}: {check}")
+        if compared.status is not LaunchStatus.FAILED:
+            continue
+        if not_here(arm.case, compared) is None:
+            reason = f"{arm.case.id}: the reference could not be trained: {blame(compared)}"
+            return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, reason)
+    return None
+
+
+def _launched(evidence: ContrastData) -> Conclusion | None:
+    """The first launch that the contrast rests on, and that is no evidence."""
+    reasons = (_of_launch(evidence.run, evidence.plan, launch) for launch in evidence.all_launches)
+    return next((why for why in reasons if why is not None), None)
+
+
+def _unlike(evidence: ContrastData) -> str | None:
+    """How launches of a user's own script differ in what they train, if they do."""
+    if not evidence.subject.script:
+        return None
+    launches = [x for x in evidence.all_launches if x.usable and x.ranks]
+    subject, baseline = evidence.contrast.subject, evidence.contrast.baseline
+    of_subject = [launch for launch in launches if launch.arm == subject]
+    of_baseline = [launch for launch in launches if launch.arm in baseline]
+    versions = dict(evidence.run.settings.checkouts)
+    edited = evidence.subject.setup in versions  # on purpose: it is what is compared
+    return same_training.unlike(evidence.subject, of_subject, of_baseline, edited=edited)
+
+
+def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion | None:
+    """Why a launch that counts is no evidence, if it is none."""
+    case = next((arm.case for arm in plan.arms if arm.case.hash == launch.case), None)
+    if launch.discarded:
+        return None
+    if launch.status is LaunchStatus.FAILED:
+        impossible = not_here(case, launch) if case is not None else None
+        return impossible or Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
+    if launch.stood_still:
+        reason = f"noisy host: {launch.launch}: {launch.wrong[0]}"
+        return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, reason)
+    if launch.wrong:
+        return Conclusion(Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}")
+    if case is not None and (unseen := _unseen(run, plan, case, launch)) is not None:
+        return Conclusion(Status.ERROR, Reason.NOT_MEASURED, unseen)
+    return None
+
+
+def not_here(case: CaseSpec, launch: LaunchRecord) -> Conclusion | None:
+    """Excuses what this device cannot do: that is no wrong training.
+
+    Out of memory: the case does not fit, whatever its closed form says. Products in 8 bits: the GPU
+    is too old for them.
+    """
+    if launch.cause is None:
+        return None
+    if launch.cause.kind == "memory":
+        reason = f"{case.id} does not fit: {blame(launch)}"
+        return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, reason)
+    if case.precision is Precision.FP8 and _NO_FP8.search(launch.cause.message):
+        reason = f"{case.id}: this GPU has no products in 8 bits: {blame(launch)}"
+        return Conclusion(Status.SKIP, Reason.UNSUPPORTED, reason)
+    return None
+
+
+def _unseen(run: RunRecord, plan: Plan, case: CaseSpec, launch: LaunchRecord) -> str | None:
+    """Which losses of a launch nobody compared, although its reference was trained."""
+    trained = references.launch_of(run.references, run.described, launch.case)
+    steps = run.window(plan, launch).steps
+    if too_large_for_one(run.described[launch.case], case, run.machine):
+        steps = min(steps, references.STREAMED_STEPS)
+    ablated = plan.arm(launch.arm).role is Role.ABLATION if launch.plan == plan.hash else False
+    checked = launch.asked in references.COMPARED and not (ablated or launch.behind)
+    if trained is None or not checked or launch.compared >= steps:
+        return None
+    if trained.cause is not None and trained.cause.kind == "memory":
+        return None  # it did not fit: nothing is compared, and the report says of how many that is
+    return (
+        f"{launch.launch}: {launch.compared} of {steps} losses were compared with the harness's own"
+    )
+
+
+def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
+    """Whether a case's ranks find their devices, and its closed-form memory is within theirs (or
+    within the host's).
+    """
+    if case.script:
+        return True
+    if described.expected is None:
+        return False
+    if case.device is Device.CUDA and case.devices_per_rank > 1:
+        if max(case.nodes) * case.devices_per_rank > machine.num_gpus:
+            return False
+    return room(described.expected.memory_bytes, max(case.nodes), case.device, machine)
+
+
+def too_large_for_one(described: Described, case: CaseSpec, machine: Machine) -> bool:
+    """Whether a case's plain model, in a rank for each shard, does not find its memory."""
+    wanted = described.reference
+    if wanted is None:
+        return False
+    ranks = max(case.nodes) if wanted.shards > 1 else 1
+    return not room(wanted.memory_bytes, ranks, case.device, machine)
+
+
+#: What a process has on a GPU before it trains: CUDA's context and kernels, NCCL's buffers.
+CONTEXT_BYTES = 1_500_000_000
+
+
+def room(memory_bytes: int, ranks: int, device: Device, machine: Machine) -> bool:
+    """Whether so many ranks of a node find so much memory each."""
+    if device is Device.CPU:
+        return memory_bytes * ranks <= 0.9 * machine.memory_gib * 2**30
+    if machine.gpu_memory_gib is None:
+        return True
+    return memory_bytes + CONTEXT_BYTES <= 0.95 * machine.gpu_memory_gib * 2**30
+
+
+def unmeasured(run: RunRecord, plan: Plan, what: str) -> Conclusion:
+    """Never green: open in a run that was stopped, ran out of time, or lost another launch of the
+    plan; in a complete one that lost none, a bug.
+    """
+    if plan.hash in run.out_of_time:
+        return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
+    if not run.complete:
+        return Conclusion(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
+    conclusions = (_of_launch(run, plan, launch) for launch in run.by_plan.get(plan.hash, ()))
+    for reason in (obstacle for obstacle in conclusions if obstacle is not None):
+        return reason._replace(detail=f"{what}, since {reason.detail}")
+    return Conclusion(Status.ERROR, Reason.NOT_MEASURED, what)
+
+
+def _stopped_at(
+    run: RunRecord, plan: Plan, case: CaseSpec, checked: Mapping[str, LaunchRecord]
+) -> str | None:
+    """The id of the lower rung that ended the climb before this case, if one did."""
+    for arm in plan.arms:
+        gate = checked.get(arm.case.hash)
+        below = arm.case.world_size < case.world_size and arm.case.strategy == case.strategy
+        if below and gate is not None and gate_failure(gate) is not None:
+            return arm.case.id
+    return None
+
+
+def smallest_fit(run: RunRecord, plan: Plan) -> str:
+    """The name of the plan's smallest subject arm that fits."""
+    fitting = [
+        arm
+        for arm in plan.arms
+        if arm.role is Role.SUBJECT
+        and (d := run.described.get(arm.case.hash)) is not None
+        and not d.unsupported
+        and fits(d, arm.case, run.machine)
+    ]
+    return min(fitting, key=lambda a: a.case.world_size).name if fitting else ""
+
+
+def gate_failure(gate: LaunchRecord) -> str | None:
+    """The check that failed, as a sentence; None if all hold on every rank.
+
+    Of several it is the one that comes first in training, whichever rank it failed on: what follows
+    is its symptom.
+    """
+    if gate.status is not LaunchStatus.OK:
+        return f"correctness gate: {blame(gate)}"
+    if (check := _failed(gate)) is not None:
+        return check
+    if not gate.ranks or not all(rank.checks for rank in gate.ranks):
+        return "correctness gate: nothing was checked"
+    return None
+
+
+def _failed(launch: LaunchRecord) -> str | None:
+    """The first check of a launch that failed, as a sentence."""
+    failed = [(rank.rank, check) for rank in launch.ranks for check in rank.checks if not check.ok]
+    if not failed:
+        return None
+    order: dict[str, int] = {}
+    for rank in launch.ranks:
+        for place, check in enumerate(rank.checks):
+            order[check.name] = max(place, order.get(check.name, 0))
+    number, check = min(failed, key=lambda f: (order[f[1].name], f[0]))
+    figures = "" if check.value is None else f" {check.value:.6g}"
+    if check.limit is not None:
+        figures += f", {'at least' if check.at_least else 'allowed'} {check.limit:.6g}"
+    detail = f" ({check.detail})" if check.detail else ""
+    return f"{check.name} on rank {number}:{figures}{detail}"
+
+
+#: When a launch has ended, by its phase.
+_WHEN = {
+    "start": "as it started", "group": "as the ranks met", "build": "before the first step",
+    "gate": "in the gate", "warmup": "in warm-up", "steady": "while it was timed",
+    "finish": "at its end",
+}  # fmt: skip
+
+
+def blame(launch: LaunchRecord) -> str:
+    """Which rank or node ended a launch and when, whether another one may have, and where its log
+    is.
+    """
+    cause = launch.cause
+    if cause is None:
+        return f"{launch.launch} did not finish"
+    steps = f", step {cause.step}" if cause.phase in ("warmup", "steady") else ""
+    facts = [f"{_WHEN.get(cause.phase, cause.phase)}{steps}"] if cause.phase else []
+    of_node = cause.kind == "node"
+    facts += [f"node {cause.node}"] if cause.node and not of_node else []
+    facts += [] if cause.sure else [f"another {'node' if of_node else 'rank'} may be the cause"]
+    if cause.victims:
+        several = "s" if len(cause.victims) > 1 else ""
+        facts.append(
+            f"rank{several} {', '.join(map(str, cause.victims))} ended with it"
+            if len(cause.victims) <= 8
+            else f"{len(cause.victims)} ranks ended with it"
+        )
+    facts.append(f"log launches/{launch.launch}/rank{cause.rank}.log")
+    who = "" if of_node else f"rank {cause.rank}: "
+    return f"{who}{cause.message} ({'; '.join(facts)})"
+
+
+def _control(gate: LaunchRecord | None) -> Conclusion:
+    """A control passes only if its bytes gave it away: not by crashing, not by another check."""
+    if gate is None or gate.status is not LaunchStatus.OK:
+        return Conclusion(Status.ERROR, Reason.NOT_MEASURED, "the correctness gate did not finish")
+    wrong = [
+        check for check in gate.ranks[0].checks if check.name.startswith("bytes.") and not check.ok
+    ]
+    if not wrong:
+        return Conclusion(
+            Status.FAIL, Reason.NOT_CAUGHT, "the byte checks missed a case that is wrong on purpose"
+        )
+    sent = [c for c in wrong if c.name == "bytes.sent"]
+    return Conclusion(Status.PASS, Reason.CAUGHT, f"caught: {(sent or wrong)[0].detail}")
+
+
+def _norms(evidence: ContrastData) -> str | None:
+    """Strong ladder: the first step's gradient norm must not depend on the world size."""
+    first, *baseline = evidence.arms
+    gates = evidence.run.gates
+    subject = first.case
+    ablation = first.role is Role.ABLATION
+    if subject.mode is not Mode.STRONG or subject.compressor or subject.script or ablation:
+        return None
+    norm = gates[subject.hash].ranks[0].grad_norm
+    for arm in baseline:
+        case = arm.case
+        other = gates[case.hash].ranks[0].grad_norm
+        if norm is None or other is None or case.global_batch != subject.global_batch:
+            continue
+        if (case.model, case.size) != (subject.model, subject.size):
+            continue
+        error = abs(norm - other) / max(other, 1e-300)
+        if error > NORM_LIMIT.get(subject.precision, ROUNDED_LIMIT):
+            return f"step-1 gradient norm {norm:.8g}, {other:.8g} on {arm.name}: {error:.1e} apart"
+    return None
+
+
+def misnamed(plan: Plan, contrast: Contrast) -> str:
+    """The first way in which a contrast is not what it is called; empty if it is."""
+    return next(_differences(plan, contrast), "")
+
+
+def _differences(plan: Plan, contrast: Contrast) -> Iterator[str]:
+    subject = plan.arm(contrast.subject)
+    baseline = [plan.arm(name) for name in contrast.baseline]
+    if subject.name in contrast.baseline:
+        yield "it is its own baseline"
+    yield from _wrong_on_purpose(contrast, subject, baseline)
+    if not baseline:
+        return
+    for arm, case in zip(baseline, _promised(contrast, subject.case, baseline), strict=True):
+        if case is not None and arm.case.hash != case.hash:
+            fields = ", ".join(_planned_unlike(arm.case, case)) or "another setting"
+            yield f"{arm.name} is not the {contrast.against} of {subject.case.id}: {fields}"
+    if contrast.against == "sum_of_devices" and len({a.case.hash for a in baseline}) < len(
+        baseline
+    ):
+        yield "a device is counted twice"
+    ideal = _ideal(contrast, subject, baseline)
+    if abs(contrast.ideal / ideal - 1) > 1e-9:
+        yield f"its ideal is {contrast.ideal:g}, by its ranks {ideal:g}"
+
+
+def _wrong_on_purpose(contrast: Contrast, subject: Arm, baseline: list[Arm]) -> Iterator[str]:
+    """Arms that nobody checks stand for nothing but themselves."""
+    if any(arm.role in (Role.ABLATION, Role.CONTROL) for arm in baseline):
+        yield "its baseline is wrong on purpose"
+    if subject.role is Role.CONTROL and contrast.metric != "caught":
+        yield "it is a control: wrong on purpose"
+    cost = contrast.against == "rung" and contrast.metric.endswith("_cost")
+    if subject.role is Role.ABLATION and not cost:
+        yield "it is an ablation: nobody checks what it trains"
+    if subject.role is not Role.ABLATION and not subject.case.communicate:
+        yield "its ranks do not communicate"
+
+
+def _promised(contrast: Contrast, subject: CaseSpec, baseline: list[Arm]) -> list[CaseSpec | None]:
+    """The case that each arm of the baseline has to be; None where it may be any."""
+    kind = contrast.against
+    if kind == "plain" and not subject.script:
+        return [recipes.plain(subject)] * len(baseline)
+    if kind == "sum_of_devices":
+        return [recipes.device(subject, arm.case.first_device) for arm in baseline]
+    if kind == "wrapped":
+        return [subject.at(1)] * len(baseline)
+    if kind == "smallest_fit" or (kind == "one_node" and contrast.metric != "throughput_ratio"):
+        return [subject.at(arm.case.world_size, arm.case.nodes) for arm in baseline]
+    if kind == "one_node":  # as many ranks on it
+        return [subject.at(subject.world_size)] * len(baseline)
+    return [None] * len(baseline)
+
+
+def _ideal(contrast: Contrast, subject: Arm, baseline: list[Arm]) -> float:
+    """The ratio that perfect scaling gives."""
+    if not metrics.metric(contrast.metric).per_rank or contrast.against == "sum_of_devices":
+        return 1.0
+    return subject.case.world_size / sum(arm.case.world_size for arm in baseline)
+
+
+def _planned_unlike(case: CaseSpec, promised: CaseSpec) -> Iterator[str]:
+    """The fields in which two cases differ."""
+    fields = fields_of(promised)
+    yield from (name for name, value in fields_of(case).items() if value != fields[name])

@@ -1,0 +1,276 @@
+"""The data of a contrast: pairs of launches, and the question that they put to the judge."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from harness.analysis.judging.biases import Bias
+from harness.analysis.judging.points import allowed, figure
+from harness.cases import Arm, CaseSpec, Contrast, Form, Plan, Role, Statistic, Threshold, metrics
+from harness.cases.metrics import METRICS
+from harness.host.machine import Machine
+from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """One value per turn: a ratio of the subject's launch to its baseline's, or its own value.
+
+    Nothing is ever dropped: a turn whose launches did not all end well makes the contrast an
+    error (``obstacles``).
+    """
+
+    values: tuple[float, ...] = ()
+    launches: tuple[str, ...] = ()
+
+
+def timed(
+    run: RunRecord, plan: Plan, attempt: int | None = 0, purpose: Purpose = Purpose.TIMED
+) -> list[LaunchRecord]:
+    """The plan's timed (or other) launches, in the order they were measured.
+
+    Attempt 0 is the measurement, 1 the set that confirms a FAIL; None is both.
+    """
+    return [
+        launch
+        for launch in run.by_plan.get(plan.hash, ())
+        if launch.purpose is purpose and attempt in (None, launch.attempt)
+    ]
+
+
+def purpose_of(metric: str) -> Purpose:
+    """Which launches a metric is read from: shares of a step pair profiled launches only.
+
+    Budgets say where a step's time goes, never how fast it is.
+    """
+    return Purpose.PROFILE if metrics.metric(metric).profiled else Purpose.TIMED
+
+
+def ideal(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
+    """Return the ratio that perfect scaling gives. Some metrics hold a ratio against less: against
+    what the schedule or the measured fabric allows. None if the fabric was not measured.
+    """
+    metric = metrics.metric(contrast.metric)
+    by_ranks = contrast.ideal
+    if metric.of_schedule:
+        expected = run.described[plan.arm(contrast.subject).case.hash].expected
+        by_ranks *= expected.ideal_efficiency if expected else 1.0
+    if not metric.of_fabric:
+        return by_ranks
+    possible = allowed(run, plan, contrast)
+    return None if possible is None else by_ranks * possible
+
+
+def pairs(
+    run: RunRecord,
+    plan: Plan,
+    contrast: Contrast,
+    statistic: Statistic = Statistic.MEAN,
+    attempt: int = 0,
+) -> Pairs:
+    """The contrast's values over all turns that measured its arms.
+
+    Empty as soon as one launch of these arms failed, ran something else than was asked, or lacks
+    the metric: a mean over the others would hide it.
+    """
+    metric = metrics.metric(contrast.metric)
+    tail = statistic is Statistic.P95
+    names = (contrast.subject, *contrast.baseline)
+    perfect = ideal(run, plan, contrast)
+    if perfect is None:
+        return Pairs()
+    by_turn: dict[int, dict[str, LaunchRecord]] = {}
+    for launch in timed(run, plan, attempt, purpose_of(contrast.metric)):
+        if launch.arm in names:
+            if not launch.usable:
+                return Pairs()
+            by_turn.setdefault(launch.turn, {})[launch.arm] = launch
+    values, launches = [], []
+    for _, arms in sorted(by_turn.items()):
+        if any(name not in arms for name in names):
+            continue
+        subject, *below = (
+            figure(run, plan.arm(name).case, arms[name], metric, tail=tail) for name in names
+        )
+        base = math.fsum(b or 0.0 for b in below)
+        ratio = metric.form is not Form.ABSOLUTE
+        if subject is None or None in below or (ratio and (base <= 0 or subject <= 0)):
+            return Pairs()
+        values.append(subject / base / perfect if ratio else subject)
+        launches += [arms[name].launch for name in names]
+    return Pairs(values=tuple(values), launches=tuple(dict.fromkeys(launches)))
+
+
+def like_launches_sd(launches: Sequence[LaunchRecord]) -> float | None:
+    """Relative deviation between launches of one arm in one block: an A/A probe that costs nothing.
+
+    From the median of their differences, so that one bad launch does not condemn a host; None
+    without a pair. Two like pilots count as a block.
+    """
+    alike: dict[tuple[str, Purpose, int, int], list[float]] = {}
+    for launch in launches:
+        if (rate := launch.throughput) is not None and rate > 0:
+            alike.setdefault(
+                (launch.case, launch.purpose, launch.attempt, launch.block), []
+            ).append(math.log(rate))
+    apart = [abs(v[0] - v[1]) for v in alike.values() if len(v) > 1]
+    # |N(0, 2 sd^2)| has its median at 0.6745 sqrt(2) sd
+    return statistics.median(apart) / (0.6745 * math.sqrt(2)) if apart else None
+
+
+def absolute(metric: str, arm: str) -> Contrast:
+    """An arm's own value of a metric."""
+    name = f"{metric}{'' if arm.startswith('@') else '@'}{arm}"
+    return Contrast(name=name, metric=metric, subject=arm, baseline=(), against="nothing")
+
+
+def ruled(plan: Plan, thresholds: Sequence[Threshold], machine: Machine) -> bool:
+    """Whether a rule asks something of a plan."""
+    return any(
+        rule.matches(plan.arm(contrast.subject).case, contrast, machine)
+        for contrast in judged_of(plan, thresholds, machine)
+        for rule in thresholds
+    )
+
+
+def judged_of(
+    plan: Plan, thresholds: Sequence[Threshold], machine: Machine
+) -> tuple[Contrast, ...]:
+    """The questions that a plan is judged by: its contrasts, and the absolute rules on its
+    subjects.
+
+    A rule on memory, bytes or a rate needs no baseline, so a recipe need not foresee it.
+    """
+    contrasts = list(plan.contrasts)
+    for rule in thresholds:
+        metric = metrics.metric(rule.metric)
+        if metric.form is not Form.ABSOLUTE or metric.measured_by:
+            continue
+        for arm in plan.arms:
+            contrast = absolute(rule.metric, arm.name)
+            alone = arm.case.world_size == 1 and metric.between_ranks
+            wanted = arm.role is Role.SUBJECT and rule.matches(arm.case, contrast, machine)
+            if wanted and not alone and contrast not in contrasts:
+                contrasts.append(contrast)
+    return tuple(contrasts)
+
+
+def values_of(launches: Sequence[LaunchRecord], metric: str) -> list[float]:
+    """The values that these launches have of a metric; launches that did not measure it are left
+    out.
+    """
+    values = (launch.value(METRICS[metric]) for launch in launches)
+    return [value for value in values if value is not None]
+
+
+@dataclass(frozen=True)
+class ContrastData:
+    """A contrast of a plan in a run, with the launches of its arms, both attempts together.
+
+    ``pilots`` are shared between plans; ``launches`` are of the purpose that its metric is read
+    from.
+    """
+
+    run: RunRecord
+    plan: Plan
+    contrast: Contrast
+    pilots: Sequence[LaunchRecord]
+    launches: Sequence[LaunchRecord]
+
+    @classmethod
+    def of(cls, run: RunRecord, plan: Plan, contrast: Contrast) -> "ContrastData":
+        names = {contrast.subject, *contrast.baseline}
+        purpose = purpose_of(contrast.metric)
+        of_plan = run.by_plan.get(plan.hash, ())
+        return cls(
+            run=run,
+            plan=plan,
+            contrast=contrast,
+            pilots=run.pilots_of({plan.arm(name).case.hash for name in names}),
+            launches=[
+                launch for launch in of_plan if launch.purpose is purpose and launch.arm in names
+            ],
+        )
+
+    @cached_property
+    def arms(self) -> Sequence[Arm]:
+        """The subject's arm, then those of the baseline."""
+        return [self.plan.arm(name) for name in (self.contrast.subject, *self.contrast.baseline)]
+
+    @property
+    def subject(self) -> CaseSpec:
+        """The case that is judged."""
+        return self.arms[0].case
+
+    @property
+    def all_launches(self) -> Sequence[LaunchRecord]:
+        """The launches that it rests on: pilots, then timed ones."""
+        return [*self.pilots, *self.launches]
+
+    @property
+    def slowed_on_purpose(self) -> bool:
+        """Whether stragglers are planted: their quota is no fault of the host."""
+        return any(arm.case.slowed for arm in self.arms)
+
+    def timed_of(self, names: Iterable[str]) -> list[LaunchRecord]:
+        """The timed launches of some of the plan's arms."""
+        wanted = set(names)
+        of_plan = self.run.by_plan.get(self.plan.hash, ())
+        return [
+            launch for launch in of_plan if launch.purpose is Purpose.TIMED and launch.arm in wanted
+        ]
+
+    def pilots_of(self, names: Iterable[str]) -> Sequence[LaunchRecord]:
+        """The pilots of some of the plan's arms."""
+        return self.run.pilots_of({self.plan.arm(name).case.hash for name in names})
+
+
+class Conclusion(NamedTuple):
+    """A status and why."""
+
+    status: Status
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One metric of one thing, with its evidence.
+
+    ``first`` are the values that are judged, ``again`` those of the fresh set that confirms a FAIL,
+    ``p95`` the first values on the 95th percentile of steps, ``horizon`` the most first values that
+    there may be in the end. ``perfect`` is the value of perfect scaling, which a true value hardly
+    exceeds; ``gain`` is the factor that a sharded optimizer may add to it. ``impossible`` says what
+    else cannot be true.
+
+    An ``obstacle`` keeps the Question from being judged at all. With a ``doubt`` neither PASS nor
+    FAIL stands, nor does one that one of the ``tilts`` could have made. ``unquiet`` says what other
+    programs took meanwhile, for readers of a figure that no rule judges. ``claimed`` is what only
+    the user's file says and nothing checks: a PASS then becomes RECORDED.
+    ``place`` says which arm kept its place where there are others: a PASS or FAIL holds for that
+    one.
+    """
+
+    name: str
+    case: str
+    metric: str
+    against: str
+    case_hash: str = ""
+    plan: str = ""
+    first: tuple[float, ...] = ()
+    again: tuple[float, ...] = ()
+    p95: tuple[float, ...] = ()
+    horizon: int = 0
+    launches: tuple[str, ...] = ()
+    obstacle: Conclusion | None = None
+    doubt: Conclusion | None = None
+    tilts: tuple[Bias, ...] = ()
+    unquiet: str = ""
+    claimed: str = ""
+    place: str = ""
+    perfect: float | None = None
+    gain: float = 1.0
+    impossible: str = ""

@@ -1,0 +1,415 @@
+"""Views of a profiled window: totals by name, kernels, idle time, communications, differences."""
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.timeline import lanes
+from harness.analysis.timeline.close import CollectiveMatch, ReconciledBudget, close_launch, match
+from harness.analysis.timeline.intervals import Intervals, covered
+from harness.analysis.timeline.lanes import Lanes, innermost, self_ns
+from harness.analysis.timeline.reader import Trace
+from harness.base.documents import Json
+from harness.record import Budget, LaunchRecord, Operator, Term
+from harness.record.fabric import OPERATIONS, factor
+from harness.record.spans import category_of
+
+#: Kinds of calls of the host to a device's driver.
+CALLS = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver")
+#: Kinds of what a device does.
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+class Part(NamedTuple):
+    """One rank of a window; ``terms`` are on its own clock, as its trace is."""
+
+    trace: Trace
+    lanes: Lanes
+    terms: dict[Term, Intervals]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownBudget:
+    """``traces`` and ``lanes`` have the same order; ``readings`` are those of the devices."""
+
+    traces: Sequence[Trace]
+    lanes: Sequence[Lanes]
+    closed: ReconciledBudget
+    readings: Sequence[Json] = ()
+
+    @property
+    def rank_steps(self) -> int:
+        """Steps of all ranks together: what totals are divided by."""
+        return len(self.traces) * self.closed.budget.steps
+
+    def parts(self) -> Iterator[Part]:
+        for trace, lane in zip(self.traces, self.lanes, strict=True):
+            offset = self.closed.offsets_ns.get(lane.rank, 0)
+            tracks = self.closed.tracks[lane.rank]
+            yield Part(trace, lane, {term: instants - offset for term, instants in tracks.items()})
+
+
+def shown(folder: Path, launch: LaunchRecord) -> ShownBudget:
+    """The window of a profiled launch of a run; ScaleproofError where its traces cannot be read."""
+    traces, rank_lanes, closed = close_launch(folder, launch.launch, launch.ranks)
+    devices = folder / "launches" / launch.launch / "gpus.json"
+    readings = json.loads(devices.read_text(encoding="utf-8")) if devices.is_file() else ()
+    return ShownBudget(traces=traces, lanes=rank_lanes, closed=closed, readings=readings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """All ranges of one name over all ranks; ns."""
+
+    name: str
+    category: str
+    count: int
+    total_ns: int
+    mean_ns: float
+    longest_ns: int
+
+
+def operators(
+    traces: Sequence[Trace], ranks: Sequence[Lanes], steps: int, most: int | None = 8
+) -> tuple[Operator, ...]:
+    """The operators that took longest by themselves in the steps: kernels where a device computed,
+    operators else.
+
+    ``ranks`` are the lanes of ``traces``.
+    """
+    totals: dict[str, list[int]] = {}
+    for trace, lane in zip(traces, ranks, strict=True):
+        mask = trace.of_cat("kernel", "gpu_memcpy", "gpu_memset")
+        if mask.any():
+            spent = trace.end - trace.start
+        else:
+            mask = trace.of_cat("cpu_op")
+            spent = self_ns(trace, mask)
+        mask &= (trace.start >= lane.edges[0]) & (trace.start < lane.edges[steps])
+        mask &= ~np.isin(
+            trace.name, [i for i, n in enumerate(trace.names) if category_of(n) is not None]
+        )
+        for name in np.unique(trace.name[mask]).tolist():
+            rows = mask & (trace.name == name)
+            entry = totals.setdefault(trace.names[name], [0, 0])
+            entry[0] += int(spent[rows].sum())
+            entry[1] += int(rows.sum())
+    share = len(traces) * steps
+    tallied = [
+        Operator(name=n, self_ns=ns // share, count=-(-count // share))
+        for n, (ns, count) in totals.items()
+    ]
+    return tuple(sorted(tallied, key=lambda operator: (-operator.self_ns, operator.name))[:most])
+
+
+def ranges(traces: Sequence[Trace]) -> list[Range]:
+    """Every named range: our spans and everybody's annotations, the longest first."""
+    by_name: dict[str, list[NDArray[np.int64]]] = {}
+    for trace in traces:
+        ours = [i for i, n in enumerate(trace.names) if category_of(n) is not None]
+        mask = trace.of_cat("user_annotation") | np.isin(trace.name, ours)
+        alone = ~np.isin(trace.name, np.unique(trace.name[mask]))  # else its host range is there
+        mask |= trace.of_cat("gpu_user_annotation") & alone
+        for name in np.unique(trace.name[mask]).tolist():
+            rows = mask & (trace.name == name)
+            by_name.setdefault(_plain(trace.names[name]), []).append(
+                (trace.end - trace.start)[rows]
+            )
+    tallied = []
+    for name, parts in by_name.items():
+        spans = np.concatenate(parts)
+        kind = category_of(name)
+        tallied.append(
+            Range(
+                name=name if kind is None else name.split(".", 2)[2],
+                category="" if kind is None else str(kind),
+                count=len(spans),
+                total_ns=int(spans.sum()),
+                mean_ns=float(spans.mean()),
+                longest_ns=int(spans.max()),
+            )
+        )
+    return sorted(tallied, key=lambda r: (-r.total_ns, r.name))
+
+
+def _plain(name: str) -> str:
+    """All steps of a profiler are one range."""
+    return name.partition("#")[0] if name.startswith("ProfilerStep#") else name
+
+
+#: Terms in which a device is at work.
+BUSY = (Term.COMPUTE, Term.MOVE, Term.TRANSFER, Term.WAIT, Term.BUBBLE, Term.UNDIVIDED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """Kernels of one name that one operator launched: ns and number in a mean step of a mean rank.
+
+    ``ns`` are the instants of the term during which it ran. Kernels that run at once count the same
+    instant each, so they may add up to more than the term. ``by`` is empty where nothing is known.
+    """
+
+    term: Term
+    name: str
+    by: str
+    ns: int
+    count: float
+
+
+def kernels(window: ShownBudget, most: int = 4) -> tuple[Kernel, ...]:
+    """The longest of every term, in the order of the terms; none for a trace of a host."""
+    spent: Counter[tuple[Term, str, str]] = Counter()
+    count: Counter[tuple[Term, str, str]] = Counter()
+    for trace, _, terms in window.parts():
+        rows = np.flatnonzero(trace.of_cat(*DEVICE))
+        launchers = launched_by(trace, rows)
+        for term in BUSY:
+            instants = terms.get(term)
+            if instants is None or not len(instants):
+                continue
+            inside = covered(instants, trace.end[rows]) - covered(instants, trace.start[rows])
+            for at in np.flatnonzero(inside).tolist():
+                launcher = trace.names[trace.name[launchers[at]]] if launchers[at] >= 0 else ""
+                key = (term, trace.names[trace.name[rows[at]]], launcher)
+                spent[key] += int(inside[at])
+                count[key] += 1
+    share = window.rank_steps
+    busy = [
+        Kernel(term=t, name=n, by=launcher, ns=ns // share, count=count[t, n, launcher] / share)
+        for (t, n, launcher), ns in spent.items()
+    ]
+    return tuple(
+        k
+        for term in BUSY
+        for k in _longest([kernel for kernel in busy if kernel.term is term], most)
+    )
+
+
+def _longest(some: Sequence[Kernel], most: int) -> list[Kernel]:
+    return sorted(some, key=lambda kernel: (-kernel.ns, kernel.name, kernel.by))[:most]
+
+
+def launched_by(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each row of a device the innermost operator around the call that launched it, or -1."""
+    calls = np.flatnonzero(trace.of_cat(*CALLS) & (trace.correlation >= 0))
+    calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
+    launcher = np.full(len(rows), -1, dtype=np.int64)
+    if not len(calls) or not len(rows):
+        return launcher
+    wanted = trace.correlation[rows]
+    at = np.minimum(np.searchsorted(trace.correlation[calls], wanted), len(calls) - 1)
+    call = np.where(trace.correlation[calls[at]] == wanted, calls[at], -1)
+    operators = np.flatnonzero(trace.of_cat("cpu_op"))
+    for thread in np.unique(trace.thread[call[call >= 0]]).tolist():
+        launched = np.flatnonzero((call >= 0) & (trace.thread[call] == thread))
+        launcher[launched] = innermost(trace, operators, thread, trace.start[call[launched]])
+    return launcher
+
+
+#: Terms in which a device waits for its host.
+LAZY = (Term.IDLE, Term.LAUNCH, Term.OTHER)
+#: What calls of a driver do, by their names; the first that is found counts.
+_DOES = (
+    ("waits for the device", re.compile(r"Synchronize|EventQuery|StreamQuery|WaitEvent")),
+    ("copies, and may wait", re.compile(r"Memcpy|Memset")),
+    (
+        "allocates memory",
+        re.compile(r"Malloc|Free|HostAlloc|HostRegister|Mem(Create|Map|Pool)"),
+    ),
+    ("launches", re.compile(r"Launch")),
+    ("loads code", re.compile(r"Module|Library|GetFunction|FuncGet|FuncSet")),
+)
+PYTHON = "Python, between operators"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idleness:
+    """One cause: ns in a mean step of a mean rank, in what call or operator of the host."""
+
+    term: Term
+    cause: str
+    where: str
+    ns: int
+
+
+def idleness(window: ShownBudget, most: int = 4) -> tuple[Idleness, ...]:
+    """The longest causes of every term; none for a trace of a host, whose holes are Python's."""
+    spent: Counter[tuple[Term, str, str]] = Counter()
+    for trace, lane, terms in window.parts():
+        if lane.device == "cpu":
+            continue
+        for term in LAZY:
+            if len(instants := terms.get(term, ())):
+                spent += _of_rank(trace, term, np.asarray(instants))
+    idle = [
+        Idleness(term=t, cause=cause, where=where, ns=ns // window.rank_steps)
+        for (t, cause, where), ns in spent.items()
+    ]
+    idle.sort(key=lambda i: (-i.ns, i.cause, i.where))
+    return tuple(i for t in LAZY for i in [i for i in idle if i.term is t and i.ns][:most])
+
+
+def _of_rank(trace: Trace, term: Term, instants: Intervals) -> Counter[tuple[Term, str, str]]:
+    """Every instant goes to the call, or else the operator, that a training thread is in then."""
+    rows = np.flatnonzero(trace.of_cat("cpu_op", *CALLS))
+    is_call = trace.of_cat(*CALLS)
+    edges = np.unique(np.concatenate([trace.start[rows], trace.end[rows], instants.ravel()]))
+    spans = np.diff(covered(instants, edges))
+    starts = edges[:-1][spans > 0]
+    spans = spans[spans > 0]
+    doing = np.full(len(starts), -1, dtype=np.int64)
+    for thread in _threads(trace):
+        holding = innermost(trace, rows, thread, starts)
+        later = holding >= 0
+        later[later] = (doing[later] < 0) | (
+            trace.start[holding[later]] > trace.start[doing[later]]
+        )
+        doing[later] = holding[later]
+    spent: Counter[tuple[Term, str, str]] = Counter()
+    for row in np.unique(doing).tolist():
+        ns = int(spans[doing == row].sum())
+        if row < 0:
+            spent[term, PYTHON, ""] += ns
+            continue
+        name = trace.names[trace.name[row]]
+        cause = _cause(name) if is_call[row] else "an operator works on the host"
+        spent[term, cause, name] += ns
+    return spent
+
+
+def _threads(trace: Trace) -> list[int]:
+    """Threads that talk to the device, and the one that makes the steps."""
+    _, main, _ = lanes.host_steps(trace)
+    calling: NDArray[np.int32] = np.unique(trace.thread[trace.of_cat(*CALLS)])
+    return sorted({main, *calling.tolist()})
+
+
+def _cause(call: str) -> str:
+    return next((does for does, name in _DOES if name.search(call)), "calls the driver")
+
+
+#: The operations of the field by the names that backends write into traces.
+_OPERATIONS = {
+    "allreduce": "all_reduce", "all_reduce": "all_reduce", "allgather": "all_gather",
+    "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "broadcast": "broadcast",
+    "all_to_all": "all_to_all", "alltoall": "all_to_all", "all_to_allv": "all_to_all",
+    "send": "send_recv", "recv": "send_recv", "reducescatter": "reduce_scatter",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communication:
+    """All communications of one kind, size and set of ranks; ns in a mean one of them.
+
+    ``shortest_ns`` is the shortest duration among its ranks: nobody waits in that one.
+    ``waited_ns`` is how long a mean rank was there before the last one. ``late`` is the rank that
+    came last most often, in ``late_share`` of them. ``bytes`` are one rank's input, -1 where the
+    trace does not say. ``bus_bps`` is what the busiest link carries, as in a sweep of the fabric.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    bytes: int
+    count: float
+    shortest_ns: float
+    waited_ns: float
+    late: int
+    late_share: float
+    bus_bps: float | None
+
+
+def communications(window: ShownBudget) -> tuple[Communication, ...]:
+    """The longest first; none where the ranks' operations could not be matched."""
+    steps = window.closed.budget.steps
+    offsets = window.closed.offsets_ns
+    lanes = [lane.shifted(offsets.get(lane.rank, 0)) for lane in window.lanes]
+    windows = {lane.rank: (lane.edges[0], lane.edges[steps]) for lane in lanes}
+    alike: dict[tuple[str, tuple[int, ...], int], list[CollectiveMatch]] = defaultdict(list)
+    for meeting in match(lanes).meetings:
+        rank, op = next(iter(meeting.ops.items()))
+        if len(meeting.ops) > 1 and windows[rank][0] <= op.start < windows[rank][1]:
+            size = op.payload * op.item_bytes if min(op.payload, op.item_bytes) >= 0 else -1
+            kind = _OPERATIONS.get(op.kind, op.kind)
+            alike[kind, tuple(sorted(meeting.ops)), size].append(meeting)
+    kinds = [_communication(*key, meetings, steps) for key, meetings in alike.items()]
+    return tuple(
+        sorted(
+            kinds,
+            key=lambda communication: (
+                -communication.count * (communication.shortest_ns + communication.waited_ns)
+            ),
+        )
+    )
+
+
+def _communication(
+    kind: str, ranks: tuple[int, ...], size: int, meetings: Sequence[CollectiveMatch], steps: int
+) -> Communication:
+    shortest = fmean(meeting.shortest for meeting in meetings)
+    waits = (
+        min(operation.end, meeting.last_start) - operation.start
+        for meeting in meetings
+        for operation in meeting.ops.values()
+    )
+    late, times = Counter(meeting.last for meeting in meetings).most_common(1)[0]
+    rate = None
+    if kind in OPERATIONS and size > 0 and shortest > 0:
+        payload = size * (len(ranks) if kind == "all_gather" else 1)  # of all ranks together
+        rate = 1e9 * payload * factor(kind, len(ranks)) / shortest
+    return Communication(
+        kind=kind,
+        ranks=ranks,
+        bytes=size,
+        count=len(meetings) / steps,
+        shortest_ns=shortest,
+        waited_ns=fmean(waits),
+        late=late,
+        late_share=times / len(meetings),
+        bus_bps=rate,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermChange:
+    """One entry in both windows; ns in a mean step of a mean rank, 0 where it is not there."""
+
+    name: str
+    before_ns: float
+    after_ns: float
+
+    @property
+    def more_ns(self) -> float:
+        return self.after_ns - self.before_ns
+
+
+def terms(before: Budget, after: Budget) -> tuple[TermChange, ...]:
+    """Every term of either; the changes add up to that of the step."""
+    both = ((term, before.mean_ns(term), after.mean_ns(term)) for term in Term)
+    return tuple(TermChange(name=term, before_ns=a, after_ns=b) for term, a, b in both if a or b)
+
+
+def names(
+    before: Sequence[Operator], after: Sequence[Operator], whole: bool, most: int = 8
+) -> tuple[TermChange, ...]:
+    """Kernels or operators by name, those that changed most first.
+
+    Unless both lists are ``whole``, a name that one of them lacks is left out: it may be short.
+    """
+    was, now = (
+        {operator.name: operator.self_ns for operator in operators} for operators in (before, after)
+    )
+    operations = {**was, **now} if whole else was.keys() & now.keys()
+    changes = [
+        TermChange(name=name, before_ns=was.get(name, 0), after_ns=now.get(name, 0))
+        for name in operations
+    ]
+    changes.sort(key=lambda change: (-abs(change.more_ns), change.name))
+    return tuple(change for change in changes[:most] if change.more_ns)

@@ -1,0 +1,510 @@
+"""The acceptance document as a page to print: its first sheet is for whoever signs."""
+
+import datetime
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple, TypeVar
+
+from markupsafe import Markup
+
+from harness.base.documents import to_doc
+from harness.base.formatting import si
+from harness.cases import Form, metrics
+from harness.features.acceptance.clauses import ClauseEvidence, Requirement
+from harness.features.acceptance.contract import Terms, due
+from harness.features.acceptance.handover import CoveredNode, Handover
+from harness.features.acceptance.others import OthersResult
+from harness.interface.report import fabric, sections, tables, text
+from harness.interface.report.page import scaling
+from harness.interface.report.page.spent import spent
+from harness.interface.report.scaling import judged_interval
+from harness.interface.report.tabled import Table
+from harness.interface.report.tables import coverage
+from harness.interface.report.templates import templates
+from harness.interface.report.text import Column
+from harness.record import RunRecord, Status, Verdict
+from harness.record.archive import Manifest
+
+HERE = Path(__file__).parent
+WIDE = 10_000
+Row = TypeVar("Row")
+#: So many columns of a run's tables stand beside each other on A4.
+MOST_COLUMNS = 9
+#: The words that end an acceptance, one way or the other.
+DECIDED = (Status.PASS, Status.FAIL)
+#: What a run can measure beside its trainings.
+KINDS = ("bandwidth of links", "recovery from faults", "nodes in pairs")
+#: What the words of the document mean, for whoever has to read them in a dispute.
+DEFINITIONS = (
+    ("launch", "one start of fresh processes on all ranks of a training; the unit of replication"),
+    ("pair", "a launch of the subject and one of its baseline, measured in one turn"),
+    ("efficiency", "samples a second and rank, over those of the baseline; 1 is perfect scaling"),
+    ("[95%]", "an interval that holds at all looks together; each end errs once in 20 at most"),
+    ("PASS", "the whole interval meets the bound, and has what slow launches may hide to spare"),
+    ("FAIL", "the whole interval misses the bound, and that of a fresh set of launches as well"),
+    ("INCONCLUSIVE", "neither: too few pairs, a noisy host, or a value too close to the bound"),
+    ("NOT MEASURED", "no launch was of what the clause is about"),
+    ("SKIP", "nor could one have been: the runs had no device of that kind"),
+    ("RECORDED", "measured, but the bound is of a kind that can pass nothing"),
+    ("ERROR", "a training was wrong or broke, or a record does not verify"),
+    ("accepted", "the runs named “held against”: a PASS clears the share of the upper end of their"
+     " interval, a FAIL misses that of the lower end"),
+    ("chain", "a line for every launch, each with the digest of the line before"),
+)  # fmt: skip
+#: What each word means for whoever signs.
+MEANS = {
+    Status.PASS: "Every requirement holds.",
+    Status.FAIL: "At least one requirement does not hold.",
+    Status.ERROR: "At least one training was wrong or broke, or a record does not verify.",
+    Status.INCONCLUSIVE: "No requirement failed, but not all of them are decided.",
+    Status.RECORDED: "Nothing was required: these are figures, not an acceptance.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archived:
+    """The archive that goes with a document: its file, its digest, what it holds."""
+
+    file: str
+    sha256: str
+    manifest: Manifest
+
+
+def render(
+    handover: Handover,
+    runs: Sequence[tuple[RunRecord, Path]],
+    archived: Archived,
+    agreed: bytes | None = None,
+    others: Sequence[OthersResult] = (),
+) -> str:
+    """The document of these runs; charts and parts of steps are theirs. ``agreed`` is the text of
+    the contract, ``others`` what other tools wrote.
+    """
+    folders = [f"checked/{packed.folder}" for packed in archived.manifest.runs]
+    before = len(handover.accepted)
+    again = ["scaleproof", "handover", *folders[: len(folders) - before], "--to", "again"]
+    again += [] if agreed is None else ["--contract", f"{folders[0]}/contract.toml"]
+    for folder in folders[len(folders) - before :]:
+        again += ["--accepted", folder]
+    data = json.dumps(to_doc(handover), separators=(",", ":")).replace("<", "\\u003c")
+    terms = handover.contract.terms if handover.contract is not None else Terms()
+    return (
+        templates(HERE)
+        .get_template("handover.html.jinja")
+        .render(
+            handover=handover,
+            terms=terms,
+            sentence=sentence(handover),
+            means=MEANS[handover.status],
+            decided=handover.status in DECIDED,
+            unsigned=_unsigned(handover),
+            footer=_footer(handover, archived),
+            parties=_parties(handover, terms),
+            contract=contract(handover.requirements).html("requirements"),
+            clauses=_clauses(handover).html("clauses"),
+            evidence=evidence(handover.requirements).html("evidence"),
+            nodes=_nodes(handover).html("nodes"),
+            covered=covered(handover),
+            late=[
+                requirement.rule.name for requirement in handover.requirements if requirement.late
+            ],
+            remedy=_remedy(handover, terms),
+            dues=_dues(handover),
+            untested=list(untested(handover, [run for run, _ in runs])),
+            open=list(_open(handover)),
+            definitions=DEFINITIONS,
+            others=others,
+            agreed="" if agreed is None else hashlib.sha256(agreed).hexdigest(),
+            folders=folders,
+            again=shlex.join(again),
+            stand_ins=contract(handover.stand_ins).html("rules of stand-ins"),
+            waived=[
+                requirement
+                for requirement in handover.requirements
+                if requirement.rule.waiver is not None
+            ],
+            runs=[_run(run) for run, _ in runs],
+            archived=archived,
+            files=sorted(archived.manifest.files.items()),
+            seals=[
+                (name, digest)
+                for name, digest in sorted(archived.manifest.files.items())
+                if "/launches/" not in name
+            ],
+            narrow=narrow,
+            reproduce=[shlex.join(seal.command) for seal in handover.seals],
+            data=Markup(data),
+        )
+    )
+
+
+def _unsigned(handover: Handover) -> str:
+    """Which runs nobody vouches for; empty where all are signed."""
+    runs = [seal.run for seal in handover.seals if not seal.signer]
+    if not runs:
+        return ""
+    few = (
+        "the run was"
+        if len(handover.seals) == 1
+        else f"{len(runs)} of {len(handover.seals)} runs were"
+    )
+    return f"{few} not signed by who measured: figures could have been invented as a whole."
+
+
+def _footer(handover: Handover, archived: Archived) -> str:
+    """The footer that ties every page to this document: quotes would end the rule of the style."""
+    number = handover.contract.terms.number if handover.contract is not None else ""
+    title = f"contract {number}, " if number else ""
+    text = f"{title}{handover.made_on}, {handover.status}, archive {archived.sha256[:16]}"
+    return re.sub(r"[^\w .,:/()+-]", " ", text)
+
+
+def _parties(handover: Handover, terms: Terms) -> list[tuple[str, str]]:
+    """Who, where and what; what is not in the contract is written by hand."""
+    by_hand = "________________________"
+    hardware = dict.fromkeys(node.hardware for node in handover.nodes)
+    system = terms.system or "; ".join(hardware)
+    return [
+        ("buyer", terms.buyer or by_hand),
+        ("supplier", terms.supplier or by_hand),
+        ("place", terms.place or by_hand),
+        ("system", system),
+        ("measured of it", covered(handover)),
+    ]
+
+
+def covered(handover: Handover) -> str:
+    """``3 of 64 nodes (5 %)``: how much of the system the runs had."""
+    measured = len(handover.nodes)
+    noun = "node" if measured == 1 else "nodes"
+    whole = handover.contract.terms.nodes if handover.contract is not None else 0
+    if not whole:
+        return f"{measured} {noun}; how many the system has is not stated"
+    if measured > whole:
+        return f"{measured} {noun}, more than the {whole} of the contract"
+    return f"{measured} of {whole} nodes ({measured / whole:.0%})"
+
+
+def _remedy(handover: Handover, terms: Terms) -> str:
+    if not terms.remedy_days:
+        return "no remedy period was agreed on"
+    last = datetime.date.fromisoformat(handover.made_on) + datetime.timedelta(
+        days=terms.remedy_days
+    )
+    return (
+        f"what does not hold may be mended and measured again within {terms.remedy_days} days,"
+        f" until {last.isoformat()}"
+    )
+
+
+def _dues(handover: Handover) -> list[tuple[str, str]]:
+    """When clauses are to be measured again."""
+    made = datetime.date.fromisoformat(handover.made_on)
+    dates = (
+        (requirement.clause.name, due(requirement.clause, made))
+        for requirement in handover.requirements
+    )
+    return [(name, on.isoformat()) for name, on in dates if on is not None]
+
+
+def untested(handover: Handover, runs: Sequence[RunRecord]) -> Iterator[str]:
+    """The parts of the system that the word says nothing of."""
+    for requirement in handover.requirements:
+        if requirement.unmeasured:
+            units = ", ".join(requirement.unmeasured)
+            yield f"{requirement.rule.name}: not measured: {units}"
+        elif requirement.status is None:
+            reason = f"nothing that was measured is of {requirement.rule.case}"
+            yield f"{requirement.rule.name}: {requirement.skipped or reason}"
+    idle = [
+        f"{node.host} ({node.devices} of {node.of})"
+        for node in handover.nodes
+        if node.devices < node.of
+    ]
+    if idle:
+        yield f"devices that no judged training used: {', '.join(idle)}"
+    whole = handover.contract.terms.nodes if handover.contract is not None else 0
+    if not whole:
+        yield "nodes that no run had: how many the system has is not stated"
+    elif len(handover.nodes) < whole:
+        yield f"{whole - len(handover.nodes)} of the {whole} nodes of the system"
+    if handover.beyond:
+        yield f"rules for other hardware: {', '.join(name for name, _ in handover.beyond)}"
+    kinds = {name for run in runs for name, there in _measured_kinds(run) if there}
+    lacking = [name for name in KINDS if name not in kinds]
+    if lacking:
+        yield f"not part of these runs: {', '.join(lacking)}"
+    yield "storage, security, power and cooling, and whatever no clause names"
+
+
+def _measured_kinds(run: RunRecord) -> Iterator[tuple[str, bool]]:
+    yield KINDS[0], bool(run.fabric)
+    yield KINDS[1], bool(run.recoveries) or bool(run.played)
+    yield KINDS[2], run.suspects is not None
+
+
+def _open(handover: Handover) -> Iterator[tuple[str, str]]:
+    """Says what each undecided clause waits for."""
+    for requirement in handover.requirements:
+        if requirement.status is None or (requirement.unmeasured and not requirement.evidence):
+            lacking = f"measure {', '.join(requirement.unmeasured) or requirement.rule.case}"
+            yield (
+                requirement.rule.name,
+                "; ".join(filter(None, (requirement.skipped, requirement.clause.by or lacking))),
+            )
+        elif requirement.status not in DECIDED:
+            waiting = [
+                evidence.verdict
+                for evidence in requirement.evidence
+                if evidence.verdict.status is Status.INCONCLUSIVE
+            ]
+            reasons = dict.fromkeys(verdict.detail for verdict in waiting)
+            more = max((verdict.more for verdict in waiting if verdict.more), default=0)
+            pairs = f"; about {more} more pairs would decide" if more else ""
+            units = (
+                f"; not measured: {', '.join(requirement.unmeasured)}"
+                if requirement.unmeasured
+                else ""
+            )
+            yield (
+                requirement.rule.name,
+                f"{'; '.join(reasons) or 'its bound cannot pass'}{pairs}{units}",
+            )
+
+
+def _clauses(handover: Handover) -> Table[Requirement]:
+    """Shows each clause: the figure, who asks for it, and what follows if it does not hold."""
+    rows = handover.requirements if handover.contract is not None else ()
+    return Table(
+        columns=[
+            Column[Requirement]("clause", 100, lambda r: r.rule.name, left=True),
+            Column("says", 99, lambda r: r.clause.says, left=True),
+            Column("asked by", 60, lambda r: r.clause.asked_by, left=True),
+            Column("of each", 50, lambda r: r.clause.per, left=True),
+            Column("to be measured", 40, lambda r: r.clause.sampling, left=True),
+            Column("consequence", 30, lambda r: r.clause.consequence, left=True),
+            Column("bound is a", 20, lambda r: str(r.rule.source), left=True),
+        ],
+        rows=rows,
+    )
+
+
+def narrow(table: Table[Row]) -> Table[Row]:
+    """A table that a sheet of A4 holds: its most important columns, in their order."""
+    by_worth = sorted(table.shown_columns, key=lambda column: column.keep, reverse=True)[
+        :MOST_COLUMNS
+    ]
+    return replace(table, columns=[c for c in table.shown_columns if c in by_worth])
+
+
+def _nodes(handover: Handover) -> Table[CoveredNode]:
+    """Every node by name."""
+    return Table(
+        columns=[
+            Column[CoveredNode]("node", 100, lambda n: n.host, left=True),
+            Column("hardware", 90, lambda n: n.hardware, left=True),
+            Column("devices that trained", 80, lambda n: f"{n.devices} of {n.of}"),
+            Column("runs", 50, lambda n: "\n".join(n.runs), left=True),
+        ],
+        rows=handover.nodes,
+    )
+
+
+def sentence(handover: Handover) -> str:
+    """``11 of 14 rules hold (19 of 23 requirements), 1 fails, 2 were not measured``
+
+    A rule is asked at several sizes; a requirement is a rule at one size, as reports count them.
+    """
+    total = len(handover.requirements)
+    judged = [
+        evidence.verdict.counts
+        for requirement in handover.requirements
+        for evidence in requirement.evidence
+    ]
+    sizes = f"({judged.count(Status.PASS)} of {len(judged)} requirements)"
+    kind = "rule" if handover.contract is None else "clause"
+    noun = f"{kind} holds" if total == 1 else f"{kind}s hold"
+    parts = [f"{handover.count(Status.PASS)} of {total} {noun} {sizes}"]
+    failed = handover.count(Status.FAIL) + handover.count(Status.ERROR) - handover.num_waived
+    counted = (
+        (failed, "fails", "fail"),
+        (handover.num_waived, "fails and is waived", "fail and are waived"),
+        (handover.count(Status.INCONCLUSIVE), "is undecided", "are undecided"),
+        (handover.count(None), "was not measured", "were not measured"),
+        (handover.count(Status.RECORDED), "cannot be judged here", "cannot be judged here"),
+    )
+    parts += [f"{n} {singular if n == 1 else plural}" for n, singular, plural in counted if n]
+    return ", ".join(parts)
+
+
+def contract(requirements: Sequence[Requirement]) -> Table[Requirement]:
+    """A row for each clause: its word, what it asks, and its worst figure."""
+    return Table(
+        columns=[
+            Column[Requirement]("verdict", 100, _word, left=True),
+            Column("clause", 99, lambda r: r.rule.name, left=True),
+            Column("asks", 97, lambda r: r.clause.asks, left=True),
+            Column("measured [95%]", 98, _measured, left=True),
+            Column("at", 50, _where, left=True),
+            Column("pairs", 30, lambda r: str(r.evidence[0].verdict.n) if r.evidence else ""),
+            Column("units", 60, _units, left=True),
+        ],
+        rows=requirements,
+    )
+
+
+def screen(requirements: Sequence[Requirement], width: int) -> list[str]:
+    """Shows the document on a terminal: two lines a clause, so that nothing has to be left out."""
+    lines = []
+    for requirement in requirements:
+        lines += text.wrap(
+            f" {_word(requirement):<13} {requirement.rule.name}: {requirement.clause.asks}",
+            width,
+            15,
+        )
+        shown = [
+            _measured(requirement),
+            _needs(requirement),
+            f"at {_where(requirement)}" if _where(requirement) else "",
+            _units(requirement),
+        ]
+        lines += text.wrap(f"{'':15}{', '.join(filter(None, shown))}", width, 15)
+    return lines
+
+
+class Shown(NamedTuple):
+    """A verdict, and the requirement that it belongs to."""
+
+    requirement: Requirement
+    evidence: ClauseEvidence
+
+
+def evidence(requirements: Sequence[Requirement]) -> Table[Shown]:
+    """A row for each case of each requirement: every world and unit, not only the worst."""
+    return Table(
+        columns=[
+            Column[Shown]("verdict", 100, lambda s: str(s.evidence.verdict.status), left=True),
+            Column("clause", 96, lambda s: s.requirement.rule.name, left=True),
+            Column("unit", 95, lambda s: s.evidence.unit, left=True),
+            Column("case", 99, lambda s: s.evidence.verdict.case, left=True),
+            Column("bound", 97, lambda s: s.evidence.verdict.bound, left=True),
+            Column("measured [95%]", 98, _figure_or_why, left=True),
+            Column("pairs", 30, lambda s: str(s.evidence.verdict.n)),
+            Column("why", 20, lambda s: s.evidence.verdict.detail, left=True),
+        ],
+        rows=[Shown(requirement, e) for requirement in requirements for e in requirement.evidence],
+    )
+
+
+def _figure_or_why(shown: Shown) -> str:
+    return _figure(shown.evidence.verdict) or "none"
+
+
+def _word(r: Requirement) -> str:
+    if r.status is None:
+        return str(Status.SKIP) if r.skipped else "NOT MEASURED"
+    return f"{r.status} (waived)" if r.waived else str(r.status)
+
+
+def _measured(r: Requirement) -> str:
+    """The worst evidence's figure, or why there is none."""
+    if not r.evidence:
+        return f"{r.skipped}; {_how(r)}".strip("; ")
+    verdict = r.evidence[0].verdict
+    return _figure(verdict) or verdict.detail
+
+
+def _how(r: Requirement) -> str:
+    """The command that measures what no usual run does."""
+    return f"measure it: {r.clause.by}" if r.clause.by else ""
+
+
+def _needs(r: Requirement) -> str:
+    """The bound that an accepted record gave."""
+    from_record = r.clause.of_accepted is not None and r.evidence
+    return f"needs {r.evidence[0].verdict.bound}" if from_record else ""
+
+
+def _where(r: Requirement) -> str:
+    """The case of the worst evidence, and its unit."""
+    if not r.evidence:
+        return ""
+    unit = r.evidence[0].unit
+    return f"{r.evidence[0].verdict.case}{f' of {unit}' if unit else ''}"
+
+
+def _units(r: Requirement) -> str:
+    """``62 of 64 hold``: of every unit that the clause names."""
+    named = [unit for unit in r.units if unit]
+    if not named:
+        return ""
+    bad = {evidence.unit for evidence in r.evidence if evidence.verdict.status is not Status.PASS}
+    held = sum(u not in bad and u not in r.unmeasured for u in named)
+    return f"{held} of {len(named)} hold"
+
+
+def _figure(v: Verdict) -> str:
+    metric = metrics.metric(v.metric)
+
+    def show(value: float) -> str:
+        plain = metric.form is not Form.ABSOLUTE or metric.unit == "1"
+        return f"{value:.3f}" if plain else si(value, metric.unit)
+
+    return "" if v.value is None else f"{show(v.value)} {judged_interval(v, show)}".rstrip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One run's part of the document."""
+
+    run: RunRecord
+    groups: Sequence[scaling.ChartGroup]
+    spent: Sequence[object]
+    fabric: Markup
+    sections: Sequence[sections.ShownSection]
+    suspects: Sequence[str]
+    coverage: Sequence[tuple[str, str]]
+    noise: Sequence[tuple[str, str]]
+
+
+def _run(run: RunRecord) -> _Run:
+    noise = [(f"{finding.check}, before the run", finding.text) for finding in run.admission]
+    loads = [launch.foreign_load for launch in run.launches if launch.foreign_load is not None]
+    if loads:
+        usual = median(loads)
+        most = max(loads)
+        noise.append(
+            (
+                "load, during launches",
+                f"others used {usual:.0%} of the ranks' cores, {most:.0%} at most",
+            )
+        )
+    if run.launch_sd:
+        noise.append(("launch to launch", f"{run.launch_sd:.2%} between like launches"))
+    detectable = [
+        verdict.mde for verdict in run.verdicts if verdict.mde is not None and verdict.rule
+    ]
+    if detectable:
+        noise.append(("smallest change seen", f"{min(detectable):.1%} to {max(detectable):.1%}"))
+    links = [
+        f"the link {pair.a} - {pair.b} is slow, while both nodes are fast"
+        + (f": {si(pair.bps, 'B/s')}" if pair.bps is not None else "")
+        for pair in (run.suspects.links if run.suspects else ())
+    ]
+    rows = [*coverage(run, WIDE), *tables.cost(run, WIDE)]
+    return _Run(
+        run=run,
+        groups=scaling.groups(run),
+        spent=spent(run, {}),
+        fabric=fabric.tabled(run).html(f"fabric of {run.run}") if run.fabric else Markup(""),
+        sections=sections.shown(run),
+        suspects=links,
+        coverage=[(k, v) for k, v in (line.split(maxsplit=1) for line in rows if line.strip())],
+        noise=noise,
+    )

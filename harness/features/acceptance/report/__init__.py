@@ -1,1 +1,0 @@
-"""The acceptance document as a page."""

@@ -1,0 +1,385 @@
+"""Nightly runs as result files and pages of asv."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.base import files
+from harness.base.documents import Json
+from harness.base.errors import RecordError
+from harness.features.history import ledger
+from harness.features.history.night import QUANTITIES, Night, Value
+from harness.features.history.trends import Trend, TrendStatus
+
+#: What asv 0.6 loads, by the end of its address -> the npm package, and the file in it.
+PACKAGES: Mapping[str, tuple[str, str]] = {
+    "jquery-3.3.1.min.js": ("jquery@3.3.1", "dist/jquery.min.js"),
+    "jquery.flot.min.js": ("jquery-flot@0.8.3", "jquery.flot.js"),
+    "jquery.flot.time.min.js": ("jquery-flot@0.8.3", "jquery.flot.time.js"),
+    "jquery.flot.selection.min.js": ("jquery-flot@0.8.3", "jquery.flot.selection.js"),
+    "jquery.flot.categories.min.js": ("jquery-flot@0.8.3", "jquery.flot.categories.js"),
+    "jquery.flot.orderBars.js": ("flot-orderbars@1.0.0", "js/jquery.flot.orderBars.js"),
+    "stupidtable.min.js": ("stupid-table-plugin@1.1.3", "stupidtable.min.js"),
+    "md5.min.js": ("blueimp-md5@2.19.0", "js/md5.min.js"),
+    "bootstrap.min.js": ("bootstrap@3.1.1", "dist/js/bootstrap.min.js"),
+    "bootstrap.min.css": ("bootstrap@3.1.1", "dist/css/bootstrap.min.css"),
+}
+#: Where npm installs, and where copies lie in the page's folder.
+INSTALLED = "node_modules"
+BESIDE = "beside"
+#: An address in a tag, with what guards against another file under it.
+_TAG = re.compile(r'(src|href)="https://[^"]+/([^/"]+\.(?:js|css))"([^>]*)')
+_GUARD = re.compile(r' (integrity|crossorigin|referrerpolicy)="[^"]*"')
+
+
+def beside(html: Path, results: Path) -> list[str]:
+    """Make the page in ``html`` load copies of what npm installed in ``results``.
+
+    What it still loads from elsewhere is returned, by file.
+    """
+    index = html / "index.html"
+    missing: list[str] = []
+
+    def local(tag: re.Match[str]) -> str:
+        attribute, name, rest = tag.groups()
+        package, file = PACKAGES.get(name, ("", ""))
+        source = results / INSTALLED / package.rpartition("@")[0] / file
+        if not package or not source.is_file():
+            missing.append(name)
+            return tag[0]
+        (html / BESIDE).mkdir(exist_ok=True)
+        files.write({html / BESIDE / name: source.read_bytes()})
+        return f'{attribute}="{BESIDE}/{name}"{_GUARD.sub("", rest)}'
+
+    files.write({index: _TAG.sub(local, index.read_text(encoding="utf-8"))})
+    return missing
+
+
+def command(results: Path) -> str:
+    """The command that installs all of them."""
+    packages = dict.fromkeys(package for package, _ in PACKAGES.values())
+    return f"npm install --prefix {results} {' '.join(packages)}"
+
+
+def main() -> int:
+    """For a page that ``asv publish`` made by itself: 1 if it still loads anything."""
+    results = Path(sys.argv[1] if len(sys.argv) > 1 else "results")
+    missing = beside(results / "html", results)
+    if missing:
+        print(f"still loaded from the Internet: {', '.join(missing)}\n  try  {command(results)}")
+    return int(bool(missing))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+VERSION = "2"
+ENVIRONMENT = "scaleproof"
+#: asv prettifies seconds and bytes only.
+_UNITS = {"s": "seconds", "B": "bytes"}
+LEDGER = "axis.git"
+RESULTS = "asv"
+#: Of asv's format of result files: its version, and what a benchmark's row holds.
+_FORMAT = 2
+_STATISTICS = ("ci_99_a", "ci_99_b", "q_25", "q_75", "number", "repeat")
+_COLUMNS = (
+    "result",
+    "params",
+    "version",
+    "started_at",
+    "duration",
+    *(f"stats_{name}" for name in _STATISTICS),
+    "samples",
+    "profile",
+)
+
+
+def benchmark(quantity: str) -> str:
+    """Asv's name of a quantity."""
+    return f"records.track_{quantity}"
+
+
+def unit(quantity: str) -> str:
+    return _UNITS.get(QUANTITIES[quantity].unit, QUANTITIES[quantity].unit)
+
+
+def machine(night: Night, stand_in: bool) -> str:
+    """Stand-ins are a machine of their own: they never share a series with hardware."""
+    return f"paced-{night.hardware}" if stand_in else night.hardware
+
+
+def shown(quantity: str, value: Value) -> float:
+    """The value that asv gets: it knows no loss below zero."""
+    return max(0.0, value.value) if QUANTITIES[quantity].points else value.value
+
+
+def write(results: Path, nights: Sequence[Night]) -> dict[str, str]:
+    """Make ledger and result files say these nights; run -> commit.
+
+    Files of nights that are there stay as they are; what ``asv run`` stored beside our values
+    follows its night to its new commit where one was filled in before it.
+    """
+    commits = ledger.write(results / LEDGER, nights)
+    folder = results / RESULTS
+    _moved(results, commits)
+    known = _benchmarks(folder)
+    wanted = _cases(nights)
+    entries = {benchmark(q): _entry(q, cases) for q, cases in wanted.items()}
+    if any(known.get(name) != entry for name, entry in entries.items()):
+        _write_json(folder / "benchmarks.json", {**known, **entries, "version": 2})
+    for night in nights:
+        for stand_in in {kept.stand_in for kept in night.cases.values()}:
+            _write(folder, night, stand_in, commits[night.run], entries)
+    return commits
+
+
+def _benchmarks(folder: Path) -> dict[str, Json]:
+    """The benchmarks that asv knows; none where its file is not there or torn."""
+    try:
+        known: dict[str, Json] = json.loads(
+            (folder / "benchmarks.json").read_text(encoding="utf-8")
+        )
+    except (OSError, ValueError):
+        return {}
+    return known
+
+
+def _cases(nights: Sequence[Night]) -> dict[str, list[str]]:
+    """Quantity -> every case that ever had it, in the order of the nights."""
+    by_quantity: dict[str, dict[str, None]] = {quantity: {} for quantity in QUANTITIES}
+    for night in nights:
+        for case, kept in night.cases.items():
+            for quantity in kept.values:
+                by_quantity[quantity][case] = None
+    return {quantity: list(cases) for quantity, cases in by_quantity.items() if cases}
+
+
+def _entry(quantity: str, cases: Sequence[str]) -> dict[str, Json]:
+    return dict(
+        name=benchmark(quantity),
+        type="track",
+        unit=unit(quantity),
+        params=[[repr(case) for case in cases]],
+        param_names=["case"],
+        version=VERSION,
+        timeout=60.0,
+        code=f"{quantity} of the night",
+        pretty_name=quantity.replace("_", " "),
+    )
+
+
+def _file(folder: Path, name: str, commit: str) -> Path:
+    return folder / name / f"{commit[:8]}-{ENVIRONMENT}.json"
+
+
+def _moved(results: Path, commits: Mapping[str, str]) -> None:
+    """Result files of commits that are no longer on the ledger go to their night's new one."""
+    commits_here = {commit[:8] for commit in (ledger.root(results / LEDGER), *commits.values())}
+    for path in (results / RESULTS).glob(f"*/????????-{ENVIRONMENT}.json"):
+        if not _whole(path):  # a writer was killed: what it wrote is made again
+            path.unlink()
+            continue
+        if path.name[:8] in commits_here:
+            continue
+        run = ledger.run_at(results / LEDGER, path.name[:8])
+        new = commits.get(run) if run else None
+        if new is not None:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            target = _file(results / RESULTS, path.parent.name, new)
+            if not target.exists():
+                _write_json(target, {**stored, "commit_hash": new})
+        path.unlink()
+
+
+def _whole(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return True
+
+
+def _write(
+    folder: Path, night: Night, stand_in: bool, commit: str, entries: Mapping[str, dict[str, Json]]
+) -> None:
+    """One night's file of one machine, beside what ``asv run`` has put there."""
+    name = machine(night, stand_in)
+    facts = {"cpu": "", "num_cpu": "", "gpu": "", "arch": "", "os": "", "ram": "", "machine": name}
+    facts |= night.machine
+    described = folder / name / "machine.json"
+    if not (described.is_file() and _whole(described)):
+        _write_json(described, {**facts, "version": 1})
+    path = _file(folder, name, commit)
+    wanted = _by_quantity(night, stand_in)
+    if not wanted or (path.is_file() and _says(path, wanted)):
+        return
+    at_ms = round(night.when.timestamp() * 1000)
+    stored: dict[str, Any] = dict(
+        commit_hash=commit,
+        env_name=ENVIRONMENT,
+        date=at_ms,
+        params=facts,
+        python="",
+        requirements={},
+        env_vars={},
+        result_columns=list(_COLUMNS),
+        results={},
+        durations={},
+        version=_FORMAT,
+    )
+    if path.is_file():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    for quantity, of_case in wanted.items():
+        row = _row(quantity, of_case, at_ms)
+        stored["results"][benchmark(quantity)] = [row.get(c) for c in stored["result_columns"]]
+    _write_json(path, stored)
+
+
+def _by_quantity(night: Night, stand_in: bool) -> dict[str, dict[str, Value]]:
+    """Quantity -> case -> its value that night."""
+    cases = {c: kept.values for c, kept in night.cases.items() if kept.stand_in is stand_in}
+    by_quantity = {q: {c: v[q] for c, v in cases.items() if q in v} for q in QUANTITIES}
+    return {quantity: of_case for quantity, of_case in by_quantity.items() if of_case}
+
+
+def _says(path: Path, wanted: Mapping[str, Mapping[str, Value]]) -> bool:
+    """Whether a result file has these cases of every quantity."""
+    known = json.loads(path.read_text(encoding="utf-8"))["results"]
+    rows = (
+        (known.get(benchmark(q)), [[repr(case) for case in cases]]) for q, cases in wanted.items()
+    )
+    return all(row is not None and row[1] == params for row, params in rows)
+
+
+def _row(quantity: str, of_case: Mapping[str, Value], at_ms: int) -> dict[str, Json]:
+    """A quantity's row in a file of results: a value a case, and how far each is known."""
+    numbers = [shown(quantity, value) for value in of_case.values()]
+    statistics = [_statistics(quantity, value) for value in of_case.values()]
+    return {
+        "result": numbers,
+        "params": [[repr(case) for case in of_case]],
+        "version": VERSION,
+        "started_at": at_ms,
+        "samples": [
+            list(value.launches or [number])
+            for value, number in zip(of_case.values(), numbers, strict=True)
+        ],
+        **{f"stats_{name}": [statistic[name] for statistic in statistics] for name in _STATISTICS},
+    }
+
+
+def _statistics(quantity: str, value: Value) -> dict[str, float]:
+    """The statistics that asv makes of launches; of a value with an interval of its own, that one.
+
+    asv's name for the interval is ci_99; that of an efficiency holds 19 times in 20 at each end.
+    """
+    from asv_runner.statistics import compute_stats
+
+    center = shown(quantity, value)
+    _, statistics = compute_stats(list(value.launches or [center]), 1)
+    if value.low is not None and value.high is not None:
+        low, high = (shown(quantity, Value(value=end)) for end in (value.low, value.high))
+        quarter = 0.41 * (high - low) / 2  # of a normal one: asv's +- is of quartiles
+        statistics |= {"ci_99_a": low, "ci_99_b": high, "q_25": center - quarter}
+        statistics |= {"q_75": center + quarter, "repeat": 2}  # of 1, asv looks at no interval
+    return {name: statistics[name] for name in _STATISTICS}
+
+
+def _write_json(path: Path, document: Json) -> None:
+    with files.writing_to(path.parent):
+        files.write({path: json.dumps(document, indent=1, sort_keys=True) + "\n"})
+
+
+HTML = "html"
+OWN = "regressions.json"
+THEIRS = "regressions-asv.json"
+#: Where asv finds the history of a results folder.
+CONF: Mapping[str, Json] = {
+    "version": 1,
+    "project": "scaleproof",
+    "repo": LEDGER,
+    "branches": ["main"],
+    "dvcs": "git",
+    "environment_type": "existing",
+    "results_dir": RESULTS,
+    "html_dir": HTML,
+    "show_commit_url": "history.html#",
+    "regressions_thresholds": {".*": 0.01},
+}
+
+
+def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) -> Path:
+    """Let asv make its page in ``results/html``, and enter what ``trends`` found; the folder.
+
+    RecordError with asv's last line if it fails.
+    """
+    configuration = results / "asv.conf.json"
+    html = results / HTML
+    files.write({configuration: json.dumps(CONF, indent=1) + "\n"})
+    done = subprocess.run(
+        [sys.executable, "-m", "asv", "publish", "--config", configuration.name],
+        cwd=results,
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
+        errors="replace",
+    )
+    if done.returncode:
+        output = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+        raise RecordError(
+            f"asv publish failed: {output[-1]}",
+            where=str(results),
+            fix=f"cd {results} && asv publish --config {configuration.name}",
+        )
+    theirs = (html / OWN).read_text(encoding="utf-8")
+    index = json.loads((html / "index.json").read_text(encoding="utf-8"))
+    ours = [_published_entry(html, index, trend, commits) for trend in trends]
+    regressions = json.dumps({"regressions": [entry for entry in ours if entry]})
+    files.write({html / THEIRS: theirs, html / OWN: regressions})
+    beside(html, results)
+    return html
+
+
+def _published_entry(
+    html: Path, index: Json, trend: Trend, commits: Mapping[str, str]
+) -> list[Json] | None:
+    """A regression as asv's page reads it; None of what is none, or has no graph there."""
+    series, last = trend.series, trend.last
+    name = benchmark(series.quantity)
+    graphs = sorted(html.glob(f"graphs/**/machine-{series.machine}/**/{name}.json"))
+    if trend.status is not TrendStatus.REGRESSED or last is None or not graphs:
+        return None
+    cases = index["benchmarks"][name]["params"][0]
+    revisions = {commit: int(n) for n, commit in index["revision_to_hash"].items()}
+    before = sorted(v.value for v in series.values[: last.index])
+    after = sorted(v.value for v in series.values[last.index :])
+    old = before[len(before) // 2]
+    new = after[len(after) // 2]
+    return [
+        f"{name}('{series.case}')",
+        str(graphs[0].relative_to(html)),
+        {},
+        cases.index(repr(series.case)),
+        new,
+        old,
+        [[None, revisions[commits[last.run]], old, new]],
+    ]
+
+
+def found_by_asv(results: Path) -> frozenset[tuple[str, str]] | None:
+    """(asv's benchmark with its case, machine) of what asv's own detector found in its last page;
+    None where there is no page.
+    """
+    path = results / HTML / THEIRS
+    if not path.is_file():
+        return None
+    rows = json.loads(path.read_text(encoding="utf-8"))["regressions"]
+    return frozenset((row[0], row[1].partition("machine-")[2].partition("/")[0]) for row in rows)

@@ -1,0 +1,164 @@
+"""The rows of a history, for the terminal and the page."""
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Collection, Sequence
+from itertools import groupby
+
+from harness.base.formatting import si
+from harness.features.history import asv_results
+from harness.features.history.night import Night, Quantity
+from harness.features.history.trends import Trend, TrendStatus, Turn, shown_size
+from harness.interface.report.text import wrap
+
+#: Eight levels of a sparkline, and how many of them a line has.
+_LEVELS = "▁▂▃▄▅▆▇█"
+WIDTH = 24
+
+
+def headline(trends: Sequence[Trend]) -> str:
+    """The headline for a manager: is anything slower, and since when."""
+    worse = [trend for trend in trends if trend.status is TrendStatus.REGRESSED]
+    broken = {trend.series.case for trend in trends if trend.status is TrendStatus.ERRORED}
+    if broken:
+        return f"ERROR: {len(broken)} of the cases were not measured in their newest night"
+    if worse:
+        newest = max(trend.last.date for trend in worse if trend.last is not None)
+        many = "figure has" if len(worse) == 1 else "figures have"
+        return f"{len(worse)} {many} become worse, last on {newest}"
+    judged = sum(
+        trend.status not in (TrendStatus.INSUFFICIENT, TrendStatus.NOT_COMPARABLE)
+        for trend in trends
+    )
+    if not judged:
+        return f"too few nights to tell: none of {len(trends)} figures has enough"
+    return f"no figure has become worse ({judged} of {len(trends)} judged)"
+
+
+def counts(trends: Sequence[Trend]) -> str:
+    """``1 regressed, 29 stable``"""
+    count = Counter(trend.status for trend in trends)
+    return ", ".join(f"{count[status]} {word(status)}" for status in TrendStatus if count[status])
+
+
+def word(status: TrendStatus) -> str:
+    return str(status).replace("_", " ")
+
+
+def name(trend: Trend) -> str:
+    return trend.series.quantity.replace("_", " ")
+
+
+def figure(kind: Quantity, value: float) -> str:
+    return f"{value:.3f}" if kind.unit == "1" else si(value, kind.unit)
+
+
+def key(trend: Trend) -> tuple[str, str]:
+    """The name that asv gives it: its benchmark with the case, and the machine."""
+    series = trend.series
+    return f"{asv_results.benchmark(series.quantity)}('{series.case}')", series.machine
+
+
+def newest(trend: Trend) -> str:
+    values = trend.series.values
+    return figure(trend.series.kind, values[-1].value) if values else "-"
+
+
+def change(trend: Trend) -> str:
+    """``+4.9% [+4.5, +5.3]`` of the newest change of level."""
+    return "" if trend.last is None else size(trend.series.kind, trend.last)
+
+
+def size(kind: Quantity, turn: Turn) -> str:
+    span = f"[{100 * turn.low:+.1f}, {100 * turn.high:+.1f}]"
+    return f"{shown_size(kind, turn.size)} {span}"
+
+
+def spark(trend: Trend) -> str:
+    """The newest nights as bars, from the lowest to the highest of them."""
+    values = [v.value for v in trend.series.values[-60:]]
+    if not values:
+        return ""
+    wide = min(WIDTH, len(values))
+    edges = [round(i * len(values) / wide) for i in range(wide + 1)]
+    bins = [statistics.median(values[a:b]) for a, b in itertools.pairwise(edges)]
+    low = min(bins)
+    high = max(bins)
+    if high - low < 1e-9 * abs(high):
+        return _LEVELS[3] * wide
+    return "".join(_LEVELS[round(7 * (b - low) / (high - low))] for b in bins)
+
+
+def past(trend: Trend) -> list[str]:
+    """Every change of level, the newest first."""
+    kind = trend.series.kind
+    sentences = []
+    for turn in reversed(trend.turns):
+        what = ", ".join(turn.subject) or "nothing recorded changed that night"
+        near = f"; within 2 nights: {', '.join(turn.near)}" if turn.near else ""
+        back = ", back to the level before" if turn.back else ""
+        sentences.append(f"{turn.date}  {size(kind, turn)}{back}: {what}{near}")
+    return sentences
+
+
+def lines(
+    nights: Sequence[Night],
+    trends: Sequence[Trend],
+    width: int,
+    *,
+    every: bool,
+    asv: Collection[tuple[str, str]] | None = None,
+) -> list[str]:
+    """One block a case; stable figures only with ``every``. ``asv`` is what asv itself found."""
+    shown = [
+        t for t in trends if every or t.status not in (TrendStatus.STABLE, TrendStatus.INSUFFICIENT)
+    ]
+    noun = "night" if len(nights) == 1 else "nights"
+    days = f"{nights[0].started_at[:10]} to {nights[-1].started_at[:10]}"
+    machines = sorted({t.series.machine for t in trends})
+    page_lines = [f" {headline(trends)}"]
+    page_lines += wrap(
+        f" {len(trends)} figures of {len({t.series.case for t in trends})} cases on"
+        f" {', '.join(machines)}; {len(nights)} {noun}, {days}",
+        width,
+        1,
+    )
+    page_lines.append(f" {counts(trends)}")
+    place = {case: i for i, case in enumerate(dict.fromkeys(_case(t) for t in shown))}
+    shown.sort(key=lambda t: place[_case(t)])
+    for (machine, case), of_case in groupby(shown, key=_case):
+        where = f"  ({machine})" if len(machines) > 1 else ""
+        page_lines += ["", *wrap(f" {case}{where}", width, 3)]
+        for trend in of_case:
+            page_lines += _rows(trend, width, every, asv)
+    hidden = len(trends) - len(shown)
+    if hidden and not every:
+        page_lines += ["", f" {hidden} more: scaleproof history CASE shows them"]
+    return page_lines
+
+
+def _case(trend: Trend) -> tuple[str, str]:
+    return trend.series.machine, trend.series.case
+
+
+def _rows(
+    trend: Trend, width: int, every: bool, asv: Collection[tuple[str, str]] | None
+) -> list[str]:
+    head = f"  {word(trend.status):<14}  {name(trend):<22}{newest(trend):>9}"
+    last = trend.last
+    since = (
+        f"since {last.date}" if last is not None and trend.status is not TrendStatus.STABLE else ""
+    )
+    shown = [f"{head}  {spark(trend)}".rstrip()]
+    if trend.status in (TrendStatus.REGRESSED, TrendStatus.IMPROVED):
+        shown += wrap(f"{'':18}{change(trend)} {since}: {trend.why}", width, 18)
+        if asv is not None and trend.status is TrendStatus.REGRESSED:
+            seen = "agrees" if key(trend) in asv else "does not see it"
+            shown.append(f"{'':18}asv's own detector {seen}")
+    elif trend.why:
+        shown += wrap(f"{'':18}{trend.why}", width, 18)
+    if every:
+        for line in past(trend):
+            shown += wrap(f"{'':18}{line}", width, 20)
+    return shown

@@ -1,1 +1,0 @@
-"""Their table and their page."""

@@ -1,1 +1,0 @@
-"""Their tables."""

@@ -1,1 +1,0 @@
-"""Texts for other places: comments, summaries, annotations."""

@@ -1,0 +1,213 @@
+"""Columns of codecs beside dense training: what each costs, and below which link rate it wins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from harness.analysis.choices import compressors
+from harness.analysis.choices.compressors import DENSE, EncodingCost, Pays, TunedLoss
+from harness.base.formatting import si
+from harness.cases import Plan
+from harness.interface.report.page.svg import Curve
+from harness.interface.report.tabled import Table, TitledTable
+from harness.interface.report.text import Column
+from harness.record import RunRecord
+
+#: Link rates in bit/s at which steps are shown.
+RATES = (100e6, 1e9, 10e9)
+#: What a plan of codecs is called that looks for each one's best learning rate.
+TUNED = " codecs, tuned"
+#: Link rates of the chart.
+DRAWN_GBPS = (0.1, 0.316, 1.0, 3.16, 10.0)
+#: Codecs on it, beside dense: as many as can be told apart.
+MOST_DRAWN = 5
+#: A loss so many times that of dense training is one.
+WORSE = 1.05
+
+
+def compared(plan: Plan) -> bool:
+    """Whether a plan holds codecs against dense training, and nothing else that trains."""
+    first, *others = plan.arms
+    coded = [arm for arm in others if arm.case.compressor]
+    apart = [arm for arm in others if not arm.case.communicate]
+    return first.name == DENSE and bool(coded) and len(coded) + len(apart) == len(others)
+
+
+def columns(
+    costs: Sequence[EncodingCost], here: float, rates: Sequence[float] = RATES
+) -> Iterator[Column[EncodingCost]]:
+    """The columns of a codec's line beyond its measured metrics."""
+    alternatives = dict.fromkeys(other for cost in costs for other in cost.pays)
+    yield Column(
+        "B/param", 70, lambda c: f"{c.bytes_per_parameter:.3g}", raw=lambda c: c.bytes_per_parameter
+    )
+    yield Column("encode", 65, lambda c: si(c.encode_s, "s") if c.encode_s is not None else "")
+    yield Column("decode", 64, lambda c: si(c.decode_s, "s") if c.decode_s is not None else "")
+    for rate in rates:
+        yield Column(_rate(rate), 85, _at(rate, here), raw=_raw_at(rate, here))
+    yield Column("wins below", 94, lambda c: _told(c.pays.get(DENSE)), raw=_raw)
+    yield Column("from .. to", 40, lambda c: _ends(c.pays.get(DENSE)))
+    for other in alternatives:
+        if other != DENSE:
+            yield Column(f"of {other}", 60, _beside(other))
+    yield Column(
+        "loss", 91, lambda c: f"{c.loss:.3f}" if c.loss is not None else "", raw=lambda c: c.loss
+    )
+
+
+def _raw(c: EncodingCost) -> float | None:
+    dense = c.pays.get(DENSE)
+    return None if dense is None else min(dense.rate, 1e15)
+
+
+def _beside(other: str) -> Callable[[EncodingCost], str]:
+    return lambda cost: _told(cost.pays.get(other))
+
+
+def _at(rate: float, here: float) -> Callable[[EncodingCost], str]:
+    return lambda cost: si(cost.at(rate, here), "s")
+
+
+def _raw_at(rate: float, here: float) -> Callable[[EncodingCost], float]:
+    return lambda cost: cost.at(rate, here)
+
+
+def _rate(rate: float) -> str:
+    """``100M``, ``10G``: a rate in bit/s as a header."""
+    return f"{rate / 1e9:g}G" if rate >= 1e9 else f"{rate / 1e6:g}M"
+
+
+def _told(pays: Pays | None) -> str:
+    if pays is None:
+        return ""
+    if pays.rate == 0:
+        return "never"
+    return "always" if math.isinf(pays.rate) else si(pays.rate, "bit/s")
+
+
+def _ends(pays: Pays | None) -> str:
+    if pays is None or pays.rate == 0:
+        return ""
+    high = "any" if math.isinf(pays.high) else si(pays.high, "bit/s")
+    return f"{si(pays.low, 'bit/s')} .. {high}"
+
+
+def notes(costs: Sequence[EncodingCost], here: float) -> list[str]:
+    """Explains the columns, and says what to take over this link."""
+    measured = "an unmeasured link" if math.isinf(here) else f"{si(here, 'bit/s')}"
+    sentences = [
+        f"measured over {measured}; columns of rates: a step, with as much more time for its bytes",
+        "wins below: the link rate at which it is as fast as dense (of X: as X)",
+    ]
+    dense = next((cost for cost in costs if cost.name == DENSE), None)
+    others = [cost for cost in costs if cost.pays]
+    if dense is None or not others:
+        return sentences
+    worse = [other for other in others if learned_less(other, dense)]
+    others = [other for other in others if other not in worse]
+    if worse:
+        names = ", ".join(cost.name for cost in worse)
+        sentences.append(f"learned less in as many steps, and are no choice as they are: {names}")
+    if not others:
+        return sentences
+    sentences.append(_here(others, dense, here))
+    for rate in RATES:
+        fastest = min([dense, *others], key=lambda cost: cost.at(rate, here))
+        gain = dense.at(rate, here) / fastest.at(rate, here)
+        wins = f"{fastest.name}, {gain:.2f}x of dense"
+        sentences.append(f"at {si(rate, 'bit/s')}: {'dense' if fastest is dense else wins}")
+    return sentences
+
+
+def _here(others: Sequence[EncodingCost], dense: EncodingCost, here: float) -> str:
+    """Which codecs win over the link that was there, and why the slowest of them loses."""
+    where = "here" if math.isinf(here) else f"at the {si(here, 'bit/s')} that this fabric gave"
+    ranked = sorted(others, key=lambda cost: cost.step_s)
+    winners = [cost for cost in ranked if cost.step_s < dense.step_s]
+    wins = [f"{winner.name} wins {dense.step_s / winner.step_s:.2f}x" for winner in winners[:2]]
+    if (last := ranked[-1]) not in winners:
+        coded = (last.encode_s or 0.0) + (last.decode_s or 0.0)
+        reason = f": its codec takes {si(coded, 's')}" if coded else ""
+        wins.append(f"{last.name} loses{reason}")
+    return f"{where}: {', '.join(wins)}"
+
+
+def learned_less(c: EncodingCost, dense: EncodingCost) -> bool:
+    """Whether its loss is above dense training's after as many steps; unknown is no reproach."""
+    return c.loss is not None and dense.loss is not None and c.loss > WORSE * dense.loss
+
+
+def tuned_table(losses: Sequence[TunedLoss]) -> Table[TunedLoss]:
+    """A line a codec: its best rate and loss beside dense training's, under one optimizer."""
+    return Table(
+        columns=[
+            Column("", 99, lambda t: t.name, left=True),
+            Column("optimizer", 98, lambda t: t.optimizer, left=True),
+            Column("rate", 90, lambda t: f"{t.lr:g}{'*' if t.at_edge else ''}", raw=lambda t: t.lr),
+            Column("loss", 97, lambda t: f"{t.loss:.3f}", raw=lambda t: t.loss),
+            Column("dense", 95, lambda t: _of_dense(t), raw=lambda t: t.dense_loss),
+            Column("its rate", 60, lambda t: "" if t.dense_lr is None else f"{t.dense_lr:g}"),
+            Column("of dense", 80, lambda t: _times(t)),
+        ],
+        rows=losses,
+    )
+
+
+def _of_dense(t: TunedLoss) -> str:
+    return "" if t.dense_loss is None else f"{t.dense_loss:.3f}"
+
+
+def _times(t: TunedLoss) -> str:
+    return "" if not t.dense_loss else f"{t.loss / t.dense_loss:.2f}x"
+
+
+def tuned_notes(losses: Sequence[TunedLoss], untrained: Sequence[str] = ()) -> list[str]:
+    """Says what was tried, where the grid may have been too small, and which codecs were not
+    trained.
+    """
+    factors = ", ".join(f"{factor:g}" for factor in compressors.FACTORS)
+    sentences = [
+        f"each at the best of {factors} times its optimizer's usual rate; so is dense training"
+    ]
+    if any(loss.at_edge for loss in losses):
+        sentences.append("*: the end of that grid: a better rate may lie beyond")
+    if untrained:
+        sentences.append(f"no loss at any rate: {', '.join(untrained)}")
+    if ruined := [f"{loss.name} at {lr:g}" for loss in losses for lr in loss.diverged]:
+        sentences.append(f"no loss was left: {', '.join(ruined)}")
+    return sentences
+
+
+def tuned_tables(run: RunRecord) -> Iterator[TitledTable]:
+    """Of every plan that looked for best rates."""
+    for plan in run.plans:
+        if plan.name.endswith(TUNED):
+            losses = compressors.best(run, plan)
+            notes = tuned_notes(losses, compressors.untrained(run, plan))
+            yield TitledTable(title=plan.name, table=tuned_table(losses), notes=notes)
+
+
+def curves(costs: Sequence[EncodingCost], here: float) -> list[Curve]:
+    """Steps over link rates, of dense and of the best that are a choice; none where none is."""
+    dense = next((cost for cost in costs if cost.name == DENSE), None)
+    wins = [
+        cost
+        for cost in costs
+        if DENSE in cost.pays
+        and cost.pays[DENSE].rate > 0
+        and not (dense is not None and learned_less(cost, dense))
+    ]
+    best = sorted(wins, key=lambda cost: cost.at(1e9, here))[:MOST_DRAWN]
+    flat = [None] * len(DRAWN_GBPS)
+    return [
+        Curve(
+            name=c.name,
+            x=DRAWN_GBPS,
+            y=[1e3 * c.at(rate * 1e9, here) for rate in DRAWN_GBPS],
+            low=flat,
+            high=flat,
+        )
+        for c in [*(cost for cost in costs if cost is dense), *best]
+        if best
+    ]

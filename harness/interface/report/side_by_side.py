@@ -1,0 +1,181 @@
+"""Cases side by side: what each takes, sends and holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.analysis.choices import compressors
+from harness.analysis.choices.compressors import EncodingCost
+from harness.base.documents import Json
+from harness.base.formatting import si
+from harness.cases import Arm, Form, Plan, metrics
+from harness.interface.report import batches, codecs
+from harness.interface.report.tabled import Table, TitledTable
+from harness.interface.report.text import Column
+from harness.record import RunRecord, Status, Verdict
+from harness.record.outcome import SEVERITY
+
+#: Fewer cases are a comparison of two, and have their own words.
+FEWEST_ARMS = 3
+#: What a metric is called in a narrow column.
+HEADERS = {
+    "throughput_ratio": "rate", "bubble_share": "bubble", "step_s": "step", "sent_bytes": "sent",
+    "time_to_loss": "to loss", "time_to_loss_ratio": "time", "samples_to_loss": "samples to loss",
+    "samples_to_loss_ratio": "samples", "peak_bytes": "peak",
+    "expert_load_variation": "load var", "dropped_tokens": "dropped",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class BesideLine:
+    """One case with its verdicts by metric; ``ideal`` is the share that its schedule leaves.
+
+    ``cost`` is what encoding costs, where codecs are compared.
+    """
+
+    arm: Arm
+    verdicts: Mapping[str, Verdict]
+    ideal: float | None
+    cost: EncodingCost | None = None
+
+
+def plans(run: RunRecord) -> list[Plan]:
+    """The plans whose cases stand side by side, and no ladder: more than two of them, or two that
+    no rule judges, whose figures would be shown nowhere.
+    """
+    return [
+        plan
+        for plan in run.plans
+        if (len(plan.arms) >= FEWEST_ARMS or (len(plan.arms) > 1 and _unjudged(run, plan)))
+        and plan.contrasts
+        and {contrast.against for contrast in plan.contrasts} <= {"nothing", "other"}
+    ]
+
+
+def _unjudged(run: RunRecord, plan: Plan) -> bool:
+    verdicts = run.verdicts_by_plan.get(plan.hash, ())
+    return bool(verdicts) and all(verdict.status is Status.RECORDED for verdict in verdicts)
+
+
+def of_plan(run: RunRecord, plan: Plan, rates: Sequence[float] = codecs.RATES) -> TitledTable:
+    """The table of one plan; ratios are to its first case.
+
+    Args:
+        rates: of links in bit/s, at which steps of codecs are shown.
+    """
+    costs = compressors.costs(run, plan) if codecs.compared(plan) else []
+    link_rate = compressors.link_bps(run, plan.arms[0].case)
+    by_name = {cost.name: cost for cost in costs}
+    named = {c.name: c for c in plan.contrasts}
+    by_arm: dict[str, dict[str, Verdict]] = {}
+    for verdict in run.verdicts_by_plan.get(plan.hash, ()):
+        if verdict.contrast in named:
+            contrast = named[verdict.contrast]
+            by_arm.setdefault(contrast.subject, {})[contrast.metric] = verdict
+    lines = []
+    for arm in plan.arms:
+        expected = run.described[arm.case.hash].expected if arm.case.hash in run.described else None
+        ideal = expected.ideal_efficiency if expected and expected.stages > 1 else None
+        verdicts = by_arm.get(arm.name, {})
+        lines.append(
+            BesideLine(arm=arm, verdicts=verdicts, ideal=ideal, cost=by_name.get(arm.name))
+        )
+    asked = list(dict.fromkeys(c.metric for c in plan.contrasts))
+    of_codecs = codecs.columns(costs, link_rate, rates) if costs else ()
+    table = Table(columns=[*_columns(asked, of_codecs)], rows=lines)
+    explained = [*notes(plan), *(codecs.notes(costs, link_rate) if costs else ())]
+    return TitledTable(
+        title=plan.name,
+        table=table,
+        notes=explained,
+        curves=codecs.curves(costs, link_rate),
+        x_label="link rate, Gbit/s",
+        y_label="step, ms",
+    )
+
+
+def _columns(
+    asked: Sequence[str], of_codecs: Iterable[Column[EncodingCost]]
+) -> Iterator[Column[BesideLine]]:
+    yield Column("", 99, lambda line: line.arm.name, left=True)
+    for name in asked:
+        yield _column(name, 90 - asked.index(name))
+        if name == "bubble_share":
+            yield Column("at best", 50, _left)
+    for column in of_codecs:
+        yield _of_cost(column)
+    yield Column("", 95, _worst, left=True)
+
+
+def _of_cost(column: Column[EncodingCost]) -> Column[BesideLine]:
+    """A column of costs on lines that may have none."""
+    raw = column.raw
+
+    def value(line: BesideLine) -> Json:
+        return None if line.cost is None or raw is None else raw(line.cost)
+
+    return Column(
+        column.header,
+        column.keep,
+        lambda line: "" if line.cost is None else column.cell(line.cost),
+        raw=None if raw is None else value,
+    )
+
+
+def _column(name: str, keep: int) -> Column[BesideLine]:
+    metric = metrics.metric(name)
+
+    def cell(line: BesideLine) -> str:
+        verdict = line.verdicts.get(name)
+        if verdict is None or verdict.value is None:
+            return "n/a" if verdict is not None else "1" if metric.form is not Form.ABSOLUTE else ""
+        if metric.unit == "1" and metric.form is Form.ABSOLUTE:
+            return f"{verdict.value:.1%}"
+        return f"{verdict.value:.3g}" if metric.unit == "1" else si(verdict.value, metric.unit)
+
+    def raw(line: BesideLine) -> float | None:
+        verdict = line.verdicts.get(name)
+        return None if verdict is None else verdict.value
+
+    return Column(HEADERS.get(name, name), keep, cell, raw=raw)
+
+
+def _left(line: BesideLine) -> str:
+    """The bubble that the schedule leaves with equal stages."""
+    return "" if line.ideal is None else f"{1 - line.ideal:.1%}"
+
+
+def _worst(line: BesideLine) -> str:
+    """The worst verdict of the case; nothing where nothing was asked."""
+    statuses = sorted((verdict.status for verdict in line.verdicts.values()), key=SEVERITY.index)
+    return "" if not statuses or statuses[0] is Status.RECORDED else str(statuses[0])
+
+
+def notes(plan: Plan) -> list[str]:
+    """Explains its columns."""
+    of = {
+        HEADERS.get(contrast.metric, contrast.metric): metrics.metric(contrast.metric)
+        for contrast in plan.contrasts
+    }
+    ratios = [name for name, metric in of.items() if metric.form is not Form.ABSOLUTE]
+    sentences = (
+        [f"{', '.join(ratios)}: beside {plan.arms[0].name}, in the same blocks"] if ratios else []
+    )
+    if plan.to_loss is not None and any(m.of_loss for m in of.values()):
+        sentences.append(f"to loss: until it is {plan.to_loss:g} nats above its data's entropy")
+    return sentences
+
+
+def tables(run: RunRecord) -> list[TitledTable]:
+    """Every such plan."""
+    return [of_plan(run, plan) for plan in plans(run)]
+
+
+def plan_tables(run: RunRecord) -> list[TitledTable]:
+    return [*tables(run), *codecs.tuned_tables(run), *batches.tables(run)]
+
+
+def lines(run: RunRecord, width: int) -> list[str]:
+    """For a terminal."""
+    return [line for table in plan_tables(run) for line in table.lines(width)]

@@ -1,1 +1,0 @@
-"""Tables side by side: two runs, machines, a case and its remedies."""

@@ -1,1 +1,0 @@
-"""Measurements of the hardware itself: its fabric, its slow nodes, its bits."""

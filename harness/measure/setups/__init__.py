@@ -1,1 +1,0 @@
-"""A case in several environments, in the same blocks: which is faster, and since which version."""

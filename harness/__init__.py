@@ -50,7 +50,8 @@ if TYPE_CHECKING:  # for type checkers, as below
     from harness.training.callbacks.lightning import lightning_callback
     from harness.training.callbacks.transformers import transformers_callback
     from harness.training.context import Knobs, RankContext, Trainer
-    from harness.training.feeds import Batch, Feed, Source, images, labels, uniform
+    from harness.training.data import Batch, images, labels, uniform
+    from harness.training.feeds import Feed, Source
     from harness.training.observe.spans import span
     from harness.training.script.measured import measured
     from harness.training.script.recording import measure_steps

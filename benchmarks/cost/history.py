@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.base import programs
 from harness.features.history import asv_results
-from harness.features.history.asv_results import publish
+from harness.features.history.asv_page import publish
 from harness.features.history.ingest import ingest
 from harness.features.history.night import nights
 from harness.features.history.trends import trends

@@ -32,7 +32,7 @@ from scipy.stats import linregress, t as t_distribution
 
 from harness.analysis.judging import verdicts
 from harness.analysis.reading import load
-from harness.analysis.samples import steadiness
+from harness.analysis.samples import calibration
 from harness.analysis.verify import verify
 from harness.interface.report import tables
 from harness.interface.report.page import page
@@ -95,8 +95,8 @@ def grown(launches: int, folder: Path) -> RunRecord:
         launches=tuple(entered), head="", verdicts=(), elapsed_s=elapsed_s,
         device_s=elapsed_s * sum(run.settings.nodes),
     )  # fmt: skip
-    pilots_read = steadiness.read(record, folder)
-    record = dataclasses.replace(record, launch_sd=steadiness.launch_sd(pilots_read))
+    pilots_read = calibration.read(record, folder)
+    record = dataclasses.replace(record, launch_sd=calibration.launch_sd(pilots_read))
     return dataclasses.replace(record, verdicts=verdicts.verdicts(record))
 
 

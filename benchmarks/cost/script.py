@@ -41,7 +41,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from harness.base.stats import t_interval
 from harness.cases import CaseSpec, Device, Mode
 from harness.cases.script import parse
-from harness.launch.wire.evidence import Beats
+from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec, Script
 from harness.training.rank.setup import RankPlace
 from harness.training.script.evidence import begin, rank_of

@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 from harness.base.stats import t_interval
-from harness.launch.wire.evidence import Beats, Phase
+from harness.launch.wire.beats import Beats, Phase
 from harness.training.accelerator import Accelerator
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.observe.intake import Intake
 from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span

@@ -15,9 +15,9 @@ from typing import Any
 
 from harness.analysis.audit import audit, strays
 from harness.analysis.judging import contrast_data, verdicts
-from harness.analysis.samples import bits, figures, references, script, steadiness
+from harness.analysis.samples import bits, calibration, figures, references, script
 from harness.analysis.timeline.close import budget_of, talks, trace_path
-from harness.base import errors, files
+from harness.base import files, host_errors
 from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
 from harness.base.packs import is_there, opened
@@ -90,7 +90,7 @@ def _beside(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Verifi
     except ScaleproofError:
         raise
     except Exception as error:
-        if (lacking := errors.by_host(error)) is not None:
+        if (lacking := host_errors.by_host(error)) is not None:
             raise lacking from error
         unknown = [senseless(error)]
     return Verification(num_launches=0, num_samples=0, num_verdicts=0, differences=tuple(unknown))
@@ -418,16 +418,16 @@ def _digest(path: Path) -> str:
 def _windows(run: RunRecord, folder: Path) -> list[str]:
     """Whether steps and cuts are those that the pilots ask for, and were kept to."""
     differences = []
-    known = dict[str, steadiness.Pilot]()
+    known = dict[str, calibration.Pilot]()
     if run.complete and run.windows:
-        sd = steadiness.launch_sd(steadiness.read(run, folder, known=known))
+        sd = calibration.launch_sd(calibration.read(run, folder, known=known))
         if not same(sd, run.launch_sd):
             differences.append(f"launch_sd is {run.launch_sd}, the pilots give {sd}")
     for plan in run.plans:
         frozen = run.windows.get(plan.hash)
         settled = run.schema >= SETTLED_SINCE
-        windows = steadiness.read(run, folder, plan, known)
-        if settled and frozen and frozen != steadiness.windows(plan, windows, run.described):
+        windows = calibration.read(run, folder, plan, known)
+        if settled and frozen and frozen != calibration.windows(plan, windows, run.described):
             differences.append(f"{plan.name}: windows are {frozen}, the pilots give others")
         for launch in contrast_data.timed(run, plan, None):
             kept = run.window(plan, launch)

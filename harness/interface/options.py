@@ -17,7 +17,7 @@ from harness.cases.rules import load_thresholds
 from harness.cases.site import resolve
 from harness.host import machine, secrets
 from harness.interface.offered import OPTIONS, Option, from_environment
-from harness.launch import deploy
+from harness.launch import cluster
 
 
 def add_to(parser: argparse.ArgumentParser, *, cases: bool) -> None:
@@ -115,7 +115,7 @@ def engine_settings(values: Mapping[str, Any], catalogue: Catalogue) -> Mapping[
     file = values.get("cluster")
     if engine not in catalogue.entries["engines"]:
         return {}  # ``resolve`` says so
-    return deploy.cluster_settings(
+    return cluster.cluster_settings(
         Path(file) if file else None, engine, catalogue.entries["engines"]
     )
 

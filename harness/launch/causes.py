@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from harness.base.errors import LaunchError, SpecError
-from harness.launch.wire.evidence import Phase
+from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Collective, RankEnd, RankError
 from harness.record import Cause
 

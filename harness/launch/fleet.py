@@ -25,7 +25,7 @@ from harness.launch.agents import (
     mend,
     unreachable,
 )
-from harness.launch.deploy import WAITS
+from harness.launch.cluster import WAITS
 from harness.launch.engine import Ended, Job, State, Tick, Watch, Where
 from harness.launch.running import Running
 from harness.launch.wire.channel import Listener

@@ -39,8 +39,8 @@ from harness.launch.wire.messages import (
     Train,
     readings_file,
 )
-from harness.measure import describing
-from harness.measure.orders import Order
+from harness.measure import claims
+from harness.measure.order import Order
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RankRecord, Row
 from harness.record.fabric import label
 from harness.record.launch import BEHIND as BEHIND_SLOT, PASSING
@@ -95,7 +95,7 @@ class Bench:
             by_version.setdefault(case.setup if case.setup in versions else "", []).append(case)
         known: dict[str, Described] = {}
         for setup, asked in by_version.items():
-            witnesses = {c.hash: describing.witness(c, self.catalogue) for c in asked}
+            witnesses = {c.hash: claims.witness(c, self.catalogue) for c in asked}
             beside = [case for case in witnesses.values() if case is not None]
             every = list({case.hash: case for case in (*asked, *beside)}.values())
             answers = self.fleets.of(setup).describe([(c, self._files(c)) for c in every])
@@ -103,8 +103,8 @@ class Bench:
             for case in asked:
                 witness = witnesses[case.hash]
                 stated = None if witness is None else by_hash[witness.hash]
-                answer = describing.of_files(case, by_hash[case.hash], stated, self.catalogue)
-                known[case.hash] = describing.of_its_training(case, answer, self.catalogue)
+                answer = claims.of_files(case, by_hash[case.hash], stated, self.catalogue)
+                known[case.hash] = claims.of_its_training(case, answer, self.catalogue)
         return [known.get(c.hash, Described()) for c in cases]
 
     def _files(self, case: CaseSpec) -> dict[str, str]:

@@ -32,7 +32,8 @@ from harness.measure import (
     together,
 )
 from harness.measure.confirming import confirm
-from harness.measure.orders import Order, climb
+from harness.measure.order import Order
+from harness.measure.orders import climb
 from harness.measure.progress import Moment
 from harness.measure.session import Session
 from harness.measure.sweeper import Sweeper

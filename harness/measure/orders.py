@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -11,69 +10,13 @@ from harness.analysis import packing, rungs
 from harness.analysis.judging import biases, blockers, contrast_data, verdicts
 from harness.analysis.judging.blockers import room, too_large_for_one
 from harness.analysis.judging.verdicts import unconfirmed, undecided
-from harness.analysis.packing import Placement
-from harness.analysis.samples import references, steadiness
-from harness.analysis.samples.references import LossCurve
+from harness.analysis.samples import calibration, references
 from harness.base.formatting import duration
-from harness.cases import Arm, CaseSpec, Device, Plan, Role, Window, metrics
-from harness.launch.wire.messages import InjectedBitFlip, Script
+from harness.cases import Arm, CaseSpec, Device, Plan, Role, metrics
 from harness.measure import together
 from harness.measure.run import Run
 from harness.measure.session import Session
 from harness.record import Block, LaunchRecord, LaunchStatus, Purpose, Reason, RunRecord, Verdict
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """Which launch is wanted: of what, what for, and where in the protocol it stands.
-
-    ``reference`` is what its losses are compared with. ``seat`` is where it runs; None = on the
-    first nodes. ``streamed``: a reference too large for one device; ``replicates`` of it show how
-    much rounding changes a loss. ``script``: a user's own.
-    ``flip`` is planted where bits are compared. ``behind`` is the profile that is taken of the
-    steps behind the window.
-    """
-
-    plan: Plan
-    arm: Arm
-    purpose: Purpose
-    window: Window
-    turn: int = -1
-    attempt: int = 0
-    reference: LossCurve | None = None
-    seat: Placement | None = None
-    streamed: bool = False
-    replicates: int = 0
-    script: Script | None = None
-    flip: InjectedBitFlip | None = None
-    behind: "Order | None" = None
-
-    @property
-    def profiled(self) -> bool:
-        """Whether steps of it are traced, in its window or behind it."""
-        return self.purpose is Purpose.PROFILE or self.behind is not None
-
-    @property
-    def block(self) -> int:
-        """The block that a turn is in; -1 of what is in none."""
-        return self.turn // 2 if self.purpose in (Purpose.TIMED, Purpose.PROFILE) else -1
-
-    @property
-    def label(self) -> str:
-        """``gate``, ``pilot``, or the turn: ``t03`` and ``p00``, ``c03`` and ``q00`` to confirm."""
-        if self.purpose not in (Purpose.TIMED, Purpose.PROFILE):
-            return str(self.purpose)
-        letters = "tc" if self.purpose is Purpose.TIMED else "pq"
-        return f"{letters[self.attempt]}{self.turn:02}"
-
-    @property
-    def draw(self) -> int:
-        """The seed of the launch's own noise."""
-        place = f"{self.arm.name}-{self.purpose}-{self.attempt}-{self.turn}"
-        if self.purpose in (Purpose.PROBE, Purpose.ROUND):  # the same arm at several places
-            place += f"-{self.seat}"
-        return random.Random(f"{self.plan.protocol.seed}-{place}").randrange(2**31)
-
 
 #: Few pairs tell little of their scatter: what promises to take so many times the blocks that are
 #: left is begun all the same.
@@ -255,8 +198,8 @@ def _pilots(
         if have < (2 if single and slot is slots[0] else 1):
             yield have, slot
     for (arm,) in slots if single else ():
-        if steadiness.unsettled(
-            plan, arm, steadiness.read(run.bare(complete=False), run.folder, plan)
+        if calibration.unsettled(
+            plan, arm, calibration.read(run.bare(complete=False), run.folder, plan)
         ):
             yield 1, [arm]
 
@@ -323,10 +266,10 @@ def _count(run: Run, plan: Plan, arm: Arm, purpose: Purpose) -> int:
 
 def freeze(run: Run, plans: Sequence[Plan]) -> None:
     so_far = run.bare(complete=False)
-    usable_pilots = steadiness.read(so_far, run.folder)
-    run.launch_sd = steadiness.launch_sd(usable_pilots)
+    usable_pilots = calibration.read(so_far, run.folder)
+    run.launch_sd = calibration.launch_sd(usable_pilots)
     new = [plan for plan in plans if plan.hash not in run.windows]
-    run.freeze({plan.hash: steadiness.windows(plan, usable_pilots, run.described) for plan in new})
+    run.freeze({plan.hash: calibration.windows(plan, usable_pilots, run.described) for plan in new})
 
 
 def missing_profiles(

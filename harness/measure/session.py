@@ -16,12 +16,12 @@ from harness.base.packs import pack
 from harness.cases import CaseSpec, Catalogue, Device, Settings, Threshold
 from harness.host import admission
 from harness.host.admission import Finding, Level
-from harness.launch import deploy
+from harness.launch import cluster
 from harness.launch.engine import Where
 from harness.launch.wire.messages import HowFar
 from harness.measure.bench import Bench, figured
-from harness.measure.describing import DescribeCache
-from harness.measure.orders import Order
+from harness.measure.describe_cache import DescribeCache
+from harness.measure.order import Order
 from harness.measure.progress import INTERRUPTED, Looking, Moment, Progress, end_on_signals, waiting
 from harness.measure.run import Run
 from harness.record import LaunchRecord, Purpose, RunRecord
@@ -64,7 +64,7 @@ class Session:
             device=settings.device,
             shared_gpu=settings.shared_gpu,
             folder=results / "engine" / self.run.name,
-            settings=deploy.cluster_settings(file, settings.engine, catalogue.entries["engines"]),
+            settings=cluster.cluster_settings(file, settings.engine, catalogue.entries["engines"]),
         )
         self.bench: Bench = Bench(catalogue, self.engine, where, settings)
         self._examined = self._left = False

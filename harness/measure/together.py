@@ -14,7 +14,7 @@ from harness.cases import Arm, CaseSpec, Device, Plan, StandIn, Window
 from harness.cases.script import LAUNCHED
 from harness.host import copies
 from harness.launch.wire.messages import Script
-from harness.measure.orders import Order
+from harness.measure.order import Order
 from harness.measure.run import Run
 from harness.measure.session import Session
 from harness.record import Purpose

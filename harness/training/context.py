@@ -20,7 +20,7 @@ from harness.cases import Batching, CaseSpec, Dim, Mesh, Precision, Supports
 from harness.cases.heads import NAMES, check_imported, facts, read_head
 from harness.record import ExecutedModel
 from harness.training import optimizers
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.optimizers import note_outer
 from harness.training.tuning.recompute import OnHost
 from harness.training.tuning.tuned import tune

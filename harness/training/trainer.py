@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from harness.cases import Passes
 from harness.record import Category, ExecutedModel, ModelFacts
 from harness.training.context import RankContext
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.observe.spans import span
 from harness.training.tuning import kernels
 from harness.training.tuning.scaling import Scaled

@@ -14,9 +14,9 @@ that tests this script and the order of every call, and nothing of a GPU's speed
 MIG and MPS are left alone. On a bare machine ``--wheels`` names a folder of wheels (of ``pip
 download``, elsewhere).
 
-What one GPU cannot tell: anything of NCCL between ranks, and whether anything scales. A third slot
-would take scripts of others (``python tests/acceptance/public_scripts.py --only GPU:``), a fourth
-one, on two GPUs, ``pytest suites/ --gpus 2``.
+One GPU cannot show NCCL between ranks, nor whether anything scales. A third slot would run public
+scripts (``python benchmarks/experiments/public_scripts.py --only GPU:``), and a fourth one, on two
+GPUs, ``pytest suites/ --gpus 2``.
 """
 
 from __future__ import annotations

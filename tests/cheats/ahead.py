@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.training.context import Knobs, RankContext
-from harness.training.feeds import Batch, whole_epochs
+from harness.training.data import Batch
+from harness.training.feeds import whole_epochs
 from harness.training.models import mlp
 from harness.training.strategies import ddp
 from harness.training.strategies.ddp import expect  # noqa: F401

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from harness.training.context import Knobs, RankContext
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.strategies import ddp
 from harness.training.strategies.ddp import expect  # noqa: F401
 from harness.training.trainer import LocalTrainer

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from harness.training.context import Knobs, RankContext
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.strategies import ddp
 from harness.training.strategies.ddp import expect  # noqa: F401
 from harness.training.trainer import LocalTrainer

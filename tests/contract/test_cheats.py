@@ -25,7 +25,7 @@ from harness.cases import (
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
 from harness.measure.measurer import moment
-from harness.measure.orders import Order
+from harness.measure.order import Order
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import Described, LaunchRecord, Purpose

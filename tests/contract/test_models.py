@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.base.errors import SpecError
 from harness.cases import Catalogue, Device, Precision, Site
 from harness.training.context import build_model, load, make_batch
+from harness.training.data import hashed
 from harness.training.describe import model_facts
-from harness.training.feeds import hashed
 from harness.training.models import decoder, paced
 
 KNOWN = Catalogue()

@@ -18,10 +18,11 @@ from harness.launch import causes
 from harness.launch.deploy import open_worlds
 from harness.launch.engine import Where
 from harness.launch.engines.emulated import Emulated
-from harness.launch.wire.evidence import Beats, Phase, lives
+from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.evidence import lives
 from harness.launch.wire.messages import Deadlines, LaunchSpec, Timed
 from harness.measure.bench import Bench
-from harness.measure.orders import Order
+from harness.measure.order import Order
 from harness.record import Purpose
 from tests.waiting import until
 

@@ -15,7 +15,7 @@ from harness.cases import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 from harness.launch.engine import Where
 from harness.launch.wire.evidence import lives
 from harness.measure.bench import Bench
-from harness.measure.orders import Order
+from harness.measure.order import Order
 from harness.record import Described, Purpose
 from harness.training.agent.world import GROUPS, Straggler
 

@@ -26,7 +26,7 @@ from harness.cases.targets import plans_of
 from harness.interface.cli.main import main, verbs
 from harness.interface.cli.verbs.read.timeline import _of_traces
 from harness.interface.offered import OPTIONS
-from harness.launch import deploy
+from harness.launch import cluster
 from tests.analysis.timeline.writing import event, step
 
 ROOT = Path(__file__).parents[2]
@@ -182,7 +182,7 @@ def test_any_cluster_file(data: st.DataObject, engine: str, tmp_path: Path) -> N
         if isinstance(table, dict)
     )
     file.write_text(text)
-    refused(lambda: deploy.cluster_settings(file, engine if engine in known else "hosts", known))
+    refused(lambda: cluster.cluster_settings(file, engine if engine in known else "hosts", known))
 
 
 @given(data=st.data())

@@ -13,7 +13,7 @@ import pytest
 from harness.base.errors import ConfigError, LaunchError, SpecError
 from harness.cases import Catalogue, Device
 from harness.cases.site import parse_nodes, resolve
-from harness.launch import deploy
+from harness.launch import cluster
 from harness.launch.emulation import shaping
 from harness.launch.engine import Deployment, State
 from harness.launch.engines import emulated, hosts, monarch, slurm
@@ -58,7 +58,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_a_cluster_file_replaces_defaults(tmp_path: Path) -> None:
     path = write(tmp_path, "[slurm]\npartition = 'gpu'\nmodules = ['cuda']\n[ray]\naddress = 'x'\n")
-    settings = deploy.cluster_settings(path, "slurm", ENGINES)
+    settings = cluster.cluster_settings(path, "slurm", ENGINES)
     assert (settings["partition"], settings["modules"], settings["account"]) == (
         "gpu",
         ["cuda"],
@@ -68,15 +68,15 @@ def test_a_cluster_file_replaces_defaults(tmp_path: Path) -> None:
 
 def test_how_long_a_collective_may_take_can_be_set_for_every_engine(tmp_path: Path) -> None:
     path = write(tmp_path, "[local]\ncollective_s = 300\n")
-    assert deploy.cluster_settings(path, "local", ENGINES)["collective_s"] == 300
+    assert cluster.cluster_settings(path, "local", ENGINES)["collective_s"] == 300
     with pytest.raises(ConfigError, match="seconds above 0"):
-        deploy.cluster_settings(write(tmp_path, "[local]\ncollective_s = -1\n"), "local", ENGINES)
+        cluster.cluster_settings(write(tmp_path, "[local]\ncollective_s = -1\n"), "local", ENGINES)
 
 
 def test_every_mistake_of_a_cluster_file_is_told_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, "[slurm]\npartitoin = 'gpu'\nmodules = 'cuda'\n[slurmm]\na = 1\n")
     with pytest.raises(ConfigError) as error:
-        deploy.cluster_settings(path, "slurm", ENGINES)
+        cluster.cluster_settings(path, "slurm", ENGINES)
     text = str(error.value)
     assert "3 problems" in text
     for words in ("line 2", "did you mean 'partition'?", "line 3", "expected a list", "'slurm'?"):
@@ -86,16 +86,16 @@ def test_every_mistake_of_a_cluster_file_is_told_with_its_line(tmp_path: Path) -
 @pytest.mark.parametrize("text", ["[slurm", "slurm = 3"])
 def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError):
-        deploy.cluster_settings(write(tmp_path, text), "slurm", ENGINES)
+        cluster.cluster_settings(write(tmp_path, text), "slurm", ENGINES)
     with pytest.raises(ConfigError, match="cannot be read"):
-        deploy.cluster_settings(tmp_path / "missing.toml", "slurm", ENGINES)
+        cluster.cluster_settings(tmp_path / "missing.toml", "slurm", ENGINES)
 
 
 def test_a_command_as_python_is_a_list(tmp_path: Path) -> None:
     """A text with blanks would be the name of one program."""
     file = write(tmp_path, '[slurm]\npython = "apptainer exec image.sif python"')
     with pytest.raises(ConfigError, match=r'\["apptainer", "exec", "image.sif", "python"\]'):
-        deploy.cluster_settings(file, "slurm", ENGINES)
+        cluster.cluster_settings(file, "slurm", ENGINES)
 
 
 def deployment(engine: str, shape: tuple[int, ...], /, **settings: Any) -> Deployment:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.cases import CaseSpec, Catalogue, Device, Site
-from harness.measure import describing
+from harness.measure import claims
 from harness.record import Described, Reference
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
@@ -21,11 +21,9 @@ def test_a_head_that_was_changed_since_the_plan_is_refused(tmp_path: Path) -> No
     path.write_text(HEAD.format("shard_ordered"))
     known = Catalogue([tmp_path])
     case = known.normalise(SITE.case("turncoat/mlp-nano"))
-    assert (
-        "no word of what is expected" in describing.of_files(case, Described(), None, known).error
-    )
+    assert "no word of what is expected" in claims.of_files(case, Described(), None, known).error
     path.write_text(HEAD.format("micro_batched"))
-    answer = describing.of_files(case, Described(), None, known)
+    answer = claims.of_files(case, Described(), None, known)
     assert "another one than when the case was planned" in answer.error
 
 
@@ -35,10 +33,10 @@ def test_a_witness_has_the_files_of_the_model_alone(tmp_path: Path) -> None:
     known = Catalogue([tmp_path])
     knobs = {"paced.step_ms": 5.0, "read.workers": 2}
     case = known.normalise(SITE.case("mine/paced-small", data="read", knobs=knobs))
-    witness = describing.witness(case, known)
+    witness = claims.witness(case, known)
     assert witness is not None and (witness.strategy, witness.data) == ("single", "resident")
     assert witness.knobs == {"paced.step_ms": 5.0}
-    assert describing.witness(known.normalise(SITE.case("ddp/mlp-nano")), known) is None
+    assert claims.witness(known.normalise(SITE.case("ddp/mlp-nano")), known) is None
 
 
 @pytest.mark.parametrize("other", [dict(micro_batch=4), dict(seed=1), dict(model="moe")])
@@ -48,7 +46,7 @@ def test_a_key_that_a_file_forges_is_not_another_trainings(other: dict[str, obje
     reference = Reference(key="forged", shards=2, limit=0.0, memory_bytes=1)
 
     def key(case: CaseSpec) -> str:
-        answer = describing.of_its_training(case, Described(reference=reference), known)
+        answer = claims.of_its_training(case, Described(reference=reference), known)
         assert answer.reference is not None
         return answer.reference.key
 

@@ -14,7 +14,7 @@ from harness.analysis.judging import verdicts
 from harness.base.errors import RetryableError
 from harness.cases import CaseSpec, Catalogue, Device, Site
 from harness.measure.measurer import moment
-from harness.measure.orders import Order
+from harness.measure.order import Order
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.measure.sweeper import Sweeper

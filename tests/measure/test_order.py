@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis.packing import Placement
 from harness.cases import Window
-from harness.measure.orders import Order
+from harness.measure.order import Order
 from harness.record import Purpose, RunRecord
 
 

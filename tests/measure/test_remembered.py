@@ -8,7 +8,8 @@ import pytest
 
 from harness.base import files
 from harness.cases import CaseSpec, Catalogue, Device, Site
-from harness.measure.describing import DescribeCache, described
+from harness.measure.describe_cache import DescribeCache
+from harness.measure.describing import described
 from harness.record import Described
 
 KNOWN = Catalogue()

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
-from harness.training import feeds
+from harness.training import data
 from harness.training.context import Knobs, RankContext
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 KNOBS = dict(bug="none")
 
-_permutation, _shard_of = feeds.permutation, feeds.shard_of
+_permutation, _shard_of = data.permutation, data.shard_of
 
 
 def expect(
@@ -113,9 +113,9 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> Manual:
     """Broadcast the start, then train."""
     bug = knobs["bug"]
     if bug == "no_set_epoch":
-        feeds.permutation = lambda n, seed, epoch: _permutation(n, seed, 0)
+        data.permutation = lambda n, seed, epoch: _permutation(n, seed, 0)
     if bug == "same_shard":
-        feeds.shard_of = lambda ids, shard, per: _shard_of(ids, 0, per)
+        data.shard_of = lambda ids, shard, per: _shard_of(ids, 0, per)
     if bug != "no_broadcast":
         for p in model.parameters():
             dist.broadcast(p.data, 0)

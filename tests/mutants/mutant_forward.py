@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from harness.training.context import Knobs, RankContext
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.strategies import ddp, ddp_join
 from harness.training.trainer import LocalTrainer
 

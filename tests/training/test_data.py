@@ -8,17 +8,17 @@ import sys
 import pytest
 import torch
 
-from harness.training import feeds
+from harness.training import data
 from harness.training.observe import intake
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda ids: feeds.hashed(ids, 4),
-        lambda ids: feeds.uniform(ids, 4),
-        lambda ids: feeds.images(ids, 8),
-        lambda ids: feeds.labels(ids, 10),
+        lambda ids: data.hashed(ids, 4),
+        lambda ids: data.uniform(ids, 4),
+        lambda ids: data.images(ids, 8),
+        lambda ids: data.labels(ids, 10),
         lambda ids: intake.row_hashes(torch.zeros(3, 70_000, device=ids.device)),
     ],
 )

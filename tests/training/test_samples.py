@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.cases import Batching, Dim, Mesh
-from harness.training.feeds import Sampler
+from harness.training.data import Sampler
 from harness.training.models import decoder, ragged
 
 SIZE = {**decoder.SIZES["nano"], "length_dist": "uniform"}

@@ -160,7 +160,7 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 #: One-sided 70 % of a normal: beside the judge's own interval, a wrong PASS stays under 1 %
-#: (``tests/acceptance/rates.py``). And differences that no chance explains: 1 in 200.
+#: (``benchmarks/experiments/rates.py``). And differences that no chance explains: 1 in 200.
 UPPER = 0.52
 CLEAR = 2.6
 #: How often a baseline is probed alone, at most: the first time, and where nothing else is open.

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from harness.analysis.judging.contrast_data import Conclusion, ContrastData
+from harness.analysis.judging.contrast_data import ContrastData
+from harness.analysis.judging.question import Conclusion
 from harness.analysis.samples import references, same_training
 from harness.base.documents import fields_of
 from harness.cases import (

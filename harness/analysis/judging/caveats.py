@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
 from harness.analysis.judging import biases, blockers
-from harness.analysis.judging.contrast_data import Conclusion, ContrastData
+from harness.analysis.judging.contrast_data import ContrastData
+from harness.analysis.judging.question import Conclusion
 from harness.analysis.samples import references, steadiness
 from harness.analysis.samples.figures import SMOOTH
 from harness.cases import metrics

@@ -5,14 +5,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
-from harness.analysis.judging.biases import Bias
-from harness.analysis.judging.points import allowed, figure
+from harness.analysis.judging.attained import allowed
+from harness.analysis.judging.figures import figure
 from harness.cases import Arm, CaseSpec, Contrast, Form, Plan, Role, Statistic, Threshold, metrics
 from harness.cases.metrics import METRICS
 from harness.host.machine import Machine
-from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status
+from harness.record import LaunchRecord, Purpose, RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,51 +225,3 @@ class ContrastData:
     def pilots_of(self, names: Iterable[str]) -> Sequence[LaunchRecord]:
         """The pilots of some of the plan's arms."""
         return self.run.pilots_of({self.plan.arm(name).case.hash for name in names})
-
-
-class Conclusion(NamedTuple):
-    """A status and why."""
-
-    status: Status
-    reason: Reason
-    detail: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """One metric of one thing, with its evidence.
-
-    ``first`` are the values that are judged, ``again`` those of the fresh set that confirms a FAIL,
-    ``p95`` the first values on the 95th percentile of steps, ``horizon`` the most first values that
-    there may be in the end. ``perfect`` is the value of perfect scaling, which a true value hardly
-    exceeds; ``gain`` is the factor that a sharded optimizer may add to it. ``impossible`` says what
-    else cannot be true.
-
-    An ``obstacle`` keeps the Question from being judged at all. With a ``doubt`` neither PASS nor
-    FAIL stands, nor does one that one of the ``tilts`` could have made. ``unquiet`` says what other
-    programs took meanwhile, for readers of a figure that no rule judges. ``claimed`` is what only
-    the user's file says and nothing checks: a PASS then becomes RECORDED.
-    ``place`` says which arm kept its place where there are others: a PASS or FAIL holds for that
-    one.
-    """
-
-    name: str
-    case: str
-    metric: str
-    against: str
-    case_hash: str = ""
-    plan: str = ""
-    first: tuple[float, ...] = ()
-    again: tuple[float, ...] = ()
-    p95: tuple[float, ...] = ()
-    horizon: int = 0
-    launches: tuple[str, ...] = ()
-    obstacle: Conclusion | None = None
-    doubt: Conclusion | None = None
-    tilts: tuple[Bias, ...] = ()
-    unquiet: str = ""
-    claimed: str = ""
-    place: str = ""
-    perfect: float | None = None
-    gain: float = 1.0
-    impossible: str = ""

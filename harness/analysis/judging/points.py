@@ -1,62 +1,15 @@
 """Scaling points: throughput, speedup, efficiency and attainment of each world size."""
 
-import math
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 
 from harness.analysis.judging.contrast_data import ideal, pairs, timed, values_of
+from harness.analysis.judging.figures import factor, figure
 from harness.analysis.judging.judge import estimate
 from harness.analysis.roofline import mfu_of
 from harness.base import stats
-from harness.cases import CaseSpec, Contrast, Device, Form, Metric, Mode, Plan, Statistic
+from harness.cases import CaseSpec, Contrast, Device, Form, Mode, Plan, Statistic
 from harness.cases.metrics import Factor, metric
-from harness.host.devices import peaks
-from harness.record import Expected, LaunchRecord, Purpose, RunRecord, ScalingPoint
-from harness.record.fabric import swept
-
-#: What is lacking where a factor is unknown.
-NEEDED = {
-    Factor.TOKENS: "the tokens of a sample, which this model or script does not state",
-    Factor.MODEL_FLOPS: "the FLOPs of a sample, which this model or script does not state",
-    Factor.HARDWARE_FLOPS: "the FLOPs that are computed again, which could not be counted",
-    Factor.DEVICES: "a device for each rank: these share one",
-    Factor.PEAK: "a device whose peak in this precision is known (harness/host/devices.toml)",
-}
-
-
-def figure(
-    run: RunRecord, case: CaseSpec, launch: LaunchRecord, metric: Metric, *, tail: bool = False
-) -> float | None:
-    """The value of a metric in a launch of this case, in SI units; None where a part is unknown."""
-    reading = launch.value(metric, tail=tail)
-    times = [factor(run, case, name) for name in metric.times]
-    over = [factor(run, case, name) for name in metric.over]
-    if reading is None or None in times or not all(over):
-        return None
-    return reading * math.prod(map(float, filter(None, times))) / math.prod(filter(None, over))
-
-
-def factor(run: RunRecord, case: CaseSpec, name: Factor) -> float | None:
-    """A fact of a case or of its device; None where it is unknown.
-
-    Model FLOPs count each operation of forward and backward once, hardware FLOPs also what is
-    computed again (A. Chowdhery et al., "PaLM", JMLR 24, 2023, appendix B). Samples that are no
-    sequences have no tokens, cores and parts of a GPU no peak.
-    """
-    if name is Factor.DEVICES:
-        return None if run.settings.shared_gpu else float(case.world_size)
-    if name is Factor.PEAK:
-        part = run.machine.mig  # its name is that of the whole GPU
-        return None if part or case.device is Device.CPU else peaks(run.machine.gpu).get(case.dtype)
-    described = run.described.get(case.hash)
-    if described is None or described.facts is None:
-        return None
-    facts = described.facts
-    if name is Factor.TOKENS:
-        return float(facts.tokens_per_sample) if facts.tokens_per_sample > 1 else None
-    if name is Factor.MODEL_FLOPS:
-        return facts.flops_per_sample or None
-    again = facts.again_flops_per_sample
-    return None if again is None else facts.flops_per_sample + again or None
+from harness.record import LaunchRecord, RunRecord, ScalingPoint
 
 
 def budgets(run: RunRecord, case: CaseSpec) -> list[LaunchRecord]:
@@ -170,57 +123,3 @@ def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
     achieved = flops(run, plan, arm)
     peak = factor(run, plan.arm(arm).case, Factor.PEAK)
     return achieved / peak if achieved is not None and peak else None
-
-
-#: Share of a step behind which an all-reduce of gradients can be hidden: the backward pass is two
-#: thirds of it, and the last bucket is ready only at its end.
-HIDDEN = 0.6
-#: The same for sharded weights, which are also gathered during the forward pass.
-HIDDEN_SHARDED = 0.9
-#: The operation whose bus bandwidth stands for a world's.
-OPERATION = "all_reduce"
-
-
-def allowed(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
-    """The largest efficiency that this run's fabric and baseline allow, at most 1.
-
-    None if no sweep measured the fabric of this world, or if the baseline is not one device.
-    """
-    case = plan.arm(contrast.subject).case
-    base = plan.arm(contrast.baseline[0]).case
-    expected, alone = (run.described[c.hash].expected for c in (case, base))
-    rate = bus_bps(run, case)
-    steps = [
-        launch.steps.mean_s
-        for launch in run.by_plan.get(plan.hash, ())
-        if _measured(launch) and launch.arm == contrast.baseline[0] and launch.steps
-    ]
-    if base.world_size > 1 or expected is None or alone is None or not rate or not steps:
-        return None
-    step_s = median(steps) * expected.global_batch / alone.global_batch / case.world_size
-    exchange_s = max(expected.sent_bytes, default=0.0) / rate
-    exposed_s = max(0.0, exchange_s - _hidden(expected) * step_s)
-    return step_s / (step_s + exposed_s)
-
-
-def _measured(launch: LaunchRecord) -> bool:
-    return launch.purpose is Purpose.TIMED and launch.usable and not launch.attempt
-
-
-def _hidden(expected: Expected) -> float:
-    sharded = any("Shard" in placed for placed in expected.placements)
-    return HIDDEN_SHARDED if sharded else HIDDEN
-
-
-def bus_bps(run: RunRecord, case: CaseSpec) -> float | None:
-    """The bus bandwidth of the ranks of a case by this run's sweeps, B/s; that of the largest world
-    on as many nodes if its own world was not swept.
-    """
-    of_nodes = [
-        sweep
-        for sweep in swept(run.fabric, attempt=0)
-        if sweep.operation == OPERATION and len(sweep.nodes) == len(case.nodes) and sweep.bus_bps()
-    ]
-    same_world = [sweep for sweep in of_nodes if sweep.nodes == case.nodes]
-    chosen = max(same_world or of_nodes, key=lambda sweep: sum(sweep.nodes), default=None)
-    return None if chosen is None else median(chosen.bus_bps())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from harness.analysis.judging.caveats import unfit_host
-from harness.analysis.judging.contrast_data import Conclusion, Question
+from harness.analysis.judging.question import Conclusion, Question
 from harness.cases import Threshold, heads
 from harness.host import devices
 from harness.host.fabric import LinkClass

@@ -7,27 +7,16 @@ from statistics import fmean
 from typing import NamedTuple
 
 from harness.analysis.judging import biases, fingerprint, judge
+from harness.analysis.judging.attained import bus_bps
 from harness.analysis.judging.biases import ADAMW_BYTES, MEMORY_BYTES, tilts
 from harness.analysis.judging.blockers import obstacle, unmeasured
 from harness.analysis.judging.caveats import claimed, doubt, unquiet
-from harness.analysis.judging.contrast_data import (
-    Conclusion,
-    ContrastData,
-    Question,
-    judged_of,
-    pairs,
-    timed,
-)
-from harness.analysis.judging.judge import (
-    ALPHA,
-    Judged,
-    estimate,
-    judge_values,
-    lag1,
-    more_pairs,
-    worst,
-)
-from harness.analysis.judging.points import NEEDED, bus_bps, factor, mfu, roofline_mfu
+from harness.analysis.judging.contrast_data import ContrastData, judged_of, pairs, timed
+from harness.analysis.judging.figures import NEEDED, factor
+from harness.analysis.judging.judge import ALPHA, Judged, estimate, judge_values, lag1, worst
+from harness.analysis.judging.points import mfu, roofline_mfu
+from harness.analysis.judging.promise import more_pairs
+from harness.analysis.judging.question import Conclusion, Question
 from harness.analysis.judging.series import series
 from harness.analysis.judging.tally import of_stand_in
 from harness.cases import (

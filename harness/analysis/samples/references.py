@@ -18,9 +18,9 @@ STREAMED_STEPS = 2
 #: Trainings more that a reference has where rounding changes its losses.
 REPLICATES = 3
 #: So many times farther than any replicate so far: a single loss, and the root mean square of the
-#: losses of a block of steps. Honest launches stay below 0.27 and 0.67 of that
-#: (``tests/acceptance/honest.py``); in 16 bits the least that trains too little is at 1.2 times
-#: (``tests/contract/test_cheats.py``).
+#: losses of a block of steps. Correct launches stay below 0.27 and 0.67 of the limit
+#: (``benchmarks/experiments/honest.py``). In 16 bits the smallest training defect is at 1.2 times
+#: the limit (``tests/contract/test_cheats.py``).
 SINGLE = 10.0
 COURSE = 4.0
 #: How a launch is called wrong whose losses are not the reference's.

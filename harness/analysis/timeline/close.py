@@ -21,7 +21,7 @@ from harness.analysis.timeline.intervals import (
 from harness.analysis.timeline.lanes import ALONE, Lanes, Op
 from harness.analysis.timeline.reader import Trace, read
 from harness.analysis.timeline.sorting import sorted_lanes
-from harness.analysis.timeline.views import operators
+from harness.analysis.timeline.tallies import operators
 from harness.base.errors import ScaleproofError
 from harness.cases import PROFILED, CaseSpec
 from harness.record import Blame, Budget, Expected, RankBudget, RankRecord, Term

@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from harness.analysis.timeline.reader import BORDER
-
 INT64 = (1 << 63) - 1
+#: The border between two events: where the first closes, and where the second begins.
+BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|args|dur|id)"\s*:)')
 #: Kinds of events that are understood, or are known to take no time of a device.
 Kind = Literal[
     "cpu_op",

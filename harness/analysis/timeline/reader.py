@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.timeline.events import (
+    BORDER,
     INT64,
     NO_ARGS,
     Args,
@@ -37,8 +38,6 @@ HELD_BYTES = 1 << 16
 #: Longer than any event of a profiler; a file that claims one would be held whole.
 EVENT_BYTES = 64 << 20
 _START = re.compile(rb'"traceEvents"\s*:\s*\[\s*')
-#: The border between two events: where the first closes, and where the second begins.
-BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|args|dur|id)"\s*:)')
 
 
 class Blocks:

@@ -1,6 +1,6 @@
 """By how much wider intervals must be than the terms say, as published ladders have shown.
 
-    python -m harness.features.foresight.learn      # writes learned.json anew, in seconds
+    python -m benchmarks.foresight.learn      # writes learned.json anew, in seconds
 
 The file keeps families apart, so that a family is predicted from the others alone.
 """

@@ -4,7 +4,7 @@ from harness.cases import CaseSpec, Window
 from harness.cases.recipes import gated
 from harness.launch.wire.messages import InjectedBitFlip
 from harness.measure.measurer import Measurer, moment
-from harness.measure.orders import Order
+from harness.measure.order import Order
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Purpose
 

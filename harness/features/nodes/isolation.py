@@ -10,7 +10,7 @@ from harness.cases import CaseSpec, Site
 from harness.cases.recipes import paired
 from harness.features.nodes import pairing
 from harness.measure.measurer import moment
-from harness.measure.orders import Order
+from harness.measure.order import Order
 from harness.measure.session import Session
 from harness.record import Purpose
 

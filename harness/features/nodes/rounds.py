@@ -21,7 +21,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.features.nodes.pairing import SLOWER, Scatter, log_evidence, log_mean
+from harness.features.nodes.evidence import SLOWER, Scatter, log_evidence, log_mean
 
 #: Chance that any node or link is named wrongly, of all together.
 ALPHA = 0.01

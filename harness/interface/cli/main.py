@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from harness.base import errors, pipes
+from harness.base import host_errors, pipes
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, LaunchError, RecordError, ScaleproofError, SpecError, nearest
 from harness.cases import heads
@@ -84,11 +84,11 @@ def _main(words: Sequence[str]) -> int:
         sys.stderr.write("interrupted\n")
         return int(Exit.INTERRUPTED)
     except OSError as error:
-        return _told(errors.by_host(error) or errors.in_words(error), words)
+        return _told(host_errors.by_host(error) or host_errors.in_words(error), words)
     except subprocess.CalledProcessError as error:
         return _told(_failed(error), words)
     except Exception as bug:
-        if (lacking := errors.by_host(bug)) is not None:
+        if (lacking := host_errors.by_host(bug)) is not None:
             return _told(lacking, words)
         if (damaged := _damaged(words, bug)) is not None:
             return _told(damaged, words)
@@ -134,7 +134,7 @@ def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
         except RecordError as error:
             return error
         except Exception as broken:  # whatever breaks in here breaks on the record
-            if errors.by_host(broken) is not None:
+            if host_errors.by_host(broken) is not None:
                 raise
             differences = ("its figures contradict each other",)
         senseless[folder] = differences[0] if differences else ""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.judging import contrast_data, verdicts
-from harness.base import errors
+from harness.base import host_errors
 from harness.base.errors import Exit, ScaleproofError, SpecError
 from harness.base.files import UnwrittenError
 from harness.base.formatting import duration
@@ -256,7 +256,7 @@ def answer(request: pytest.FixtureRequest) -> Verdict:
     except ScaleproofError as error:
         pytest.fail(str(error), pytrace=False)
     except OSError as error:
-        pytest.fail(str(errors.in_words(error)), pytrace=False)
+        pytest.fail(str(host_errors.in_words(error)), pytrace=False)
     except KeyboardInterrupt:
         scaling.interrupted = True
         raise

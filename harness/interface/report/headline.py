@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
-from harness.analysis.judging.judge import MOST_PAIRS
 from harness.analysis.judging.points import shown_against
+from harness.analysis.judging.promise import MOST_PAIRS
 from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.analysis.rerun_command import changed, command
 from harness.analysis.samples.script import came_to_each, handed_out

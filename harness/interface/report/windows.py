@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from harness.analysis.timeline.views import Communication, Idleness, Kernel, Range, TermChange
+from harness.analysis.timeline.tallies import Range
+from harness.analysis.timeline.views import Communication, Idleness, Kernel, TermChange
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.interface.report.timeline import TERMS, head
 from harness.record import Blame, Budget, RankBudget, Term

@@ -34,7 +34,8 @@ from harness.launch.engine import (
 )
 from harness.launch.fleet import Fleet
 from harness.launch.wire import evidence
-from harness.launch.wire.evidence import Beats, Phase, examine, lives, rank_end
+from harness.launch.wire.beats import Beats, Phase
+from harness.launch.wire.evidence import examine, lives, rank_end
 from harness.launch.wire.messages import LaunchSpec, RankEnd
 
 ENGINE = dict(multi_node=True, one_machine=True, packs=False, slows_ranks=False)

@@ -11,7 +11,7 @@ import msgspec
 from harness.cases import CaseSpec, Fault
 from harness.host.accelerators import Accelerators
 from harness.host.machine import Machine
-from harness.launch.wire.evidence import Phase
+from harness.launch.wire.beats import Phase
 
 #: The file of it.
 FILE = "recorded.json"

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from harness.cases import Device, StandIn
+from harness.launch.wire.beats import Beats
 from harness.launch.wire.channel import server
-from harness.launch.wire.evidence import Beats, examine, memory_kills, rank_end
+from harness.launch.wire.evidence import examine, memory_kills, rank_end
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
 from harness.training.agent.follower import Follower
 from harness.training.observe import threads

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from harness.training.context import Knobs
-from harness.training.feeds import Batch, Feed, Source
+from harness.training.data import Batch
+from harness.training.feeds import Feed, Source
 
 INPUT = dict(instead=("resident",), more="workers", even=True)
 KNOBS = dict(

@@ -3,7 +3,8 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from harness.training.context import Knobs
-from harness.training.feeds import Batch, Feed, Source
+from harness.training.data import Batch
+from harness.training.feeds import Feed, Source
 
 INPUT = dict(instead=("resident",))
 

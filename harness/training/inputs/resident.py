@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from harness.training.context import Knobs
-from harness.training.feeds import Batch, Feed, Source
+from harness.training.data import Batch
+from harness.training.feeds import Feed, Source
 
 INPUT = dict(instead=())
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.base.documents import Json
-from harness.training.feeds import hashed
+from harness.training.data import hashed
 
 SIZES = {
     "nano": dict(d=64, layers=4, heads=4, kv=4, ff=256, vocab=256, seq=32, batch=8),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.base.documents import Json
-from harness.training.feeds import hashed, uniform
+from harness.training.data import hashed, uniform
 from harness.training.models.vit import EncoderBlock
 
 #: Peebles and Xie (2023), table 1: latents of 4 channels, 8 times smaller than the image.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.base.documents import Json
-from harness.training.feeds import hashed, uniform
+from harness.training.data import hashed, uniform
 
 #: Naumov et al. (2019); "criteo" is MLPerf's: Criteo's terabyte, with at most 40 million rows.
 SIZES = {

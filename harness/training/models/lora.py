@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.base.documents import Json
-from harness.training.feeds import uniform
+from harness.training.data import uniform
 from harness.training.models import decoder
 from harness.training.models.decoder import CausalAttention
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.base.documents import Json
-from harness.training.feeds import labels, uniform
+from harness.training.data import labels, uniform
 
 SIZES = {
     "nano": dict(d=64, layers=8, classes=16, batch=8),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from harness.base.documents import Json
 from harness.base.errors import SpecError
 from harness.cases import CaseSpec, Mesh, Mode, batching
-from harness.training.feeds import uniform
+from harness.training.data import uniform
 
 SIZES = {
     "thin": dict(width=64, layers=16, layer_kb=32, batch=16),  # enough layers for 16 stages

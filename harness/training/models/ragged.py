@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.base.documents import Json
-from harness.training.feeds import hashed
+from harness.training.data import hashed
 from harness.training.models import decoder
 
 SIZES = {

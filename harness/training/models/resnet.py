@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.base.documents import Json
-from harness.training.feeds import images, labels
+from harness.training.data import images, labels
 
 SIZES = {
     "nano": dict(width=8, blocks=[1, 1], image=16, classes=16, batch=4),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.base.documents import Json
-from harness.training.feeds import uniform
+from harness.training.data import uniform
 
 SIZES = {
     "nano": dict(d=64, layers=8, batch=4),

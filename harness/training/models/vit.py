@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.base.documents import Json
-from harness.training.feeds import images, labels
+from harness.training.data import images, labels
 
 #: Dosovitskiy et al. (2021), table 1.
 SIZES = {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.training.context import parts
-from harness.training.feeds import hashed
+from harness.training.data import hashed
 from harness.training.observe.tensor_values import pieces
 
 #: Elements that are hashed at a time: their 64-bit copies are in memory.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from harness.cases import Batching, CaseSpec
 from harness.record import Category, Expected, ModelFacts
 from harness.training.context import RankContext
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.observe.spans import span
 from harness.training.parallel import traffic
 from harness.training.parallel.traffic import Traffic

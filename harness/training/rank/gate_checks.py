@@ -34,8 +34,8 @@ from harness.training.context import (
     make_batch,
     own_batch,
 )
+from harness.training.data import Batch, Sampler
 from harness.training.describe import expect, model_facts
-from harness.training.feeds import Batch, Sampler
 from harness.training.observe import collectives, kernel_counters
 from harness.training.parallel.outer import vector
 from harness.training.rank.oracle import Simulated

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from harness.cases import Dim
 from harness.training.context import Loaded, RankContext
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.optimizers import carry_outer
 from harness.training.parallel.outer import fill, vector
 from harness.training.rank.rounding import Rounding

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from harness.base.documents import to_doc
-from harness.launch.wire.evidence import Beats, Phase
+from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, RankError, Script
 from harness.record.store import write_text
 from harness.training.contract import placed, placed_below

@@ -20,14 +20,15 @@ from torch import Tensor
 from harness.cases import CaseSpec, Device, Dim, Mesh, StandIn
 from harness.host import cores
 from harness.host.environment import names_interface
-from harness.launch.wire.evidence import Beats, Phase
+from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import LaunchSpec, Script
 from harness.record import ExecutedModel, RankRecord
 from harness.record.store import Samples
 from harness.training.accelerator import Accelerator, numbered
 from harness.training.context import Loaded, RankContext, make_batch, within
+from harness.training.data import Sampler
 from harness.training.describe import case_batching
-from harness.training.feeds import Sampler, Source, whole_epochs
+from harness.training.feeds import Source, whole_epochs
 from harness.training.observe import kernel_counters, threads
 from harness.training.observe.memory import Memory
 from harness.training.rank import joining, sources

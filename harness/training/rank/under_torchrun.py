@@ -15,7 +15,7 @@ from harness.base import programs
 from harness.base.documents import from_doc
 from harness.host import cores
 from harness.launch.wire import evidence
-from harness.launch.wire.evidence import Beats
+from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec
 from harness.training.rank.rank import leave, run_rank
 from harness.training.rank.setup import RankPlace, cpus_of

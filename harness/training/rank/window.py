@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from harness.cases import Window
-from harness.launch.wire.evidence import Phase
+from harness.launch.wire.beats import Phase
 from harness.record import Category
 from harness.record.store import Samples
 from harness.training.accelerator import Accelerator

@@ -19,7 +19,7 @@ from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
 from harness.cases import Fault
 from harness.cases.script import ScriptCommand
-from harness.launch.wire.evidence import Beats, Phase
+from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.record import CollectiveCount, ExecutedModel, RankRecord, ScriptObservations
 from harness.record.store import Samples, write_text

@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
 from harness.cases import CaseSpec, typed
-from harness.launch.wire.evidence import Beats, Phase
+from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import RankError
 from harness.record.store import write_text
 from harness.training.contract import placed_below

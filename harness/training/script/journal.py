@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from harness.base.documents import to_doc
 from harness.cases import Fault
-from harness.launch.wire.evidence import Phase
+from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Break
 from harness.record import Update
 from harness.training.observe.intake import digest

@@ -36,7 +36,7 @@ from harness.cases.case import BY_ITSELF, SCRIPT
 from harness.cases.script import accepted
 from harness.host import secrets
 from harness.launch.wire import messages
-from harness.launch.wire.evidence import Beats
+from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec, Recorded, Script
 from harness.record import RankRecord
 from harness.record.store import write_text

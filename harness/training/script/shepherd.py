@@ -19,7 +19,7 @@ from harness.base import programs
 from harness.base.errors import LaunchError
 from harness.cases.script import ScriptCommand
 from harness.host import secrets
-from harness.launch.wire.evidence import Beats
+from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.training.rank.setup import RankPlace
 from harness.training.script import badges, process, startup, workplace

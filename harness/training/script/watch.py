@@ -11,7 +11,7 @@ from time import perf_counter, time_ns
 import numpy as np
 import torch
 
-from harness.launch.wire.evidence import Phase
+from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Script
 from harness.training.observe.kernel_counters import Meter
 from harness.training.observe.memory import Memory

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from harness.cases import Batching, CaseSpec, Dim
 from harness.record import Category, Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.observe.spans import span
 from harness.training.parallel import groups, outer, samples, traffic
 from harness.training.trainer import LocalTrainer, training_bytes

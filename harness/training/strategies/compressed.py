@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.cases import Batching, CaseSpec
 from harness.record import ExecutedModel, Expected, ModelFacts
 from harness.training.context import Compressor, Knobs, RankContext
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.observe import laps
 from harness.training.observe.spans import span
 from harness.training.parallel import traffic

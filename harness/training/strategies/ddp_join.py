@@ -10,7 +10,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from harness.cases import Batching, CaseSpec
 from harness.record import Category, Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.observe.spans import span
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer

@@ -11,7 +11,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from harness.cases import Batching, CaseSpec, Compiled, Dim
 from harness.record import Category, ExecutedModel, Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.observe.spans import span
 from harness.training.parallel import depth, groups, samples, traffic, width
 from harness.training.parallel.schedule import Schedule

@@ -9,7 +9,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from harness.cases import Batching, CaseSpec, Dim
 from harness.record import Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.parallel import samples, traffic, width
 from harness.training.trainer import LocalTrainer, element_bytes, training_bytes
 

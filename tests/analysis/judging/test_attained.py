@@ -7,8 +7,8 @@ from statistics import median
 
 import pytest
 
+from harness.analysis.judging.attained import HIDDEN, allowed
 from harness.analysis.judging.contrast_data import pairs
-from harness.analysis.judging.points import HIDDEN, allowed
 from harness.analysis.judging.verdicts import of_plan
 from harness.cases import Contrast, Plan
 from harness.record import Purpose, Reason, Row, RunRecord, Status

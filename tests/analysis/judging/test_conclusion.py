@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from harness.analysis.judging.biases import Bias
-from harness.analysis.judging.contrast_data import Conclusion, Question
 from harness.analysis.judging.judge import judge_values
+from harness.analysis.judging.question import Conclusion, Question
 from harness.analysis.judging.verdicts import conclude
 from harness.cases import BoundSource, Form, Threshold
 from harness.cases.rules import Waiver

@@ -7,8 +7,9 @@ import math
 from hypothesis import assume, example, given, strategies as st
 
 from harness.analysis.judging.biases import Bias
-from harness.analysis.judging.contrast_data import Conclusion, Question
-from harness.analysis.judging.judge import judge_values, more_pairs
+from harness.analysis.judging.judge import judge_values
+from harness.analysis.judging.promise import more_pairs
+from harness.analysis.judging.question import Conclusion, Question
 from harness.cases import BoundSource, Form, Threshold
 from harness.record import Reason, Status
 

@@ -1,4 +1,4 @@
-"""Confidence sequences, e-values and e-BH: algebra here, rates in tests/acceptance."""
+"""Confidence sequences, e-values and e-BH: algebra here, rates in benchmarks/experiments."""
 
 from __future__ import annotations
 

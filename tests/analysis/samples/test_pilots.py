@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis.samples import steadiness
+from harness.analysis.samples import calibration
 from harness.analysis.samples.figures import SMOOTH, reached
 from harness.cases import Arm, Device, Plan, Protocol, Role, Site
 
@@ -45,6 +45,6 @@ def test_windows_are_whole_periods(period: int) -> None:
     arm = Arm(name="@2", case=case, role=Role.SUBJECT)
     plan = Plan(name="", arms=(arm,), contrasts=(), protocol=Protocol(steps=32, cut=6))
     description: Any = {case.hash: SimpleNamespace(expected=SimpleNamespace(period=period))}
-    window = steadiness.windows(plan, [], description)["@2"]
+    window = calibration.windows(plan, [], description)["@2"]
     assert (window.steps - window.cut) % period == 0
     assert 26 <= window.steps - window.cut < 26 + period

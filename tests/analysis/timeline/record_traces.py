@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.cases import Arm, Catalogue, Device, Plan, Protocol, Role, Site, Window
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
-from harness.measure.orders import Order
+from harness.measure.order import Order
 from harness.record import Purpose
 
 HERE = Path(__file__).parent / "recorded"

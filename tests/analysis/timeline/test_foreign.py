@@ -16,7 +16,7 @@ from harness.analysis.timeline.close import close, match
 from harness.analysis.timeline.lanes import ALONE, Lanes
 from harness.analysis.timeline.reader import BLOCK_BYTES, Blocks, read
 from harness.analysis.timeline.sorting import sorted_lanes
-from harness.analysis.timeline.views import operators, ranges
+from harness.analysis.timeline.tallies import operators, ranges
 from harness.base.errors import ScaleproofError
 from harness.interface.cli.main import main
 from harness.record import Term

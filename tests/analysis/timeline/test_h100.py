@@ -15,7 +15,7 @@ import pytest
 from harness.analysis.timeline.close import close
 from harness.analysis.timeline.reader import read
 from harness.analysis.timeline.sorting import sorted_lanes
-from harness.analysis.timeline.views import operators
+from harness.analysis.timeline.tallies import operators
 from harness.record import Budget, Term
 
 FILE = Path(__file__).parent / "recorded" / "h100-sleep-rank0.json.gz"

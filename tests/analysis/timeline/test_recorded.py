@@ -12,7 +12,8 @@ from harness.analysis.timeline import merge
 from harness.analysis.timeline.close import ReconciledBudget, close
 from harness.analysis.timeline.reader import Trace, read
 from harness.analysis.timeline.sorting import sorted_lanes
-from harness.analysis.timeline.views import ShownBudget, operators, ranges
+from harness.analysis.timeline.tallies import operators, ranges
+from harness.analysis.timeline.views import ShownBudget
 from harness.record import Term
 
 HERE = Path(__file__).parent / "recorded"

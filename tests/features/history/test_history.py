@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.features.history import asv_results
-from harness.features.history.asv_results import THEIRS, publish
+from harness.features.history.asv_page import THEIRS, publish
 from harness.features.history.night import keep, nights
 from harness.features.history.trends import trends
 from harness.interface.cli.main import main

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from harness.features.nodes import pairing, rounds
-from harness.features.nodes.pairing import log_evidence
+from harness.features.nodes.evidence import log_evidence
 from harness.features.nodes.report import lines
 from harness.features.nodes.rounds import LEAST_SLOWER, MOST_ROUNDS, WANTED, Board, TimedPair
 from harness.record.fabric import Paired, Suspects

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.base import errors
+from harness.base import host_errors
 from harness.interface.cli.main import main
 
 ROOT = Path(__file__).parents[3]
@@ -78,7 +78,7 @@ def test_what_the_host_lacks_is_no_fault_of_a_record(
     assert main(["verify", str(copy)]) == 4
     told = capsys.readouterr().err
     assert words in told and "makes no sense" not in told and "  try  " in told
-    assert errors.by_host(ValueError("a defect")) is None
+    assert host_errors.by_host(ValueError("a defect")) is None
 
 
 def test_a_variable_reaches_every_command(

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.cases import CaseSpec, Catalogue, Dim
 from harness.record import Expected, exchanges
 from harness.training.context import Loaded, RankContext, load, make_batch, own_batch
+from harness.training.data import Sampler
 from harness.training.describe import case_batching, expect, model_facts
-from harness.training.feeds import Sampler
 from harness.training.parallel import depth, samples
 from harness.training.parallel.schedule import Schedule
 

@@ -11,10 +11,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from harness.analysis.samples import figures
-from harness.launch.wire.evidence import Phase
+from harness.launch.wire.beats import Phase
 from harness.record.store import Samples
 from harness.training.accelerator import Accelerator
-from harness.training.feeds import Batch
+from harness.training.data import Batch
 from harness.training.observe.intake import Intake, row_hashes
 from harness.training.observe.memory import Memory
 from harness.training.rank import window

@@ -33,7 +33,7 @@ MATTERS = re.compile(
 #: Bytes of a parameter, where nobody says its type.
 FP32 = 4.0
 #: Intervals of ladders of one's own are so many times as wide as published ones teach. Learned from
-#: ladders over links of 25 Mbit/s; others are held out (tests/acceptance/ladders.py).
+#: ladders over links of 25 Mbit/s; others are held out (benchmarks/experiments/ladders.py).
 STRETCH = 1.6
 #: A normal's 95th percentile.
 Z95 = 1.645

@@ -22,7 +22,7 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
-from harness.measure.describing import DescribeCache
+from harness.measure.describe_cache import DescribeCache
 
 HELP = dict(possible="tell which rules a fabric allows at all, before anything is measured on it")
 EXAMPLES = dict(

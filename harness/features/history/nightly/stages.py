@@ -15,7 +15,7 @@ from harness.base import files, programs
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, LaunchError, RecordError, ScaleproofError, SpecError
 from harness.features.history import asv_results, night as nights_of, trends as judge
-from harness.features.history.asv_results import publish
+from harness.features.history.asv_page import publish
 from harness.features.history.ingest import ingest
 from harness.features.history.night import Night
 from harness.features.history.nightly import state

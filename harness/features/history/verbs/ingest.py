@@ -110,7 +110,7 @@ def _ingested(asked: Asked) -> Answer:
 
 def _history(asked: Asked) -> Answer:
     """Changes of level, judged together."""
-    from harness.features.history import asv_results, night, trends, vouching
+    from harness.features.history import asv_page, night, trends, vouching
     from harness.features.history.report import page, rows
 
     args = asked.options
@@ -139,7 +139,7 @@ def _history(asked: Asked) -> Answer:
         judged,
         text.columns(),
         every=bool(args.case or args.figure),
-        asv=asv_results.found_by_asv(args.results),
+        asv=asv_page.found_by_asv(args.results),
     )
     if args.html is not None:
         page.write(args.html, args.results, nights, judged)

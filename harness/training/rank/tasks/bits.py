@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.cases.batching import COPIES, copied
-from harness.launch.wire.evidence import Phase
+from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Bits, InjectedBitFlip, LaunchSpec, Place
 from harness.record import ExecutedModel, RankRecord
 from harness.record.store import Samples

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.cases import CaseSpec, Device, Mesh, Optimizer, Passes, Precision, Stepping
-from harness.launch.wire.evidence import Phase
+from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
 from harness.record import Category, Check, CollectiveCount, Expected, RankRecord, exchanges
 from harness.training.accelerator import Accelerator
@@ -31,8 +31,8 @@ from harness.training.context import (
     make_batch,
     own_batch,
 )
+from harness.training.data import Batch, Sampler
 from harness.training.describe import expect, model_facts
-from harness.training.feeds import Batch, Sampler
 from harness.training.observe import collectives
 from harness.training.observe.intake import digest
 from harness.training.observe.memory import Memory

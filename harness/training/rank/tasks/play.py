@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from harness.cases import Fault
-from harness.launch.wire.evidence import Phase
+from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Play
 from harness.record import ExecutedModel, RankRecord
 from harness.record.recovery import Mark

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.cases import Passes
-from harness.launch.wire.evidence import Phase
+from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import LaunchSpec, Refer
 from harness.record import Check, ExecutedModel, RankRecord
 from harness.record.store import Samples

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from harness.base.errors import LaunchError
 from harness.host import copies
-from harness.launch.wire.evidence import Beats, Phase
+from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.training.observe import collectives
 from harness.training.rank.setup import RankPlace

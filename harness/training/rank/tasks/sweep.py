@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.cases import CaseSpec
-from harness.launch.wire.evidence import Phase
+from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import LaunchSpec, Sweep
 from harness.record import Row
 from harness.record.fabric import OPERATIONS, sizes

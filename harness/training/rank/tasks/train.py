@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from harness.cases import Fault
-from harness.launch.wire.evidence import Phase
+from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import LaunchSpec, Train
 from harness.record import Category, RankRestart
 from harness.record.store import write_text

@@ -23,7 +23,7 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
-from harness.measure.orders import Order
+from harness.measure.order import Order
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Purpose
 

@@ -23,7 +23,7 @@ from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import plans as plans_report, text
 from harness.interface.report.plans import PlanOutlook
 from harness.measure import together
-from harness.measure.describing import DescribeCache
+from harness.measure.describe_cache import DescribeCache
 from harness.record import Described
 from harness.record.fabric import shapes
 

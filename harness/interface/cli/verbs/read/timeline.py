@@ -14,18 +14,16 @@ from harness.analysis.timeline import merge, views
 from harness.analysis.timeline.close import close, trace_path
 from harness.analysis.timeline.reader import Trace, read, split
 from harness.analysis.timeline.sorting import sorted_lanes
+from harness.analysis.timeline.tallies import Range, operators, ranges
 from harness.analysis.timeline.views import (
     Communication,
     Idleness,
     Kernel,
-    Range,
     ShownBudget,
     TermChange,
     communications,
     idleness,
     kernels,
-    operators,
-    ranges,
     shown,
 )
 from harness.base.documents import Json, to_doc

@@ -1,0 +1,63 @@
+"""How surely a flipped bit is found, by where it strikes: the table of docs/operations.md.
+
+    python benchmarks/experiments/flips.py [--steps 200]
+
+One flip in each step, of an element that is drawn; three ranks. A rank is found where it is named
+in at least one step; "of one" is the share of flips that were seen, which a rank with one flip in
+200 steps has. The first row plants nothing: 100,000 hashes and more must be alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from harness.analysis.samples import bits
+from harness.cases import Catalogue, Device, Settings, Site
+from harness.features.nodes.checking import check_bits
+from harness.launch.wire.messages import InjectedBitFlip, Place
+from harness.measure.progress import Progress
+from harness.measure.session import Session
+from harness.record.store import load_samples
+
+SITE = Site(device=Device.CPU, backend="gloo", nodes=(3,))
+#: The lowest and the highest bit of a mantissa; of what is only moved, any bit is as good.
+BITS = {Place.WEIGHT: (0, 22), Place.ACTIVATION: (0, 22), Place.GRADIENT: (0, 22)}
+RANK = 1
+
+
+def main(steps: int) -> int:
+    """The table; 1 where a rank that should be found was not, or another one was named."""
+    case, failed = Catalogue().normalise(SITE.case("ddp/decoder-nano")), False
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Session(Catalogue(), Settings(nodes=(3,), fabric=False), Path(folder), (), Progress()) as s,
+    ):
+        clean = check_bits(s, case, 3 * steps)
+        print("| flip in | bit | of one | rank found | others named |\n|---|---|---|---|---|")
+        print(f"| nothing | | | | {len(clean.wrong)} in {clean.compared:,} hashes |", flush=True)
+        failed |= bool(clean.wrong)
+        for place in Place:
+            for bit in BITS.get(place, (0,)):
+                times = 1 if place is Place.STORED else steps
+                launch = check_bits(
+                    s, case, steps, InjectedBitFlip(place=place, rank=RANK, bit=bit, times=times)
+                )
+                samples = [load_samples(s.run.folder, launch.launch, r) for r in launch.ranks]
+                odd = bits.compare(samples).odd
+                seen = {o.step for o in odd if o.ranks == (RANK,)}
+                others = sum(o.ranks != (RANK,) for o in odd)
+                failed |= not seen or others > 0
+                print(
+                    f"| {place} | {bit} | {len(seen) / times:.1%} | {'yes' if seen else 'no'} |"
+                    f" {others} |", flush=True,
+                )  # fmt: skip
+    return int(failed)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=200)
+    sys.exit(main(parser.parse_args().steps))

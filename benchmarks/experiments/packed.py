@@ -1,0 +1,159 @@
+"""Packed ladders: how many node-seconds a verdict takes, one world at a time and side by side.
+
+    python benchmarks/experiments/packed.py [--nodes 16] [--ladders 3] [--step-ms 1200]
+
+Every ladder is measured both ways on emulated nodes, in one run each. Scheduled stand-ins end their
+steps at planned times, so the truth is known: bounds 2 points to either side of every rung's planted
+efficiency are judged. Node-seconds are what all nodes are held for from the first gate to the
+verdicts. Exit status 1 if a bound is decided wrongly, or side by side takes more than half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from harness.base.documents import Json
+from harness.cases import BoundSource, Catalogue, Device, Plan, Protocol, Settings, Site, Threshold
+from harness.cases.recipes import ladder
+from harness.cases.targets import normalise
+from harness.measure.measurer import Measurer
+from harness.measure.progress import Progress
+from harness.measure.session import Session
+from harness.record import Status
+
+MARGIN = 0.02
+#: Deviation of a launch: that of a pair is then 0.5 %, as in three quarters of the world's cells.
+NOISE = 0.0035
+#: What a ladder keeps of its speed each time that its nodes double.
+DOUBLING = 0.97
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One ladder: what it took, and what became of its bounds."""
+
+    node_s: float
+    launches: int
+    starts: int  # times at which something was launched
+    undecided: int
+    wrong: int
+    off: float  # worst rung's distance from the truth
+
+
+def planted(nodes: int) -> dict[int, float]:
+    """World size -> efficiency."""
+    worlds = [2**k for k in range(1, nodes.bit_length()) if 2**k <= nodes]
+    return {world: round(DOUBLING ** (k + 1), 4) for k, world in enumerate(worlds)}
+
+
+def plan_of(nodes: int, seed: int, step_ms: float, known: Catalogue) -> Plan:
+    """A ladder over whole nodes of one rank each."""
+    truth = planted(nodes)
+    site = Site(
+        device=Device.CPU, backend="gloo", nodes=(1,) * nodes, engine="emulated", emulated=True
+    )
+    plant = ",".join(f"{world}:{efficiency}" for world, efficiency in truth.items())
+    knobs: dict[str, Json] = {
+        "paced.mode": "schedule",
+        "paced.plant": plant,
+        "paced.step_ms": step_ms,
+    }
+    knobs["paced.noise"] = NOISE
+    case = site.case("ddp/paced-small", knobs=knobs)
+    protocol = Protocol(steps=8, cut=1, seed=seed)
+    shape = lambda world: (1,) * world  # noqa: E731
+    plan = ladder(case, tuple(truth), baselines=("plain",), protocol=protocol, shape=shape)
+    return normalise(plan, known)
+
+
+def rules(nodes: int) -> list[Threshold]:
+    """One for each rung, that its planted efficiency meets by 2 points."""
+    usual = Threshold(
+        name="",
+        case="",
+        metric="efficiency",
+        unit="1",
+        source=BoundSource.REQUIREMENT,
+        at_least=0.5,
+    )
+    return [
+        replace(usual, name=f"@{n}", case=f"*@{n}x1cpu*", at_least=efficiency - MARGIN)
+        for n, efficiency in planted(nodes).items()
+    ]
+
+
+def measure(nodes: int, seed: int, step_ms: float, *, packed: bool) -> Measured:
+    """One ladder in a run of its own; agents start before the clock does."""
+    known = Catalogue()
+    settings = Settings(
+        engine="emulated", nodes=(1,) * nodes, timeline=False, fabric=False, packed=packed
+    )
+    plan = plan_of(nodes, seed, step_ms, known)
+    with tempfile.TemporaryDirectory() as folder:
+        session = Session(known, settings, Path(folder), rules(nodes), Progress())
+        measurer = Measurer(session)
+        with session:
+            session.ready()
+            began = time.monotonic()
+            measurer.measure([plan])
+            node_s = nodes * (time.monotonic() - began)
+            run = measurer.run.record(complete=True)
+    wrong = [v for v in run.verdicts if v.status is not Status.PASS]
+    for verdict in wrong:
+        sys.stderr.write(f"{verdict.contrast}: {verdict.status}: {verdict.detail}\n")
+    truths = zip(run.verdicts, planted(nodes).values(), strict=True)
+    off = [v.value - truth for v, truth in truths if v.value is not None]
+    starts = {launch.slot or launch.launch for launch in run.launches}
+    return Measured(
+        node_s=node_s,
+        launches=len(run.launches),
+        starts=len(starts),
+        undecided=sum(v.status is Status.INCONCLUSIVE for v in wrong),
+        wrong=sum(v.status is not Status.INCONCLUSIVE for v in wrong),
+        off=max(map(abs, off), default=math.nan),
+    )
+
+
+def main() -> int:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--ladders", type=int, default=3)
+    parser.add_argument("--step-ms", type=float, default=1200.0)
+    asked = parser.parse_args()
+    print("| worlds | node-s a ladder | launches | starts | PASS | open | wrong | worst, points |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    taken = []
+    wrong = 0
+    for packed in (True, False):
+        measured_rows = [
+            measure(asked.nodes, seed, asked.step_ms, packed=packed)
+            for seed in range(asked.ladders)
+        ]
+        taken.append(fmean(f.node_s for f in measured_rows))
+        rungs = asked.ladders * len(planted(asked.nodes))
+        undecided, errors = (
+            sum(f.undecided for f in measured_rows),
+            sum(f.wrong for f in measured_rows),
+        )
+        wrong += errors
+        print(
+            f"| {'side by side' if packed else 'one by one'} | {taken[-1]:.0f} |"
+            f" {fmean(f.launches for f in measured_rows):.1f} | {fmean(f.starts for f in measured_rows):.1f} |"
+            f" {rungs - undecided - errors} of {rungs} | {undecided} | {errors} |"
+            f" {100 * max(f.off for f in measured_rows):.2f} |",
+            flush=True,
+        )
+    print(f"\nside by side takes {taken[0] / taken[1]:.0%} of one by one")
+    return int(wrong > 0 or taken[0] > taken[1] / 2)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

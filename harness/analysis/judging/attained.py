@@ -1,0 +1,64 @@
+"""Attainment: the share of the possible efficiency on a fabric that a training run reaches."""
+
+from statistics import median
+
+from harness.cases import CaseSpec, Contrast, Plan
+from harness.record import Expected, LaunchRecord, Purpose, RunRecord
+from harness.record.fabric import swept
+
+#: Share of a step behind which an all-reduce of gradients can be hidden: the backward pass is two
+#: thirds of it, and the last bucket is ready only at its end.
+HIDDEN = 0.6
+
+
+#: The same for sharded weights, which are also gathered during the forward pass.
+HIDDEN_SHARDED = 0.9
+
+
+#: The operation whose bus bandwidth stands for a world's.
+OPERATION = "all_reduce"
+
+
+def allowed(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
+    """The largest efficiency that this run's fabric and baseline allow, at most 1.
+
+    None if no sweep measured the fabric of this world, or if the baseline is not one device.
+    """
+    case = plan.arm(contrast.subject).case
+    base = plan.arm(contrast.baseline[0]).case
+    expected, alone = (run.described[c.hash].expected for c in (case, base))
+    rate = bus_bps(run, case)
+    steps = [
+        launch.steps.mean_s
+        for launch in run.by_plan.get(plan.hash, ())
+        if _measured(launch) and launch.arm == contrast.baseline[0] and launch.steps
+    ]
+    if base.world_size > 1 or expected is None or alone is None or not rate or not steps:
+        return None
+    step_s = median(steps) * expected.global_batch / alone.global_batch / case.world_size
+    exchange_s = max(expected.sent_bytes, default=0.0) / rate
+    exposed_s = max(0.0, exchange_s - _hidden(expected) * step_s)
+    return step_s / (step_s + exposed_s)
+
+
+def _measured(launch: LaunchRecord) -> bool:
+    return launch.purpose is Purpose.TIMED and launch.usable and not launch.attempt
+
+
+def _hidden(expected: Expected) -> float:
+    sharded = any("Shard" in placed for placed in expected.placements)
+    return HIDDEN_SHARDED if sharded else HIDDEN
+
+
+def bus_bps(run: RunRecord, case: CaseSpec) -> float | None:
+    """The bus bandwidth of the ranks of a case by this run's sweeps, B/s; that of the largest world
+    on as many nodes if its own world was not swept.
+    """
+    of_nodes = [
+        sweep
+        for sweep in swept(run.fabric, attempt=0)
+        if sweep.operation == OPERATION and len(sweep.nodes) == len(case.nodes) and sweep.bus_bps()
+    ]
+    same_world = [sweep for sweep in of_nodes if sweep.nodes == case.nodes]
+    chosen = max(same_world or of_nodes, key=lambda sweep: sum(sweep.nodes), default=None)
+    return None if chosen is None else median(chosen.bus_bps())

@@ -1,0 +1,128 @@
+"""Calibration launches: what they settle before the first launch that counts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from harness.analysis.samples import figures
+from harness.analysis.samples.steadiness import best_steps, sd_of_launches, warm_up_steps
+from harness.cases import Arm, Plan, Window
+from harness.record import Described, LaunchRecord, Purpose, RunRecord
+from harness.record.store import load_samples
+
+#: A pilot that stood still for more of its time is made again.
+STOOD = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pilot:
+    """One usable pilot: the kept steps of its slowest rank, and what it cost beside its steps."""
+
+    case: str
+    window: Window
+    steps: tuple[float, ...]
+    launch_s: float
+
+
+def read(
+    run: RunRecord, folder: Path, plan: Plan | None = None, known: dict[str, Pilot] | None = None
+) -> list[Pilot]:
+    """Every usable pilot and probe of a run; with a plan those before its first timed launch.
+
+    ``known``: those that were read before, by launch; what is read is added.
+    """
+    known = {} if known is None else known
+    timed = (
+        (x for x in run.by_plan.get(plan.hash, ()) if x.purpose is Purpose.TIMED) if plan else ()
+    )
+    first = next(iter(timed), None)
+    end = len(run.launches) if first is None else run.places[first.launch]
+    pilots = []
+    for place, launch in run.once("pilots", lambda: _usable(run)):
+        if place >= end:
+            break
+        if launch.launch not in known:
+            window = run.window(run.plan_of[launch.plan], launch)
+            known[launch.launch] = _pilot(launch, window, folder)
+        pilots.append(known[launch.launch])
+    return pilots
+
+
+def _usable(run: RunRecord) -> list[tuple[int, LaunchRecord]]:
+    """(Its place in the record, the launch) of usable pilots and probes."""
+    return [
+        (place, launch)
+        for place, launch in enumerate(run.launches)
+        if launch.purpose in (Purpose.PILOT, Purpose.PROBE) and launch.usable
+    ]
+
+
+def _pilot(launch: LaunchRecord, window: Window, folder: Path) -> Pilot:
+    samples = [load_samples(folder, launch.launch, rank) for rank in launch.ranks]
+    stepping = max(rank.stepping_s for rank in launch.ranks)
+    return Pilot(
+        case=launch.case,
+        window=window,
+        steps=tuple(figures.slowest(samples, window.cut)),
+        launch_s=max(1e-3, launch.wall_s - stepping),
+    )
+
+
+def launch_sd(pilots: Sequence[Pilot]) -> float | None:
+    """Relative deviation between launches of one arm, over all arms that were piloted twice."""
+    repeats: dict[tuple[str, Window], list[tuple[float, ...]]] = {}
+    for pilot in pilots:
+        repeats.setdefault((pilot.case, pilot.window), []).append(pilot.steps)
+    return sd_of_launches([(of[0], of[1]) for of in repeats.values() if len(of) > 1])
+
+
+def windows(
+    plan: Plan, pilots: Sequence[Pilot], described: Mapping[str, Described]
+) -> dict[str, Window]:
+    """Arm -> its window: warm-up as its pilot showed it, and as many steps as are worth timing.
+
+    Ranks that talk every so many steps are timed for whole periods of it.
+    """
+    deviation = launch_sd(pilots)
+    by_arm = {}
+    for arm in plan.arms:
+        window = _window(plan, arm, pilots, deviation)
+        description = described.get(arm.case.hash)
+        period = description.expected.period if description and description.expected else 1
+        num_kept = -(-(window.steps - window.cut) // period) * period
+        by_arm[arm.name] = replace(window, steps=window.cut + num_kept)
+    return by_arm
+
+
+def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:
+    """Whether an arm's only pilot asks for so long a warm-up that another pilot costs less, or
+    stood still for a moment.
+
+    A warm-up is there in every launch, and what stalls every so many steps stalls in the next
+    pilot, too; in one pilot either may have been a busy moment of the host.
+    """
+    matching = _matching(plan, arm, pilots)
+    if len(matching) != 1 or plan.protocol.fixed:
+        return False
+    num_kept = plan.window.steps - plan.window.cut
+    steps = matching[0].steps
+    usual = median(steps)
+    stood_s = sum(step - usual for step in steps if step > figures.STALL * usual)
+    return 2 * warm_up_steps(steps) > num_kept or stood_s > STOOD * sum(steps)
+
+
+def _matching(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> list[Pilot]:
+    return [pilot for pilot in pilots if pilot.case == arm.case.hash and pilot.window == plan.pilot]
+
+
+def _window(plan: Plan, arm: Arm, pilots: Sequence[Pilot], sd: float | None) -> Window:
+    matching = _matching(plan, arm, pilots)
+    if not matching or plan.to_loss is not None or plan.protocol.fixed:
+        return plan.window
+    least = plan.window.steps - plan.window.cut
+    warm_up, pilot = min(((warm_up_steps(p.steps), p) for p in matching), key=lambda two: two[0])
+    cut = plan.pilot.cut + warm_up
+    after_cut = pilot.steps[cut - plan.pilot.cut :]
+    worth = best_steps(after_cut, pilot.launch_s, sd or 0.0, least)
+    return plan.protocol.lasting(Window(steps=cut + worth, cut=cut), median(after_cut))

@@ -1,0 +1,92 @@
+"""Totals by name: operators by their self time, and ranges by how long they were open."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.timeline.lanes import Lanes, self_ns
+from harness.analysis.timeline.reader import Trace
+from harness.record import Operator
+from harness.record.spans import category_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """All ranges of one name over all ranks; ns."""
+
+    name: str
+    category: str
+    count: int
+    total_ns: int
+    mean_ns: float
+    longest_ns: int
+
+
+def operators(
+    traces: Sequence[Trace], ranks: Sequence[Lanes], steps: int, most: int | None = 8
+) -> tuple[Operator, ...]:
+    """The operators that took longest by themselves in the steps: kernels where a device computed,
+    operators else.
+
+    ``ranks`` are the lanes of ``traces``.
+    """
+    totals: dict[str, list[int]] = {}
+    for trace, lane in zip(traces, ranks, strict=True):
+        mask = trace.of_cat("kernel", "gpu_memcpy", "gpu_memset")
+        if mask.any():
+            spent = trace.end - trace.start
+        else:
+            mask = trace.of_cat("cpu_op")
+            spent = self_ns(trace, mask)
+        mask &= (trace.start >= lane.edges[0]) & (trace.start < lane.edges[steps])
+        mask &= ~np.isin(
+            trace.name, [i for i, n in enumerate(trace.names) if category_of(n) is not None]
+        )
+        for name in np.unique(trace.name[mask]).tolist():
+            rows = mask & (trace.name == name)
+            entry = totals.setdefault(trace.names[name], [0, 0])
+            entry[0] += int(spent[rows].sum())
+            entry[1] += int(rows.sum())
+    share = len(traces) * steps
+    tallied = [
+        Operator(name=n, self_ns=ns // share, count=-(-count // share))
+        for n, (ns, count) in totals.items()
+    ]
+    return tuple(sorted(tallied, key=lambda operator: (-operator.self_ns, operator.name))[:most])
+
+
+def ranges(traces: Sequence[Trace]) -> list[Range]:
+    """Every named range: our spans and everybody's annotations, the longest first."""
+    by_name: dict[str, list[NDArray[np.int64]]] = {}
+    for trace in traces:
+        ours = [i for i, n in enumerate(trace.names) if category_of(n) is not None]
+        mask = trace.of_cat("user_annotation") | np.isin(trace.name, ours)
+        alone = ~np.isin(trace.name, np.unique(trace.name[mask]))  # else its host range is there
+        mask |= trace.of_cat("gpu_user_annotation") & alone
+        for name in np.unique(trace.name[mask]).tolist():
+            rows = mask & (trace.name == name)
+            by_name.setdefault(_plain(trace.names[name]), []).append(
+                (trace.end - trace.start)[rows]
+            )
+    tallied = []
+    for name, parts in by_name.items():
+        spans = np.concatenate(parts)
+        kind = category_of(name)
+        tallied.append(
+            Range(
+                name=name if kind is None else name.split(".", 2)[2],
+                category="" if kind is None else str(kind),
+                count=len(spans),
+                total_ns=int(spans.sum()),
+                mean_ns=float(spans.mean()),
+                longest_ns=int(spans.max()),
+            )
+        )
+    return sorted(tallied, key=lambda r: (-r.total_ns, r.name))
+
+
+def _plain(name: str) -> str:
+    """All steps of a profiler are one range."""
+    return name.partition("#")[0] if name.startswith("ProfilerStep#") else name

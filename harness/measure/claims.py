@@ -1,0 +1,134 @@
+"""What a user's files claim in the description of a case, when no file was imported."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from harness.cases import CaseSpec, Catalogue, Data, Entry, digest, twins
+from harness.cases.heads import read_head
+from harness.cases.limits import ROUNDED, loss_limit, rounding
+from harness.cases.recipes import plain
+from harness.record import Described, Expected, Reference
+
+
+def witness(case: CaseSpec, catalogue: Catalogue) -> CaseSpec | None:
+    """The case that says the same of the model with no file of a user's but the model's own; None
+    where the case has no others.
+    """
+    if all(entry.shipped or entry.kind == "models" for entry in catalogue.entries_of(case)):
+        return None
+    alone = plain(case)
+    if catalogue.get("inputs", case.data).shipped:
+        return catalogue.normalise(alone)
+    knobs = {key: knob for key, knob in alone.knobs.items() if key.startswith(f"{case.model}.")}
+    return catalogue.normalise(replace(alone, data=Data.RESIDENT, knobs=knobs))
+
+
+def of_files(
+    case: CaseSpec, answer: Described, beside: Described | None, catalogue: Catalogue
+) -> Described:
+    """The description with what keeps losses from being compared, or to the bit: a user's file
+    excuses itself from nothing. A shipped strategy states facts.
+
+    ``beside`` is the description of its witness. A file that says another thing of itself than when
+    the case was planned is an error.
+    """
+    theirs = [entry for entry in catalogue.entries_of(case) if not entry.shipped]
+    for entry in theirs:
+        if read_head(entry.path)[1] != entry.head:
+            message = f"{entry.path}: its head is another one than when the case was planned"
+            return Described(error=message)
+    expected = answer.expected
+    if not theirs or answer.error or answer.unsupported:
+        return answer
+    if expected is None:
+        return Described(error="its files left no word of what is expected")
+    strategy = catalogue.get("strategies", case.strategy)
+    excuses = [] if strategy.shipped else list(_excuses(expected, strategy))
+    if any(_gated_otherwise(case, entry) for entry in theirs):
+        excuses.append("TWIN")
+    if answer.reference is None and case.communicate and not excuses:
+        excuses.append("no reference")
+    if answer.reference is not None and not _as_derived(case, expected, answer.reference, strategy):
+        excuses.append("another reference")
+    if beside is not None and beside.facts is not None:
+        excuses += _unlike(answer, beside)
+    elif beside is not None and catalogue.get("models", case.model).shipped:
+        excuses.append("no witness")
+    own_ideal = not strategy.shipped and expected.ideal_efficiency != 1
+    return replace(
+        answer,
+        theirs=tuple(entry.kind for entry in theirs),
+        own_ideal=own_ideal or expected.balance != 1,  # by a model whose FLOPs its own file counts
+        excuses=tuple(excuses),
+    )
+
+
+def of_its_training(case: CaseSpec, answer: Described, catalogue: Catalogue) -> Described:
+    """The description with a reference that only cases of the same model, samples and seed share,
+    whichever key its files stated.
+    """
+    if answer.reference is None:
+        return answer
+    sizes = catalogue.get("models", case.model).head.get("SIZES", {})
+    micro_batch = case.micro_batch or sizes.get(case.size, {}).get("batch", 0)
+    samples = case.global_batch or micro_batch * case.world_size * case.accumulate
+    trained = [case.model, case.size, case.seq_len, samples, case.seed]
+    trained += [case.precision, case.optimizer]
+    key = digest([answer.reference.key, *trained])
+    return replace(answer, reference=replace(answer.reference, key=key))
+
+
+def _unlike(answer: Described, beside: Described) -> Iterator[str]:
+    """Names what a description says of its model that one without the other files does not."""
+    if _of_model(answer) != _of_model(beside):
+        yield "another model"
+    if _reference_bytes(answer) > _reference_bytes(beside):
+        yield "a larger reference"
+
+
+def _of_model(described: Described) -> Sequence[object]:
+    """The facts of a model that figures and targets rest on."""
+    facts = described.facts
+    if facts is None:
+        return ()
+    return (
+        facts.num_params,
+        facts.flops_per_sample,
+        facts.tokens_per_sample,
+        facts.loss_floor,
+        facts.step_s,
+    )
+
+
+def _reference_bytes(described: Described) -> int:
+    return 0 if described.reference is None else described.reference.memory_bytes
+
+
+def _gated_otherwise(case: CaseSpec, entry: Entry) -> bool:
+    """Whether a file's TWIN makes the gate check it at other knobs than it is timed with."""
+    asked = case.knobs_of(entry.name, entry.knobs)
+    return bool(twins.fewer(entry.name, asked, entry.head.get("TWIN", {})))
+
+
+def _excuses(expected: Expected, strategy: Entry) -> Iterator[str]:
+    """By what a user's strategy would keep its losses from being compared, or to the bit."""
+    claims = {
+        "repeatable=False": not expected.repeatable,
+        "casts=True": expected.casts,
+        "reorders=True": expected.reorders,
+        "jobs": strategy.supports.jobs > 1,
+    }
+    yield from (name for name, claimed in claims.items() if claimed)
+
+
+def _as_derived(case: CaseSpec, expected: Expected, reference: Reference, strategy: Entry) -> bool:
+    """Whether a reference compares as closely, on as many shards, as follows from the case."""
+    mesh = strategy.supports.mesh(case)
+    limit = loss_limit(case, mesh)
+    if expected.reorders:
+        limit = max(limit, rounding(case))
+    if expected.casts:
+        limit = ROUNDED
+    shards = 1 if strategy.supports.oracle == "simulated" else mesh.shards
+    stated = (reference.limit, reference.coarse, reference.shards)
+    return stated == (limit, expected.casts, shards)

@@ -77,7 +77,7 @@ class Core:
 
     def time_list(self) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
-            assert main(["list"]) == 0
+            assert main(["run", "list"]) == 0
 
     def peakmem_report(self) -> None:
         page.render(self.run)

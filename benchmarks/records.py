@@ -1,6 +1,6 @@
 """Figures of a night as asv tracks: lower is better, one parameter per case.
 
-``scaleproof ingest`` writes the same values, with their spread, without starting asv's runner;
+``scaleproof history add`` writes the same values, with their spread, without starting asv's runner;
 these exist so that ``asv check`` and ``asv run`` work for people who expect them.
 """
 

@@ -74,8 +74,9 @@ def keys() -> str:
     by_hand = (DOCS / "keys.md").read_text().partition(FIELDS)[0].rstrip()
     lines = [
         by_hand, "", FIELDS, "",
-        "`--set NAME=VALUE` takes each of them, beside `FILE.KNOB=VALUE` (`scaleproof list` has the"
-        " knobs) and variables like `NCCL_ALGO`. docs/api.md says what they are, under `CaseSpec`."
+        "`--set NAME=VALUE` takes each of them, as well as `FILE.KNOB=VALUE` (`scaleproof run list`"
+        " lists the knobs) and variables like `NCCL_ALGO`. docs/api.md describes them under"
+        " `CaseSpec`."
         " Written by `python scripts/pages.py`.", "",
         "| field | takes | if nothing is said |", "|---|---|---|",
     ]  # fmt: skip

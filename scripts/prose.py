@@ -1,6 +1,6 @@
 """Draw random docstrings, comments and messages of each folder, for a reader to mark.
 
-    python scripts/prose.py [--number 50] [--seed 1] [FOLDER ..]    # default: every top-level folder
+    python scripts/prose.py [--number 50] [--seed 1] [FOLDER ..]    # default: every folder
 
 A reader who has not seen the code marks each text that needs a second reading. At most 2 of 50
 may be marked (CONTRIBUTING.md). Messages are string literals of three words or more.

@@ -32,7 +32,7 @@ ALLOWED = {
     ("cases/heads.py", "compressed"): "an oracle",
     ("training/rank/tasks/gate.py", "compressed"): "an oracle",
     (
-        "interface/cli/verbs/measure/detached.py",
+        "interface/cli/commands/jobs.py",
         "slurm",
     ): "jobs of older versions do not say their engine",
     ("cases/typed.py", "slurm"): "the engine that does what srun would",

@@ -47,7 +47,7 @@ def main() -> None:
         for i in range(count):
             shutil.copytree(samples[i % len(samples)], runs / f"{i:04}")
             (runs / f"{i:04}" / "number.txt").write_text(str(i))
-        site = [sys.executable, "-m", "harness", "site", place]
+        site = [sys.executable, "-m", "harness", "report", "site", place]
         for what in (f"{count} runs, none verified before", "all verified before", "again"):
             wall_s, cpu_s = taken(site)
             print(f"{what}: {wall_s:.1f} s, {cpu_s:.1f} s of CPU", flush=True)

@@ -87,7 +87,7 @@ def many(run: RunRecord, times: int) -> RunRecord:
 
 def test_list(benchmark: Any) -> None:
     """The whole process: interpreter, imports, folder scan."""
-    command = [sys.executable, "-m", "harness", "list"]
+    command = [sys.executable, "-m", "harness", "run", "list"]
 
     def run() -> int:
         done = subprocess.run(

@@ -411,7 +411,7 @@ def breaks_even() -> Iterator[str]:
         "| PowerSGD pays on slow links alone | 312 to 239 ms a step, 23 % less, 16 GPUs at"
         " 10 Gbit/s (Vogels et al. 2019, Table 3); seldom any"
         f" on faster ones (Agarwal 2022) | breaks even at {rate}, 2 CPU ranks |"
-        " the table of docs/compression.md, recorded: `scaleproof compress` measures it anew |"
+        " the table of docs/compression.md, recorded: `scaleproof run compress` measures it anew |"
     )
 
 

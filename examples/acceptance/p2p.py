@@ -1,7 +1,7 @@
 """P2P off beside on: the same training over the network alone, in the same blocks.
 
 pytest examples/acceptance/p2p.py --gpus 8
-scaleproof contract check fabric RUN --accepted THEN
+scaleproof accept contract check fabric RUN --accepted THEN
 """
 
 from dataclasses import replace
@@ -18,4 +18,4 @@ def beside(site: Site) -> list[Plan]:
 
 @scaling(beside)
 def test_p2p_off_beside_on(verdict):
-    """Its clause is ``network_alone`` of ``scaleproof contract show fabric``."""
+    """Its clause is ``network_alone`` of ``scaleproof accept contract show fabric``."""

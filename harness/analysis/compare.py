@@ -106,7 +106,7 @@ def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> 
         raise SpecError(
             "the runs are not comparable: " + "; ".join(unlike),
             expected="two runs with the same fingerprint, or --force (marks the result)",
-            fix="scaleproof compare-hardware RUN_A RUN_B",
+            fix="scaleproof compare machines RUN_A RUN_B",
         )
     others = [side_by_side(a, b, m, hardware=False).rows for m in COMPARABLE if m != metric]
     return replace(

@@ -32,7 +32,7 @@ def in_words(error: OSError) -> ScaleproofError:
         return files.FullDiskError(Path(str(place)).parent if place else Path.cwd())
     what = (error.strerror or str(error) or type(error).__name__).lower()
     where = str(error.filename or "")
-    expected, fix = _KNOWN.get(error.errno or 0, ("", "scaleproof doctor"))
+    expected, fix = _KNOWN.get(error.errno or 0, ("", "scaleproof check"))
     return ScaleproofError(
         what, where=where, expected=expected, fix=fix.format(shlex.quote(where or "."))
     )

@@ -57,7 +57,7 @@ class Problem:
 class Problems:
     """Collects mistakes of one file and raises them together."""
 
-    def __init__(self, path: Path, lines: Sequence[str], then: str = "scaleproof plan") -> None:
+    def __init__(self, path: Path, lines: Sequence[str], then: str = "scaleproof run plan") -> None:
         self.path = path
         self.lines = lines
         self.then = then
@@ -98,7 +98,9 @@ class TomlTable:
     lines: Mapping[str, int]
 
 
-def read(path: Path, option: str, then: str = "scaleproof plan") -> tuple[dict[str, Any], Problems]:
+def read(
+    path: Path, option: str, then: str = "scaleproof run plan"
+) -> tuple[dict[str, Any], Problems]:
     """A TOML file and where to write down its mistakes; ``option`` is how another one is named,
     ``then`` the command to run once it is right.
     """

@@ -154,7 +154,7 @@ class Catalogue:
             raise SpecError(
                 f"no {_word(kind)} named {name!r}{nearest(name, known)}",
                 expected=", ".join(known),
-                fix=f"scaleproof list {kind}",
+                fix=f"scaleproof run list {kind}",
             )
         return known[name]
 

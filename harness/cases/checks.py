@@ -27,7 +27,7 @@ Sizes = Mapping[str, Mapping[str, Json]]
 def check(case: CaseSpec, supports: Supports, sizes: Sizes) -> None:
     """SpecError for the first thing about a case that cannot be run."""
     for what, expected, fix in mistakes(case, supports, sizes):
-        raise SpecError(what, where=case.id, expected=expected, fix=fix or "scaleproof list")
+        raise SpecError(what, where=case.id, expected=expected, fix=fix or "scaleproof run list")
 
 
 Mistakes = Iterator[tuple[str, str, str]]
@@ -53,14 +53,14 @@ def _unsupported(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
     strategy, model = f"strategy {case.strategy!r}", f"model {case.model!r}"
     if case.size not in sizes:
         what = f"{model} has no size {case.size!r}{nearest(case.size, sizes)}"
-        yield what, ", ".join(sizes), "scaleproof list models"
+        yield what, ", ".join(sizes), "scaleproof run list models"
     if case.device not in supports.devices:
         yield f"{strategy} does not run on {case.device}", ", ".join(supports.devices), ""
     if case.mode not in supports.modes:
         yield f"{strategy} has no {case.mode} mode", ", ".join(supports.modes), ""
     if supports.compressor != (case.compressor is not None):
         need = "needs a" if supports.compressor else "takes no"
-        fix = "scaleproof list compressors"
+        fix = "scaleproof run list compressors"
         yield f"{strategy} {need} compressor", "for example compressed:topk/decoder-tiny", fix
     if supports.worlds == "one" and case.world_size != 1:
         yield f"{strategy} runs one rank only", "1 rank", ""
@@ -256,7 +256,7 @@ def check_knobs(
                 expected=", ".join(
                     sorted(default for default in defaults if not default.endswith(".version"))
                 ),
-                fix="scaleproof list",
+                fix="scaleproof run list",
             )
         want = type(defaults[key])
         value = float(value) if want is float and type(value) is int else value

@@ -230,7 +230,7 @@ def facts(kind: type[Facts], head: Json, where: str) -> Facts:
         except ValueError as error:
             wrong.append(str(error))
     raise SpecError(
-        "; ".join(wrong), where=where, expected=f"{', '.join(known)}", fix="scaleproof list"
+        "; ".join(wrong), where=where, expected=f"{', '.join(known)}", fix="scaleproof run list"
     )
 
 

@@ -111,11 +111,11 @@ _PEAK = Metric(form=Form.ABSOLUTE, unit="B", read="peak_bytes", more_is_better=F
 _SENT = replace(_PEAK, read="sent_bytes", between_ranks=True)
 _TO_LOSS = Metric(form=Form.ABSOLUTE, unit="s", read="reached.seconds", more_is_better=False)
 _SAMPLES_TO_LOSS = replace(_TO_LOSS, unit="samples", read="reached.samples", of_time=False)
-_FABRIC = Metric(form=Form.ABSOLUTE, unit="B/s", measured_by="scaleproof fabric")
+_FABRIC = Metric(form=Form.ABSOLUTE, unit="B/s", measured_by="scaleproof network")
 _RECOVERY = Metric(
-    form=Form.ABSOLUTE, unit="s", more_is_better=False, measured_by="scaleproof recover"
+    form=Form.ABSOLUTE, unit="s", more_is_better=False, measured_by="scaleproof faults recover"
 )
-_GOODPUT = Metric(form=Form.ABSOLUTE, unit="1", share=True, measured_by="scaleproof goodput")
+_GOODPUT = Metric(form=Form.ABSOLUTE, unit="1", share=True, measured_by="scaleproof faults goodput")
 
 
 def _share(name: str, *, means: str, between_ranks: bool = False) -> Metric:

@@ -153,7 +153,7 @@ def ladder(  # noqa: PLR0913  (all that a ladder may ask for)
             f"no baseline named {unknown[0]!r}",
             where=case.id,
             expected=", ".join(_AGAINST),
-            fix="scaleproof plan",
+            fix="scaleproof run plan",
         )
     rungs = [_rung(case, world, nodes, Role.SUBJECT) for world in worlds]
     against = [a for kind in dict.fromkeys(baselines) for a in _AGAINST[kind](case, worlds, nodes)]

@@ -387,7 +387,7 @@ def unknown(rule: Mapping[str, Json], catalogue: Catalogue) -> tuple[str, str] |
         return None
     family = _family(pattern)
     message = f"case = {pattern!r} matches no strategy, model and mode there is"
-    return message, meant(family, names) or "scaleproof list shows what there is"
+    return message, meant(family, names) or "scaleproof run list shows what there is"
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:

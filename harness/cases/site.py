@@ -81,7 +81,7 @@ class Site:
             raise SpecError(
                 f"{name}: a case has no field {unknown!r}{nearest(unknown, known)}",
                 expected=", ".join(known),
-                fix="scaleproof list",
+                fix="scaleproof run list",
             )
         return replace(base, **fields)
 
@@ -106,7 +106,7 @@ def parse_name(name: str) -> tuple[str, str | None, str, str]:
         raise SpecError(
             f"{name!r} is not a case",
             expected="strategy[:compressor]/model-size[/mode], for example ddp/decoder-tiny/weak",
-            fix="scaleproof list",
+            fix="scaleproof run list",
         )
     return strategy, compressor or None, model, size
 
@@ -223,7 +223,7 @@ def _engine(name: str, known: Mapping[str, Entry], nodes: str) -> EngineFacts:
         raise SpecError(
             f"--engine {name}: no such engine{nearest(name, known)}",
             expected=", ".join(known),
-            fix="scaleproof list engines",
+            fix="scaleproof run list engines",
         )
     facts = known[name].engine
     if parse_nodes(nodes)[0] > 1 and not facts.multi_node:

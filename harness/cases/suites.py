@@ -180,7 +180,7 @@ def _mistake(what: Sequence[object], fields: Mapping[str, Any]) -> SpecError | N
         expected = "fields of a named case"
     else:
         return None
-    return SpecError(problem, expected=f"{expected}: {EXAMPLE}", fix="scaleproof init suites")
+    return SpecError(problem, expected=f"{expected}: {EXAMPLE}", fix="scaleproof new suites")
 
 
 def _nothing(least: Mapping[str, Bound]) -> SpecError | None:
@@ -197,7 +197,7 @@ def _twice(function: Callable[..., Any]) -> SpecError:
     return SpecError(
         f"{function.__name__} has @scaling twice",
         expected="one function for each",
-        fix="scaleproof init suites",
+        fix="scaleproof new suites",
     )
 
 

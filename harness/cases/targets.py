@@ -101,7 +101,7 @@ def plans_of(
             f"{path}: no folder of suites and no file",
             where=str(Path.cwd()),
             expected="a folder, file.py, file.py::recipe, or a case such as ddp/decoder-tiny",
-            fix="scaleproof init" + f" {path}" * (not path.endswith(".py")),
+            fix="scaleproof new" + f" {path}" * (not path.endswith(".py")),
         )
     unique = {p.hash: p for p in (normalise(plan, catalogue, control) for plan in raw)}
     return list(unique.values())
@@ -213,13 +213,13 @@ def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
             raise SpecError(
                 f"--set {key}: no such field{nearest(key, SETTABLE)}",
                 expected=f"{', '.join(SETTABLE)}, file.knob, or a variable like NCCL_ALGO",
-                fix="scaleproof list",
+                fix="scaleproof run list",
             )
     try:
         base = to_doc(replace(case, knobs=knobs, environment=variables or None))
         return from_doc(CaseSpec, {**base, **changes}, "--set")
     except ValueError as error:
-        raise SpecError(str(error), fix="scaleproof list") from None
+        raise SpecError(str(error), fix="scaleproof run list") from None
 
 
 def _read(name: str, value: Json) -> Json:
@@ -378,21 +378,21 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
             f"{name!r} broke: {type(error).__name__}: {error}",
             where=_line_of(error, path),
             expected="a function of the site that returns a list of plans",
-            fix="scaleproof list suites",
+            fix="scaleproof run list suites",
         ) from None
     if isinstance(plans, list | tuple) and plans and isinstance(plans[0], FaultScenario):
         raise SpecError(
             f"{getattr(recipe, '__name__', recipe)!r} breaks trainings and lets them go on",
             where=str(path),
             expected="a recipe of plans; what an interruption costs, recover measures",
-            fix=f"scaleproof recover {plans[0].case.family}",
+            fix=f"scaleproof faults recover {plans[0].case.family}",
         )
     if not isinstance(plans, list | tuple) or not all(isinstance(plan, Plan) for plan in plans):
         raise SpecError(
             f"{getattr(recipe, '__name__', recipe)!r} is not a recipe: it does not return plans",
             where=str(path),
             expected="a function of the site that returns a list of plans",
-            fix="scaleproof list suites",
+            fix="scaleproof run list suites",
         )
     return plans
 

@@ -113,7 +113,7 @@ def main_stack(program: str, pid: int) -> list[tuple[str, str, int]]:
             raise ScaleproofError(
                 f"process {pid} cannot be looked at: {lines[-1]}",
                 expected="a Python process of yours, and the right to trace it",
-                fix=f"sudo env PATH=$PATH scaleproof attach {pid}",
+                fix=f"sudo env PATH=$PATH scaleproof jobs attach {pid}",
             )
     if done.returncode:
         return []

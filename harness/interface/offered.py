@@ -14,118 +14,139 @@ from harness.base.errors import SpecError, nearest
 class Option:
     """One option: its short name, and how argparse takes it. ``--scaling-NAME`` always exists.
 
-    ``cases``: only what measures cases has a use for it; sweeps and trials have none.
+    ``cases``: only commands that measure cases have it; sweeps and trials do not. ``advanced``
+    options are shown by ``--help-all`` alone.
     """
 
     name: str
     help: str
     kwargs: Mapping[str, Any]
     cases: bool = False
+    advanced: bool = False
 
 
 OPTIONS = (
-    Option(name="gpus", help="GPU ranks: a number or 'auto'", kwargs={"metavar": "N"}),
-    Option(name="cpus", help="CPU ranks over gloo", kwargs={"metavar": "N", "type": int}),
+    Option(name="gpus", help="number of GPU ranks, or 'auto'", kwargs={"metavar": "N"}),
+    Option(
+        name="cpus", help="number of CPU ranks, over gloo", kwargs={"metavar": "N", "type": int}
+    ),
     Option(
         name="nodes",
-        help="number of nodes, or the ranks on each node: 4+8+16, 2x8",
+        help="number of nodes, or the ranks of each node: 4+8+16, 2x8",
         kwargs={"metavar": "N", "default": "1"},
     ),
     Option(
         name="engine",
-        help="engine that starts the ranks, see `scaleproof list engines`",
+        help="engine that starts the ranks, see `scaleproof run list engines`",
         kwargs={"metavar": "NAME", "default": "local"},
+    ),
+    Option(
+        name="thresholds",
+        help="thresholds file (default: thresholds.toml in the folder of the suite)",
+        kwargs={"metavar": "FILE"},
+    ),
+    Option(
+        name="time-budget",
+        cases=True,
+        help="time limit of all blocks: 330, 5m, 1h (default: two blocks for each plan, then up to 8 minutes for inconclusive ones)",
+        kwargs={"metavar": "TIME"},
+    ),
+    Option(
+        name="results",
+        help="folder that runs are written to (default: results)",
+        kwargs={"metavar": "DIR"},
+        advanced=True,
     ),
     Option(
         name="cluster",
         help="cluster file, with a table of settings for each engine",
         kwargs={"metavar": "FILE"},
-    ),
-    Option(
-        name="shared-gpu",
-        help="let ranks share a GPU over gloo (labelled stand-in)",
-        kwargs={"action": "store_true"},
-    ),
-    Option(
-        name="results", help="where runs are written (default: results)", kwargs={"metavar": "DIR"}
-    ),
-    Option(
-        name="thresholds",
-        help="thresholds file (default: thresholds.toml beside the suite)",
-        kwargs={"metavar": "FILE"},
-    ),
-    Option(
-        name="references",
-        help="expected values of this hardware: a file, or a folder of them",
-        kwargs={"metavar": "PATH"},
+        advanced=True,
     ),
     Option(
         name="path",
-        help="folder with your own strategies, models, compressors or engines",
+        help="folder with the user's strategies, models, compressors or engines",
         kwargs={"metavar": "DIR", "action": "append", "default": []},
+        advanced=True,
     ),
     Option(
         name="data",
-        help="file or folder that a script only reads: all launches share it, everything else is copied for each",
+        help="file or folder that a script only reads; launches share it and copy everything else",
         kwargs={"metavar": "PATH", "action": "append", "default": []},
+        advanced=True,
+    ),
+    Option(
+        name="references",
+        help="expected values of this hardware: a file, or a folder of files",
+        kwargs={"metavar": "PATH"},
+        advanced=True,
+    ),
+    Option(
+        name="shared-gpu",
+        help="let ranks share a GPU over gloo (the result is labelled simulated)",
+        kwargs={"action": "store_true"},
+        advanced=True,
     ),
     Option(
         name="heartbeat",
-        help="file that says where the run is, rewritten every 5 s, for a watchdog or Prometheus; or an OpenTelemetry collector: http://HOST:4318",
+        help="file with the progress of the run, rewritten every 5 s for a watchdog or Prometheus; or an OpenTelemetry collector: http://HOST:4318",
         kwargs={"metavar": "WHERE"},
-    ),
-    Option(
-        name="time-budget",
-        cases=True,
-        help="fit all blocks into this time: 330, 5m, 1h (default: two blocks for each plan, more for undecided ones, for 8 minutes at most)",
-        kwargs={"metavar": "TIME"},
+        advanced=True,
     ),
     Option(
         name="no-timeline",
         cases=True,
         help="skip the profiled launches, which show where the time went",
         kwargs={"action": "store_true", "default": False},
+        advanced=True,
     ),
     Option(
         name="operators",
         cases=True,
-        help="profile every operator of CPU ranks too (slower by a tenth where steps are short)",
+        help="profile every operator of CPU ranks as well (up to 10 %% slower if steps are short)",
         kwargs={"action": "store_true", "default": False},
+        advanced=True,
     ),
     Option(
         name="no-fabric",
         cases=True,
-        help="do not measure the collectives first",
+        help="skip the measurement of the collectives",
         kwargs={"action": "store_true", "default": False},
+        advanced=True,
     ),
     Option(
         name="one-by-one",
         cases=True,
-        help="launch one world at a time (default: small ones side by side, on nodes or GPUs of their own)",
+        help="launch one world at a time (default: small worlds run concurrently on separate nodes or GPUs)",
         kwargs={"action": "store_true", "default": False},
+        advanced=True,
     ),
     Option(
         name="control",
         cases=True,
-        help="interpreter of an environment that stays as it is: the largest rung of every ladder is measured with it, too, in the same blocks",
+        help="Python of a pinned environment, in which the largest world size of each scaling sweep is measured as well, in the same blocks",
         kwargs={"metavar": "PYTHON"},
+        advanced=True,
     ),
     Option(
         name="nonce",
-        help="a text of whoever asked for this run, sealed before its first launch",
+        help="challenge string of the person who asked for this run, recorded before its first launch",
         kwargs={"metavar": "TEXT"},
+        advanced=True,
     ),
     Option(
         name="every-rung",
         cases=True,
-        help="judge every world of a ladder on GPUs, not the largest one alone",
+        help="judge every world size of a scaling sweep on GPUs, instead of the largest one",
         kwargs={"action": "store_true", "default": False},
+        advanced=True,
     ),
     Option(
         name="worst-pair",
         cases=True,
         help="judge the worst pair of launches instead of the mean",
         kwargs={"action": "store_true", "default": False},
+        advanced=True,
     ),
 )
 

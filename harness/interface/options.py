@@ -28,9 +28,13 @@ def add_to(parser: argparse.ArgumentParser, *, cases: bool) -> None:
         if option.cases and not cases:
             parser.set_defaults(**{option.name.replace("-", "_"): option.kwargs.get("default")})
             continue
-        group.add_argument(
-            f"--{option.name}", help=option.help, **{**option.kwargs, "default": usual}
-        )
+        text = advanced(parser, option.help) if option.advanced else option.help
+        group.add_argument(f"--{option.name}", help=text, **{**option.kwargs, "default": usual})
+
+
+def advanced(parser: argparse.ArgumentParser, text: str) -> str:
+    """Return the help text of an advanced option, which only ``--help-all`` shows."""
+    return text if getattr(parser, "shows_all", True) else argparse.SUPPRESS
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:

@@ -98,7 +98,7 @@ def open_worlds(entry: Entry, where: Where) -> Fleet:
         raise LaunchError(
             f"engine {entry.name}: {here.reason}",
             expected="an engine that can be used here",
-            fix="scaleproof doctor",
+            fix="scaleproof check",
         )
     if isinstance(engine, Fleet):  # it starts whole worlds itself
         engine.configure(where.settings)

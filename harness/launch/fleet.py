@@ -283,7 +283,7 @@ class Fleet:
                 reason,
                 where="engine",
                 expected="every node can run: python -c 'import torch'",
-                fix="scaleproof doctor",
+                fix="scaleproof check",
             )
 
     def close(self) -> None:
@@ -329,7 +329,7 @@ def absent(
         + (f" ({says})" if lost and says else ""),
         where="engine",
         expected="every node can run: python -c 'import torch, harness'",
-        fix="scaleproof doctor",
+        fix="scaleproof check",
     )
 
 
@@ -372,7 +372,7 @@ def seats(specs: Sequence[LaunchSpec], links: Sequence[AgentLink]) -> list[tuple
                 f"{out_of[node].name} is lost ({out_of[node].lost}), and no other node is free",
                 where="engine",
                 expected=f"{len(taken)} nodes",
-                fix="scaleproof doctor",
+                fix="scaleproof check",
             )
         stands_in[node] = spare.pop(0)
     return [tuple(stands_in.get(node, node) for node in hosts) for hosts in wanted]

@@ -96,7 +96,7 @@ class Interleaver:
                     f"the host was too busy to measure {b} beside {a}: {failed.wrong[0]}",
                     where=self._case.id,
                     expected="a quieter moment",
-                    fix="scaleproof doctor",
+                    fix="scaleproof check",
                 )
             raise LaunchError(
                 f"{b} cannot be measured beside {a}: {self._blame()}",

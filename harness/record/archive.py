@@ -129,7 +129,7 @@ def _placed(path: Path, scratch: Path, results: Path) -> tuple[Manifest, list[Pa
             raise RecordError(
                 f"{target} is there, and another one than in the archive",
                 where=str(path),
-                fix=f"scaleproof unpack {path} --to elsewhere",
+                fix=f"scaleproof accept unpack {path} --to elsewhere",
             )
     for source, target in targets.items():
         for folder in reversed(target.relative_to(results).parents[:-1]):
@@ -155,8 +155,8 @@ def _extracted(path: Path, scratch: Path) -> dict[str, str]:
         raise RecordError(
             f"no archive of runs: {reason}",
             where=str(path),
-            expected="what scaleproof pack wrote",
-            fix=f"scaleproof pack RUN --to {path.name}",
+            expected="what scaleproof accept pack wrote",
+            fix=f"scaleproof accept pack RUN --to {path.name}",
         ) from None
     return digests
 

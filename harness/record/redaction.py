@@ -54,7 +54,7 @@ def redact(
                 f"a name to take out is part of {word!r}, a word of the record itself",
                 where=run.run,
                 expected="names of hosts, users and places",
-                fix="scaleproof pack RUN",
+                fix="scaleproof accept pack RUN",
             )
 
     for unsure in _unsure(_mapped([doc, [x.body for x in links]], lambda t: _replaced(t, names))):
@@ -62,7 +62,7 @@ def redact(
             f"it can't be told where a path ends: {unsure[:120]!r}",
             where=run.run,
             expected="paths without blanks, or their parts named",
-            fix="scaleproof pack RUN --redact --redact-also 'A PART OF IT'",
+            fix="scaleproof accept pack RUN --redact --redact-also 'A PART OF IT'",
         )
 
     def cleaned(value: Json) -> Json:
@@ -75,7 +75,7 @@ def redact(
             f"a name to take out is a word of the record itself: {error}",
             where=run.run,
             expected="hosts and users with names of their own",
-            fix="scaleproof pack RUN",
+            fix="scaleproof accept pack RUN",
         ) from None
     anew = _hashes(run, clean)
 

@@ -142,7 +142,7 @@ def test_what_nobody_vouches_for_is_not_remembered(copy: Path) -> None:
     verify_cache.keep(copy, key)
     assert main(["report", str(copy), "--markdown"]) != 1
     assert main(["verify", str(copy)]) == 1
-    assert main(["ingest", str(copy), "--results", str(copy.parent / "results")]) == 4
+    assert main(["history", "add", str(copy), "--results", str(copy.parent / "results")]) == 4
 
 
 def test_a_run_with_a_link_and_an_entry_of_others_are_not_believed(

@@ -16,7 +16,7 @@ def test_results_that_are_a_file(
 ) -> None:
     results = tmp_path / "results"
     results.write_text("mine")
-    assert main(["ingest", str(sample), "--results", str(results)]) == 4
+    assert main(["history", "add", str(sample), "--results", str(results)]) == 4
     error = capsys.readouterr().err
     assert "this is a file" in error and "--results another/folder" in error
     assert "Errno" not in error and results.read_text() == "mine"

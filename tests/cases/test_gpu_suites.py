@@ -191,7 +191,7 @@ def test_the_default_set_takes_twenty_minutes(
     for variable in ("SCALEPROOF_NO_TIMELINE", "SCALEPROOF_NO_FABRIC"):
         monkeypatch.delenv(variable)
     monkeypatch.setenv("COLUMNS", "100")
-    assert main(["plan", str(SUITES), "--on", name, "--cpus", "1"]) == 0
+    assert main(["run", "plan", str(SUITES), "--on", name, "--cpus", "1"]) == 0
     seen = capsys.readouterr().out
     golden = GOLDEN / f"plan-{name}.txt"
     if os.environ.get("GOLDEN_SCREENS") == "write":

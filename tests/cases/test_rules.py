@@ -182,7 +182,7 @@ def test_shipped_rules_load_and_claims_are_out_of_reach_on_cpu() -> None:
     claims = [n for n in states if n.startswith("claim_")]
     assert len(claims) >= 10
     assert {states[n][0] for n in claims} == {Reach.OUT_OF_REACH}
-    assert states["claim_recovery"][1] == "need scaleproof recover"
+    assert states["claim_recovery"][1] == "need scaleproof faults recover"
     assert states["cpu_ddp_weak"][0] is Reach.UNMATCHED
     assert states["paced_ddp_8"] == (Reach.OUT_OF_REACH, "need 8 ranks")
 
@@ -241,7 +241,7 @@ def test_a_rule_that_cannot_fail_beside_another_is_told(
     other = other.replace('metric = "efficiency"\nat_least = 0.85\nunit = "1"', second)
     rules = load_thresholds_of(tmp_path, GOOD.replace(first, "") + other if first else GOOD + other)
     assert [rule.name for rule, _ in implied(rules)] == idle
-    assert main(["rules", str(tmp_path / "rules.toml")]) == 0
+    assert main(["check", "thresholds", str(tmp_path / "rules.toml")]) == 0
     screen = " ".join(capsys.readouterr().out.split())
     for rule in rules:
         assert (f"{rule.name} cannot fail while" in screen) is (rule.name in idle)

@@ -62,7 +62,7 @@ def test_what_breaks_trainings_is_told_with_the_verb_that_does(
     monkeypatch.chdir(ROOT)
     with pytest.raises(SpecError) as error:
         plans_of("suites/ladders.py::checkpoints", SITE, KNOWN, {})
-    assert error.value.fix == "scaleproof recover fsdp/decoder-tiny/weak"
+    assert error.value.fix == "scaleproof faults recover fsdp/decoder-tiny/weak"
     assert case_of(shlex.split(error.value.fix)[2], SITE, {}).mode is Mode.WEAK
 
 
@@ -131,7 +131,7 @@ def test_a_misspelt_field_is_told_with_the_right_one(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "fix"),
-    [("suites", "scaleproof init suites"), ("train.py::weak", "scaleproof init")],
+    [("suites", "scaleproof new suites"), ("train.py::weak", "scaleproof new")],
 )
 def test_a_folder_or_file_that_is_not_there_is_no_misspelt_case(
     target: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

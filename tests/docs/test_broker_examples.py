@@ -73,7 +73,7 @@ def test_a_jobqueues_workers_join_as_nodes_do() -> None:
         n.value for n in ast.walk(join) if isinstance(n, ast.Constant) and isinstance(n.value, str)
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "harness", "join", "--help"],
+        [sys.executable, "-m", "harness", "jobs", "join", "--help"],
         capture_output=True,
         text=True,
         check=True,

@@ -102,7 +102,7 @@ def test_a_metric_and_a_reading(tree: Path) -> None:
         '[[rule]]\nname = "undisturbed"\ncase = "ddp/*"\nmetric = "evicted"\nat_most = 100.0\n'
         'unit = "1"\nsource = "requirement"\n'
     )
-    shown = run(tree, "-m", "harness", "rules", str(rules))
+    shown = run(tree, "-m", "harness", "check", "thresholds", str(rules))
     assert "tail" in shown and "undisturbed" in shown
 
 

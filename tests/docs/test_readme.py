@@ -37,13 +37,13 @@ ELSEWHERE = (
     "tox",
     "asv",
     "bash scripts/system",
-    "scaleproof nightly",
-    "scaleproof pr",  # needs a change: tests/features/sharing
+    "scaleproof history nightly",
+    "scaleproof compare pr",  # needs a change: tests/features/sharing
 )
 #: Half a minute each, and tests of their own.
 LONG = (
-    "scaleproof recover", "scaleproof run", "scaleproof plan suites",
-    "scaleproof fabric", "scaleproof gate",
+    "scaleproof faults recover", "scaleproof run", "scaleproof run plan suites",
+    "scaleproof network", "scaleproof check nodes",
 )  # fmt: skip
 
 

@@ -35,22 +35,22 @@ def test_large_terms_are_listed_with_what_may_help(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = trusted(sample, tmp_path / "run")
-    assert main(["advise", str(run), "--json"]) == 1, "what is edited does not verify"
+    assert main(["report", "advice", str(run), "--json"]) == 1, "what is edited does not verify"
     document = json.loads(capsys.readouterr().out)
     growth = [loss["excess_ns"] for loss in document["losses"]]
     assert growth == sorted(growth, reverse=True) and document["tried"] == []
     transfer = next(x for x in document["losses"] if x["term"] == "exposed_transfer")
     assert {"ddp.bucket_cap_mb=100", "micro_batch=16"} <= {r["name"] for r in transfer["remedies"]}
-    main(["advise", str(run)])
+    main(["report", "advice", str(run)])
     assert "exposed transfer" in capsys.readouterr().out
 
 
 def test_a_profile_that_is_not_trusted_advises_nothing(
     sample: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["advise", str(sample)]) == 4
+    assert main(["report", "advice", str(sample)]) == 4
     assert "is not trusted" in capsys.readouterr().err
-    assert main(["advise", str(sample), "--case", "fsdp"]) == 4
+    assert main(["report", "advice", str(sample), "--case", "fsdp"]) == 4
     assert "has 'fsdp' in its name" in capsys.readouterr().err
 
 
@@ -73,7 +73,12 @@ def test_what_is_tried_is_measured_best_and_worst(
     monkeypatch.setattr(trials, "LARGE", -10.0)  # whatever its profile shows
     monkeypatch.setattr(trials, "BLOCKS", 1)
     capsys.readouterr()
-    assert main(["advise", str(record.parent), "--try", "--results", str(tmp_path), "--json"]) == 0
+    assert (
+        main(
+            ["report", "advice", str(record.parent), "--try", "--results", str(tmp_path), "--json"]
+        )
+        == 0
+    )
     document = json.loads(capsys.readouterr().out)
     gains = {t["remedy"]: t["ratio"] for t in document["tried"]}
     assert gains == pytest.approx({BETTER.name: 1.5, WORSE.name: 0.75}, rel=0.05)

@@ -14,7 +14,7 @@ def test_a_sweep_times_every_collective(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    main(["fabric", "--cpus", "2", "--sweeps", "1"])
+    main(["network", "--cpus", "2", "--sweeps", "1"])
     (folder,) = tmp_path.glob("results/runs/*/*")
     run = load(folder)
     assert {row.operation for row in run.fabric} >= {"all_reduce", "all_gather", "send_recv"}

@@ -27,7 +27,7 @@ def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
     """A noisy machine may give FAIL or INCONCLUSIVE; nothing judged, or an ERROR, is a bug.
 
     CI runs one real ladder for 90 s at most; the whole of it takes six minutes and more.
-    Rules judge 12 of its arms on two cores (``scaleproof plan suites --cpus 2``).
+    Rules judge 12 of its arms on two cores (``scaleproof run plan suites --cpus 2``).
     """
     arguments = [
         "suites/",

@@ -103,7 +103,7 @@ def test_what_cannot_be_bisected_is_named(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--install", install(tmp_path, 9), "--results", str(tmp_path), "--repo", str(ROOT)]
-    assert main(["bisect", *CASE, *words, *more]) in (4, 11)
+    assert main(["compare", "bisect", *CASE, *words, *more]) in (4, 11)
     assert message in capsys.readouterr().err
 
 

@@ -27,7 +27,7 @@ def test_an_agent_starts_beside_files_with_names_of_the_library(folder: Path) ->
         command.argv, cwd=folder, env={**os.environ, **command.env}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    assert done.stdout.startswith("usage: scaleproof join"), done.stdout + done.stderr
+    assert done.stdout.startswith("usage: scaleproof jobs join"), done.stdout + done.stderr
 
 
 @pytest.mark.full

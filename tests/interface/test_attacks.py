@@ -185,7 +185,7 @@ def test_racks_that_share_a_node_are_refused(
     path = tmp_path / "units.toml"
     units = UNIT.format("r1") + UNIT.format("r2")
     path.write_text(CONTRACT.format(units=units, bound='at_least = 1.0\nper = "rack"'))
-    assert main(["contract", "check", str(path), str(sample)]) == 4
+    assert main(["accept", "contract", "check", str(path), str(sample)]) == 4
     assert "is in rack r1 and in rack r2" in capsys.readouterr().err
 
 
@@ -195,7 +195,9 @@ def test_a_run_is_not_what_it_is_held_against(
     path = tmp_path / "accepted.toml"
     path.write_text(CONTRACT.format(units="", bound="of_accepted = 0.5"))
     before = shutil.copytree(sample, tmp_path / "then")
-    status = main(["contract", "check", str(path), str(sample), "--accepted", str(before)])
+    status = main(
+        ["accept", "contract", "check", str(path), str(sample), "--accepted", str(before)]
+    )
     assert status == 11
     assert "has the samples of" in " ".join(capsys.readouterr().out.split())
 
@@ -248,7 +250,7 @@ def test_an_audit_passes_over_no_figure(
 ) -> None:
     path = tmp_path / "table.toml"
     path.write_text(table)
-    assert main(["audit", str(path)]) == status
+    assert main(["verify", "table", str(path)]) == status
     printed = capsys.readouterr()
     assert says in printed.out + printed.err
 

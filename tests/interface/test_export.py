@@ -26,7 +26,7 @@ def test_every_table_in_every_form_is_the_same(sample: Path, tmp_path: Path, tab
     assert len(frame)
     for form in (".csv", ".jsonl", ".parquet"):
         file = tmp_path / f"x{form}"
-        assert main(["export", str(sample), "--table", table, "--to", str(file)]) == 0
+        assert main(["report", "export", str(sample), "--table", table, "--to", str(file)]) == 0
         read = {
             ".csv": lambda f: pd.read_csv(f),
             ".jsonl": lambda f: pd.read_json(f, lines=True, dtype=False),
@@ -41,7 +41,7 @@ def test_every_table_in_every_form_is_the_same(sample: Path, tmp_path: Path, tab
 
 def test_openmetrics_is_what_the_record_says(sample: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.prom"
-    assert main(["export", str(sample), "--to", str(file)]) == 0
+    assert main(["report", "export", str(sample), "--to", str(file)]) == 0
     families = {f.name: f for f in text_string_to_metric_families(file.read_text())}
     run, loaded = load(sample), families["scaleproof_efficiency_ratio"].samples
     against = {s.labels["case"]: s.value for s in loaded}
@@ -74,7 +74,7 @@ def test_a_text_that_is_a_formula_is_none_in_a_spreadsheet() -> None:
 def test_what_cannot_be_exported_is_told(
     sample: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["export", str(sample), *words]) == 4
+    assert main(["report", "export", str(sample), *words]) == 4
     assert message in capsys.readouterr().err
 
 

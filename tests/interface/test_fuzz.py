@@ -23,8 +23,8 @@ from harness.cases import Catalogue, Device, Site
 from harness.cases.heads import read_head
 from harness.cases.rules import load_thresholds
 from harness.cases.targets import plans_of
+from harness.interface.cli.commands.report_timeline import _of_traces
 from harness.interface.cli.main import main, verbs
-from harness.interface.cli.verbs.read.timeline import _of_traces
 from harness.interface.offered import OPTIONS
 from harness.launch import cluster
 from tests.analysis.timeline.writing import event, step

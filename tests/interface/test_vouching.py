@@ -20,11 +20,11 @@ import pytest
 from harness.base.errors import Exit, LaunchError, RecordError
 from harness.base.programs import PACKAGE
 from harness.cases.heads import read_head
-from harness.features.foresight.verbs import predict
+from harness.features.foresight.commands import predict
 from harness.features.history.ingest import ingest
 from harness.interface.cli import main as program
+from harness.interface.cli.commands import jobs
 from harness.interface.cli.main import main, verbs
-from harness.interface.cli.verbs.measure import detached
 from harness.interface.offered import OPTIONS
 from harness.measure import run as resume
 from harness.record.store import load
@@ -174,7 +174,7 @@ class Typed:
 @pytest.fixture
 def typed(sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
     made = Typed(sample, tmp_path)
-    monkeypatch.setattr(detached, "collect", lambda *_: made.run)  # no queue is here
+    monkeypatch.setattr(jobs, "collect", lambda *_: made.run)  # no queue is here
     monkeypatch.setattr("harness.analysis.rungs.PERTURBED", 100.0)  # the sample's steps are short
     monkeypatch.setattr(predict, "described", nobody)
     return made

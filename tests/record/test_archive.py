@@ -33,7 +33,17 @@ from harness.record.store import load, load_samples
 def packed(sample: Path, tmp_path: Path) -> Path:
     file = tmp_path / "runs.tar.gz"
     assert (
-        main(["pack", str(sample), str(sample.with_name("ddp-nano-again")), "--to", str(file)]) == 0
+        main(
+            [
+                "accept",
+                "pack",
+                str(sample),
+                str(sample.with_name("ddp-nano-again")),
+                "--to",
+                str(file),
+            ]
+        )
+        == 0
     )
     return file
 
@@ -41,7 +51,7 @@ def packed(sample: Path, tmp_path: Path) -> Path:
 def test_what_was_packed_is_what_comes_out(
     packed: Path, sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["unpack", str(packed), "--to", str(tmp_path / "there")]) == 0
+    assert main(["accept", "unpack", str(packed), "--to", str(tmp_path / "there")]) == 0
     in_order = sorted((tmp_path / "there").glob("runs/*/*"))
     assert len(in_order) == 2
     for folder in in_order:
@@ -49,16 +59,20 @@ def test_what_was_packed_is_what_comes_out(
     (same,) = (f for f in in_order if load(f) == load(sample))
     for name in ("record.json", "chain.jsonl"):
         assert (same / name).read_bytes() == (sample / name).read_bytes()
-    assert main(["unpack", str(packed), "--to", str(tmp_path / "there")]) == 0, "twice is once"
+    assert main(["accept", "unpack", str(packed), "--to", str(tmp_path / "there")]) == 0, (
+        "twice is once"
+    )
     (in_order[0] / "record.json").write_text("{}")
-    assert main(["unpack", str(packed), "--to", str(tmp_path / "there")]) != 0
+    assert main(["accept", "unpack", str(packed), "--to", str(tmp_path / "there")]) != 0
     assert "another one than in the archive" in capsys.readouterr().err
     assert (in_order[0] / "record.json").read_text() == "{}", "nothing that is there is overwritten"
 
 
 def test_the_same_runs_make_the_same_bytes(packed: Path, sample: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.tar.gz"
-    main(["pack", str(sample), str(sample.with_name("ddp-nano-again")), "--to", str(again)])
+    main(
+        ["accept", "pack", str(sample), str(sample.with_name("ddp-nano-again")), "--to", str(again)]
+    )
     assert again.read_bytes() == packed.read_bytes()
 
 
@@ -259,7 +273,7 @@ def test_what_was_changed_after_redaction_is_found(
     sample_run: RunRecord, sample: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "public.tar.gz"
-    main(["pack", str(sample), "--to", str(file), "--redact"])
+    main(["accept", "pack", str(sample), "--to", str(file), "--redact"])
     archive.unpack(file, tmp_path)
     (there,) = tmp_path.glob("runs/*/*")
     lines = (there / "chain.jsonl").read_text().splitlines()

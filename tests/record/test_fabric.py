@@ -193,7 +193,7 @@ def test_a_rule_on_the_fabric_is_out_of_reach_where_nothing_was_swept(
 ) -> None:
     case = sample_run.plans[0].arms[0].case
     _, why = reach(rule(), [], detect(), case.device, 2, 1)
-    assert "scaleproof fabric" in why
+    assert "scaleproof network" in why
 
 
 @pytest.mark.parametrize(

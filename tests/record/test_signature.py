@@ -41,7 +41,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(sample: Path, tmp_path: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     page = shutil.ignore_patterns("*report.html*")
     folder = Path(shutil.copytree(sample, tmp_path / "run", ignore=page))
-    assert main(["sign", str(folder), "--key", str(keys / "site")]) == Exit.PASSED
+    assert main(["accept", "sign", str(folder), "--key", str(keys / "site")]) == Exit.PASSED
     capsys.readouterr()
     return folder
 
@@ -100,7 +100,7 @@ def test_a_signature_of_a_forger_under_the_sites_name_is_told(
     run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     named = json.loads((run / "chain.sig").read_text())["key"]
-    main(["sign", str(run), "--key", str(keys / "other")])
+    main(["accept", "sign", str(run), "--key", str(keys / "other")])
     forged = json.loads((run / "chain.sig").read_text())
     (run / "chain.sig").write_text(json.dumps({**forged, "key": named}))
     capsys.readouterr()
@@ -129,7 +129,7 @@ def test_the_nonce_is_the_one_that_was_given(run: Path, capsys: pytest.CaptureFi
 def test_a_bad_key_is_one_clear_error(
     run: Path, keys: Path, key: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sign", str(run), "--key", str(keys / key)]) == Exit.USAGE
+    assert main(["accept", "sign", str(run), "--key", str(keys / key)]) == Exit.USAGE
     error = capsys.readouterr().err
     assert says in error and "ssh-keygen -t ed25519" in error
 
@@ -138,7 +138,7 @@ def test_only_what_verifies_is_signed(
     run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     doctored(run, lambda doc, _: doc["verdicts"][0].update(value=2.0))
-    assert main(["sign", str(run), "--key", str(keys / "site")]) != Exit.PASSED
+    assert main(["accept", "sign", str(run), "--key", str(keys / "site")]) != Exit.PASSED
     assert "does not verify" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from dask_jobqueue import PBSCluster  # or LSFCluster, SGECluster, HTCondorClust
 def join(head: str, token_file: str, order: int) -> int:
     """One node of the run; it returns when the run is over."""
     words = ["--token-file", token_file, "--order", str(order)]
-    return subprocess.run(["scaleproof", "join", head, *words], check=False).returncode
+    return subprocess.run(["scaleproof", "jobs", "join", head, *words], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ shift 4
 folder=$(mktemp -d)
 (umask 077; printf %s "$SCALEPROOF_TOKEN" >"$folder/token")
 if [ "$rank" -ne 0 ]; then
-  exec scaleproof join "$head:${PORT:-4000}" --token-file "$folder/token" --order "$rank"
+  exec scaleproof jobs join "$head:${PORT:-4000}" --token-file "$folder/token" --order "$rank"
 fi
 {
   printf '[hosts]\nssh = false\nport = %s\nlisten = "%s"\n' "${PORT:-4000}" "$head"
@@ -17,6 +17,6 @@ fi
   while [ "$i" -lt "$nodes" ]; do printf '"node%s", ' "$i"; i=$((i + 1)); done
   printf ']\n'
 } >"$folder/cluster.toml"
-scaleproof join "$head:${PORT:-4000}" --token-file "$folder/token" --order 0 &
+scaleproof jobs join "$head:${PORT:-4000}" --token-file "$folder/token" --order 0 &
 exec scaleproof "$@" --engine hosts --cluster "$folder/cluster.toml" \
   --nodes "${nodes}x$gpus" "--${DEVICES:-gpus}" "$((nodes * gpus))"

@@ -121,7 +121,7 @@ def load(path: Path) -> tuple[ExpectedValue, ...]:
 
 
 def write(path: Path, references: Sequence[ExpectedValue]) -> None:
-    lines = ["# Expected values of this hardware class; `scaleproof baseline` reads and writes it."]
+    lines = ["# Expected values of this hardware class, for `scaleproof history baseline`."]
     for reference in references:
         lines += ["", "[[reference]]"]
         for name, value in vars(reference).items():
@@ -185,6 +185,6 @@ def rules(place: Path, hardware: str) -> tuple[Threshold, ...]:
             "no references for this hardware",
             where=str(path),
             expected=f"a file of [[reference]] tables for {hardware}",
-            fix=f"scaleproof baseline set RUN --references {place}",
+            fix=f"scaleproof history baseline set RUN --references {place}",
         )
     return tuple(expected.threshold(hardware) for expected in load(path))

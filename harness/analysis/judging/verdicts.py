@@ -369,7 +369,7 @@ def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion:
         return unmeasured(run, plan, "no pair of launches was measured")
     reason = "this metric needs a profiled launch: none was made (--no-timeline or time budget)"
     if timed(run, plan, purpose=Purpose.PROFILE):
-        reason = "the profiled launches lack this metric: see scaleproof timeline RUN"
+        reason = "the profiled launches lack this metric: see scaleproof report timeline RUN"
     return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, reason)
 
 

@@ -179,7 +179,7 @@ def advice(
         what = _waited_for(budget) if term is Term.WAIT else _WHAT[term]
         what += _of_workers(fed) if term is Term.DATA and fed else ""
         remedy = (
-            _OF_SCRIPTS.get(term, "scaleproof doctor")
+            _OF_SCRIPTS.get(term, "scaleproof check")
             if expected is None
             else _remedy(term, case, expected, settings)
         )
@@ -230,7 +230,7 @@ def _remedy(term: Term, case: CaseSpec, expected: Expected, settings: Settings) 
         return command(case, settings, {name: str(2 * batch)})
     if term is Term.WAIT and expected.stages == 1:
         return f"{command(case, settings)} --ablate communication"
-    return "scaleproof doctor"
+    return "scaleproof check"
 
 
 def starved(case: CaseSpec, budget: Budget, fed: Mapping[str, float] | None) -> str:

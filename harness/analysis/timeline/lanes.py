@@ -65,7 +65,7 @@ def host_steps(
             f"no annotation is named {step_name!r}",
             where=trace.path,
             expected=f"one of those that repeat: {repeated or 'there are none'}",
-            fix="scaleproof timeline PATH --ranges",
+            fix="scaleproof report timeline PATH --ranges",
         )
     busiest = int(np.bincount(trace.thread).argmax())
     edges = np.array([trace.start.min(), trace.end.max()], dtype=np.int64)

@@ -59,7 +59,7 @@ class Blocks:
             raise ScaleproofError(
                 f"cannot be read: {reason}",
                 where=str(self.path),
-                fix="scaleproof timeline rank*.json.gz",
+                fix="scaleproof report timeline rank*.json.gz",
             ) from None
 
     def _chunks(self, handle: IO[bytes]) -> Iterator[bytes]:
@@ -251,7 +251,7 @@ def split(trace: Trace) -> list[Trace]:
             f"the file holds {len(ids)} processes with their devices",
             where=trace.path,
             expected="one trace for each rank",
-            fix="scaleproof timeline rank*.json.gz",
+            fix="scaleproof report timeline rank*.json.gz",
         )
     parts = []
     for rank, pid in enumerate(ids):
@@ -410,7 +410,7 @@ def read(path: Path) -> Trace:
             "no timed events in this file" + (f": {blocks.broken}" if blocks.broken else ""),
             where=str(path),
             expected="a Chrome trace of torch.profiler, .json or .json.gz",
-            fix="export_chrome_trace('rank0.json.gz'), then scaleproof timeline rank0.json.gz",
+            fix="export_chrome_trace('t.json.gz'), then scaleproof report timeline t.json.gz",
         )
     broken = [blocks.broken] if blocks.broken else []
     if skipped:

@@ -405,7 +405,7 @@ def sorted_lanes(trace: Trace, rank: int | None = None, step_name: str | None = 
             "no operator and no kernel in this trace: it is not of a training",
             where=trace.path,
             expected="a Chrome trace of torch.profiler",
-            fix="export_chrome_trace('rank0.json.gz'), then scaleproof timeline rank0.json.gz",
+            fix="export_chrome_trace('t.json.gz'), then scaleproof report timeline t.json.gz",
         )
     if (lane.edges[1:] <= lane.edges[:-1]).any() or len(lane.edges) < 2:
         raise ScaleproofError(

@@ -114,7 +114,7 @@ def parts(contract: Contract, per: str, runs: Sequence[RunRecord]) -> list[Machi
             raise SpecError(
                 f"node {shared[0]} is in {per} {first.name} and in {per} {second.name}",
                 expected="units of one kind that share no node: each counts its own evidence",
-                fix="scaleproof contract show CONTRACT --toml",
+                fix="scaleproof accept contract show CONTRACT --toml",
             )
     return units
 

@@ -162,7 +162,7 @@ def find(word: str) -> Path:
     raise SpecError(
         f"no contract {word!r}{nearest(word, known)}",
         expected=f"a file of clauses, or one of {', '.join(known)}",
-        fix="scaleproof contract list",
+        fix="scaleproof accept contract list",
     )
 
 
@@ -171,7 +171,7 @@ def load_contract(path: Path) -> Contract:
 
     A file of plain rules, as thresholds.toml, is one as well: each rule is a clause of the system.
     """
-    doc, problems = read(path, "--contract", f"scaleproof contract show {path}")
+    doc, problems = read(path, "--contract", f"scaleproof accept contract show {path}")
     refuse_others(doc, ["contract", "clause", "unit", "rule"], problems)
     terms = _terms(table_of(doc, "contract", problems), problems)
     groups = [g for t in tables_of(doc, "unit", problems) if (g := _group(t, problems)) is not None]
@@ -186,7 +186,7 @@ def load_contract(path: Path) -> Contract:
             "a contract without a clause requires nothing",
             where=str(path),
             expected="one [[clause]] at least",
-            fix="scaleproof contract show gate --toml",
+            fix="scaleproof accept contract show gate --toml",
         )
     return Contract(
         name=path.stem,

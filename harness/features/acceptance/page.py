@@ -88,7 +88,7 @@ def render(
     """
     folders = [f"checked/{packed.folder}" for packed in archived.manifest.runs]
     before = len(handover.accepted)
-    again = ["scaleproof", "handover", *folders[: len(folders) - before], "--to", "again"]
+    again = ["scaleproof", "accept", "report", *folders[: len(folders) - before], "--to", "again"]
     again += [] if agreed is None else ["--contract", f"{folders[0]}/contract.toml"]
     for folder in folders[len(folders) - before :]:
         again += ["--accepted", folder]

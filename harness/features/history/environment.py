@@ -3,7 +3,7 @@
 Nothing is checked out or installed: a commit of the ledger is a run that was ingested, and
 ``benchmarks/records.py`` reads it; ``benchmarks/core.py`` measures this project itself. So
 ``asv run`` takes asv's ranges, stores what it measures, and its values stand in the series that
-``scaleproof ingest`` writes.
+``scaleproof history add`` writes.
 """
 
 import os

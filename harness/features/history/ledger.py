@@ -38,7 +38,7 @@ def _git(ledger: Path, *arguments: str, text: str = "") -> str:
         raise RecordError(
             f"git {arguments[0]} failed: {done.stderr.strip()}",
             where=str(ledger),
-            fix=f"rm -r {ledger} && scaleproof ingest RUN: the nights rebuild the ledger",
+            fix=f"rm -r {ledger} && scaleproof history add RUN: the nights rebuild the ledger",
         )
     return done.stdout
 

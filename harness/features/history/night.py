@@ -125,7 +125,7 @@ def nights(results: Path) -> list[Night]:
                 f"not a night: {error}",
                 where=str(path),
                 expected="a file that ingest wrote",
-                fix=f"rm {path} && scaleproof ingest RUN",
+                fix=f"rm {path} && scaleproof history add RUN",
             ) from None
     return sorted(known, key=lambda night: (night.when, night.run))
 

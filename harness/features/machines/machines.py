@@ -163,7 +163,7 @@ def compare_hardware(
         raise SpecError(
             f"{len(runs)} runs at once",
             expected=f"{len(LETTERS)} at most: {LETTERS}",
-            fix="scaleproof compare-hardware RUN_A RUN_B",
+            fix="scaleproof compare machines RUN_A RUN_B",
         )
     first, *others = runs
     against = [side_by_side(first, run, metric, hardware=True) for run in (first, *others)]

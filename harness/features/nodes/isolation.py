@@ -42,7 +42,7 @@ class Isolator:
                 reason,
                 where=plan.arms[0].case.id,
                 expected="a case that any number of these nodes can train",
-                fix="scaleproof isolate --case ddp/decoder-nano",
+                fix="scaleproof network isolate --case ddp/decoder-nano",
             )
         session.run.announce([plan])
         order = Order(

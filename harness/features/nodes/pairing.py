@@ -178,7 +178,7 @@ class Pairer:
                 reason or described.unsupported or described.error or "its gate does not hold",
                 where=case.id,
                 expected="a case that two nodes can train",
-                fix="scaleproof list",
+                fix="scaleproof run list",
             )
         at_once = together.side_by_side(session, plan)
         return self._rounds(case.id, lambda number, pairs: self._step(plan, number, pairs, at_once))

@@ -17,7 +17,7 @@ from harness.interface.report.text import Column
 from harness.record import Status
 
 #: By this a bot finds its comment of the last push, and writes over it.
-MARK = "<!-- scaleproof pr -->"
+MARK = "<!-- scaleproof compare pr -->"
 #: How a status is annotated; what passes is not.
 _LEVELS = {Status.FAIL: "error", Status.ERROR: "error", Status.INCONCLUSIVE: "warning"}
 _SEVERITY = {Status.FAIL: "critical", Status.ERROR: "blocker", Status.INCONCLUSIVE: "minor"}

@@ -137,7 +137,7 @@ def runs_below(results: Path) -> list[Path]:
         raise SpecError(
             f"no run below {results}",
             expected="a folder of results, as runs are written to",
-            fix="scaleproof demo && scaleproof site results",
+            fix="scaleproof run demo && scaleproof report site results",
         )
     return folders
 

@@ -29,12 +29,16 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The question to a verb: its name, its options, the words as typed, and those after ``--``."""
+    """A command as it was asked for.
 
-    verb: str
+    ``command`` is its name of one or two words, and ``words`` are all words that were typed.
+    ``script`` are the words after ``--``: the command of a user's script.
+    """
+
+    command: str
     options: argparse.Namespace
     words: Sequence[str]
-    command: Sequence[str] = ()
+    script: Sequence[str] = ()
 
 
 def vouched(

@@ -33,8 +33,8 @@ def interleavers(
     for target in targets:
         plans = plans_of(target, site, catalogue, measuring.settings(asked))
         cases.append(_largest(target, plans))
-    if asked.command:
-        cases.append((script_case(asked.command, site, Mode.WEAK), REAL))
+    if asked.script:
+        cases.append((script_case(asked.script, site, Mode.WEAK), REAL))
     given = measuring.values(asked)
     settings = options.settings(given, site, ("scaleproof", *asked.words))
     settings = replace(settings, timeline=False, fabric=False, setups=setups, **more)
@@ -50,6 +50,6 @@ def _largest(target: str, plans: Sequence[Plan]) -> tuple[CaseSpec, Protocol]:
         raise SpecError(
             f"{target} has no case to measure",
             expected="a case: ddp/decoder-tiny/weak",
-            fix="scaleproof list",
+            fix="scaleproof run list",
         )
     return max(subjects, key=lambda pair: pair[0].world_size)

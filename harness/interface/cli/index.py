@@ -1,99 +1,152 @@
-"""The first words to type, and all verbs by task: the start screen, ``--help`` and ``--help all``.
+"""The index of commands: the start screen, ``--help`` and ``--help-all``, and the old names.
 
-A task's name before a verb is read as the verb alone: ``scaleproof nodes pairs`` is ``scaleproof
-pairs``. A verb that no task has stands under its folder's name.
+A command is one word, or two: ``report`` and ``report timeline`` are two commands of one group. The
+files of ``commands/``, here and in features, state in their heads which commands they have.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from harness.interface.report.text import wrap
 
-SAYS = "Prove or disprove that distributed training scales on this hardware; say why."
-#: What one wants, and what to type for it.
+SAYS = "Benchmark and validate the scaling of distributed PyTorch training."
+#: A task of a newcomer, and the command to type for it.
 WANTED = (
-    ("try it here, a minute", "scaleproof demo"),
-    ("is this machine fit to measure?", "scaleproof doctor"),
-    ("my training is slow on N ranks", "scaleproof run --script --cpus 2 -- train.py"),
-    ("one case over 1, 2 .. N ranks", "scaleproof run ddp/decoder-nano/weak --cpus 2"),
-    ("how long would 8 GPUs take?", "scaleproof plan suites --on 8xh100"),
-    ("accept a machine by my rules", "scaleproof init mine && pytest mine"),
-    ("watch it every night", "scaleproof nightly"),
-    ("compare two machines", "scaleproof compare-hardware RUN_A RUN_B"),
-    ("what came of a run, is it true?", "scaleproof report RUN; scaleproof verify RUN"),
-    ("anything else", "scaleproof --help"),
+    ("try it here, in a minute", "scaleproof run demo"),
+    ("check this machine", "scaleproof check"),
+    ("find out why my training is slow", "scaleproof run --script --cpus 2 -- train.py"),
+    ("benchmark one case over 1, 2 .. N ranks", "scaleproof run ddp/decoder-nano/weak --cpus 2"),
+    ("estimate the time on 8 GPUs", "scaleproof run plan suites --on 8xh100"),
+    ("accept a machine by my thresholds", "scaleproof new mine && pytest mine"),
+    ("measure every night", "scaleproof history nightly"),
+    ("compare two machines", "scaleproof compare machines RUN_A RUN_B"),
+    ("see and check a result", "scaleproof report RUN; scaleproof verify RUN"),
+    ("see all commands", "scaleproof --help"),
 )
-FIRST = ("doctor", "plan", "run", "report", "compare", "history", "verify", "init")
-#: Task -> what it is about, and its verbs.
-TASKS: Mapping[str, tuple[str, Sequence[str]]] = {
-    "nodes": (
-        "which node, link or collective is slow or wrong",
-        ("gate", "fabric", "pairs", "isolate"),
-    ),
-    "jobs": ("runs in a scheduler's queue", ("status", "cancel", "collect", "attach", "join")),
-    "tune": ("what would make a training faster", ("advise", "fit", "compress", "timeline")),
-    "nights": ("how figures change over time", ("nightly", "ingest", "bisect", "baseline")),
-    "foresee": ("sizes and machines that are not here", ("predict", "possible")),
-    "faults": ("what interruptions cost", ("recover", "goodput")),
-    "archive": ("runs as evidence for others", ("contract", "handover", "sign", "pack", "unpack")),
-    "data": ("figures for other programs", ("export", "audit", "compare-hardware")),
-    "share": ("runs where others look", ("pr", "site", "publish")),
-    "suites": ("what can be asked", ("demo", "list", "rules", "completion")),
+#: Title -> group -> its sentence in ``--help``.
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Measure": {
+        "check": "Check this machine, nodes or a thresholds file",
+        "run": "Benchmark a script, a case or a suite",
+        "network": "Benchmark collectives, find slow nodes and links",
+        "faults": "Measure recovery and goodput under faults",
+    },
+    "Read": {
+        "report": "Show, explain and export results",
+        "compare": "Compare runs, machines, branches or versions",
+        "predict": "Estimate larger systems from small ones",
+        "history": "Track results over time, measure every night",
+    },
+    "Share": {
+        "verify": "Recompute results from raw samples, check a table",
+        "accept": "Contracts, acceptance reports, signed archives",
+    },
+    "Manage": {
+        "jobs": "Show, cancel and collect queued runs",
+        "new": "Write a suite to start from",
+    },
+}
+#: Names of commands until version 0.1, which are accepted for one release.
+OLD_NAMES: Mapping[str, str] = {
+    "doctor": "check",
+    "gate": "check nodes",
+    "rules": "check thresholds",
+    "plan": "run plan",
+    "demo": "run demo",
+    "fit": "run fit",
+    "compress": "run compress",
+    "list": "run list",
+    "fabric": "network",
+    "pairs": "network pairs",
+    "isolate": "network isolate",
+    "recover": "faults recover",
+    "goodput": "faults goodput",
+    "timeline": "report timeline",
+    "advise": "report advice",
+    "export": "report export",
+    "publish": "report publish",
+    "site": "report site",
+    "compare-hardware": "compare machines",
+    "pr": "compare pr",
+    "bisect": "compare bisect",
+    "possible": "predict thresholds",
+    "nightly": "history nightly",
+    "ingest": "history add",
+    "baseline": "history baseline",
+    "audit": "verify table",
+    "contract": "accept contract",
+    "handover": "accept report",
+    "sign": "accept sign",
+    "pack": "accept pack",
+    "unpack": "accept unpack",
+    "status": "jobs",
+    "cancel": "jobs cancel",
+    "collect": "jobs collect",
+    "attach": "jobs attach",
+    "join": "jobs join",
+    "init": "new",
+    "completion": "new completion",
 }
 
 
 def start(width: int) -> list[str]:
-    """The screen of ``scaleproof`` alone: what to type, by what one wants."""
-    longest = max(len(want) for want, _ in WANTED)
-    return [*_says(width), *(f" {want:<{longest}}  {words}" for want, words in WANTED)]
+    """The screen of ``scaleproof`` alone: common tasks and what to type for each."""
+    longest = max(len(task) for task, _ in WANTED)
+    return [*_says(width), *(f" {task:<{longest}}  {words}" for task, words in WANTED)]
 
 
-def verb_of(words: Sequence[str], known: Mapping[str, Path]) -> Sequence[str]:
-    """The words without a task's name before its verb."""
-    of_task = len(words) > 1 and words[0] in TASKS and words[0] not in known
-    return words[1:] if of_task and not words[1].startswith("-") else words
+def overview(known: Sequence[str], width: int) -> list[str]:
+    """The screen of ``--help``: every group with its sentence and its subcommands.
+
+    ``known`` are the commands that there are; a group without any is left out.
+    """
+    lines = [*_says(width), " usage: scaleproof COMMAND [SUBCOMMAND] [OPTIONS]"]
+    titled = {title: dict(groups) for title, groups in GROUPS.items()}
+    placed = {group for groups in GROUPS.values() for group in groups}
+    if more := [command for command in known if command.partition(" ")[0] not in placed]:
+        titled["More"] = {command.partition(" ")[0]: "" for command in more}
+    for title, groups in titled.items():
+        there = [group for group in groups if group in known or subcommands(group, known)]
+        lines += [f" {title}"] if there else []
+        for group in there:
+            names = ", ".join(subcommands(group, known))
+            also = f" [{names}]" if names else ""
+            lines += wrap(f"  {group:<8} {groups[group]}{also}", width, 11)
+    return [
+        *lines,
+        "",
+        *wrap(" --help of a command shows its main options and --help-all all of them.", width, 1),
+    ]
 
 
-def overview(helps: Mapping[str, str], folders: Mapping[str, str], width: int) -> list[str]:
-    """The screen of ``--help``: eight verbs with their sentence, the others by task."""
-    lines = [*_says(width), " usage: scaleproof VERB ... (scaleproof VERB --help: its options)", ""]
-    lines += [line for verb in FIRST if verb in helps for line in _sentence(verb, helps, width)]
-    lines += ["", " more verbs, by task (scaleproof --help all has a sentence for each):"]
-    for task, about, verbs in _tasks(helps, folders):
-        lines += wrap(f"  {task:<9} {', '.join(verbs)}: {about}", width, 12)
-    return lines
+def whole(helps: Mapping[str, str], width: int) -> list[str]:
+    """The screen of ``--help-all``: every command with its sentence.
+
+    ``helps`` has the sentence of each command.
+    """
+    order = [group for groups in GROUPS.values() for group in groups]
+    ranked = sorted(helps, key=lambda name: (*_place(name, order), name))
+    return [*_says(width), *(line for name in ranked for line in _sentence(name, helps, width))]
 
 
-def whole(helps: Mapping[str, str], folders: Mapping[str, str], width: int) -> list[str]:
-    """The screen of ``--help all``: every verb with its sentence, by task."""
-    first = [line for verb in FIRST if verb in helps for line in _sentence(verb, helps, width)]
-    lines = [*_says(width), *first, *([""] if first else [])]
-    for task, about, verbs in _tasks(helps, folders):
-        lines.append(f" {task}: {about}")
-        lines += [line for verb in verbs for line in _sentence(verb, helps, width)]
-        lines.append("")
-    return lines[:-1]
+def of_group(group: str, helps: Mapping[str, str], width: int) -> list[str]:
+    """The subcommands of a group, each with its sentence; empty if it has none."""
+    names = [f"{group} {name}" for name in subcommands(group, list(helps))]
+    return [line for name in names for line in _sentence(name, helps, width)]
+
+
+def subcommands(group: str, known: Sequence[str]) -> list[str]:
+    """The second words of the commands of a group, in alphabetical order."""
+    return sorted(name.partition(" ")[2] for name in known if name.startswith(f"{group} "))
+
+
+def _place(name: str, order: Sequence[str]) -> tuple[int]:
+    group = name.partition(" ")[0]
+    return (order.index(group) if group in order else len(order),)
 
 
 def _says(width: int) -> list[str]:
     return [*wrap(f" {SAYS}", width, 1), ""]
 
 
-def _tasks(
-    helps: Mapping[str, str], folders: Mapping[str, str]
-) -> list[tuple[str, str, list[str]]]:
-    """(task, what it is about, its verbs that there are); what no task has, by its folder."""
-    grouped = [
-        (task, about, [v for v in verbs if v in helps]) for task, (about, verbs) in TASKS.items()
-    ]
-    placed = {*FIRST, *(verb for _, _, verbs in grouped for verb in verbs)}
-    ungrouped: dict[str, list[str]] = {}
-    for verb in helps:
-        if verb not in placed:
-            ungrouped.setdefault(folders[verb], []).append(verb)
-    grouped += [(folder, "more", verbs) for folder, verbs in ungrouped.items()]
-    return [task for task in grouped if task[2]]
-
-
-def _sentence(verb: str, helps: Mapping[str, str], width: int) -> list[str]:
-    return wrap(f"  {verb:<17} {helps[verb]}", width, 20)
+def _sentence(name: str, helps: Mapping[str, str], width: int) -> list[str]:
+    return wrap(f"  {name:<18} {helps[name]}", width, 21)

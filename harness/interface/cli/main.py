@@ -1,10 +1,13 @@
-"""``scaleproof``: parse the words, run one verb, print its answer, leave with its status.
+"""The command ``scaleproof``: find the command that is asked for, run it, and print its answer.
 
-Verbs are the files of ``verbs/``, here and in features: their heads are read to know what there is,
-and only the one that was asked for is imported.
+    words -> name and options of a command -> its file -> Answer -> lines or JSON, exit status
+
+Commands are the files of ``commands/``, here and in features. Their heads say which commands they
+have, and only the file of the command that was asked for is imported.
 """
 
 import argparse
+import difflib
 import importlib
 import json
 import os
@@ -21,7 +24,14 @@ from typing import Any, NoReturn
 
 from harness.base import host_errors, pipes
 from harness.base.documents import to_doc
-from harness.base.errors import Exit, LaunchError, RecordError, ScaleproofError, SpecError, nearest
+from harness.base.errors import (
+    Exit,
+    LaunchError,
+    RecordError,
+    ScaleproofError,
+    SpecError,
+    nearest,
+)
 from harness.cases import heads
 from harness.cases.heads import read_head
 from harness.interface import offered
@@ -31,15 +41,18 @@ from harness.interface.report import text
 from harness.record import chain
 from harness.record.store import load
 
-VERBS = Path(__file__).parent / "verbs"
+COMMANDS = Path(__file__).parent / "commands"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with this program's exit status and suggestions for what was mistyped."""
+    """The parser of one command, with the exit status of usage errors and suggestions.
 
-    def __init__(self, *args: Any, **more: Any) -> None:
+    ``shows_all`` says whether its help lists advanced options as well.
+    """
+
+    def __init__(self, *args: Any, shows_all: bool = False, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.verbs: dict[str, Parser] = {}
+        self.shows_all = shows_all
 
     def error(self, message: str) -> NoReturn:
         if "invalid choice: " in message:
@@ -53,22 +66,20 @@ class Parser(argparse.ArgumentParser):
             message = f"no option {wrong!r}{nearest(wrong, self.known())}"
         raise SpecError(message, fix=f"{self.prog} --help")
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse, but a word that a verb does not know is told by the verb."""
-        parsed, left = self.parse_known_args(args, namespace)
-        if left:
-            (self.verbs.get(parsed.verb) or self).error(f"unrecognized arguments: {' '.join(left)}")
-        return parsed
+    def format_help(self) -> str:
+        hides = any(action.help is argparse.SUPPRESS for action in self._actions)
+        return super().format_help() + (f"\nall options: {self.prog} --help-all\n" if hides else "")
 
     def known(self) -> list[str]:
-        """Its options."""
+        """Return the names of its options."""
         return [option for action in self._actions for option in action.option_strings]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; its exit status, which does not depend on whether somebody reads along."""
+    """Run one command and return its exit status, which does not depend on who reads its output."""
     if "_ARGCOMPLETE" in os.environ:
-        _complete(os.environ["COMP_LINE"].split())
+        line = os.environ["COMP_LINE"][: int(os.environ.get("COMP_POINT", 1 << 20))]
+        _complete(line.split(), line)
     with pipes.kept_open() as streams:
         status = _main(list(sys.argv[1:] if argv is None else argv))
     return status or (int(Exit.ERROR) if streams.lost else 0)
@@ -120,8 +131,8 @@ def _told(error: ScaleproofError, words: Sequence[str]) -> int:
 
 
 def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
-    """The error where a verb broke on a record that it was given, a stranger's perhaps."""
-    from harness.analysis.verify import verify  # what most verbs do not need
+    """Return the error if a command failed on a damaged record that it was given, else None."""
+    from harness.analysis.verify import verify  # most commands do not need it
 
     frame = traceback.extract_tb(bug.__traceback__)[-1]
     given = (path if path.is_dir() else path.parent for path in map(Path, _split(words)[0]))
@@ -150,36 +161,77 @@ def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
     )
 
 
-def _complete(words: Sequence[str]) -> NoReturn:
-    """Answers a shell at TAB, after ``eval "$(register-python-argcomplete scaleproof)"``."""
+def _complete(words: Sequence[str], typed: str) -> NoReturn:
+    """Answer a shell at TAB, after ``eval "$(register-python-argcomplete scaleproof)"``."""
     import argcomplete
 
-    argcomplete.autocomplete(parser(module_of(words)))
+    known = commands()
+    name, rest = resolve(words[1:], known) if words[1:] else ("", [])
+    complete_words = words[1:] if typed.endswith(" ") else words[1:-1]
+    group = " ".join(complete_words)
+    names = (
+        index.subcommands(group, list(known)) if group else sorted({c.split()[0] for c in known})
+    )
+    if not rest and names and (not group or len(complete_words) == 1):
+        choosing = argparse.ArgumentParser(prog="scaleproof")
+        choosing.add_argument("command", choices=names)
+        skipped, chosen = len(complete_words), choosing
+    else:
+        skipped, chosen = len(name.split()), parser(name, known[name], shows_all=True)
+    # argcomplete takes the word at this place, counted from 1, for the program.
+    os.environ["_ARGCOMPLETE"] = str(1 + skipped)
+    argcomplete.autocomplete(chosen)
     raise SystemExit(Exit.INTERNAL)  # autocomplete has left already
 
 
-def module_of(words: Sequence[str]) -> ModuleType | None:
-    """The file of the verb that is asked for."""
-    known = verbs()
-    file = next((known[word] for word in words if word in known), None)
-    if file is None:
-        return None
-    return importlib.import_module(heads.name_of(file))
+def resolve(words: Sequence[str], known: Mapping[str, Path]) -> tuple[str, Sequence[str]]:
+    """Return the name of the command that ``words`` begin with, and the other words.
+
+    The name is empty if the words name a group that is no command itself. An old name is replaced,
+    with a note on stderr. SpecError if there is no such command.
+    """
+    first = words[0]
+    two = " ".join(words[:2])
+    if two in known:
+        return two, words[2:]
+    if first in known:
+        return first, words[1:]
+    new = index.OLD_NAMES.get(first, "")
+    if new in known:
+        text.write([f"note: `scaleproof {first}` is now `scaleproof {new}`"], sys.stderr)
+        return new, words[1:]
+    if index.subcommands(first, list(known)):
+        return "", words
+    groups = sorted({name.partition(" ")[0] for name in known})
+    named = {**index.OLD_NAMES, **{group: group for group in groups}}
+    similar = difflib.get_close_matches(first, named, 1)
+    suggestion = f": did you mean {named[similar[0]]!r}?" if similar else ""
+    raise SpecError(
+        f"no command {first!r}{suggestion}",
+        expected=", ".join(groups),
+        fix="scaleproof --help",
+    )
 
 
 def run(words: Sequence[str]) -> Answer:
-    words = index.verb_of(words, verbs())
-    if (screen := _screen(words)) is not None:
+    known = commands()
+    if (screen := _screen(words, known)) is not None:
         text.write(screen, sys.stdout)
         return Answer(document=None, lines=screen)
     mine, script_words = _split(words)
-    module = module_of(mine)
-    parsed = parser(module).parse_args(mine)
-    assert module is not None
+    name, options = resolve(mine, known)
+    if not name:
+        return _group(mine, known)
+    shows_all = "--help-all" in options
+    options = ["--help" if word == "--help-all" else word for word in options]
+    module = _imported(known[name])
+    parsing = parser(name, known[name], shows_all=shows_all)
+    parsed = parsing.parse_args(options)
     if script_words and not getattr(parsed, "script", False):
-        parser(module).verbs[parsed.verb].error(f"unrecognized arguments: {' '.join(script_words)}")
+        parsing.error(f"unrecognized arguments: {' '.join(script_words)}")
+    typed = [*name.split(), *options, *words[len(mine) :]]
     answer: Answer = module.act(
-        Asked(verb=parsed.verb, options=parsed, words=words, command=script_words)
+        Asked(command=name, options=parsed, words=typed, script=script_words)
     )
     if parsed.json:
         sys.stdout.write(json.dumps(to_doc(answer.document), indent=1) + "\n")
@@ -192,22 +244,32 @@ def run(words: Sequence[str]) -> Answer:
     return answer
 
 
-def _screen(words: Sequence[str]) -> list[str] | None:
-    """The screen where no verb is asked for."""
+def _screen(words: Sequence[str], known: Mapping[str, Path]) -> list[str] | None:
+    """Return the screen if no command is asked for, else None."""
+    width = text.columns()
     if not words:
-        return index.start(text.columns())
-    if words[0] not in ("-h", "--help", "help") and words[0] not in index.TASKS:
-        return None
-    known = verbs()
-    if words[0] in known:
-        return None
-    helps = {verb: _help(path)[verb] for verb, path in known.items()}
-    folders = {verb: path.parent.name for verb, path in known.items()}
-    if words[0] in index.TASKS:
-        helps = {verb: helps[verb] for verb in index.TASKS[words[0]][1] if verb in helps}
-        return index.whole(helps, folders, text.columns())
-    form = index.whole if "all" in words[1:] else index.overview
-    return form(helps, folders, text.columns())
+        return index.start(width)
+    if words[0] in ("-V", "--version"):
+        return [f"scaleproof {version('scaleproof')}"]
+    if words[0] == "--help-all":
+        return index.whole(_sentences(known), width)
+    return index.overview(list(known), width) if words[0] in ("-h", "--help", "help") else None
+
+
+def _group(words: Sequence[str], known: Mapping[str, Path]) -> Answer:
+    """Print the subcommands of a group that is no command itself; SpecError for another word."""
+    group = words[0]
+    if words[1:] and not words[1].startswith("-"):
+        names = index.subcommands(group, list(known))
+        raise SpecError(
+            f"no command '{group} {words[1]}'{nearest(words[1], names)}",
+            expected=", ".join(names),
+            fix=f"scaleproof {group} --help",
+        )
+    lines = index.of_group(group, _sentences(known), text.columns())
+    lines = [f" usage: scaleproof {group} SUBCOMMAND [OPTIONS]", "", *lines]
+    text.write(lines, sys.stdout)
+    return Answer(document=None, lines=lines)
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -216,28 +278,23 @@ def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return words[:cut], words[cut + 1 :]
 
 
-def verbs() -> dict[str, Path]:
-    """Verb -> the file that has it."""
-    return {verb: path for path in files() for verb in _help(path)}
-
-
-class _Formatter(argparse.HelpFormatter):
-    """Keeps the lines of examples as they are; everything else is wrapped as usual."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
-
-
-def _examples(module: ModuleType | None, verb: str) -> str:
-    """The examples that a help text ends with; only of the verb that is asked for."""
-    if module is None or verb not in module.HELP:
-        return ""
-    return "\n".join(["examples:", *(f"  scaleproof {words}" for words in module.EXAMPLES[verb])])
+def commands() -> dict[str, Path]:
+    """Return the file of each command."""
+    return {name: path for path in files() for name in _help(path)}
 
 
 def files() -> list[Path]:
-    """The files of all verbs, those of features as well, sorted by name."""
-    return sorted([*VERBS.glob("*/[!_]*.py"), *heads.files("HELP")], key=lambda path: path.name)
+    """Return the files of all commands, those of features included, sorted by name."""
+    there = [*COMMANDS.glob("[!_]*.py"), *heads.files("HELP")]
+    return sorted(there, key=lambda path: path.name)
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Keeps the lines of examples and subcommands; everything else is wrapped as usual."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        keeps = text.startswith(("examples:", "subcommands:"))
+        return text if keeps else super()._fill_text(text, width, indent)
 
 
 def _help(path: Path) -> Mapping[str, str]:
@@ -245,23 +302,32 @@ def _help(path: Path) -> Mapping[str, str]:
     return help_of
 
 
-def parser(module: ModuleType | None) -> Parser:
-    """All verbs with their help; the options only of those that ``module`` has."""
-    whole = Parser(prog="scaleproof", description=index.SAYS, allow_abbrev=False)
-    whole.add_argument("--version", action="version", version=f"scaleproof {version('scaleproof')}")
-    subparsers = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for path in files():
-        for verb, help_text in _help(path).items():
-            sub = subparsers.add_parser(
-                verb,
-                help=help_text,
-                description=help_text,
-                allow_abbrev=False,
-                epilog=_examples(module, verb),
-                formatter_class=_Formatter,
-            )
-            sub.add_argument("--json", action="store_true", help="print one JSON document")
-            whole.verbs[verb] = sub
-            if module is not None and verb in module.HELP:
-                module.add_to(sub, verb)
-    return whole
+def _sentences(known: Mapping[str, Path]) -> dict[str, str]:
+    return {name: _help(path)[name] for name, path in known.items()}
+
+
+def _imported(path: Path) -> ModuleType:
+    return importlib.import_module(heads.name_of(path))
+
+
+def parser(name: str, path: Path, *, shows_all: bool = False) -> Parser:
+    """Return the parser of one command, whose file is ``path``."""
+    module = _imported(path)
+    sentence = module.HELP[name]
+    known = commands()
+    lines = [f"  scaleproof {words}" for words in module.EXAMPLES[name]]
+    epilog = ["examples:", *lines]
+    if names := index.subcommands(name, list(known)):
+        about = index.of_group(name, _sentences(known), text.columns())
+        epilog = ["subcommands:", *about, "", *epilog] if names else epilog
+    parsing = Parser(
+        prog=f"scaleproof {name}",
+        description=sentence[:1].upper() + sentence[1:] + ".",
+        allow_abbrev=False,
+        epilog="\n".join(epilog),
+        formatter_class=_Formatter,
+        shows_all=shows_all,
+    )
+    parsing.add_argument("--json", action="store_true", help="print one JSON document")
+    module.add_to(parsing, name)
+    return parsing

@@ -121,14 +121,16 @@ def become(arguments: Sequence[str], results: Path) -> NoReturn:
 
 
 def add_measuring_options(sub: argparse.ArgumentParser, *, cases: bool) -> None:
-    """Where and how to measure; ``cases`` also take ablations."""
+    """Add the options of commands that measure; with ``cases`` those of cases as well."""
     options.add_to(sub, cases=cases)
     sub.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a field or knob of the case" if cases else "a knob of the engine",
+        help="a field or knob of the case"
+        if cases
+        else options.advanced(sub, "a knob of the engine"),
     )
     if cases:
         sub.add_argument(
@@ -136,7 +138,7 @@ def add_measuring_options(sub: argparse.ArgumentParser, *, cases: bool) -> None:
             action="append",
             default=[],
             choices=tuple(Ablation),
-            help="also measure the largest rung without this, to see how much time it costs",
+            help=options.advanced(sub, "also measure the largest world size without this part"),
         )
 
 
@@ -218,12 +220,12 @@ def session(
     notes = list[str]()
     lenient = getattr(asked.options, "inconclusive", "") == "warn"
     fresh = getattr(asked.options, "fresh", False)
-    folder = str(Path.cwd()) if asked.command else ""
+    folder = str(Path.cwd()) if asked.script else ""
     clean = tuple(getattr(asked.options, "clean", ()))
     settings = replace(settings, lenient=lenient, fresh=fresh, folder=folder, clean=clean)
     if old is not None:
         settings, notes = options.resumed(old, settings)
-    if asked.command and not settings.clean:
+    if asked.script and not settings.clean:
         copies.refuse_large(Path(settings.folder), results(asked), settings.data)
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])
     beside = [target if target.is_dir() else target.parent, Path("suites")]

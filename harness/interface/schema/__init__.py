@@ -31,15 +31,15 @@ def documents(files: Sequence[Path]) -> dict[str, tuple[Any, ...]]:
 
 def by_folder() -> dict[Path, dict[str, tuple[Any, ...]]]:
     """The folder that keeps the schema -> the documents of its verbs."""
-    from harness.interface.cli.main import VERBS, files
+    from harness.interface.cli.main import COMMANDS, files
 
     folders: dict[Path, list[Path]] = {HERE: []}
     for path in files():
-        feature = None if path.is_relative_to(VERBS) else path.relative_to(FEATURES).parts[0]
+        feature = None if path.is_relative_to(COMMANDS) else path.relative_to(FEATURES).parts[0]
         folders.setdefault(FEATURES / feature if feature else HERE, []).append(path)
     return {
-        folder: {**documents(verbs), **({"error": (Error,)} if folder == HERE else {})}
-        for folder, verbs in folders.items()
+        folder: {**documents(commands), **({"error": (Error,)} if folder == HERE else {})}
+        for folder, commands in folders.items()
     }
 
 
@@ -49,18 +49,18 @@ def answers_schema(documents: Mapping[str, tuple[Any, ...]]) -> dict[str, Json]:
     schemas, components = msgspec.json.schema_components(all_kinds, ref_template="#/$defs/{name}")
     schemas_left = iter(schemas)
     properties: dict[str, Any] = {}
-    for verb, kinds in documents.items():
-        of_verb = [next(schemas_left) for _ in kinds]
-        properties[verb] = of_verb[0] if len(of_verb) == 1 else {"anyOf": of_verb}
+    for command, kinds in documents.items():
+        of_command = [next(schemas_left) for _ in kinds]
+        properties[command] = of_command[0] if len(of_command) == 1 else {"anyOf": of_command}
     whole = json.loads(json.dumps({"$defs": components, "properties": properties}))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "what scaleproof VERB --json prints: one property for each verb",
+        "title": "what scaleproof COMMAND --json prints: one property for each command",
         "$defs": {name: closed(part) for name, part in sorted(whole["$defs"].items())},
-        "properties": {verb: closed(part) for verb, part in sorted(properties.items())},
+        "properties": {command: closed(part) for command, part in sorted(properties.items())},
     }
 
 
 def write() -> None:
-    for folder, of_verbs in by_folder().items():
-        (folder / NAME).write_text(schema_text(answers_schema(of_verbs)), encoding="utf-8")
+    for folder, of_commands in by_folder().items():
+        (folder / NAME).write_text(schema_text(answers_schema(of_commands)), encoding="utf-8")

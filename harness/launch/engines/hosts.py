@@ -69,7 +69,7 @@ class Hosts:
             else:
                 argv = (
                     *(("env", *(f"{key}={value}" for key, value in env.items())) if env else ()),
-                    *("scaleproof", "join", deployment.join),
+                    *("scaleproof", "jobs", "join", deployment.join),
                     *("--token-file", str(deployment.token_file), f"--order={i}"),
                 )
             commands.append(Command(nodes=(i,), argv=argv, by_hand=not deployment.settings["ssh"]))

@@ -176,7 +176,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
         raise LaunchError(
-            f"{text!r} is not an address", expected="HOST:PORT", fix="scaleproof join --help"
+            f"{text!r} is not an address", expected="HOST:PORT", fix="scaleproof jobs join --help"
         )
     return host.strip("[]"), int(port)
 

@@ -303,7 +303,7 @@ def _stop(number: int = 0, frame: FrameType | None = None) -> NoReturn:
 
 def main(argv: list[str]) -> int:
     """See the top of this file; the exit status."""
-    parser = argparse.ArgumentParser(prog="scaleproof join", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scaleproof jobs join", description=__doc__)
     parser.add_argument("--fd", type=int, help="an inherited socket")
     parser.add_argument("--parent", type=int, help="parent process: the agent ends with it")
     parser.add_argument("--join", metavar="HOST:PORT")

@@ -222,7 +222,7 @@ def answered(function: Callable[[], Json]) -> Json:
             answer["error"],
             where="agent",
             expected="a machine that can be examined",
-            fix="scaleproof doctor",
+            fix="scaleproof check",
         )
     return answer["ok"]
 

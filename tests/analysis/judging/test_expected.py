@@ -14,8 +14,8 @@ from harness.analysis.judging import expected as references
 from harness.analysis.verify import rejudge
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import ConfigError
+from harness.interface.cli.commands.history_baseline import _taken
 from harness.interface.cli.main import main
-from harness.interface.cli.verbs.measure.baseline import _taken
 from harness.record import Reason, RunRecord, Status
 from tests.editing import change, even, judged, rechain, timed
 
@@ -125,16 +125,16 @@ def test_a_known_value_is_only_replaced_with_a_reason(
 ) -> None:
     place = ["--references", str(tmp_path)]
     again = str(sample.with_name("ddp-nano-again"))
-    assert main(["baseline", "set", str(sample), *place]) == 0
+    assert main(["history", "baseline", "set", str(sample), *place]) == 0
     (path,) = tmp_path.glob("*.toml")
     first = path.read_text()
-    assert main(["baseline", "set", again, *place]) == 0
+    assert main(["history", "baseline", "set", again, *place]) == 0
     assert path.read_text() == first and "kept" in capsys.readouterr().out
-    assert main(["baseline", "accept", again, *place]) == 4
+    assert main(["history", "baseline", "accept", again, *place]) == 4
     assert "needs a reason" in capsys.readouterr().err
-    assert main(["baseline", "accept", again, *place, "--reason", "new switch"]) == 0
+    assert main(["history", "baseline", "accept", again, *place, "--reason", "new switch"]) == 0
     assert "changed" in capsys.readouterr().out and "new switch" in path.read_text()
-    assert main(["baseline", "show", "--references", str(path)]) == 0
+    assert main(["history", "baseline", "show", "--references", str(path)]) == 0
     assert "measured" in capsys.readouterr().out
 
 
@@ -144,25 +144,27 @@ def test_a_better_value_waits_for_a_second_session(
     """What a lucky session raises, every later run is held against: worse needs a reason alone."""
     place = ["--references", str(tmp_path), "--reason", "new switch"]
     again = str(sample.with_name("ddp-nano-again"))
-    assert main(["baseline", "set", str(sample), "--references", str(tmp_path)]) == 0
+    assert main(["history", "baseline", "set", str(sample), "--references", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("*.toml")
     low = re.sub(
         r"^value = .*", lambda m: f"value = {0.8 * float(m[0][8:])}", path.read_text(), flags=re.M
     )
     path.write_text(low)
     capsys.readouterr()
-    assert main(["baseline", "accept", again, *place]) == 4
+    assert main(["history", "baseline", "accept", again, *place]) == 4
     assert "by one session alone" in capsys.readouterr().err and path.read_text() == low
-    assert main(["baseline", "accept", again, *place, "--again", str(sample)]) == 4
+    assert main(["history", "baseline", "accept", again, *place, "--again", str(sample)]) == 4
     assert "of the same day and of the same nodes" in capsys.readouterr().err
     copy = Path(shutil.copytree(again, tmp_path / "copy"))  # the same run under another name
     change(copy, lambda doc: doc.update(run="another", started_at="2026-11-01T00:00:00+00:00"))
     rechain(copy)
-    assert main(["baseline", "accept", again, *place, "--again", str(copy)]) == 4
+    assert main(["history", "baseline", "accept", again, *place, "--again", str(copy)]) == 4
     assert "is a copy of the run" in capsys.readouterr().err
     high = re.sub(r"^value = .*", lambda m: f"value = {2 * float(m[0][8:])}", low, flags=re.M)
     path.write_text(high)
-    assert main(["baseline", "accept", again, *place]) == 0, "worse: the reason is enough"
+    assert main(["history", "baseline", "accept", again, *place]) == 0, (
+        "worse: the reason is enough"
+    )
 
 
 @pytest.mark.parametrize(

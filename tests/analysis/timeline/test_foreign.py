@@ -81,7 +81,7 @@ def test_a_trace_of_steps_without_a_length_is_refused(tmp_path: Path) -> None:
 
 def test_ranges_of_a_trace_without_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "rank0.json", kernel("gemm", 5, 10, 40, 1))
-    assert main(["timeline", str(path), "--ranges"]) == 0
+    assert main(["report", "timeline", str(path), "--ranges"]) == 0
     assert "no named ranges in these traces" in capsys.readouterr().out
 
 
@@ -228,7 +228,7 @@ def test_ranks_without_a_number_have_that_of_their_files(
     for rank in (10, 2, 0):
         path = tmp_path / f"trace_rank{rank}.json"
         paths.append(write(path, [*steps(0, 50), event("aten::mm", 0, 1000 * (rank + 1))]))
-    assert main(["timeline", *map(str, paths)]) == 0
+    assert main(["report", "timeline", *map(str, paths)]) == 0
     screen = capsys.readouterr().out
     assert "rank 10: its rank is from its file's name" in " ".join(screen.split())
 

@@ -36,7 +36,7 @@ def steps(runtime: str = "cudaLaunchKernel", *, kernels: bool = True) -> list[di
 def refused(path: Path) -> str:
     with pytest.raises(ScaleproofError) as error:
         sorted_lanes(read(path))
-    assert main(["timeline", str(path)]) == 4, "no figures, and no exit status 0"
+    assert main(["report", "timeline", str(path)]) == 4, "no figures, and no exit status 0"
     return str(error.value)
 
 

@@ -105,7 +105,7 @@ def test_what_is_no_trace_is_one_clear_error(tmp_path: Path, content: bytes, say
     path.write_bytes(content)
     with pytest.raises(ScaleproofError, match=says) as error:
         read(path)
-    assert str(path) in str(error.value) and "scaleproof timeline" in str(error.value)
+    assert str(path) in str(error.value) and "scaleproof report timeline" in str(error.value)
 
 
 def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:

@@ -147,10 +147,10 @@ def test_changes_of_terms_add_up_to_that_of_the_step(
     changes = terms(was, now)
     assert sum(c.more_ns for c in changes) == pytest.approx(now.step_ns - was.step_ns)
     assert {c.name: c.more_ns / US for c in changes}[Term.COMPUTE] == pytest.approx(70)
-    assert main(["timeline", str(a), "--against", str(b), "--json"]) == 0
+    assert main(["report", "timeline", str(a), "--against", str(b), "--json"]) == 0
     (document,) = json.loads(capsys.readouterr().out)["windows"]
     assert document["names"][0]["name"] == "void gemm<float>(int)"
-    assert main(["timeline", str(a), "--against", str(b)]) == 0
+    assert main(["report", "timeline", str(a), "--against", str(b)]) == 0
     assert "+0.07" in capsys.readouterr().out
 
 
@@ -167,7 +167,7 @@ def test_windows_without_a_common_title_are_one_clear_error(
 ) -> None:
     sample = Path(__file__).parents[3] / "tests" / "golden" / "samples" / "ddp-nano"
     path = write(tmp_path / "a.json", device_step(0, 0))
-    assert main(["timeline", str(sample), "--against", str(path)]) == 4
+    assert main(["report", "timeline", str(sample), "--against", str(path)]) == 4
     assert "no window in common" in capsys.readouterr().err
 
 
@@ -179,7 +179,7 @@ def test_steps_may_be_any_annotation(tmp_path: Path, capsys: pytest.CaptureFixtu
     path = write(tmp_path / "a.json", [*events, event("warm", 0, 10, "user_annotation")])
     named = window(path, step_name="decode_*").closed.budget
     assert named.steps == 2 and named.step_ns == 1000 * US
-    assert main(["timeline", str(path), "--step-name", "step"]) == 4
+    assert main(["report", "timeline", str(path), "--step-name", "step"]) == 4
     assert "no annotation is named 'step'" in capsys.readouterr().err
 
 
@@ -196,9 +196,9 @@ def test_what_repeats_is_offered_as_a_step(tmp_path: Path) -> None:
 def test_details_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ranks_of(tmp_path, delay=200)
     paths = [str(tmp_path / f"rank{r}.json") for r in (0, 1)]
-    assert main(["timeline", *paths, "--details"]) == 0
+    assert main(["report", "timeline", *paths, "--details"]) == 0
     out = capsys.readouterr().out
     assert "rank 1 100%" in out and "4 kB" in out and "launched by" in out
-    assert main(["timeline", *paths, "--details", "--json"]) == 0
+    assert main(["report", "timeline", *paths, "--details", "--json"]) == 0
     (document,) = json.loads(capsys.readouterr().out)["windows"]
     assert {"communications", "kernels", "idleness"} <= document.keys()

@@ -66,15 +66,15 @@ def test_the_examples_are_answered_on_a_sample(
 ) -> None:
     files = sorted(map(str, EXAMPLES.glob("*.toml")))
     assert len(files) == 2
-    assert main(["contract", "check", *files, str(sample), "--json"]) == 0
+    assert main(["accept", "contract", "check", *files, str(sample), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [c["status"] for c in document["contracts"]] == ["PASS", "PASS"]
-    assert main(["contract", "check", *shipped(), str(sample)]) == 10
+    assert main(["accept", "contract", "check", *shipped(), str(sample)]) == 10
 
 
 @pytest.mark.parametrize("text", ["list", "show unit", "show goodput --toml"])
 def test_its_screens_fit(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["contract", *text.split()]) == 0
+    assert main(["accept", "contract", *text.split()]) == 0
     assert "scale" in capsys.readouterr().out
 
 
@@ -286,9 +286,9 @@ def test_a_nonce_that_holds_the_contract_shows_that_it_was_there(
 
 
 def test_a_word_that_is_no_contract_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["contract", "show", "goodputt"]) == 4
+    assert main(["accept", "contract", "show", "goodputt"]) == 4
     assert "goodput" in capsys.readouterr().err
-    assert main(["contract", "check", "gate"]) == 4
+    assert main(["accept", "contract", "check", "gate"]) == 4
     assert "1 contracts and 0 runs" in capsys.readouterr().err
 
 
@@ -310,7 +310,7 @@ def test_p2p_off_is_asked_of_what_the_example_measures() -> None:
 def test_what_no_run_could_measure_is_skipped_with_its_reason(
     sample: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["contract", "check", "fabric", str(sample)]) == 10
+    assert main(["accept", "contract", "check", "fabric", str(sample)]) == 10
     text = " ".join(capsys.readouterr().out.split())
     assert "SKIP network_alone" in text
     assert "asked of cuda, and these runs are of cpu; measure it: pytest" in text
@@ -331,7 +331,9 @@ def test_p2p_off_beside_on_is_judged_on_its_twin_of_two_cpus(
     terms = shipped()["fabric"].read_text().replace('device = "cuda"\n', "")
     terms = terms.replace("NCCL_P2P", "GLOO_P2P")
     (tmp_path / "twin.toml").write_text(terms)
-    assert main(["contract", "check", str(tmp_path / "twin.toml"), str(run), "--json"]) == 10
+    assert (
+        main(["accept", "contract", "check", str(tmp_path / "twin.toml"), str(run), "--json"]) == 10
+    )
     (document,) = json.loads(capsys.readouterr().out)["contracts"]
     word = {r["clause"]["rule"]["name"]: r["status"] for r in document["requirements"]}
     assert word["network_alone"] == "RECORDED", "provisional: it can pass nothing"

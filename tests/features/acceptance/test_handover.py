@@ -123,7 +123,7 @@ def test_a_record_that_was_changed_is_no_acceptance(
     shutil.copytree(sample, copy)
     verdicts = [replace(v, value=0.999) if v.rule else v for v in sample_run.verdicts]
     save(replace(sample_run, verdicts=tuple(verdicts)), copy)
-    assert main(["handover", str(copy), "--to", str(tmp_path / "to")]) not in (0, 1, 10)
+    assert main(["accept", "report", str(copy), "--to", str(tmp_path / "to")]) not in (0, 1, 10)
     assert "DOES NOT VERIFY" in capsys.readouterr().out
     page = (tmp_path / "to" / "handover.html").read_text()
     assert "DOES NOT VERIFY" in page and '<p class="word ERROR">ERROR</p>' in page
@@ -163,7 +163,7 @@ def test_the_noise_of_the_launches_is_told(sample: Path, tmp_path: Path) -> None
             launch["foreign_load"] = 0.78 if i == len(doc["launches"]) - 1 else 0.1
 
     change(copy, busy)
-    main(["handover", str(copy), "--to", str(tmp_path / "to")])
+    main(["accept", "report", str(copy), "--to", str(tmp_path / "to")])
     page = (tmp_path / "to" / "handover.html").read_text()
     assert "load, before the run" in page
     assert re.search(r"load, during launches</dt>\s*<dd>others used 10%.*78% at most", page)
@@ -209,14 +209,17 @@ def test_what_most_nodes_have_is_usual_and_what_is_missing_counts() -> None:
 def test_the_folder_holds_what_its_document_says(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["handover", str(sample), "--to", str(tmp_path), "--json"])
+    main(["accept", "report", str(sample), "--to", str(tmp_path), "--json"])
     document = json.loads(capsys.readouterr().out)
     assert {p.name for p in tmp_path.iterdir()} == {"handover.html", "runs.tar.gz", "exclude.txt"}
     page = (tmp_path / "handover.html").read_text()
     assert document["sha256"] in page and document["seals"][0]["head"] in page
-    assert main(["unpack", str(tmp_path / "runs.tar.gz"), "--to", str(tmp_path / "out")]) == 0
+    assert (
+        main(["accept", "unpack", str(tmp_path / "runs.tar.gz"), "--to", str(tmp_path / "out")])
+        == 0
+    )
     (folder,) = (tmp_path / "out").glob("runs/*/*")
-    assert main(["handover", str(folder), "--to", str(tmp_path / "again")]) == 10
+    assert main(["accept", "report", str(folder), "--to", str(tmp_path / "again")]) == 10
 
 
 @pytest.fixture
@@ -276,7 +279,7 @@ def test_the_document_says_what_is_not_counted(
     folder = tmp_path / "run"
     folder.mkdir()
     save(main_job[0], folder)
-    main(["handover", str(folder), "--to", str(tmp_path / "to")])
+    main(["accept", "report", str(folder), "--to", str(tmp_path / "to")])
     assert "not counted, of stand-ins or controls:" in capsys.readouterr().out
     first_sheet = (tmp_path / "to" / "handover.html").read_text().partition("</section>")[0]
     assert "nothing of this system" in first_sheet and "planted_85" in first_sheet
@@ -390,7 +393,7 @@ def test_nothing_is_cut_off_on_a_screen_or_on_a4(
     folder = tmp_path / "run"
     folder.mkdir()
     save(main_job[0], folder)
-    main(["handover", str(folder), "--to", str(tmp_path / "to")])
+    main(["accept", "report", str(folder), "--to", str(tmp_path / "to")])
     document = (tmp_path / "to" / "handover.html").read_text()
     for width in (680, 1000):
         assert cut_off(tmp_path / "page.html", document, width) == []

@@ -113,8 +113,10 @@ def test_two_parties_agree_measure_and_settle_a_dispute(tmp_path: Path) -> None:
         for v in record.verdicts
     ]
     save(replace(record, verdicts=tuple(better)), fake)
-    assert play(f"scaleproof pack {fake} --to {buyer}/second.tar.gz", supplier, words)[0] == 0
-    assert play("scaleproof unpack second.tar.gz --to second", buyer, words)[0] == 0
+    assert (
+        play(f"scaleproof accept pack {fake} --to {buyer}/second.tar.gz", supplier, words)[0] == 0
+    )
+    assert play("scaleproof accept unpack second.tar.gz --to second", buyer, words)[0] == 0
     (second,) = (buyer / "second" / "runs").glob("*/*")
     words["CHECKED"] = str(second.relative_to(buyer))
     status, text = play(lines[7], buyer, words)

@@ -24,13 +24,13 @@ def table(rows: list[dict[ClaimedColumn, str]]) -> list[dict[ClaimedColumn, obje
 
 
 def test_the_usual_claims_do_not_hold_together(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", str(USUAL)]) == 1
+    assert main(["verify", "table", str(USUAL)]) == 1
     lines = capsys.readouterr().out
     assert "speedup 7.6x is +7.7% off: 480 / 68 gives 7 to 7.119" in " ".join(lines.split())
     assert "communication 3.2 % is more than the 1.7% that 480 / 245 leaves" in " ".join(
         lines.split()
     )
-    assert main(["audit", str(USUAL), "--json"]) == 1
+    assert main(["verify", "table", str(USUAL), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)["rows"]
     assert [r["status"] for r in document] == [
         "consistent",
@@ -131,7 +131,7 @@ def test_tables_of_every_kind(
     path = tmp_path / name
     if content is not None:
         path.write_text(content)
-    assert main(["audit", str(path)]) == exit_status
+    assert main(["verify", "table", str(path)]) == exit_status
     screen = capsys.readouterr()
     assert "Traceback" not in screen.err and (exit_status != 4 or "try" in screen.err)
 
@@ -176,7 +176,7 @@ def test_two_kinds_of_times_are_never_divided(tmp_path: Path) -> None:
     assert apart[1].speedup is None
     half = tmp_path / "half.csv"
     half.write_text("ranks,time,kind\n1,10,step\n2,5,\n")
-    assert main(["audit", str(half)]) == 4
+    assert main(["verify", "table", str(half)]) == 4
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_nonsense_in_a_table_is_an_error(
 ) -> None:
     path = tmp_path / "table.csv"
     path.write_text(text)
-    assert main(["audit", str(path)]) == 4
+    assert main(["verify", "table", str(path)]) == 4
     error = capsys.readouterr().err
     assert "of no training" in error and "Traceback" not in error
 
@@ -236,7 +236,7 @@ def test_two_honest_ladders_in_one_table_are_not_called_wrong(
             (values[1], 8, 700, 1.0), (values[1], 16, 690, 1.97)]  # fmt: skip
     lines = [f"| {heading} | GPUs | tokens/s/GPU | Speedup |", "|---|---|---|---|"]
     path.write_text("\n".join([*lines, *(f"| {a} | {b} | {c} | {d} |" for a, b, c, d in rows)]))
-    assert main(["audit", str(path)]) in (0, 5)
+    assert main(["verify", "table", str(path)]) in (0, 5)
 
 
 def test_a_file_of_two_tables_is_two_tables(
@@ -246,16 +246,18 @@ def test_a_file_of_two_tables_is_two_tables(
     head = "| GPUs | images/s | speedup |\n|---|---|---|\n"
     text = f"# A\n\n{head}| 1 | 759 | 1.00 |\n| 4 | 2837 | 3.74 |\n\n# B\n\n"
     path.write_text(f"{text}{head}| 1 | 326 | 1.00 |\n| 4 | 1217 | 3.73 |\n")
-    assert main(["audit", str(path)]) == 0
+    assert main(["verify", "table", str(path)]) == 0
     assert "4 consistent" in capsys.readouterr().out
     path.write_text(f"{text}{head}| 1 | 326 | 1.00 |\n| 4 | 1217 | 3.99 |\n")
-    assert main(["audit", str(path)]) == 1, "what is wrong within one ladder is still found"
+    assert main(["verify", "table", str(path)]) == 1, (
+        "what is wrong within one ladder is still found"
+    )
 
 
 def test_a_doubtful_table_says_why_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.csv"
     path.write_text("gpus,img/s,speedup\n1,100,1\n4,380,3.8\n1,50,1\n4,100,3.8\n")
-    assert main(["audit", str(path)]) == 5
+    assert main(["verify", "table", str(path)]) == 5
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count("their ranks begin again") == 1 and shown.count("as above") == 3
 
@@ -281,7 +283,7 @@ def test_what_holds_in_a_usual_meaning_is_not_called_wrong(
 ) -> None:
     path = tmp_path / "meant.csv"
     path.write_text("\n".join([f"gpus,{columns}", *(",".join(map(str, row)) for row in rows)]))
-    assert (main(["audit", str(path)]) == 1) is not honest
+    assert (main(["verify", "table", str(path)]) == 1) is not honest
 
 
 def test_a_merged_cell_says_what_the_one_above_says(tmp_path: Path) -> None:
@@ -289,4 +291,4 @@ def test_a_merged_cell_says_what_the_one_above_says(tmp_path: Path) -> None:
     rows = [("A", 1, "1.00", 1), ("", 2, 0.52, 1.92), ("B", 8, "2.00", 1), ("", 16, 1.05, "1.90")]
     lines = ["| Model | GPUs | s/step | Speedup |", "|---|---|---|---|"]
     path.write_text("\n".join([*lines, *(f"| {a} | {b} | {c} | {d} |" for a, b, c, d in rows)]))
-    assert main(["audit", str(path)]) == 0
+    assert main(["verify", "table", str(path)]) == 0

@@ -14,6 +14,7 @@ import pytest
 from harness.base.errors import LaunchError, SpecError
 from harness.cases import CaseSpec, Catalogue, Mode
 from harness.cases.recipes import ladder
+from harness.features.foresight.commands import predict as verb
 from harness.features.foresight.learned import learned
 from harness.features.foresight.outlook import Outlook
 from harness.features.foresight.own import runs
@@ -28,7 +29,6 @@ from harness.features.foresight.published.table import PublishedTable, Refused
 from harness.features.foresight.report.outlooks import facts as facts_of, recorded
 from harness.features.foresight.shapes import Model, Sent, Shape
 from harness.features.foresight.terms import UNKNOWNS, ForeseenTerm, facts, seconds
-from harness.features.foresight.verbs import predict as verb
 from harness.interface.cli.main import main
 from harness.interface.report.page.page import render
 from harness.record import (

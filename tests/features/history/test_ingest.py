@@ -90,7 +90,9 @@ def test_of_several_runs_those_that_can_be_kept_are(
     assert main(words) == 0
     out = capsys.readouterr().out
     assert f"not kept: {tmp_path}" in out and len(nights(tmp_path / "results")) == 2
-    assert main(["ingest", str(tmp_path), "--results", str(tmp_path)]) == 4, "alone it is an error"
+    assert main(["history", "add", str(tmp_path), "--results", str(tmp_path)]) == 4, (
+        "alone it is an error"
+    )
 
 
 def test_a_comparison_of_environments_is_no_night(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def commit(folder: Path) -> str:
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "harness", "nightly", *words]
+    return [sys.executable, "-m", "harness", "history", "nightly", *words]
 
 
 def call(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 NIGHTLY = ROOT / "examples/nightly"
 #: Stands where the command would be, and notes what it was asked and where.
 STUB = '#!/bin/sh\necho "$(basename "$0") $* in $PWD" >> "$HOME/called"\nmkdir -p results\n'
-ASKED = "scaleproof nightly --config examples/nightly/nightly.toml in {clone}"
+ASKED = "scaleproof history nightly --config examples/nightly/nightly.toml in {clone}"
 
 
 def sh(command: str, folder: Path, **env: str) -> str:

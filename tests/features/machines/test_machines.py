@@ -192,7 +192,7 @@ def test_what_cannot_be_compared_is_told(
     sample: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [str(sample)] * (1 if not words else 2)
-    assert main(["compare-hardware", *runs, *words]) == 4
+    assert main(["compare", "machines", *runs, *words]) == 4
     assert message in capsys.readouterr().err
 
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings, strategies as st
 from harness.analysis.verify import verify
 from harness.base.errors import Exit
 from harness.cases import Catalogue, Device, Settings, Site
+from harness.features.nodes.commands import network_isolate as verb
 from harness.features.nodes.isolation import Isolator, Narrowing
-from harness.features.nodes.verbs import isolate as verb
 from harness.interface.cli.main import main
 from harness.launch.engines import emulated
 from harness.launch.wire.messages import Deadlines
@@ -116,7 +116,7 @@ def test_the_verb_says_what_breaks_and_exits_by_it(
     )
     monkeypatch.setattr(verb.measuring, "session", lambda *_: contextlib.nullcontext(session))
     monkeypatch.setattr(verb, "Isolator", lambda *_: stub)
-    assert main(["isolate", "--engine", "emulated", "--nodes", "4x1"]) == exit_
+    assert main(["network", "isolate", "--engine", "emulated", "--nodes", "4x1"]) == exit_
     out = capsys.readouterr().out
     assert message in out and ("the other nodes train well together" in out) is (often == 1)
     assert session.run.notes[0].startswith("isolate: ") and message in session.run.notes[0]

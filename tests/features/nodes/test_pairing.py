@@ -12,8 +12,8 @@ import pytest
 from harness.base.errors import Exit, LaunchError
 from harness.cases import Device, Site
 from harness.features.nodes import pairing
+from harness.features.nodes.commands import network_pairs as verb
 from harness.features.nodes.pairing import Pairer
-from harness.features.nodes.verbs import pairs as verb
 from harness.interface.cli.main import main
 from harness.record.fabric import Row
 
@@ -80,7 +80,7 @@ def test_a_node_that_nobody_saw_is_an_error_whatever_else_is_named(
         )
         monkeypatch.setattr(verb.measuring, "session", lambda *_: contextlib.nullcontext(session))
         monkeypatch.setattr(verb, "Pairer", lambda *_: pairs)
-        return main(["pairs", "--engine", "emulated", "--nodes", "4x1"])
+        return main(["network", "pairs", "--engine", "emulated", "--nodes", "4x1"])
 
     assert asked(lambda pair: [row()]) == Exit.PASSED
     assert asked(lambda pair: [row(right=3 not in pair)]) == Exit.ERROR

@@ -102,7 +102,10 @@ def test_as_its_user_runs_it(
         str(tmp_path),
     ]
     before = sorted(SCRIPTS.iterdir())
-    assert main(["recover", "--script", *words, "--", "resumes.py", "well"]) == Exit.NOTHING_JUDGED
+    assert (
+        main(["faults", "recover", "--script", *words, "--", "resumes.py", "well"])
+        == Exit.NOTHING_JUDGED
+    )
     screen = " ".join(capsys.readouterr().out.split())
     assert "after kill: the training goes on exactly; 2 updates" in screen
     assert sorted(SCRIPTS.iterdir()) == before
@@ -125,7 +128,7 @@ def test_what_cannot_be_broken_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(SCRIPTS)
-    assert main(["recover", *words]) == Exit.USAGE
+    assert main(["faults", "recover", *words]) == Exit.USAGE
     assert message in capsys.readouterr().err
 
 

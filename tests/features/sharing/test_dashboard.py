@@ -109,7 +109,7 @@ def asked(server: str, expression: str) -> list[Any]:
 @pytest.mark.full
 @pytest.mark.skipif(PROMETHEUS is None, reason="needs prometheus: apt-get install prometheus")
 def test_each_panel_shows_something_of_a_real_run(sample: Path, tmp_path: Path) -> None:
-    assert main(["export", str(sample), "--to", str(tmp_path / "run.prom")]) == 0
+    assert main(["report", "export", str(sample), "--to", str(tmp_path / "run.prom")]) == 0
     now = Moment(
         plan="ddp/x", number=1, num_plans=2, arm="ddp/x@2", purpose=Purpose.TIMED, launch=3,
         num_launches=8, step=3, num_steps=10, elapsed_s=20.0, left_s=80.0, last="",

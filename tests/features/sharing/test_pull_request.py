@@ -200,7 +200,7 @@ def test_what_cannot_be_compared_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(project)
-    assert main(["pr", *words, "--cpus", "1"]) == 4
+    assert main(["compare", "pr", *words, "--cpus", "1"]) == 4
     assert expected in capsys.readouterr().err
 
 
@@ -212,7 +212,7 @@ def test_the_workflows_type_options_that_there_are(file: str) -> None:
     document = yaml.safe_load(text)
     job = document.get("jobs", document)["speed"]
     steps = job.get("script") or [step["run"] for step in job["steps"] if "run" in step]
-    (command,) = [line for line in steps if "scaleproof pr " in line]
+    (command,) = [line for line in steps if "scaleproof compare pr " in line]
     words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "main", command))
     options, script = words[1 : words.index("--")], words[words.index("--") + 1 :]
     parsed = parser(module_of(options)).parse_args(options)
@@ -233,7 +233,9 @@ def test_a_change_that_trains_something_else_has_no_speed(
     git(tmp_path, "commit", "-qm", "one")
     file.write_text(script.replace("batch_size=128", "batch_size=64"))
     monkeypatch.chdir(tmp_path)
-    assert main(["pr", "--base", "main", "--cpus", "2", "--json", "--", "train.py"]) == 11
+    assert (
+        main(["compare", "pr", "--base", "main", "--cpus", "2", "--json", "--", "train.py"]) == 11
+    )
     document = json.loads(capsys.readouterr().out)
     (change,) = document["changes"]
     assert "samples: a step has 128, 256 on 2 ranks" in change["why"]

@@ -17,7 +17,7 @@ from harness.record.store import load
 def test_bencher_gets_values_between_their_ends(sample: Path, tmp_path: Path) -> None:
     """https://bencher.dev/docs/reference/bencher-metric-format: {name: {measure: {value, ...}}}"""
     to = tmp_path / "b.json"
-    assert main(["publish", str(sample), "--in", "bencher", "--to", str(to)]) == 0
+    assert main(["report", "publish", str(sample), "--in", "bencher", "--to", str(to)]) == 0
     document = json.loads(to.read_text())
     run = load(sample)
     for plan in run.plans:
@@ -37,7 +37,9 @@ def test_github_action_benchmark_gets_what_is_better_when_larger(
     sample: Path, tmp_path: Path
 ) -> None:
     to = tmp_path / "b.json"
-    assert main(["publish", str(sample), "--in", "action_benchmark", "--to", str(to)]) == 0
+    assert (
+        main(["report", "publish", str(sample), "--in", "action_benchmark", "--to", str(to)]) == 0
+    )
     rows = json.loads(to.read_text())
     assert rows and all(set(r) == {"name", "unit", "value", "range", "extra"} for r in rows)
     assert all(isinstance(r["value"], float) and r["unit"] != "s" for r in rows)
@@ -50,7 +52,9 @@ def test_what_nobody_vouches_for_is_not_published(
     shutil.copytree(sample, tmp_path / "run")
     (tmp_path / "run/chain.jsonl").unlink()
     to = tmp_path / "b.json"
-    assert main(["publish", str(tmp_path / "run"), "--in", "bencher", "--to", str(to)]) == 4
+    assert (
+        main(["report", "publish", str(tmp_path / "run"), "--in", "bencher", "--to", str(to)]) == 4
+    )
     assert "NOT VERIFIED" in capsys.readouterr().err and not to.exists()
 
 
@@ -58,7 +62,7 @@ def test_what_nobody_vouches_for_is_not_published(
 def test_a_package_that_is_not_here_is_named(
     sample: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["publish", str(sample), "--in", "wandb"]) == 4
+    assert main(["report", "publish", str(sample), "--in", "wandb"]) == 4
     assert "pip install 'scaleproof[wandb]'" in capsys.readouterr().err
 
 
@@ -73,7 +77,7 @@ def test_mlflow_has_the_run_its_figures_and_its_record(
     shutil.copytree(sample, tmp_path / "run")
     pytest.importorskip("sqlalchemy")
     monkeypatch.chdir(tmp_path)
-    assert main(["publish", str(tmp_path / "run"), "--in", "mlflow", "--to", store]) == 0
+    assert main(["report", "publish", str(tmp_path / "run"), "--in", "mlflow", "--to", store]) == 0
     client = mlflow.MlflowClient(tracking_uri=store)
     experiment = client.get_experiment_by_name("scaleproof")
     (theirs,) = client.search_runs([experiment.experiment_id])
@@ -96,7 +100,7 @@ def test_wandb_keeps_a_run_for_later(
     pytest.importorskip("wandb")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert main(["publish", str(sample), "--in", "wandb"]) == 0
+    assert main(["report", "publish", str(sample), "--in", "wandb"]) == 0
     (kept,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     body = kept.read_bytes()
     assert b"efficiency v plain" in body and b"headline" in body

@@ -47,14 +47,16 @@ def results(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(results: Path) -> Path:
-    assert main(["site", str(results), "--name", "Team <A>"]) == 1, "some are not to be trusted"
+    assert main(["report", "site", str(results), "--name", "Team <A>"]) == 1, (
+        "some are not to be trusted"
+    )
     return results / "site"
 
 
 def test_what_is_not_vouched_for_is_no_success(
     results: Path, site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["site", str(results), "--name", "Team <A>", "--json"]) == 1
+    assert main(["report", "site", str(results), "--name", "Team <A>", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["runs"] == 3
     (doubtful,) = document["not_verified"]
@@ -91,8 +93,8 @@ def test_a_run_is_read_once_and_again_when_it_changed(
     monkeypatch.setattr(
         verify_cache, "vouched", lambda folder: read.append(folder) or usual(folder)
     )
-    assert main(["site", str(whole)]) == 0
-    assert main(["site", str(whole)]) == 0
+    assert main(["report", "site", str(whole)]) == 0
+    assert main(["report", "site", str(whole)]) == 0
     assert len(read) == 1
     sample = next((whole / "runs/a/launches").glob("*/*.npz"))
     before = sample.stat()
@@ -100,15 +102,15 @@ def test_a_run_is_read_once_and_again_when_it_changed(
     changed[40] ^= 1
     sample.write_bytes(bytes(changed))
     os.utime(sample, ns=(before.st_atime_ns, before.st_mtime_ns))  # as it was, but for a byte
-    main(["site", str(whole)])
+    main(["report", "site", str(whole)])
     assert len(read) == 2
 
 
 def test_others_files_are_not_written_over(tmp_path: Path, sample: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    assert main(["site", str(sample), "--to", str(tmp_path)]) == 4
+    assert main(["report", "site", str(sample), "--to", str(tmp_path)]) == 4
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
-    assert main(["site", str(tmp_path), "--to", str(tmp_path / "new")]) == 4
+    assert main(["report", "site", str(tmp_path), "--to", str(tmp_path / "new")]) == 4
 
 
 def entry(number: int, status: Status, machine: str = "m", stand_in: bool = False) -> SiteEntry:

@@ -44,11 +44,11 @@ def test_a_job_is_seen_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, str(LOOP), "--mistake", "wrong world", "--epochs", "1000000"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None and "step" in job.stdout.readline()
-        assert main(["attach", str(job.pid), "--seconds", "1", "--json"]) == 0
+        assert main(["jobs", "attach", str(job.pid), "--seconds", "1", "--json"]) == 0
         (rank,) = json.loads(capsys.readouterr().out)["ranks"]
         assert rank["pid"] == job.pid and rank["cores"] > 0.1
         assert any("loop.py" in line for line in rank["activity"]["lines"])
-        assert main(["attach", str(os.getpid()), "--seconds", "1"]) == 0
+        assert main(["jobs", "attach", str(os.getpid()), "--seconds", "1"]) == 0
         screen = capsys.readouterr().out
         assert "2 more ranks run elsewhere" in screen and "nothing here is a verdict" in screen
         assert job.poll() is None
@@ -56,10 +56,10 @@ def test_a_job_is_seen_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_no_job_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["attach", "999999999"]) == 4
+    assert main(["jobs", "attach", "999999999"]) == 4
     assert "no process 999999999 here" in capsys.readouterr().err
-    assert main(["attach", "0"]) == 4
+    assert main(["jobs", "attach", "0"]) == 4
     with subprocess.Popen(["sleep", "60"], env={}) as idle:
-        assert main(["attach", str(idle.pid)]) == 4
+        assert main(["jobs", "attach", str(idle.pid)]) == 4
         idle.kill()
     assert "has a RANK" in capsys.readouterr().err

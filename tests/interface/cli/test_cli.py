@@ -148,7 +148,7 @@ def test_a_variable_that_nothing_reads_is_an_error(
 ) -> None:
     """Else other rules are applied than were meant."""
     monkeypatch.setenv("SCALEPROOF_THRESHOLD", "/nowhere.toml")
-    assert main(["rules"]) == 4
+    assert main(["check", "thresholds"]) == 4
     error = capsys.readouterr().err
     assert (
         "did you mean 'SCALEPROOF_THRESHOLDS'?" in error and "unset SCALEPROOF_THRESHOLD" in error

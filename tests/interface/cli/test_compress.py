@@ -17,7 +17,7 @@ from tests.waiting import entered, interruptible, until
 
 
 def said(capsys: Any, *words: str) -> tuple[int, str, str]:
-    status = main(["compress", *words])
+    status = main(["run", "compress", *words])
     out, err = capsys.readouterr()
     return int(status), out, err
 

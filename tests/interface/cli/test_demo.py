@@ -12,8 +12,8 @@ import pytest
 from harness.base.errors import Exit
 from harness.host import nvml
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.commands import run
 from harness.interface.cli.main import main
-from harness.interface.cli.verbs.measure import run
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_it_takes_what_this_machine_has(
     monkeypatch.setattr(nvml, "gpus", lambda: tuple(SimpleNamespace() for _ in range(gpus)))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)))
     monkeypatch.setattr(run, "act", act)
-    assert main(["demo"]) == 0
+    assert main(["run", "demo"]) == 0
     (typed,) = asked
     assert typed.words[:2] == ["run", "ddp/decoder-nano/weak"] and typed.words[2:4] == ranks
     assert typed.options.target == "ddp/decoder-nano/weak" and typed.options.set == []
@@ -48,7 +48,7 @@ def test_it_ends_with_figures_and_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["demo"]) == Exit.NOTHING_JUDGED
+    assert main(["run", "demo"]) == Exit.NOTHING_JUDGED
     (record,) = tmp_path.glob("results/runs/*/*/record.json")
     assert json.loads(record.read_text())["complete"]
     assert (record.parent / "report.html").is_file()

@@ -12,8 +12,8 @@ import pytest
 from harness.cases import Catalogue
 from harness.host import admission, environment, machine, vendor
 from harness.host.admission import Finding, Level
+from harness.interface.cli.commands import check
 from harness.interface.cli.main import main
-from harness.interface.cli.verbs.site import doctor
 from harness.launch.engine import make
 
 
@@ -85,7 +85,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch, *answers: tuple[Any, Any]) -> None:
 
         def ready(self) -> None: ...
 
-    monkeypatch.setattr(doctor.measuring, "session", lambda *a: Session())
+    monkeypatch.setattr(check.measuring, "session", lambda *a: Session())
 
 
 BAD = Finding(check="load", level=Level.BAD, text="others compute", advice="stop them")
@@ -106,7 +106,7 @@ def test_outliers_and_problems_are_named_with_their_nodes(
     answers: list[Any], status: int, message: str,
 ) -> None:  # fmt: skip
     nodes(monkeypatch, *answers)
-    code = main(["doctor", "--nodes", f"{len(answers)}x1", "--engine", "emulated"])
+    code = main(["check", "--nodes", f"{len(answers)}x1", "--engine", "emulated"])
     seen = capsys.readouterr().out
     assert message in seen
     assert code == {3: 10}.get(status, status), seen
@@ -134,6 +134,6 @@ def test_one_machine_is_looked_at_without_an_agent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(admission, "examine", lambda num_gpus=None: ())
-    assert main(["doctor", "--json"]) == 0
+    assert main(["check", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["facts"]["limit: open files"] and "clock source" in str(document["checks"])

@@ -91,11 +91,11 @@ def test_a_variable_reaches_every_command(
         main(words)
         told = capsys.readouterr()
         assert "elsewhere" in told.out + told.err or words == ["status"], words
-    assert main(["ingest", str(ROOT / "results/samples/ddp-nano")]) == 0
+    assert main(["history", "add", str(ROOT / "results/samples/ddp-nano")]) == 0
     assert any(elsewhere.iterdir()), "what was ingested lies there"
     capsys.readouterr()
     monkeypatch.setenv("SCALEPROOF_PATH", str(ROOT / "examples/my_files"))
-    assert main(["list", "strategies", "--json"]) == 0
+    assert main(["run", "list", "strategies", "--json"]) == 0
     assert "by_hand" in json.dumps(json.loads(capsys.readouterr().out))
 
 

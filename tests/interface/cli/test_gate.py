@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.base.errors import Exit, SpecError
-from harness.features.nodes.verbs import gate as gate_verb
+from harness.features.nodes.commands import check_nodes as gate_verb
 from harness.interface.cli.main import main
 from harness.interface.report.heartbeat import Heartbeat
 from harness.measure.progress import Moment, Progress, Waiting
@@ -19,7 +19,7 @@ MUTANTS = Path(__file__).parents[2] / "mutants"
 
 
 def gate(folder: Path, *more: str) -> int:
-    return main(["gate", "--cpus", "2", "--results", str(folder), "--json", *more])
+    return main(["check", "nodes", "--cpus", "2", "--results", str(folder), "--json", *more])
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> Any:

@@ -1,4 +1,4 @@
-"""``scaleproof init``: suites for those who have no clone."""
+"""``scaleproof new``: suites for those who have no clone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_what_is_written_reads_and_ruff_likes_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nvml, "gpus", lambda: (GPU,) * gpus)
-    assert main(["init", "mine"]) == 0
+    assert main(["new", "mine"]) == 0
     rules = load_thresholds(tmp_path / "mine" / "thresholds.toml", Catalogue())
     assert [r.world for r in rules] == [(gpus or 2,)] * 2
     compile((tmp_path / "mine" / "test_scaling.py").read_text(), "test_scaling.py", "exec")
@@ -33,11 +33,11 @@ def test_it_collects_and_plans_as_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init"]) == 0
+    assert main(["new"]) == 0
     screen = capsys.readouterr().out
     assert "pytest scaling --cpus 2" in screen
     command = [sys.executable, "-m", "pytest", "scaling", "--cpus", "2", "--collect-only", "-q"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "test_ddp" in done.stdout, done.stdout + done.stderr
-    assert main(["init"]) == 4
+    assert main(["new"]) == 4
     assert "there already" in capsys.readouterr().err

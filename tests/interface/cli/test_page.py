@@ -111,7 +111,7 @@ def pages(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     report.write_text(render(load(sample), sample))
     machines = ["compare-hardware", str(sample), str(other), "--price", "A=3.5", "--price", "B=2"]
     assert main([*machines, "--page", str(place / "machines.html")]) == 0
-    main(["handover", str(sample), str(other), "--to", str(place / "acceptance")])
+    main(["accept", "report", str(sample), str(other), "--to", str(place / "acceptance")])
     return {
         "report": report, "machines": place / "machines.html",
         "handover": place / "acceptance" / "handover.html",

@@ -18,7 +18,7 @@ SAMPLE = ROOT / "tests" / "golden" / "samples" / "ddp-nano"
 
 
 def test_a_run_shows_every_rank_of_its_rungs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["timeline", str(SAMPLE)]) == 0
+    assert main(["report", "timeline", str(SAMPLE)]) == 0
     out = capsys.readouterr().out
     assert "ddp/decoder-nano/weak@2cpu: 2 ranks, 8 steps of" in out
     assert "clocks within" in out and "load balance" in out
@@ -32,34 +32,34 @@ def test_traces_of_others_merge_and_list_their_ranges(
 ) -> None:
     """Given in any order; the document holds what is printed."""
     paths = [str(RECORDED / f"fsdp-rank{r}.json.gz") for r in (1, 0)]
-    assert main(["timeline", *paths, "--merge", str(tmp_path), "--ranges"]) == 0
+    assert main(["report", "timeline", *paths, "--merge", str(tmp_path), "--ranges"]) == 0
     out = capsys.readouterr().out
     assert "FSDP::all_gather" in out and "https://ui.perfetto.dev" in out
     (merged,) = tmp_path.iterdir()
-    assert main(["timeline", *paths, "--json"]) == 0
+    assert main(["report", "timeline", *paths, "--json"]) == 0
     (document,) = json.loads(capsys.readouterr().out)["windows"]
     assert [r["rank"] for r in document["budget"]["ranks"]] == [0, 1]
-    assert main(["timeline", str(merged)]) == 0, "its own output is a trace, too"
+    assert main(["report", "timeline", str(merged)]) == 0, "its own output is a trace, too"
     assert "2 ranks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("make", "says", "fix"),
     [
-        (lambda d: [str(d / "no.json")], "No such file", "scaleproof timeline"),
+        (lambda d: [str(d / "no.json")], "No such file", "scaleproof report timeline"),
         (lambda d: [str(d)], "no record.json", "ls results"),
         (lambda d: [str(ROOT / "tests/golden/record-v1")], "no profiled launch", "scaleproof run"),
         (
             lambda d: [str(RECORDED / "ddp-rank0.json.gz")] * 2,
             "ranks [0, 0]",
-            "scaleproof timeline",
+            "scaleproof report timeline",
         ),
     ],
 )
 def test_what_is_no_timeline_is_one_clear_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], make: object, says: str, fix: str
 ) -> None:
-    assert main(["timeline", *make(tmp_path)]) == 4  # type: ignore[operator]
+    assert main(["report", "timeline", *make(tmp_path)]) == 4  # type: ignore[operator]
     error = capsys.readouterr().err
     assert says in error and fix in error and "Traceback" not in error
 
@@ -90,5 +90,5 @@ def test_nsys_wraps_the_command_and_its_absence_is_one_clear_error(
 def test_a_record_without_its_traces_says_where_they_are(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["timeline", str(sample), "--merge", str(tmp_path)]) == 4
-    assert f"try       scaleproof timeline {sample}" in capsys.readouterr().err
+    assert main(["report", "timeline", str(sample), "--merge", str(tmp_path)]) == 4
+    assert f"try       scaleproof report timeline {sample}" in capsys.readouterr().err

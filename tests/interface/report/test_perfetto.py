@@ -74,7 +74,7 @@ def test_a_page_without_its_folder_has_no_button(run: RunRecord) -> None:
 
 
 def test_merged_traces_are_named_by_case(tmp_path: Path) -> None:
-    assert main(["timeline", str(SAMPLE), "--merge", str(tmp_path)]) == 0
+    assert main(["report", "timeline", str(SAMPLE), "--merge", str(tmp_path)]) == 0
     names = {path.name for path in tmp_path.iterdir()}
     assert "all.trace.json.gz" in names
     assert any(n.startswith("ddp-decoder-nano-weak@2cpu-") for n in names), names

@@ -34,7 +34,17 @@ def test_a_planted_slow_node_and_a_slow_link_are_named(
 ) -> None:
     """Four nodes on two cores; the link that is slow is one that the first round tries."""
     command = [
-        *(sys.executable, "-m", "harness", "pairs", "--engine", "emulated", "--nodes", "4x1"),
+        *(
+            sys.executable,
+            "-m",
+            "harness",
+            "network",
+            "pairs",
+            "--engine",
+            "emulated",
+            "--nodes",
+            "4x1",
+        ),
         *("--set", "emulated.rate_mbit=200", "--set", f"emulated.{knob}"),
         *("--results", str(tmp_path), "--exclude", str(tmp_path / "exclude")),
     ]

@@ -61,7 +61,7 @@ def test_detached_watched_and_collected(env: dict[str, str], tmp_path: Path) -> 
     while "over" not in (seen := scaleproof(env, "status", job, *where)):
         assert time.monotonic() < deadline, seen
         early = subprocess.run(
-            [sys.executable, "-m", "harness", "collect", job, *where], env=env,
+            [sys.executable, "-m", "harness", "jobs", "collect", job, *where], env=env,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert early.returncode in (0, 5, 11) and "Traceback" not in early.stderr
@@ -86,7 +86,7 @@ def test_a_detached_run_can_be_cancelled(env: dict[str, str], tmp_path: Path) ->
 
 def test_a_job_that_nobody_submitted_is_a_clear_error(env: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "harness", "cancel", "4711", "--results", str(tmp_path)], env=env,
+        [sys.executable, "-m", "harness", "jobs", "cancel", "4711", "--results", str(tmp_path)], env=env,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 4 and "was not submitted from here" in done.stderr

@@ -14,7 +14,17 @@ def test_a_machine_without_its_loopback_is_told_of(tmp_path: Path) -> None:
     alone = ["unshare", "--net", "--map-root-user"]
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no network namespace may be made here")
-    words = [sys.executable, "-m", "harness", "gate", "--case", "ddp/mlp-nano", "--cpus", "2"]
+    words = [
+        sys.executable,
+        "-m",
+        "harness",
+        "check",
+        "nodes",
+        "--case",
+        "ddp/mlp-nano",
+        "--cpus",
+        "2",
+    ]
     done = subprocess.run(
         [*alone, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
     )

@@ -1,1 +1,1 @@
-"""A night from its measurement to its message: ``scaleproof nightly``."""
+"""A night from its measurement to its message: ``scaleproof history nightly``."""

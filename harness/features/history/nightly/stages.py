@@ -148,7 +148,7 @@ def notify(command: str, told_: dict[str, Json]) -> None:
             f"notify failed, {message}",
             where=command,
             expected="a command that reads JSON on stdin",
-            fix="scaleproof nightly: it tells again, and measures nothing twice",
+            fix="scaleproof history nightly: it tells again, and measures nothing twice",
         )
 
 
@@ -247,7 +247,7 @@ class NightlyRun:
                 f"the measurement was cut off (pytest: status {status})",
                 where=str(folder),
                 expected="a complete run",
-                fix="scaleproof nightly: it goes on from there",
+                fix="scaleproof history nightly: it goes on from there",
             )
         return state.at(self.results, tonight, Stage.KEEP, suites=status)
 

@@ -61,7 +61,7 @@ def load(path: Path | None) -> Config:
     """The file's configuration, or the usual one without it. ConfigError with every mistake."""
     if path is None:
         return Config()
-    doc, problems = read(path, "--config", "scaleproof nightly")
+    doc, problems = read(path, "--config", "scaleproof history nightly")
     lines = {name: problems.line_of(rf"{re.escape(name)}\s*=") for name in doc}
     check_table(TomlTable(line=1, values=doc, lines=lines), keys_of(Config), problems, path.name)
     for name in _TIMES:
@@ -197,6 +197,6 @@ def alone(results: Path) -> Iterator[None]:
                 "another night is being measured here: nothing was done",
                 where=str(results),
                 expected="one night at a time",
-                fix="scaleproof nightly, when that has ended",
+                fix="scaleproof history nightly, when that has ended",
             ) from None
         yield

@@ -92,7 +92,7 @@ def _one_step(folder: Path, launch: LaunchRecord) -> Drawing | None:
     paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
     try:
         if sum(map(size, paths)) > TRACE_BYTES:
-            note = "its traces are large: scaleproof timeline RUN"
+            note = "its traces are large: scaleproof report timeline RUN"
             return Drawing(title="One step of all ranks", svg=Markup(""), note=note)
         _, lanes, closed = close_launch(folder, launch.launch, launch.ranks)
     except (OSError, ScaleproofError):

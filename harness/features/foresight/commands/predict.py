@@ -1,0 +1,357 @@
+"""``predict``: what larger sizes will reach, from the small ones of runs or of a table."""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypedDict
+
+from harness.base import files
+from harness.base.documents import Json, to_doc
+from harness.base.errors import Exit, LaunchError, SpecError, nearest
+from harness.cases import Catalogue
+from harness.cases.site import parse_nodes
+from harness.cases.targets import changed
+from harness.features.foresight.held_out import Evaluation, Score, evaluate
+from harness.features.foresight.outlook import (
+    MissingInputError,
+    Outlook,
+    Outlook as SizeOutlook,
+    outlooks,
+)
+from harness.features.foresight.own import runs
+from harness.features.foresight.own.ladders import foresee
+from harness.features.foresight.own.runs import MeasuredRung
+from harness.features.foresight.predict import NotPredicted, Predicted
+from harness.features.foresight.published.table import (
+    PublishedTable,
+    Refused,
+    Refused as RefusedTable,
+    read,
+)
+from harness.features.foresight.report import outlooks as shown, scores
+from harness.interface import options
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked, vouched
+from harness.interface.report import text
+from harness.measure.describing import described
+from harness.record import Described
+from harness.record.store import load
+
+HELP = {
+    "predict": "predict larger world sizes from the small ones of runs or of a published table",
+}
+EXAMPLES = {
+    "predict": (
+        "predict results/runs/*/* --to 64x8",
+        "predict --table ladder.json --to 1024 --hold 0.9",
+    ),
+}
+
+
+class ForetoldTable(TypedDict):
+    id: str
+    family: str
+    notes: Sequence[str]
+    taught_by: Sequence[str]
+    predicted: Sequence[Predicted]
+    refused: Sequence[NotPredicted]
+
+
+class Scores(TypedDict):
+    by_table: Sequence[Score]
+    by_family: Sequence[Score]
+    whole: Score | None
+
+
+class Foretold(TypedDict):
+    tables: Sequence[ForetoldTable]
+    scores: Scores
+    refused: Sequence[RefusedTable]
+    outlooks: Sequence[SizeOutlook]
+
+
+#: The documents that each command prints with ``--json``.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "predict": (Foretold,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, command: str) -> None:
+    """Runs or a file of tables, and a size that none of them has."""
+    sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs with ladders")
+    sub.add_argument(
+        "--table",
+        type=Path,
+        metavar="FILE",
+        help="ladders in JSON, CSV, Markdown or TOML",
+    )
+    sub.add_argument("--only", metavar="ID", help="one table of the file, size by size")
+    sub.add_argument("--sizes", action="store_true", help="a row for every size of every table")
+    sub.add_argument("--to", metavar="N", help="a size that was not measured: 512, or 64x8")
+    sub.add_argument(
+        "--hold",
+        type=float,
+        default=0.9,
+        metavar="E",
+        help="the efficiency to be held at --to (0.9)",
+    )
+    sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page of --to")
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a field or knob that the case has at --to (of runs)",
+    )
+    sub.add_argument(
+        "--calibrate-on",
+        metavar="N,..",
+        default="",
+        help="learn from these sizes of runs alone; the others are foreseen and compared",
+    )
+    options.add_path(sub)
+
+
+def act(asked: Asked) -> Answer:
+    """Errors, coverage and skill; nothing is judged, so that a miss is no failure."""
+    args = asked.options
+    _check(args)
+    if args.table is None:
+        return _of_runs(asked)
+    every = read(args.table)
+    if args.only is not None:
+        if args.only not in {table.id for table in every}:
+            _unknown(args, [table.id for table in every])
+        every = [table for table in every if table.id == args.only]
+    tables = [t for t in every if isinstance(t, PublishedTable)]
+    refused = [t for t in every if isinstance(t, Refused)]
+    if not tables:
+        listed = "; ".join(f"{refusal.id}: {refusal.why}" for refusal in refused[:3])
+        raise SpecError(
+            f"no table can be used ({listed})",
+            where=str(args.table),
+            expected="points with N, a step time or rate, and calibrate_on",
+            fix="scaleproof predict --table results/published/scaling.json",
+        )
+    evaluation = evaluate(tables)
+    to = _world(args.to)[0] if args.to else 0
+    width = text.columns()
+    lines = scores.lines(evaluation, refused, args.sizes or len(every) == 1, width)
+    further = list[Outlook]()
+    for table in tables if to else ():
+        try:
+            further += outlooks(table, to, args.hold)
+        except MissingInputError as unsaid:
+            refused.append(Refused(id=table.id, why=str(unsaid)))
+            lines += text.wrap(f" REFUSED  {table.id}, {unsaid}", width, 10)
+    for single in further:
+        lines += shown.lines(single, width)
+    if not args.sizes and len(every) > 1:
+        lines += ["", f" size by size  scaleproof predict --table {text.shown(args.table)} --sizes"]
+    return _answer(args, evaluation, refused, further, lines)
+
+
+def _of_runs(asked: Asked) -> Answer:
+    """The forecasts from the ladders of runs: of a size that none has, or of those kept back."""
+    args = asked.options
+    width = text.columns()
+    catalogue = options.catalogue(args.path)
+    loaded = [load(path) for path in args.runs]
+    ladders = runs.ladders(loaded, catalogue)
+    if not ladders:
+        raise SpecError(
+            "no training was timed",
+            where=str(args.runs[0]),
+            expected="a ladder of two sizes",
+            fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
+        )
+    if args.only is not None:
+        if args.only not in ladders:
+            _unknown(args, list(ladders))
+        ladders = {args.only: ladders[args.only]}
+    sizes = _sizes(args.calibrate_on)
+    lines = list[str]()
+    further = list[Outlook]()
+    refused = []
+    compared = evaluate([])
+    if sizes:
+        tables = [runs.table(name, of, catalogue, on=sizes) for name, of in ladders.items()]
+        refused += [t for t in tables if isinstance(t, Refused)]
+        compared = evaluate([t for t in tables if isinstance(t, PublishedTable)])
+        lines += scores.lines(compared, (), True, width)
+    if args.to:
+        targets, note = _targets(ladders, _world(args.to), measuring.settings(asked), catalogue)
+        lines += text.wrap(f" {note}", width, 1) if note else []
+        for name, of in ladders.items():
+            answers = foresee(name, of, targets[name], catalogue, on=sizes, hold=args.hold)
+            if isinstance(answers, Refused):
+                refused.append(answers)
+                continue
+            further += answers
+            lines += _foreseen(answers, runs.table(name, of, catalogue, on=sizes), width)
+    refused = list({refusal.id: refusal for refusal in refused}.values())
+    for refusal in refused:
+        lines += text.wrap(f" REFUSED  {refusal.id}: {refusal.why}", width, 10)
+    answer = _answer(args, compared, refused, further, lines)
+    return vouched(answer, zip(loaded, args.runs, strict=True))
+
+
+def _foreseen(
+    answers: Sequence[Outlook], table: PublishedTable | Refused, width: int
+) -> Iterator[str]:
+    """The forecast of one ladder, and what was assumed for it."""
+    for outlook in answers:
+        yield from shown.lines(outlook, width)
+    for note in table.notes if isinstance(table, PublishedTable) else ():
+        yield from text.wrap(f" {note}", width, 1)
+
+
+def _answer(
+    args: argparse.Namespace,
+    evaluation: Evaluation,
+    refused: Sequence[Refused],
+    further: Sequence[Outlook],
+    lines: Sequence[str],
+) -> Answer:
+    """The document and the lines, those of the page with them."""
+    predicted = any(prediction.predicted for prediction in evaluation.predictions)
+    return Answer(
+        document=_document(evaluation, refused, further),
+        lines=[*lines, *_page(args, further, refused)],
+        exit=Exit.PASSED if further or predicted else Exit.NOTHING_JUDGED,
+    )
+
+
+def _page(
+    args: argparse.Namespace, further: Sequence[Outlook], refused: Sequence[Refused]
+) -> list[str]:
+    """Writes the page that was asked for, and says where it is."""
+    if args.page is None:
+        return []
+    from harness.features.foresight.report.page import render
+
+    of = str(args.table) if args.table else ", ".join(path.name for path in args.runs)
+    files.put(args.page, render(further, refused, of).encode(), "--page")
+    return [f" page          {args.page}"]
+
+
+def _targets(
+    ladders: Mapping[str, Sequence[MeasuredRung]],
+    world: tuple[int, tuple[int, ...]],
+    settings: Mapping[str, Json],
+    catalogue: Catalogue,
+) -> tuple[dict[str, MeasuredRung], str]:
+    """Every ladder's case at another size, as an agent here describes it, or why none could."""
+    ranks, nodes = world
+    largest = {name: of[-1] for name, of in ladders.items()}
+    per_node = {name: max(single.case.nodes) for name, single in largest.items()}
+    cases = {
+        name: catalogue.normalise(
+            changed(single.case.at(ranks, nodes or _cut(ranks, per_node[name])), settings)
+        )
+        for name, single in largest.items()
+    }
+    try:
+        answers = described(list(cases.values()), catalogue)
+        note = ""
+    except LaunchError as error:
+        answers = [Described() for _ in cases]
+        note = f"memory and exchange at that size are not known: {error.what}"
+    return {
+        name: MeasuredRung(largest[name].run, case, single, None)
+        for (name, case), single in zip(cases.items(), answers, strict=True)
+    }, note
+
+
+def _cut(ranks: int, per_node: int) -> tuple[int, ...]:
+    """Ranks on whole nodes, and the rest on one more."""
+    whole, rest = divmod(ranks, per_node)
+    return (per_node,) * whole + ((rest,) if rest else ())
+
+
+def _sizes(words: str) -> tuple[int, ...]:
+    """``1,2,4``"""
+    if not words:
+        return ()
+    try:
+        sizes = tuple(int(word) for word in words.split(","))
+    except ValueError:
+        sizes = ()
+    if len(set(sizes)) < 2 or min(sizes) < 1:
+        raise SpecError(
+            f"--calibrate-on {words}",
+            expected="two sizes or more, separated by commas",
+            fix="--calibrate-on 1,2,4",
+        )
+    return sizes
+
+
+def _world(words: str | None) -> tuple[int, tuple[int, ...]]:
+    """``512``, or ``64x8``: nodes and the ranks on each, which are () where they are not said."""
+    try:
+        many, shape = parse_nodes(words or "")
+    except SpecError:
+        raise SpecError(
+            f"--to {words or 'is missing'}",
+            expected="a number of GPUs, or nodes and GPUs on each",
+            fix="--to 64x8",
+        ) from None
+    return (sum(shape), tuple(shape)) if shape else (many, ())
+
+
+def _check(args: argparse.Namespace) -> None:
+    if bool(args.runs) == (args.table is not None):
+        raise SpecError(
+            "runs and a table" if args.runs else "nothing to learn from",
+            expected="runs with ladders, or --table FILE",
+            fix="scaleproof predict results/runs/*/* --to 64x8",
+        )
+    if args.to is not None or (args.runs and not args.calibrate_on):
+        _world(args.to)
+    if args.page is not None and args.to is None:
+        raise SpecError("--page shows one size", expected="--to N", fix="--to 64x8")
+    for option in ("set", "calibrate_on"):
+        if args.table is not None and getattr(args, option):
+            raise SpecError(
+                f"--{option.replace('_', '-')} is of runs",
+                where=str(args.table),
+                expected="sizes that the table states (calibrate_on, mbs, microbatches)",
+                fix=f"scaleproof predict --table {args.table} --sizes",
+            )
+    if not 0 < args.hold < 2:
+        raise SpecError(f"--hold {args.hold}", expected="an efficiency above 0", fix="--hold 0.9")
+
+
+def _unknown(args: argparse.Namespace, known: Sequence[str]) -> NoReturn:
+    of = f"--table {args.table}" if args.table else " ".join(map(str, args.runs))
+    raise SpecError(
+        f"--only {args.only}: no such ladder{nearest(args.only, known)}",
+        where=str(args.table or args.runs[0]),
+        expected=", ".join(known),
+        fix=f"scaleproof predict {of}",
+    )
+
+
+def _document(
+    evaluation: Evaluation, refused: Sequence[Refused], further: Sequence[Outlook]
+) -> dict[str, Any]:
+    tables = [
+        {
+            "id": prediction.table.id,
+            "family": prediction.table.family,
+            "notes": prediction.table.notes,
+            "taught_by": prediction.taught_by,
+            "predicted": prediction.predicted,
+            "refused": prediction.refused,
+        }
+        for prediction in evaluation.predictions
+    ]
+    scores = {
+        "by_table": evaluation.tables,
+        "by_family": evaluation.families,
+        "whole": evaluation.whole,
+    }
+    document: dict[str, Any] = to_doc(
+        {"tables": tables, "scores": scores, "refused": refused, "outlooks": further}
+    )
+    return document

@@ -1,0 +1,153 @@
+"""``possible``: which rules a fabric allows at all, and how fast its links would have to be."""
+
+import argparse
+import contextlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from harness.analysis.reading import load
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, SpecError
+from harness.base.formatting import si
+from harness.cases.targets import bounds_of, plans_of
+from harness.features.foresight import possible
+from harness.features.foresight.own.swept import links
+from harness.features.foresight.physics.collectives import Fabric
+from harness.features.foresight.possible import Chance, Possibility, RuleLeftOut
+from harness.host.devices import Hardware, peaks
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column
+from harness.measure.describe_cache import DescribeCache
+
+HELP = {
+    "predict thresholds": "estimate which thresholds a system can meet, without measuring on it",
+}
+EXAMPLES = {
+    "predict thresholds": (
+        "predict thresholds suites --on 8x8xh100",
+        "predict thresholds suites/test_claims.py --on my.toml",
+    ),
+}
+_WORST_FIRST = (Chance.NO, Chance.OPEN, Chance.YES)
+_WORDS = {Chance.NO: "no", Chance.OPEN: "open", Chance.YES: "yes"}
+
+
+class Allowed(TypedDict):
+    possible: Sequence[Possibility]
+    left_out: Sequence[RuleLeftOut]
+
+
+#: The documents that each command prints with ``--json``.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "predict thresholds": (Allowed,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, command: str) -> None:
+    measuring.add_hardware_options(sub)
+    sub.add_argument(
+        "-m",
+        metavar="MARKS",
+        default="",
+        dest="marks",
+        help="the suites with these marks, as of pytest (default: all)",
+    )
+
+
+def act(asked: Asked) -> Answer:
+    """A row for each rule on each case; nothing is launched, and nothing is judged."""
+    args = asked.options
+    width = text.columns()
+    on = measuring.on(args.on)
+    if on is None:
+        raise SpecError(
+            "no fabric is named",
+            expected="--on HARDWARE",
+            fix="scaleproof predict thresholds --on 8xh100",
+        )
+    catalogue, here = measuring.site(asked)
+    site = measuring.site_of(on)
+    chosen = measuring.tier(args.marks) if args.marks else lambda marks: True
+    plans = plans_of(args.target, site, catalogue, measuring.settings(asked), chosen=chosen)
+    required = bounds_of(args.target, site, catalogue, chosen)
+    planned = measuring.session(asked, catalogue, here, required=required)
+    with contextlib.closing(planned) as session:
+        session.describe([arm.case for p in plans for arm in p.arms], DescribeCache(catalogue))
+        run = session.run
+        where = _site(on, args.on)
+        answers = [
+            answer
+            for plan in plans
+            for answer in possible.possibilities(
+                plan, run.described, run.thresholds, where, catalogue
+            )
+        ]
+        answers += possible.without_plan(run.thresholds, plans, str(site.device), args.target)
+    unique = list(dict.fromkeys(answers))
+    possibilities = [answer for answer in unique if isinstance(answer, Possibility)]
+    possibilities.sort(key=lambda possibility: _WORST_FIRST.index(possibility.chance))
+    left_out = [answer for answer in unique if isinstance(answer, RuleLeftOut)]
+    lines = _lines(possibilities, on, width)
+    for why in dict.fromkeys(answer.why for answer in left_out):
+        names = ", ".join(dict.fromkeys(out.rule for out in left_out if out.why == why))
+        lines += text.wrap(f" not said  {names}: {why}", width, 11)
+    return Answer(
+        document={"possible": to_doc(tuple(possibilities)), "left_out": to_doc(tuple(left_out))},
+        lines=lines,
+        exit=Exit.PASSED if possibilities else Exit.NOTHING_JUDGED,
+    )
+
+
+def _site(on: Hardware, words: str) -> possible.FabricSite:
+    """Links and peaks; links as a run swept them, if it is one."""
+    fabric = Fabric(
+        per_node=max(on.nodes), intra_bytes_per_s=on.link_bytes, inter_bytes_per_s=on.network_bytes
+    )
+    known = peaks(on.machine.gpu)
+    if not Path(words).is_dir():
+        return possible.FabricSite(machine=on.machine, fabric=fabric, peaks=known, beliefs={})
+    swept, _, beliefs, _ = links(load(Path(words)))
+    return possible.FabricSite(machine=on.machine, fabric=swept, peaks=known, beliefs=beliefs)
+
+
+def _lines(possibilities: list[Possibility], on: Hardware, width: int) -> list[str]:
+    """The table, worst first, and what its words mean."""
+    if not possibilities:
+        return text.wrap(f" no rule asks for speed or efficiency of a case on {on.name}", width, 1)
+    columns: list[Column[Possibility]] = [
+        Column("rule", 9, lambda o: o.rule, left=True),
+        Column("world", 7, lambda o: o.world),
+        Column("case", 4, lambda o: o.case, left=True),
+        Column("asks", 8, lambda o: f"{o.bound:g}"),
+        Column("may reach", 9, lambda o: f"{o.middle:.2f} [{o.low:.2f}, {o.high:.2f}]"),
+        Column("possible", 9, lambda o: _WORDS[o.chance], left=True),
+        Column("links", 6, _faster),
+        Column("limited by", 8, lambda o: str(o.limiter) if o.fits else "memory", left=True),
+    ]
+    of = Counter(possibility.chance for possibility in possibilities)
+    links = f"{si(on.link_bytes, 'B/s')} in a node"
+    links += f", {si(on.network_bytes, 'B/s')} between nodes, a GPU" if len(on.nodes) > 1 else ""
+    listed = ", ".join(f"{of[chance]} {chance}" for chance in _WORST_FIRST if of[chance])
+    return [
+        text.rule(f"{on.name}: {links}", width),
+        *Table(columns=columns, rows=possibilities).lines(width),
+        "",
+        *text.wrap(
+            " [..] holds 8 times in 10, by data sheets and by what published ladders have shown;"
+            " links: how much faster they must be for the middle to meet the bound",
+            width,
+            1,
+        ),
+        f" {listed}",
+    ]
+
+
+def _faster(possibility: Possibility) -> str:
+    if possibility.times is None:
+        return "no help"
+    return "enough" if possibility.times == 1.0 else f"x{possibility.times:.2g}"

@@ -1,0 +1,211 @@
+"""``audit``: whether a published or a vendor's table holds together."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+from harness.base import files
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, SpecError, meant
+from harness.features.foresight import claims
+from harness.features.foresight.claims import (
+    ClaimedColumn,
+    ClaimFinding,
+    ClaimFinding as Claim,
+    ClaimStatus,
+    Row,
+    StatedTable,
+)
+from harness.features.foresight.published.files import documents
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+
+HELP = {
+    "verify table": "check whether the figures of a published table are consistent",
+}
+EXAMPLES = {
+    "verify table": (
+        "verify table examples/audit/claims.md",
+        "verify table examples/audit/near-linear.toml --page near-linear.html",
+    ),
+}
+
+
+class Audited(TypedDict):
+    rows: Sequence[Claim]
+
+
+#: The documents that each command prints with ``--json``.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "verify table": (Audited,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, command: str) -> None:
+    """A table."""
+    sub.add_argument("file", type=Path, help="JSON, CSV, a Markdown table, or TOML with [[row]]")
+    sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page")
+
+
+def act(asked: Asked) -> Answer:
+    """A line for each row; exit 1 where one does not follow from the others."""
+    path: Path = asked.options.file
+    tables = documents(path, "scaleproof verify table TABLE.csv")
+    rows = list[Row]()
+    findings = list[ClaimFinding]()
+    for table in tables:
+        stated = _read(table, path)
+        of_table = claims.audit(stated.rows, stated.kinds, stated.names, stated.doubts)
+        if len(tables) > 1:
+            of_table = [
+                replace(finding, kind=_joined(table.get("id", ""), finding.kind))
+                for finding in of_table
+            ]
+        rows += stated.rows
+        findings += of_table
+    wrong = any(finding.status is ClaimStatus.INCONSISTENT for finding in findings)
+    # That the smallest row is once itself says nothing of a claim.
+    checked = any(
+        not check.endswith("the smallest row over itself")
+        for finding in findings
+        for check in finding.checked
+    )
+    exit_ = Exit.FAILED if wrong else Exit.PASSED if checked else Exit.NOTHING_JUDGED
+    lines = _lines(rows, findings)
+    if asked.options.page is not None:
+        from harness.features.foresight.report.audited import render
+
+        about = {"title": path.name, **(tables[0] if len(tables) == 1 else {})}
+        files.put(asked.options.page, render(about, rows, findings).encode(), "--page")
+        lines.append(f" page     {asked.options.page}")
+    return Answer(document={"rows": to_doc(tuple(findings))}, lines=lines, exit=exit_)
+
+
+def _joined(table: str, kind: str) -> str:
+    return ", ".join(part for part in (table, kind) if part)
+
+
+def _read(table: Any, path: Path) -> StatedTable:
+    """The figures of a table that has some, and of what kind each row is."""
+    points = table.get("points") if isinstance(table, Mapping) else None
+    if not isinstance(points, list) or not all(isinstance(row, Mapping) for row in points):
+        points = []
+    stated = claims.stated_table({"points": points} if not points else table)
+    if not any(stated.rows):
+        raise SpecError(
+            "no column is known" if points else "no table",
+            where=str(path),
+            expected=f"headings such as {', '.join(ClaimedColumn)}",
+            fix="scaleproof verify table TABLE.csv",
+        )
+    _refuse_unread(table, points, path)
+    _refuse_nonsense(stated.rows, path)
+    if any(point.get("kind") for point in points) and not all(stated.kinds):
+        raise SpecError(
+            f"row {stated.kinds.index('') + 1} does not say of what its times are",
+            where=str(path),
+            expected="a kind in every row: two kinds of step time differ by more than a point",
+            fix='kind = "step"',
+        )
+    return stated
+
+
+def _refuse_unread(
+    table: Mapping[str, Any], points: Sequence[Mapping[str, Any]], path: Path
+) -> None:
+    """SpecError for figures that nobody would look at: under a heading that is nearly a known one,
+    in a list that is no list of rows, or in times of which some have a unit.
+    """
+    for heading in dict.fromkeys(str(name) for point in points for name in point):
+        hint = meant(heading, ClaimedColumn)
+        if claims.column(heading) is None and hint:
+            raise SpecError(f"no column {heading!r}: {hint}", where=str(path), fix=f"edit {path}")
+    for key, value in table.items():
+        if key not in ("points", "row") and isinstance(value, list) and _has_figures(value):
+            raise SpecError(
+                f"[[{key}]] is no list of rows",
+                where=str(path),
+                expected="[[row]]",
+                fix=f"edit {path}",
+            )
+    cells = [
+        str(cell)
+        for point in points
+        for name, cell in point.items()
+        if claims.column(str(name)) is ClaimedColumn.TIME and not isinstance(cell, list)
+    ]
+    with_unit = [cell for cell in cells if claims.unit_in(cell)]
+    if with_unit and len(with_unit) < len(cells):
+        raise SpecError(
+            f"{with_unit[0]!r} has a unit, other times have none",
+            where=str(path),
+            expected="one of them in all rows",
+            fix=f"edit {path}",
+        )
+
+
+def _has_figures(rows: Sequence[Any]) -> bool:
+    return any(
+        isinstance(row, Mapping) and any(claims.column(str(name)) for name in row) for row in rows
+    )
+
+
+def _refuse_nonsense(rows: Sequence[Row], path: Path) -> None:
+    for number, row in enumerate(rows, 1):
+        if wrong := claims.nonsense(row):
+            raise SpecError(
+                f"row {number}: {wrong} is of no training",
+                where=str(path),
+                expected="whole ranks from 1 on, and times and rates above zero",
+                fix=f"edit {path}, then: scaleproof verify table {path}",
+            )
+
+
+def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
+    width = text.columns()
+    lines: list[str] = []
+    for kind in dict.fromkeys(f.kind for f in findings):
+        lines += [f" {kind}"] if kind else []
+        of_kind = [(r, f) for r, f in zip(rows, findings, strict=True) if f.kind == kind]
+        base = min(
+            (r for r, _ in of_kind if ClaimedColumn.RANKS in r),
+            key=lambda r: r[ClaimedColumn.RANKS].middle,
+            default=None,
+        )
+        above = ""
+        for row, finding in of_kind:
+            why = "; ".join(finding.why) or f"{len(finding.checked)} checks hold"
+            why, above = ("as above", why) if finding.why and why == above else (why, why)
+            lost = None
+            if base is not None and ClaimedColumn.RANKS in row:
+                lost = claims.unexplained(row, base)
+            if lost is not None and lost > 0.02:
+                why += f"; {100 * lost:.1f}% of the ideal is lost to nothing that is stated"
+            lines += text.wrap(f" {finding.row:<10} {finding.status:<13} {why}", width, 25)
+            if finding.speedup is not None and row is not base:
+                lines += text.wrap(f"{'':25}{_follows(finding)}", width, 25)
+    count = {status: sum(f.status is status for f in findings) for status in ClaimStatus}
+    lines += ["", f" {', '.join(f'{value} {status}' for status, value in count.items() if value)}"]
+    if count[ClaimStatus.INCONSISTENT]:
+        meaning = (
+            " a figure is only called inconsistent if no rounding explains it, nor weak scaling,"
+            " rates of one rank, or another baseline"
+        )
+        lines += text.wrap(meaning, width, 1)
+    return lines
+
+
+def _follows(finding: ClaimFinding) -> str:
+    """The figures that its own times give, as far as their digits say."""
+    assert finding.speedup is not None
+    low, high = finding.speedup
+    words = f"its times give {low:.3f} to {high:.3f} times"
+    if finding.efficiency is not None:
+        low, high = finding.efficiency
+        words += f", an efficiency of {low:.3f} to {high:.3f}"
+    if finding.between_launches is not None:
+        low, high = finding.between_launches
+        words += f"; by how launches differ, {low:.2f} to {high:.2f} times (95 %)"
+    return words

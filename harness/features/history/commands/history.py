@@ -1,0 +1,228 @@
+"""``ingest`` and ``history``: runs into the history, and what it says."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, RecordError
+from harness.features.history.ingest import Ingested
+from harness.features.history.offenders import NodeRecord
+from harness.features.history.trends import Turn
+from harness.features.history.vouching import VerifiedNights
+from harness.interface import options
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+
+HELP = {
+    "history add": "add runs to the history",
+    "history": "show performance changes over time: which case, when, and by how much",
+}
+EXAMPLES = {
+    "history add": (
+        "history add RUN",
+        "history add results/runs/*/*",
+    ),
+    "history": (
+        "history",
+        "history ddp --html history.html --fail-on regressed",
+    ),
+}
+
+
+#: The word that asks for nodes instead of cases.
+NODES = "nodes"
+
+
+class TrendRow(TypedDict):
+    machine: str
+    case: str
+    figure: str
+    unit: str
+    status: str
+    why: str
+    changes: Sequence[Turn]
+    nights: Sequence[Mapping[str, Any]]
+
+
+class History(TypedDict):
+    series: Sequence[TrendRow]
+
+
+class NodeHistory(TypedDict):
+    nodes: Sequence[NodeRecord]
+
+
+class Added(TypedDict):
+    series: Sequence[Ingested]
+    refused: Sequence[str]
+
+
+#: The documents that each command prints with ``--json``.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "history": (History, NodeHistory),
+    "history add": (Added,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, command: str) -> None:
+    """Runs, or which part of the history; and where it lies."""
+    if command == "history add":
+        sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    else:
+        sub.add_argument(
+            "case",
+            nargs="?",
+            default="",
+            help="a case, or a part of its name; or nodes: those that runs named again and again",
+        )
+        sub.add_argument("--figure", default="", metavar="NAME", help="step_time, peak_memory, ...")
+        sub.add_argument("--html", type=Path, metavar="FILE", help="write a page, too")
+        sub.add_argument(
+            "--fail-on", choices=("regressed",), help="exit 1 if a figure became worse"
+        )
+    options.add_results(sub)
+
+
+def act(asked: Asked) -> Answer:
+    return _ingested(asked) if asked.command == "history add" else _history(asked)
+
+
+def _ingested(asked: Asked) -> Answer:
+    """A line for each machine that got values."""
+    from harness.features.history.ingest import ingest, summary
+
+    refused: list[RecordError] = []
+    several = len(asked.options.runs) > 1
+    note = refused.append if several else None
+    added = ingest(asked.options.runs, asked.options.results, note)
+    lines = [f" {summary(ingested)}" for ingested in added]
+    lines += [f" not kept: {error.where}: {error.what}" for error in refused]
+    lines += ["", " next     scaleproof history; asv publish && asv preview"]
+    machines = sorted({ingested.machine for ingested in added})
+    lines += [f" compare  asv compare main~1 main --machine {machine}" for machine in machines]
+    changed = any(error.what.startswith("NOT VERIFIED") for error in refused)
+    exit_ = Exit.FAILED if changed else Exit.PASSED if added else Exit.NOTHING_JUDGED
+    document = {"series": to_doc(tuple(added)), "refused": [str(e) for e in refused]}
+    return Answer(document=document, lines=lines, exit=exit_)
+
+
+def _history(asked: Asked) -> Answer:
+    """Changes of level, judged together."""
+    from harness.features.history import asv_page, night, trends, vouching
+    from harness.features.history.report import page, rows
+
+    args = asked.options
+    if args.case == NODES:
+        return _of_nodes(args.results)
+    nights = night.nights(args.results)
+    if not nights:
+        raise RecordError(
+            "no night was ingested yet",
+            where=str(args.results),
+            expected="at least one run",
+            fix="scaleproof history add results/runs/*/*",
+        )
+    _check_figure(args.figure, list(night.QUANTITIES))
+    judged = trends.trends(nights, args.case, args.figure)
+    if not judged:
+        cases = sorted({case for n in nights for case in n.cases})
+        raise RecordError(
+            f"no case with {args.case!r} in its name has a history",
+            where=str(args.results),
+            expected=", ".join(cases[:6]) + (", ..." if len(cases) > 6 else ""),
+            fix="scaleproof history",
+        )
+    shown = rows.lines(
+        nights,
+        judged,
+        text.columns(),
+        every=bool(args.case or args.figure),
+        asv=asv_page.found_by_asv(args.results),
+    )
+    if args.html is not None:
+        page.write(args.html, args.results, nights, judged)
+        shown += ["", f" page     {text.shown(args.html)}"]
+    vouched = vouching.vouched(nights, args.results)
+    shown += _unvouched(vouched, len(nights))
+    worse = any(trend.status is trends.TrendStatus.REGRESSED for trend in judged)
+    exit_ = Exit.FAILED if vouched.wrong or (worse and args.fail_on) else Exit.PASSED
+    return Answer(document=_document(judged), lines=shown, exit=exit_)
+
+
+def _of_nodes(results: Path) -> Answer:
+    """Which nodes were named slow, or ended launches, in which runs of the results."""
+    from harness.analysis.reading import load
+    from harness.features.history.offenders import records
+
+    paths = sorted((results / "runs").glob("*/*/record.json"))
+    if not paths:
+        raise RecordError(
+            "no run is there",
+            where=str(results / "runs"),
+            expected="runs, each in a folder of its machine",
+            fix="scaleproof network pairs --engine emulated --nodes 3x1",
+        )
+    every = records([load(path.parent) for path in paths])
+    blamed = [node for node in every if node.named or node.broke]
+    again = [node.node for node in every if node.again]
+    head = f"{len(again)} of {len(every)} nodes were named again and again"
+    if not blamed:
+        head = f"no node was named in {len(paths)} runs"
+    shown = [f" {head}{': ' + ', '.join(again) if again else ''}"]
+    columns = [
+        text.Column[NodeRecord]("node", 100, lambda record: record.node, left=True),
+        text.Column("runs", 60, lambda r: str(r.runs)),
+        text.Column("named slow", 90, lambda r: str(len(r.named))),
+        text.Column("ended launches", 80, lambda r: str(len(r.broke))),
+        text.Column("by chance", 50, lambda r: f"{r.chance:.2g}"),
+        text.Column("last run", 40, lambda r: r.last, left=True),
+        text.Column("", 70, lambda r: "again and again" if r.again else "", left=True),
+    ]
+    if blamed:
+        shown += ["", *text.table(columns, blamed, text.columns())]
+    return Answer(document={"nodes": to_doc(tuple(every))}, lines=shown)
+
+
+def _unvouched(vouched: VerifiedNights, num_nights: int) -> list[str]:
+    """Which nights do not follow from the chain of their run, and how many have no run any more."""
+    sentences = []
+    for run, reason, folder in vouched.wrong:
+        check = f"scaleproof verify {text.shown(folder)}"
+        sentences += text.wrap(f" NOT VERIFIED: {run}: {reason}: {check}", text.columns(), 1)
+    if vouched.num_gone:
+        gone = f" noticed {vouched.num_gone} of {num_nights} nights cannot be verified: their runs"
+        sentences += text.wrap(f"{gone} are no longer where they were", text.columns(), 9)
+    return ["", *sentences] if sentences else []
+
+
+def _check_figure(name: str, known: Sequence[str]) -> None:
+    if name and name not in known:
+        raise RecordError(f"--figure {name}", expected=", ".join(known), fix="--figure step_time")
+
+
+def _document(trends: Sequence[object]) -> dict[str, object]:
+    """Every series with its values, its changes and its status."""
+    from harness.features.history.trends import Trend
+
+    entries = []
+    for trend in trends:
+        assert isinstance(trend, Trend)
+        series = trend.series
+        entries.append(
+            {
+                "machine": series.machine,
+                "case": series.case,
+                "figure": series.quantity,
+                "unit": series.kind.unit,
+                "status": str(trend.status),
+                "why": trend.why,
+                "changes": to_doc(trend.turns),
+                "nights": [
+                    {"run": n.run, "started_at": n.started_at, **to_doc(v)}
+                    for n, v in zip(series.nights, series.values, strict=True)
+                ],
+            }
+        )
+    return {"series": entries}

@@ -1,0 +1,112 @@
+"""``compare-hardware``: two or more machines on the cases that they ran."""
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.analysis.compare import Reading, gate, key_of
+from harness.analysis.reading import load
+from harness.base import files
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, SpecError
+from harness.cases.metrics import COMPARABLE
+from harness.features.machines import table as hardware
+from harness.features.machines.machines import HardwareComparison, compare_hardware, names
+from harness.interface.cli.answer import Answer, Asked, vouched
+from harness.interface.report import text
+
+HELP = {
+    "compare machines": "compare machines on the cases that all of them ran",
+}
+EXAMPLES = {
+    "compare machines": (
+        "compare machines RUN_A RUN_B RUN_C --page machines.html",
+        "compare machines RUN_A RUN_B --price A=98.32 --price B=41.6 --markdown",
+    ),
+}
+
+
+#: The documents that each command prints with ``--json``.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "compare machines": (HardwareComparison,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, command: str) -> None:
+    sub.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="two or more: A, B, ...")
+    sub.add_argument("--metric", default="throughput", choices=COMPARABLE)
+    sub.add_argument(
+        "--price",
+        action="append",
+        default=[],
+        metavar="A=PRICE",
+        help="what an hour of all devices of a run costs, in whatever money",
+    )
+    sub.add_argument(
+        "--fail-on",
+        choices=("worse",),
+        help="exit 1 where a machine is worse than A in any case,"
+        " 10 where it has not measured one of A's",
+    )
+    sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page")
+    form = sub.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="tables for a CI summary")
+    form.add_argument("--csv", action="store_true", help="a line for each case and machine")
+
+
+def act(asked: Asked) -> Answer:
+    args = asked.options
+    if len(args.runs) < 2:
+        raise SpecError(
+            "one run has nothing to be compared with",
+            expected="two or more runs",
+            fix=f"scaleproof compare machines {args.runs[0]} OTHER_RUN",
+        )
+    runs = [load(path) for path in args.runs]
+    comparison = compare_hardware(runs, args.metric, _prices(args.price, names(len(runs))))
+    lines = (
+        hardware.csv(comparison)
+        if args.csv
+        else hardware.markdown(comparison)
+        if args.markdown
+        else hardware.lines(comparison, text.columns())
+    )
+    if args.page is not None:
+        from harness.features.machines.page import render
+
+        files.put(args.page, render(comparison).encode(), "--page")
+        lines = lines if args.csv or args.markdown else [*lines, f" page     {args.page}"]
+    verdict = gate(_readings(comparison)) if args.fail_on else Exit.PASSED
+    status = Exit.PASSED if comparison.means else Exit.NOTHING_JUDGED
+    answer = Answer(
+        document=to_doc(comparison),
+        lines=lines,
+        exit=verdict or status,
+    )
+    return vouched(answer, zip(runs, args.runs, strict=True), table=args.csv)
+
+
+def _readings(comparison: HardwareComparison) -> list[Reading]:
+    """Each machine's cases beside A's, also those that only A has measured."""
+    first, *others = (
+        {key_of(entry.case, True) for entry in comparison.entries if entry.side == side.name}
+        for side in comparison.sides
+    )
+    compared = [entry.reading for entry in comparison.entries if entry.reading is not None]
+    return compared + [Reading.ONLY_A for other in others for _ in first - other]
+
+
+def _prices(given: Sequence[str], known: Sequence[str]) -> list[float | None]:
+    prices: list[float | None] = [None] * len(known)
+    for word in given:
+        match = re.fullmatch(r"([A-Z])=(\d+(?:\.\d+)?)", word)
+        if match is None or match[1] not in known or float(match[2]) == 0:
+            raise SpecError(
+                f"--price {word}",
+                expected=f"one of {', '.join(known)}, =, and what an hour costs",
+                fix="--price A=98.32",
+            )
+        prices[known.index(match[1])] = float(match[2])
+    return prices

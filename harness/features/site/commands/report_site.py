@@ -1,0 +1,91 @@
+"""``site``: every run below a folder as static pages, for a disk or a pages host."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from harness.base.errors import Exit, SpecError
+from harness.features.site.entries import FILE, entries, keep, runs_below
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.options import usual_results
+from harness.interface.report import text
+
+HELP = {
+    "report site": "write a static site of all runs",
+}
+EXAMPLES = {
+    "report site": (
+        "report site results --to public",
+        "report site results --name 'Team A'",
+    ),
+}
+
+
+class Site(TypedDict):
+    page: str
+    runs: int
+    not_verified: Sequence[str]
+    unreadable: Sequence[str]
+
+
+#: The documents that each command prints with ``--json``.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "report site": (Site,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, command: str) -> None:
+    sub.add_argument("results", nargs="?", type=Path, default=usual_results(), metavar="DIR")
+    sub.add_argument("--to", type=Path, metavar="DIR", help="where to (default: DIR/site)")
+    sub.add_argument("--name", default="scaleproof", help="what the site is called")
+
+
+def act(asked: Asked) -> Answer:
+    """Read what is new, write all pages; a run that nobody vouches for is shown as such."""
+    from harness.features.site import pages
+
+    args = asked.options
+    to = args.to or args.results / "site"
+    if to.is_dir() and any(to.iterdir()) and not (to / FILE).is_file():
+        raise SpecError(
+            f"--to {to}: other files are there",
+            expected="a new folder, or a site that was written before",
+            fix=f"scaleproof report site {args.results} --to {to.with_name(to.name + '_site')}",
+        )
+    try:
+        folders = [path for path in runs_below(args.results) if to not in path.parents]
+        every, unreadable = entries(args.results, folders, to / FILE, _progress)
+        if not every:
+            raise SpecError(
+                f"no run below {args.results} can be read: {unreadable[0]}",
+                expected="a run as it was measured",
+                fix=f"scaleproof verify {folders[0]}",
+            )
+        to.mkdir(parents=True, exist_ok=True)
+        pages.copy_reports(args.results, every, to, _progress)
+        pages.write(args.results, every, unreadable, to, args.name)
+        keep(to / FILE, every)
+    finally:
+        _progress("")
+    doubtful = [f"{entry.place}: {entry.doubt}" for entry in every if entry.doubt]
+    lines = [f" site     {text.shown(to / 'index.html')}: {len(every)} runs"]
+    lines += [f" NOT VERIFIED: {line}" for line in doubtful]
+    lines += [f" not readable: {line}" for line in unreadable]
+    wrapped = [part for line in lines for part in text.wrap(line, text.columns(), 10)]
+    document: Site = {
+        "page": str(to / "index.html"),
+        "runs": len(every),
+        "not_verified": doubtful,
+        "unreadable": unreadable,
+    }
+    bad = Exit.FAILED if doubtful or unreadable else Exit.PASSED
+    return Answer(document=document, lines=wrapped, exit=bad)
+
+
+def _progress(line: str) -> None:
+    """One line that is written over, for somebody who waits."""
+    if sys.stderr.isatty():
+        text.put(sys.stderr, f"\r{line}\033[K")
+        sys.stderr.flush()

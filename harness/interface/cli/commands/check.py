@@ -1,0 +1,226 @@
+"""``doctor``: what here would spoil a measurement. ``attach``: what a running job is doing."""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, TypedDict
+
+from harness.analysis.nodes import Drift, Examined, drift
+from harness.analysis.stacks import Activity, Frame, tally
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, SpecError
+from harness.cases import Catalogue, Entry, Site
+from harness.host import admission, doctor, machine, ranks
+from harness.host.admission import Finding, Level
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.launch.engine import make
+
+HELP = {
+    "check": "check this machine for what would spoil a measurement (read only)",
+    "jobs attach": "show what the ranks of a job on this machine are doing (read only)",
+}
+EXAMPLES = {
+    "check": (
+        "check",
+        "check --engine slurm --nodes 8x8 --json",
+    ),
+    "jobs attach": (
+        "jobs attach 12345",
+        "jobs attach 12345 --seconds 20",
+    ),
+}
+#: Between two looks at a job, s.
+PAUSE_S = 0.2
+#: How much longer a rank is looked at that nobody has seen yet, s.
+PATIENCE_S = 5.0
+
+
+class SeenRank(TypedDict):
+    pid: int
+    rank: int
+    world_size: int
+    cores: float
+    activity: Activity | None
+
+
+class Attached(TypedDict):
+    ranks: Sequence[SeenRank]
+
+
+class Examination(TypedDict):
+    checks: Sequence[Finding]
+    facts: Mapping[str, str]
+
+
+class Nodes(TypedDict):
+    nodes: Sequence[Examined]
+    drift: Sequence[Drift]
+
+
+#: The documents that each command prints with ``--json``.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "jobs attach": (Attached,),
+    "check": (Examination, Nodes),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, command: str) -> None:
+    """``doctor`` takes an engine and its nodes, ``attach`` a job."""
+    if command == "check":
+        measuring.add_measuring_options(sub, cases=False)
+    if command == "jobs attach":
+        sub.add_argument(
+            "pid", type=measuring.positive, metavar="PID", help="its launcher, or one of its ranks"
+        )
+        sub.add_argument(
+            "--seconds",
+            type=measuring.positive,
+            default=5,
+            metavar="S",
+            help="how long to look (default: 5)",
+        )
+
+
+def act(asked: Asked) -> Answer:
+    """A line for each check, or for each rank."""
+    if asked.command == "jobs attach":
+        return _attach(asked)
+    catalogue, site = measuring.site(asked)
+    several = len(site.nodes) > 1 or catalogue.get("engines", site.engine).engine.remote
+    return _nodes(asked, catalogue, site) if several else _doctor()
+
+
+def _nodes(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
+    """Every node's own findings, then what is not alike on all of them."""
+    with measuring.session(asked, catalogue, site) as session:
+        session.ready()
+        answers = session.bench.worlds.examine()
+    if not answers:
+        raise SpecError(
+            f"--engine {site.engine} starts whole worlds: no agent of ours can look at its nodes",
+            expected="an engine that starts agents",
+            fix="scaleproof check --engine slurm",
+        )
+    examined = [Examined.of(node.machine.host, answer) for node, answer in answers]
+    drifts = list(drift(examined))
+    width = text.columns()
+    lines = list[str]()
+    findings: dict[tuple[str, str, str, str], list[str]] = {}
+    for node in examined:
+        for finding in node.findings:
+            if finding.level is not Level.OK:
+                findings.setdefault(
+                    (finding.level, finding.check, finding.text, finding.advice), []
+                ).append(node.host)
+    for (level, check, message, advice), hosts in findings.items():
+        where = f"all {len(hosts)} nodes" if len(hosts) == len(examined) else ", ".join(hosts)
+        lines += text.wrap(f" {level:<4}  {check}: {message} on {where}", width, 7)
+        lines += text.wrap(f"       try: {advice}", width, 12) if advice else []
+    lines += ["", text.rule("what is not alike on all nodes", width)] if drifts else []
+    for drifted in drifts:
+        lines += text.wrap(f" {drifted.fact}: {drifted.usual} on most", width, 4)
+        for host, value in drifted.others:
+            lines += text.wrap(f"    {host}: {value}", width, 8)
+    bad = [finding for node in examined for finding in node.findings if finding.level is Level.BAD]
+    alike = f"{len(drifts)} facts are not" if drifts else "all facts are"
+    lines.append(
+        f" {len(examined)} nodes, {len(examined[0].facts)} facts each: {alike} alike;"
+        f" {len(bad)} problems"
+    )
+    broken = any(finding.check in {c.check for c in doctor.examine()} for finding in bad)
+    exit_ = Exit.FAILED if drifts or broken else Exit.INCONCLUSIVE if bad else Exit.PASSED
+    document = {"nodes": to_doc(tuple(examined)), "drift": to_doc(tuple(drifts))}
+    return Answer(document=document, lines=lines, exit=exit_)
+
+
+def _doctor() -> Answer:
+    installed = doctor.examine()
+    host = admission.examine()
+    checks = [*installed, *host, *engines(Catalogue().entries["engines"])]
+    wide = max(len(check.check) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f" {check.level:<4}  {check.check:<{wide}}  {check.text}")
+        if check.advice:
+            lines.append(f"       {'':<{wide}}  try: {check.advice}")
+    broken = sum(check.level is Level.BAD for check in installed)
+    unfit = sum(check.level is Level.BAD for check in host)
+    warned = sum(check.level is Level.WARN for check in checks)
+    lines.append(f" {len(checks)} checks, {warned} warnings, {broken + unfit} problems")
+    if unfit:
+        lines.append(" a run now would end INCONCLUSIVE: noisy host")
+    exit_ = Exit.FAILED if broken else Exit.INCONCLUSIVE if unfit else Exit.PASSED
+    document = {"checks": to_doc(tuple(checks)), "facts": machine.facts()}
+    return Answer(document=document, lines=lines, exit=exit_)
+
+
+def engines(known: Mapping[str, Entry]) -> list[Finding]:
+    """Which engines can be used from here, and what the others lack."""
+    findings = []
+    for name, entry in known.items():
+        capabilities = make(entry).probe()
+        state = (
+            f"here {capabilities.version}".strip()
+            if capabilities.available
+            else f"not here: {capabilities.reason}"
+        )
+        findings.append(Finding(check=f"engine {name}", level=Level.OK, text=state))
+    return findings
+
+
+def _attach(asked: Asked) -> Answer:
+    """Look at every rank again and again, then tell where each was."""
+    program = ranks.spy()
+    job = ranks.of_job(asked.options.pid)
+    seen: dict[int, list[Sequence[Frame]]] = {process.rank: [] for process in job}
+    began = time.monotonic()
+    cpu = {process.rank: ranks.cpu_s(process.pid) for process in job}
+    asked_s: float = asked.options.seconds
+    while (gone := time.monotonic() - began) < asked_s + PATIENCE_S:
+        if gone >= asked_s and all(seen.values()):
+            break  # a busy machine lets many a look fail
+        for rank in job:
+            if stack := ranks.main_stack(program, rank.pid):
+                seen[rank.rank].append([Frame(*frame) for frame in stack])
+        time.sleep(PAUSE_S)
+    lasted = time.monotonic() - began
+    used = {
+        process.rank: (ranks.cpu_s(process.pid) - cpu[process.rank]) / lasted for process in job
+    }
+    tallies = {rank: tally(stacks) for rank, stacks in seen.items() if stacks}
+    documents = [
+        {
+            **to_doc(process),
+            "cores": used[process.rank],
+            "activity": to_doc(tallies.get(process.rank)),
+        }
+        for process in job
+    ]
+    return Answer(document={"ranks": documents}, lines=_seen(job, tallies, used))
+
+
+def _seen(
+    job: Sequence[ranks.RankProcess], activities: Mapping[int, Activity], used: Mapping[int, float]
+) -> list[str]:
+    def share(rank: ranks.RankProcess, name: str) -> str:
+        here = activities.get(rank.rank)
+        return "" if here is None else f"{here.seen.get(name, 0) / here.count:.0%}"
+
+    columns = [
+        text.Column[ranks.RankProcess]("rank", 9, lambda process: str(process.rank)),
+        text.Column("pid", 5, lambda r: str(r.pid)),
+        text.Column("cores", 7, lambda r: f"{used[r.rank]:.2f}"),
+    ]
+    names = dict.fromkeys(name for activity in activities.values() for name in activity.seen)
+    columns += [text.Column(name, 6, partial(share, name=name)) for name in names]
+    shown = text.table(columns, job, text.columns())
+    if (missing := job[0].world_size - len(job)) > 0:
+        shown.append(f" {missing} more ranks run elsewhere")
+    for rank, looks in activities.items():
+        lines = ", ".join(f"{line} ({n}x)" for line, n in looks.lines.items() if line)
+        message = f" rank {rank}   in {looks.count} looks at {lines or 'no line of its own'}"
+        shown += text.wrap(message, text.columns(), 8)
+    return [*shown, " shares of looks at each rank's main thread; nothing here is a verdict"]

@@ -1,0 +1,62 @@
+"""``fabric``: how fast ranks exchange data."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from harness.base.errors import SpecError
+from harness.cases import Site
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.measure.confirming import USUAL
+from harness.measure.sweeper import Sweeper
+from harness.record import RunRecord
+
+HELP = {
+    "network": "check, time and judge every collective between the ranks",
+}
+EXAMPLES = {
+    "network": (
+        "network --gpus 8",
+        "network --cpus 2 --sweeps 2",
+    ),
+}
+
+
+#: The documents that each command prints with ``--json``.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "network": (RunRecord,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, command: str) -> None:
+    measuring.add_measuring_options(sub, cases=False)
+    sub.add_argument(
+        "--sweeps",
+        type=measuring.positive,
+        default=USUAL,
+        metavar="N",
+        help=f"sweeps to run (default: {USUAL})",
+    )
+
+
+def act(asked: Asked) -> Answer:
+    """Sweep every world of the site and judge it; a FAIL is measured again before it counts."""
+    catalogue, site = measuring.site(asked)
+    needs_two(site)
+    knobs = catalogue.checked(
+        [catalogue.get("engines", site.engine)], measuring.settings(asked), asked.command
+    )
+    with measuring.session(asked, catalogue, site) as session:
+        Sweeper(session).measure(site, knobs, asked.options.sweeps)
+    return measuring.judged(session, session.save(complete=True), asked)
+
+
+def needs_two(site: Site) -> None:
+    """SpecError for a site of one rank."""
+    if site.world_size < 2:
+        raise SpecError(
+            "at least 2 ranks are needed: one rank alone does not communicate",
+            expected="--cpus 2 or more, or --gpus 2",
+            fix="--cpus 2",
+        )

@@ -1,0 +1,77 @@
+"""``init``: a folder of suites to start from, for this machine."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from harness.base import files
+from harness.base.errors import SpecError
+from harness.host import machine, vendor
+from harness.interface.cli.answer import Answer, Asked
+
+HELP = {
+    "new": "write a folder of suites and thresholds to start from",
+}
+EXAMPLES = {
+    "new": (
+        "new",
+        "new scaling",
+    ),
+}
+START = Path(__file__).parents[3] / "start"
+
+
+class WrittenFiles(TypedDict):
+    files: Sequence[str]
+
+
+#: The documents that each command prints with ``--json``.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "new": (WrittenFiles,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, command: str) -> None:
+    sub.add_argument("folder", nargs="?", type=Path, default=Path("scaling"), metavar="DIR")
+
+
+def act(asked: Asked) -> Answer:
+    """Two files that run as they are; what is there already is never written over."""
+    folder = asked.options.folder
+    gpus = len(vendor.gpus())
+    here = machine.detect()
+    facts = {
+        "folder": folder,
+        "gpus": gpus,
+        "device": "cuda" if gpus else "cpu",
+        "ranks": gpus or min(2, here.num_cores),
+        "link": str(here.fabric.link) if here.fabric else "",
+        "source": "requirement",
+        "note": "a floor: scaleproof history baseline set RUN has what this hardware reaches"
+        if gpus
+        else "mechanics only: cores share a cache, a memory bus and their neighbours",
+    }
+    environment = Environment(
+        loader=FileSystemLoader(START),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    names = [path.name.removesuffix(".jinja") for path in sorted(START.glob("*.jinja"))]
+    if there := [name for name in names if (folder / name).exists()]:
+        raise SpecError(
+            f"{folder / there[0]} is there already",
+            expected="a new folder",
+            fix="scaleproof new another_folder",
+        )
+    texts = {folder / name: environment.get_template(f"{name}.jinja") for name in names}
+    with files.writing_to(folder):
+        files.write({path: template.render(facts) for path, template in texts.items()})
+    lines = [f" wrote    {folder / name}" for name in names]
+    unit = f"--gpus {gpus}" if gpus else f"--cpus {facts['ranks']}"
+    lines += [f" next     scaleproof run plan {folder} {unit}", f" then     pytest {folder} {unit}"]
+    return Answer(document={"files": [str(folder / name) for name in names]}, lines=lines)

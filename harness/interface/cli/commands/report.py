@@ -1,0 +1,146 @@
+"""``report``: the tables of a run, and its HTML page."""
+
+import argparse
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from harness.analysis import verify_cache
+from harness.analysis.judging.tally import Tally
+from harness.analysis.reading import load
+from harness.analysis.verify import refuse_unsealed
+from harness.base import documents
+from harness.base.documents import Json
+from harness.base.errors import ScaleproofError
+from harness.interface.cli.answer import Answer, Asked, doubted
+from harness.interface.report import digest, screen, tables, text
+from harness.record import RunRecord
+from harness.record.store import write_text
+
+HELP = {
+    "report": "show the result of a run, and write its HTML page",
+}
+EXAMPLES = {
+    "report": (
+        "report RUN",
+        "report RUN --every",
+    ),
+}
+
+
+class Files(TypedDict):
+    files: Sequence[str]
+
+
+class VerdictRow(TypedDict):
+    status: str
+    case: str
+    metric: str
+    against: str
+    value: float | None
+    low: float | None
+    high: float | None
+    bound: str
+    rule: str | None
+    n: int
+    reason: str
+    widened: str
+    reproducible: bool | None
+    stand_in: bool
+
+
+class Summary(TypedDict):
+    run: str
+    started_at: str
+    complete: bool
+    machine: str
+    headline: str
+    requirements: Tally
+    why: Sequence[str]
+    exit: int
+    decide: Sequence[str]
+    remarks: Sequence[str]
+    verdicts: Sequence[VerdictRow]
+
+
+#: The documents that each command prints with ``--json``.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "report": (RunRecord, Summary, Files),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, command: str) -> None:
+    sub.add_argument("run", type=Path)
+    sub.add_argument(
+        "--every",
+        action="store_true",
+        help="also a line for every verdict, all of the coverage",
+    )
+    form = sub.add_mutually_exclusive_group()
+    form.add_argument(
+        "--markdown", action="store_true", help="a table of verdicts for CI summaries"
+    )
+    form.add_argument("--csv", action="store_true", help="the verdicts as comma-separated values")
+    form.add_argument(
+        "--proposal",
+        action="store_true",
+        help="a plot, a table and a paragraph on method, for an application for computing time",
+    )
+    form.add_argument(
+        "--summary", action="store_true", help="with --json: headline and verdicts, not the record"
+    )
+
+
+def act(asked: Asked) -> Answer:
+    """Print the tables, write the page beside the record."""
+    given = asked.options
+    if given.markdown or given.csv or given.summary:
+        run, doubt = verify_cache.vouched(given.run)
+        lines = digest.table(run) if given.csv else digest.markdown(run)
+        answer = Answer(document=digest.document(run), lines=lines)
+        return doubted(answer, [(given.run, doubt)], table=given.csv)
+    if given.proposal:
+        return _proposal(given.run)
+    return of_run(given.run, every=given.every)
+
+
+def _proposal(path: Path) -> Answer:
+    """Written beside the record, and printed."""
+    from harness.interface.report.page.scaling import speedup
+
+    run = load(path)
+    folder = path if path.is_dir() else path.parent
+    if not (plot := speedup(run)):
+        raise ScaleproofError(
+            "nothing was scaled in this run: a plot needs two world sizes",
+            where=str(path),
+            expected="a ladder",
+            fix="scaleproof run --script --cpus 2 -- train.py",
+        )
+    refuse_unsealed(run, folder)  # it is handed on, apart from its record
+    lines = digest.proposal(run, "proposal.svg")
+    write_text(folder / "proposal.svg", plot)
+    write_text(folder / "proposal.md", "\n".join(lines) + "\n")
+    document: Json = {"files": [str(folder / f"proposal.{end}") for end in ("md", "svg")]}
+    return Answer(document=document, lines=[*lines, "", f" written  {folder}/proposal.md, .svg"])
+
+
+def of_run(path: Path, *, every: bool = False) -> Answer:
+    """The screen, or with ``every`` all tables; the page lies beside the record."""
+    with documents.paused():  # a record, and a page of it, have no cycles
+        return _of_run(path, every=every)
+
+
+def _of_run(path: Path, *, every: bool) -> Answer:
+    from harness.interface.report.page import page as pages
+
+    run, doubt = verify_cache.vouched(path)
+    page = pages.write(run, path if path.is_dir() else path.parent)
+    rerun = shlex.join(run.settings.argv)
+    width = text.columns()
+    if every:
+        lines = tables.summary(run, path, rerun, width, page=page)
+    else:
+        lines = screen.lines(run, path, rerun, width, page=page)
+    return doubted(Answer(document=run, lines=lines), [(path, doubt)])

@@ -1,0 +1,329 @@
+"""The verb ``timeline``: the budget of any profiler's traces, or of a run's profiled launches."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from harness.analysis.judging.caveats import PERTURBED
+from harness.analysis.reading import load
+from harness.analysis.timeline import merge, views
+from harness.analysis.timeline.close import close, trace_path
+from harness.analysis.timeline.reader import Trace, read, split
+from harness.analysis.timeline.sorting import sorted_lanes
+from harness.analysis.timeline.tallies import Range, operators, ranges
+from harness.analysis.timeline.views import (
+    Communication,
+    Idleness,
+    Kernel,
+    ShownBudget,
+    TermChange,
+    communications,
+    idleness,
+    kernels,
+    shown,
+)
+from harness.base.documents import Json, to_doc
+from harness.base.errors import ScaleproofError
+from harness.base.packs import is_there
+from harness.interface.cli.answer import Answer, Asked, vouched
+from harness.interface.report import text, windows as pages
+from harness.record import Budget, LaunchRecord, Operator, Purpose
+
+#: The trace that has all cases of a run.
+ALL = "all.trace.json.gz"
+HELP = {
+    "report timeline": "show where the time of a step went, from torch.profiler traces",
+}
+EXAMPLES = {
+    "report timeline": (
+        "report timeline RUN --details",
+        "report timeline rank0.json rank1.json --merge merged",
+    ),
+}
+
+
+class ShownWindow(TypedDict):
+    title: str
+    budget: Budget
+    doubt: str
+    communications: NotRequired[Sequence[Communication]]
+    kernels: NotRequired[Sequence[Kernel]]
+    idleness: NotRequired[Sequence[Idleness]]
+    ranges: NotRequired[Sequence[Range]]
+
+
+class Windows(TypedDict):
+    windows: Sequence[ShownWindow]
+
+
+class Shifted(TypedDict):
+    title: str
+    terms: Sequence[TermChange]
+    names: Sequence[TermChange]
+    doubts: Sequence[str]
+
+
+class Shifts(TypedDict):
+    windows: Sequence[Shifted]
+
+
+#: The documents that each command prints with ``--json``.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "report timeline": (Windows, Shifts),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """One profiled window: its budget, and its traces where more is asked of them.
+
+    ``doubt`` says why a report attributes nothing to it.
+    """
+
+    title: str
+    name: str
+    budget: Budget
+    open: Callable[[], ShownBudget]
+    doubt: str = ""
+
+
+def add_to(parser: argparse.ArgumentParser, command: str) -> None:
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="a run's folder, or torch.profiler Chrome traces of one window, one for each rank",
+    )
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        default=(),
+        help="a second window or run: what changed in it, term by term and kernel by kernel",
+    )
+    parser.add_argument(
+        "--details",
+        action="store_true",
+        help="also each term's kernels and the operators that launched them, what the host was at"
+        " while its device waited, and each communication: its late rank, its bandwidth",
+    )
+    parser.add_argument(
+        "--ranges", action="store_true", help="also list the named ranges (NVTX, annotations)"
+    )
+    parser.add_argument(
+        "--step-name",
+        metavar="NAME",
+        help="the annotation that is a step, in traces without a ProfilerStep; * matches anything",
+    )
+    parser.add_argument(
+        "--merge",
+        type=Path,
+        metavar="DIR",
+        help="write one trace of all ranks on one clock, with the budget as tracks, for Perfetto",
+    )
+
+
+def act(asked: Asked) -> Answer:
+    """Every window: its budget, and more of it where that is asked for."""
+    parsed = asked.options
+    width = text.columns()
+    documents: list[Json] = []
+    lines: list[str] = []
+    windows = list(_windows(parsed.paths, parsed.step_name))
+    runs = [(load(p), p) for p in (*parsed.paths, *parsed.against) if _is_run(p)]
+    if parsed.against:
+        after = list(_windows(parsed.against, parsed.step_name))
+        return vouched(_difference(windows, after, width), runs)
+    for window in windows:
+        document = {"title": window.title, "budget": to_doc(window.budget), "doubt": window.doubt}
+        lines += pages.window_lines(window.title, window.budget, width)
+        lines += text.wrap(f" refused  {window.doubt}", width, 10) if window.doubt else []
+        for part, more in _more(window, parsed, width):
+            document |= part
+            lines += ["", *more] if more else []
+        if parsed.merge is not None:
+            path = parsed.merge / f"{window.name}.trace.json.gz"
+            merge.write(path, {window.title: window.open})
+            lines.append(f" merged   {path}: open it in https://ui.perfetto.dev")
+        documents.append(document)
+        lines.append("")
+    if parsed.merge is not None and len(windows) > 1:
+        path = parsed.merge / ALL
+        merge.write(path, {traced.title: traced.open for traced in windows})
+        lines += [f" all of them side by side: {path}", ""]
+    return vouched(Answer(document={"windows": documents}, lines=lines[:-1]), runs)
+
+
+def _more(
+    window: Traced, parsed: argparse.Namespace, width: int
+) -> Iterator[tuple[dict[str, Json], list[str]]]:
+    """The tables that are asked for beside the budget: as a document and as lines."""
+    if parsed.details:
+        opened = window.open()
+        operations = communications(opened)
+        of_terms = kernels(opened)
+        causes = idleness(opened)
+        yield {"communications": to_doc(operations)}, pages.communication_lines(operations, width)
+        yield {"kernels": to_doc(of_terms)}, pages.kernel_lines(of_terms, width)
+        yield {"idleness": to_doc(causes)}, pages.idleness_lines(causes, width)
+    if parsed.ranges:
+        named_ranges = ranges(window.open().traces)
+        yield {"ranges": to_doc(tuple(named_ranges))}, pages.range_lines(named_ranges, width)
+
+
+def _difference(before: Sequence[Traced], after: Sequence[Traced], width: int) -> Answer:
+    """Windows of one title against each other, or the only ones there are."""
+    alone = len(before) == len(after) == 1
+    pairs = [(traced, b) for traced in before for b in after if alone or traced.title == b.title]
+    if not pairs:
+        raise ScaleproofError(
+            "the two have no window in common",
+            expected=f"one of {', '.join(traced.title for traced in before)}",
+            fix="scaleproof report timeline B",
+        )
+    documents: list[Json] = []
+    lines: list[str] = []
+    for a, b in pairs:
+        terms = views.terms(a.budget, b.budget)
+        (was, whole), (now, also) = _everything(a), _everything(b)
+        names = views.names(was, now, whole and also)
+        title = a.title if a.title == b.title else f"{b.title} against {a.title}"
+        doubts = [
+            f"{side}: {traced.doubt}" for side, traced in (("A", a), ("B", b)) if traced.doubt
+        ]
+        documents.append(
+            {
+                "title": title,
+                "terms": to_doc(terms),
+                "names": to_doc(names),
+                "doubts": doubts,
+            }
+        )
+        lines += pages.difference_lines(title, terms, names, width)
+        for doubt in doubts:
+            lines += text.wrap(f" refused  {doubt}", width, 10)
+        lines.append("")
+    return Answer(document={"windows": documents}, lines=lines[:-1])
+
+
+def _everything(window: Traced) -> tuple[tuple[Operator, ...], bool]:
+    """The kernels or operators of a window, and whether these are all: its traces may be gone."""
+    try:
+        opened = window.open()
+    except ScaleproofError:
+        return window.budget.operators, False
+    return operators(opened.traces, opened.lanes, window.budget.steps, most=None), True
+
+
+def _windows(paths: Sequence[Path], step_name: str | None) -> Iterator[Traced]:
+    if len(paths) == 1 and _is_run(paths[0]):
+        yield from _of_run(paths[0])
+    else:
+        yield _of_traces(paths, step_name)
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() or path.name == "record.json"
+
+
+def _of_traces(paths: Sequence[Path], step_name: str | None) -> Traced:
+    """Traces of one window, in any order.
+
+    Ranks that do not say their number have it from their file's name, or else by their order.
+    """
+    paths = sorted(paths, key=_by_number) if len(paths) > 1 else paths
+    traces = [
+        part if part.rank >= 0 else _named(part) for path in paths for part in split(read(path))
+    ]
+    stated = [trace.rank for trace in traces]
+    if len(set(stated)) < len(stated) and max(stated) >= 0:
+        raise ScaleproofError(
+            f"the traces belong to ranks {stated}: a rank appears twice",
+            expected="one trace for each rank, all from one window",
+            fix=f"scaleproof report timeline {paths[0]}",
+        )
+    rank_lanes = [sorted_lanes(trace, i, step_name) for i, trace in enumerate(traces)]
+    order = sorted(range(len(rank_lanes)), key=lambda i: rank_lanes[i].rank)
+    rank_lanes, traces = [rank_lanes[i] for i in order], [traces[i] for i in order]
+    closed = close(rank_lanes)
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return Traced(
+        title=f"{paths[0].name}{more}",
+        name=f"merged-{paths[0].name.split('.')[0]}",
+        budget=replace(closed.budget, operators=operators(traces, rank_lanes, closed.budget.steps)),
+        open=lambda: ShownBudget(traces=traces, lanes=rank_lanes, closed=closed),
+    )
+
+
+def _by_number(path: Path) -> list[tuple[int, str]]:
+    """Rank 10 comes after rank 9."""
+    return [(int(part or 0), text) for text, part in re.findall(r"(\D*)(\d*)", path.name)]
+
+
+def _named(trace: Trace) -> Trace:
+    """A trace that does not say its rank, with that of its file's name, and a note of it."""
+    numbers = re.findall(r"rank[-_]?(\d+)", Path(trace.path).name)
+    by = "its file's name" if numbers else "the order of the files"
+    rank = int(numbers[-1]) if numbers else -1
+    return replace(trace, rank=rank, notes=(*trace.notes, f"its rank is from {by}"))
+
+
+def _of_run(path: Path) -> Iterator[Traced]:
+    """The profiled launches of a run, as its record holds them."""
+    run = load(path)
+    folder = path if path.is_dir() else path.parent
+    plans = {plan.hash: plan for plan in run.plans}
+    profiled = [x for x in run.launches if x.purpose is Purpose.PROFILE and x.budget is not None]
+    if not profiled:
+        typed = [word for word in run.settings.argv if word != "--no-timeline"]
+        raise ScaleproofError(
+            "no profiled launch in this run",
+            where=str(path),
+            expected="a run without --no-timeline, and with time for it",
+            fix=shlex.join(typed) or "scaleproof run ddp/decoder-tiny/weak --cpus 2",
+        )
+    for launch in profiled:
+        assert launch.budget is not None
+
+        def opened(launch: LaunchRecord = launch) -> ShownBudget:
+            _there(folder, launch)
+            return shown(folder, launch)
+
+        changed = launch.changed
+        yield Traced(
+            title=plans[launch.plan].arm(launch.arm).case.id,
+            name=_file(plans[launch.plan].arm(launch.arm).case.id, launch.launch),
+            budget=launch.budget,
+            open=opened,
+            doubt=_doubt(changed) if changed > PERTURBED else "",
+        )
+
+
+def _file(case: str, launch: str) -> str:
+    """The name of a case's trace file: the case, and its launch's number."""
+    return f"{re.sub(r'[^A-Za-z0-9@+=.-]+', '-', case)}-{launch.rpartition('-')[2]}"
+
+
+def _there(folder: Path, launch: LaunchRecord) -> None:
+    """ScaleproofError where the launch's traces are gone, as they are of a copied record."""
+    if not any(is_there(trace_path(folder, launch.launch, rank.rank)) for rank in launch.ranks):
+        raise ScaleproofError(
+            "the traces of this launch are not here",
+            where=str(folder / "launches" / launch.launch),
+            expected="the folder that the run was measured in; its record alone holds the budgets",
+            fix=f"scaleproof report timeline {folder}",
+        )
+
+
+def _doubt(changed: float) -> str:
+    """Why a report says nothing of such a window."""
+    return (
+        f"profiled steps take {changed:.2f}x as long as unprofiled ones (limit {PERTURBED}):"
+        " a report attributes nothing to these figures"
+    )

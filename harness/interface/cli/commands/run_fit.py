@@ -1,0 +1,266 @@
+"""``fit``: the largest micro-batch of a case that fits, each tried in a fresh world."""
+
+import argparse
+import contextlib
+import math
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+from harness.analysis.choices import batches
+from harness.analysis.choices.batches import Attempt, Search
+from harness.base.documents import to_doc
+from harness.base.errors import Exit, LaunchError, SpecError
+from harness.base.formatting import si
+from harness.cases import Arm, CaseSpec, Catalogue, Device, Mode, Plan, Protocol, Role, Site
+from harness.cases.targets import case_plan
+from harness.host.machine import Machine
+from harness.interface.cli import measuring
+from harness.interface.cli.answer import Answer, Asked
+from harness.interface.report import text
+from harness.interface.report.tabled import Table
+from harness.interface.report.text import Column
+from harness.measure.order import Order
+from harness.measure.session import Session
+from harness.record import LaunchRecord, Purpose
+
+HELP = {
+    "run fit": "find the largest micro-batch of a case that fits in memory",
+}
+EXAMPLES = {
+    "run fit": (
+        "run fit ddp/decoder-tiny --cpus 2 --memory 1",
+        "run fit fsdp/decoder-1b3 --gpus 8 --headroom 0.05",
+    ),
+}
+
+#: A world trains so many steps: memory has settled after the second.
+PROTOCOL = Protocol(steps=5, cut=2)
+#: What is foreseen to need so many times what is allowed is not launched.
+FORESEEN = 2.0
+
+
+class Fitted(TypedDict):
+    case: str
+    limit_bytes: float
+    headroom: float
+    micro_batch: int | None
+    tried: Sequence[Attempt]
+
+
+#: The documents that each command prints with ``--json``.
+ANSWERS: Mapping[str, tuple[Any, ...]] = {
+    "run fit": (Fitted,),
+}
+
+
+def add_to(sub: argparse.ArgumentParser, command: str) -> None:
+    sub.add_argument("target", metavar="case", help="for example fsdp/decoder-1b3")
+    measuring.add_measuring_options(sub, cases=False)
+    sub.add_argument(
+        "--headroom",
+        type=_share,
+        default=0.1,
+        metavar="SHARE",
+        help="memory that is to stay free (default: 0.1)",
+    )
+    sub.add_argument(
+        "--memory",
+        type=float,
+        metavar="GIB",
+        help="what a rank may have (default: its GPU's, or its part of the host's)",
+    )
+    sub.add_argument("--most", type=measuring.positive, metavar="N", help="try none above N")
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to below 1")
+    return value
+
+
+def act(asked: Asked) -> Answer:
+    """Tries, and the command that uses what was found; the case itself is never changed."""
+    catalogue, site = measuring.site(asked)
+    case = _case(asked, catalogue, site)
+    with contextlib.closing(measuring.session(asked, catalogue, site)) as session:
+        session.describe([case])
+        limit = _limit(asked, case, session.run.machine)
+        allowed = limit * (1 - asked.options.headroom)
+        usual = int(catalogue.get("models", case.model).head["SIZES"][case.size]["batch"])
+        search = Search(case.micro_batch or usual, _unit(catalogue, case), asked.options.most)
+        tried: list[Attempt] = []
+        with tempfile.TemporaryDirectory(prefix="scaleproof-fit-") as folder:
+            while (micro := search.next(tried)) is not None:
+                tried.append(_try(session, catalogue, case, micro, allowed, tried, Path(folder)))
+        session.progress.clear()
+    tried.sort(key=lambda attempt: attempt.micro)
+    best = max(
+        (attempt for attempt in tried if attempt.fits),
+        key=lambda attempt: attempt.micro,
+        default=None,
+    )
+    table = Table(columns=_columns(limit), rows=tried)
+    lines = [*table.lines(text.columns()), "", *_told(asked, case, tried, best, limit, allowed)]
+    document = {
+        "case": case.id,
+        "limit_bytes": limit,
+        "headroom": asked.options.headroom,
+        "micro_batch": best.micro if best else None,
+        "tried": to_doc(tried),
+    }
+    return Answer(document=document, lines=lines, exit=Exit.PASSED if best else Exit.FAILED)
+
+
+def _case(asked: Asked, catalogue: Catalogue, site: Site) -> CaseSpec:
+    """The largest rung of the case; SpecError for one whose batch is not a rank's to choose."""
+    plan = case_plan(asked.options.target, site, catalogue, measuring.settings(asked))
+    case = max((arm.case for arm in plan.arms if arm.role is not Role.ABLATION), key=_ranks)
+    if case.mode is Mode.STRONG:
+        raise SpecError(
+            "a strong ladder fixes the global batch",
+            where=case.id,
+            expected="a weak case: its micro-batch is free",
+            fix=f"scaleproof run fit {case.family}",
+        )
+    return catalogue.normalise(case)
+
+
+def _ranks(case: CaseSpec) -> int:
+    return case.world_size
+
+
+def _unit(catalogue: Catalogue, case: CaseSpec) -> int:
+    """The number that a micro-batch must be a multiple of, so that every shard has whole parts."""
+    strategy = catalogue.get("strategies", case.strategy)
+    supports = strategy.supports
+    mesh = strategy.supports.mesh(case)
+    parts = (
+        int(case.knobs_of(case.strategy, strategy.knobs)[supports.parts]) if supports.parts else 1
+    )
+    return parts // math.gcd(parts, case.world_size // mesh.shards)
+
+
+def _limit(asked: Asked, case: CaseSpec, machine: Machine) -> float:
+    """Bytes that a rank may have."""
+    if asked.options.memory is not None:
+        return float(asked.options.memory * 2**30)
+    if case.device is Device.CUDA and machine.gpu_memory_gib is not None:
+        return float(machine.gpu_memory_gib * 2**30 * case.devices_per_rank)
+    return machine.memory_gib * 2**30 / max(case.nodes)
+
+
+def _try(
+    session: Session,
+    catalogue: Catalogue,
+    case: CaseSpec,
+    micro: int,
+    allowed: float,
+    before: Sequence[Attempt],
+    folder: Path,
+) -> Attempt:
+    """One micro-batch in a world of its own; what is far beyond what is allowed is not launched."""
+    line = batches.grown(before)
+    if line is not None and line.at(micro) > FORESEEN * allowed:
+        reason = f"not launched: {si(line.at(micro), 'B')} are foreseen"
+        return Attempt(micro=micro, peak_bytes=None, why=reason)
+    sized = catalogue.normalise(replace(case, micro_batch=micro))
+    (described,) = session.bench.describe([sized])
+    if reason := described.error or described.unsupported:
+        raise SpecError(
+            reason, where=sized.id, expected="a case that runs", fix="scaleproof run list"
+        )
+    arm = Arm(name=f"micro_batch={micro}", case=sized, role=Role.SUBJECT)
+    plan = Plan(name="fit", arms=(arm,), contrasts=(), protocol=PROTOCOL)
+    order = Order(plan=plan, arm=arm, purpose=Purpose.TIMED, window=plan.window)
+    launch = session.bench.launch(order, folder, described, lambda step: None)
+    fitted = _found(launch, micro, allowed)
+    speed = "" if fitted.throughput is None else f", {fitted.throughput:.3g} samples/s"
+    session.progress.note(f"{arm.name}: {si(fitted.peak_bytes, 'B')}{speed}  {fitted.why}".rstrip())
+    return fitted
+
+
+def _found(launch: LaunchRecord, micro: int, allowed: float) -> Attempt:
+    """Says whether a launch's micro-batch fits; LaunchError if it broke for another reason."""
+    if launch.cause is not None and launch.cause.kind != "memory":
+        raise LaunchError(
+            f"micro_batch={micro} broke: {launch.cause.message}",
+            expected="a training that runs, or lacks memory",
+            fix="scaleproof check",
+        )
+    if launch.cause is not None:
+        return Attempt(
+            micro=micro, peak_bytes=None, why=f"rank {launch.cause.rank} ran out of memory"
+        )
+    peak = launch.peak_bytes
+    if peak is None:
+        raise LaunchError(
+            "no rank says how much memory it took",
+            expected="a device or /proc that tells",
+            fix="scaleproof check",
+        )
+    reason = "" if peak <= allowed else f"above {si(allowed, 'B')}"
+    return Attempt(micro=micro, peak_bytes=peak, throughput=launch.throughput, why=reason)
+
+
+def _columns(limit: float) -> list[Column[Attempt]]:
+    def share(t: Attempt) -> str:
+        return "" if t.peak_bytes is None else f"{t.peak_bytes / limit:.0%}"
+
+    def speed(t: Attempt) -> str:
+        return "" if t.throughput is None else f"{t.throughput:.3g}"
+
+    return [
+        Column("micro-batch", 9, lambda t: str(t.micro), raw=lambda t: t.micro),
+        Column("peak", 8, lambda t: si(t.peak_bytes, "B"), raw=lambda t: t.peak_bytes),
+        Column("of limit", 5, share),
+        Column("samples/s", 6, speed, raw=lambda t: t.throughput),
+        Column("", 7, lambda t: t.why or "fits", left=True),
+    ]
+
+
+def _told(
+    asked: Asked,
+    case: CaseSpec,
+    tried: Sequence[Attempt],
+    best: Attempt | None,
+    limit: float,
+    allowed: float,
+) -> Iterator[str]:
+    """The answer, what limits it, and the command that uses it."""
+    room = f"{si(allowed, 'B')}, {asked.options.headroom:.0%} below {si(limit, 'B')} a rank"
+    line = batches.grown(tried)
+    if best is None:
+        yield f" NONE     not even {tried[0].micro} a rank: {tried[0].why} (allowed: {room})"
+        yield " try      more ranks, a smaller size, or --set checkpoint=true"
+        return
+    yield f" largest  {best.micro} a rank: {si(best.peak_bytes, 'B')} of {room}"
+    failed = [attempt for attempt in tried if not attempt.fits]
+    if failed and line is not None:
+        yield (
+            f" limit    memory: {si(max(0.0, line.fixed), 'B')} whatever the batch,"
+            f" {si(line.per_sample, 'B')} a sample"
+        )
+    elif asked.options.most is not None:
+        yield f" limit    --most {asked.options.most}, not memory"
+    words = [word for word in asked.words if not word.startswith("fit")]
+    target, *more = _without(words)
+    use = ["scaleproof", "run", target, *more, "--set", f"micro_batch={best.micro}"]
+    yield f" use it   {shlex.join(use)}"
+
+
+def _without(words: Sequence[str]) -> list[str]:
+    """The words of the command but for those that only ``fit`` takes."""
+    words_left = []
+    skip = False
+    for word in words:
+        name = word.partition("=")[0]
+        if skip or name in ("--headroom", "--memory", "--most"):
+            skip = not skip and "=" not in word
+            continue
+        words_left.append(word)
+    return words_left

@@ -1,1 +1,0 @@
-"""Verbs about what is here: machine, cases, rules."""

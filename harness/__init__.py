@@ -69,13 +69,14 @@ if TYPE_CHECKING:  # for type checkers, as below
 
 _NAMES = {
     "interface": "frames notebook",
-    "launch.children": "InheritingJob agent_command",
+    "launch.dialers": "InheritingJob agent_command",
     "launch.engine": "Capabilities Command Deployment Job",
-    "record": "Category Expected ModelFacts Verdict WhatRan",
+    "record": "Category ExecutedModel Expected ModelFacts Verdict",
     "cases": (
-        "Arm Batching CaseSpec Contrast Course Fault Mode Plan Precision Protocol Site Threshold"
+        "Arm Batching CaseSpec Contrast Fault FaultScenario Mode Plan Precision Protocol Site"
+        " Threshold"
     ),
-    "cases.courses": "resharded",
+    "cases.fault_scenario": "resharded",
     "cases.recipes": (
         "ON_GPUS PACED REAL Recipe beside compared control ladder learning like plain"
         " shapes strong_worlds versus"
@@ -89,13 +90,12 @@ _NAMES = {
     "training.context": "Knobs RankContext Trainer",
     "training.data": "Batch images labels uniform",
     "training.feeds": "Feed Source",
-    "training.hooks": "ErrorFeedback Promise all_gather done",
     "training.observe.spans": "span",
     "training.script.measured": "measured",
     "training.script.recording": "measure_steps",
     "training.strategies": "ddp fsdp pipeline",
     "training.trainer": "LocalTrainer",
-    "training.transports": "Codec gathered two_phase",
+    "training.transports": ("Codec ErrorFeedback Promise all_gather done gathered two_phase"),
 }
 _PLACE = {name: f"harness.{place}" for place, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_PLACE)

@@ -24,24 +24,24 @@ from harness.cases import CaseSpec
 from harness.cases.heads import FEATURES
 from harness.cases.metrics import METRICS
 from harness.cases.targets import SETTABLE, takes
-from harness.interface.cli.main import module_of as verb_module, parser, verbs
+from harness.interface.cli.main import commands, parser
 
 DOCS = ROOT / "docs"
-#: Options of every verb, told once.
+#: Options of every command, which are documented once.
 OF_ALL = {"-h", "--json"}
 
 
 def options() -> str:
-    """Every option of every verb, from the parsers themselves."""
+    """Return every option of every command, from the parsers themselves."""
     lines = [
         "# Options", "",
-        "Every verb with its options, as `scaleproof VERB --help` tells them; `--json` prints one"
-        " JSON document. Written by `python scripts/pages.py`.", "",
+        "Every command with its options, as `scaleproof COMMAND --help-all` prints them. `--json`"
+        " prints one JSON document. Written by `python scripts/pages.py`.", "",
     ]  # fmt: skip
-    for verb in sorted(verbs()):
-        of_verb = parser(verb_module([verb])).verbs[verb]
-        lines += [f"## {verb}", "", f"{_sentence(of_verb.description or '')}", ""]
-        rows = [_row(a) for a in of_verb._actions if OF_ALL.isdisjoint(a.option_strings)]
+    for name, path in sorted(commands().items()):
+        of_command = parser(name, path, shows_all=True)
+        lines += [f"## {name}", "", of_command.description or "", ""]
+        rows = [_row(a) for a in of_command._actions if OF_ALL.isdisjoint(a.option_strings)]
         if rows:
             lines += ["| option | is |", "|---|---|", *rows, ""]
     return "\n".join(lines)
@@ -100,10 +100,6 @@ def _row(action: argparse.Action) -> str:
     text = (action.help or "").replace("%%", "%").replace("|", "\\|")
     text = re.sub(r"%\(default\)s", str(action.default), text)
     return f"| `{name}{value}`".replace("|", "\\|").replace("\\|", "|", 1) + f" | {text} |"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
 def api() -> str:

@@ -32,7 +32,7 @@ import slow_nodes
 from scipy import integrate, stats
 from slow_nodes import between
 
-from harness.features.foresight import unseen
+from benchmarks.foresight import unseen
 from harness.features.foresight.physics.stragglers import slowest_normal
 from harness.features.recovery import goodput
 from harness.features.recovery.goodput import Costs

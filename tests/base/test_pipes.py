@@ -53,7 +53,9 @@ def test_verify_says_the_same_to_nobody(doctored: Path, unbuffered: bool, read: 
     assert ended(["verify", str(doctored)], unbuffered, read=read) == 1
 
 
-@pytest.mark.parametrize("words", [["report", "results/samples/ddp-nano"], ["list", "models"]])
+@pytest.mark.parametrize(
+    "words", [["report", "results/samples/ddp-nano"], ["run", "list", "models"]]
+)
 def test_tables_that_nobody_reads(words: list[str]) -> None:
     assert ended(words, True) == 0
 

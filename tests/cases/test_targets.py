@@ -89,7 +89,7 @@ def test_a_training_is_not_imported_because_script_was_forgotten(
     with pytest.raises(SpecError, match="no function in it is marked @scaling") as error:
         plans_of(str(path), SITE, KNOWN, {})
     assert error.value.fix == f"scaleproof run --script --cpus {SITE.world_size} -- {path}"
-    for words in (["run", str(path), "--cpus", "2", "--dry-run"], ["plan", str(path)]):
+    for words in (["run", str(path), "--cpus", "2", "--dry-run"], ["run", "plan", str(path)]):
         assert main(words) == 4
         assert "--script" in capsys.readouterr().err
     assert plans_of(str(tmp_path), SITE, KNOWN, {}) == []

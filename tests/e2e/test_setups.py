@@ -74,7 +74,7 @@ def test_the_first_slow_version_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     versions = "--versions", ",".join(map(str, range(1, 7)))
-    words = ["bisect", *CASE, "--good", "1", "--bad", "6", *versions, "--skip", "3"]
+    words = ["compare", "bisect", *CASE, "--good", "1", "--bad", "6", *versions, "--skip", "3"]
     words += ["--install", install(tmp_path, 5), "--results", str(tmp_path), "--json"]
     assert main(words) == 0
     document = json.loads(capsys.readouterr().out)

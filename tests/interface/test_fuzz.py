@@ -24,7 +24,7 @@ from harness.cases.heads import read_head
 from harness.cases.rules import load_thresholds
 from harness.cases.targets import plans_of
 from harness.interface.cli.commands.report_timeline import _of_traces
-from harness.interface.cli.main import main, verbs
+from harness.interface.cli.main import commands, main
 from harness.interface.offered import OPTIONS
 from harness.launch import cluster
 from tests.analysis.timeline.writing import event, step
@@ -90,16 +90,18 @@ def broken(draw: st.DrawFn, value: Any, times: int = 3) -> Any:
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[str]:
-    verb = draw(
-        st.sampled_from(
-            [*sorted({*verbs()} - {"join", "init", "doctor", "plan", "demo", "pr"}), "rnu"]
-        )
-    )
+    starting = {"jobs join", "new", "check", "run plan", "run demo", "compare pr"}
+    command = draw(st.sampled_from([*sorted({*commands()} - starting), "rnu"]))
     options = [f"--{o.name}" for o in OPTIONS]
     more = st.one_of(st.sampled_from([*options, "--json", "--set", "--metric", "--every"]), words)
-    line = [verb, *draw(st.lists(more, max_size=5))]
-    if verb in ("run", "fabric", "pairs", "recover"):  # nothing may be started here
-        return ["run", *line[1:], "--dry-run", "--engine=nope"]
+    line = [*command.split(), *draw(st.lists(more, max_size=5))]
+    if command in (
+        "run",
+        "network",
+        "network pairs",
+        "faults recover",
+    ):  # nothing may be started here
+        return ["run", *line[len(command.split()) :], "--dry-run", "--engine=nope"]
     return line
 
 

@@ -1,6 +1,6 @@
-"""Figures that do not follow from their samples give no success, whichever verb reads them.
+"""Figures that do not follow from their samples give no success, whichever command reads them.
 
-Which verbs read a record follows from what they import; each is tried here, with every switch that
+Which commands read a record follows from what they import; each is tried here, with every switch that
 it has, or its head says why nothing rests on what it reads (``UNVOUCHED``).
 """
 
@@ -24,7 +24,7 @@ from harness.features.foresight.commands import predict
 from harness.features.history.ingest import ingest
 from harness.interface.cli import main as program
 from harness.interface.cli.commands import jobs
-from harness.interface.cli.main import main, verbs
+from harness.interface.cli.main import commands, main
 from harness.interface.offered import OPTIONS
 from harness.measure import run as resume
 from harness.record.store import load
@@ -37,31 +37,31 @@ READERS = {
     ("harness.record.store", "load"),
     ("harness.analysis", "reading"),
     ("harness.record", "store"),
-    ("harness.record", "folding"),
+    ("harness.record.chain", "folded"),
     ("harness.record", "archive"),
 }
-#: Verbs as they are typed, with how they end on a forged run: {} is the run, {honest} another one.
+#: Commands as they are typed, with how they end on a forged run: {} is the run, {honest} another one.
 TRIED = {
     "report": ([], Exit.FAILED),
     "verify": ([], Exit.FAILED),
-    "sign": (["{}", "--key", "{tmp}/key"], Exit.USAGE),
-    "rules": (["suites/thresholds.toml", "{}"], Exit.FAILED),
+    "accept sign": (["{}", "--key", "{tmp}/key"], Exit.USAGE),
+    "check thresholds": (["suites/thresholds.toml", "{}"], Exit.FAILED),
     "compare": (["{}", "{honest}"], Exit.FAILED),
-    "compare-hardware": (["{}", "{honest}"], Exit.FAILED),
-    "export": (["{}", "--to", "{tmp}/out.csv"], Exit.FAILED),
-    "timeline": ([], Exit.FAILED),
-    "advise": ([], Exit.FAILED),
-    "ingest": (["{}", "--results", "{tmp}/results"], Exit.USAGE),
+    "compare machines": (["{}", "{honest}"], Exit.FAILED),
+    "report export": (["{}", "--to", "{tmp}/out.csv"], Exit.FAILED),
+    "report timeline": ([], Exit.FAILED),
+    "report advice": ([], Exit.FAILED),
+    "history add": (["{}", "--results", "{tmp}/results"], Exit.USAGE),
     "history": (["--results", "{kept}"], Exit.FAILED),
-    "site": (["{kept}"], Exit.FAILED),
-    "baseline": (["set", "{}", "--references", "{tmp}/references"], Exit.USAGE),
-    "publish": (["{}", "--in", "bencher", "--to", "{tmp}/bencher.json"], Exit.USAGE),
+    "report site": (["{kept}"], Exit.FAILED),
+    "history baseline": (["set", "{}", "--references", "{tmp}/references"], Exit.USAGE),
+    "report publish": (["{}", "--in", "bencher", "--to", "{tmp}/bencher.json"], Exit.USAGE),
     "predict": (["{}", "--calibrate-on", "1,2", "--to", "4"], Exit.FAILED),
-    "plan": (["ddp/decoder-nano/weak", "--on", "{}"], Exit.USAGE),
-    "possible": (["suites/test_weak.py", "--on", "{}"], Exit.USAGE),
-    "contract": (["check", "{tmp}/agreed.toml", "{}"], Exit.ERROR),
-    "handover": (["{}", "--to", "{tmp}/out"], Exit.ERROR),
-    "collect": (["4711"], Exit.FAILED),
+    "run plan": (["ddp/decoder-nano/weak", "--on", "{}"], Exit.USAGE),
+    "predict thresholds": (["suites/test_weak.py", "--on", "{}"], Exit.USAGE),
+    "accept contract": (["check", "{tmp}/agreed.toml", "{}"], Exit.ERROR),
+    "accept report": (["{}", "--to", "{tmp}/out"], Exit.ERROR),
+    "jobs collect": (["4711"], Exit.FAILED),
     "run": (["--resume", "{}"], Exit.USAGE),
 }
 #: That the record is the reason, and no mistake in the words.
@@ -96,9 +96,9 @@ def module(name: str) -> Path | None:
     return next((file for file in there if file.is_file()), None)
 
 
-def reads_records(verb: str) -> bool:
-    """Whether a verb's file, or what it reaches in ``interface`` and ``features``, loads a record."""
-    reached = [verbs()[verb]]
+def reads_records(command: str) -> bool:
+    """Whether a command's file, or what it reaches in ``interface`` and ``features``, loads a record."""
+    reached = [commands()[command]]
     for path in reached:
         for name, what in imported(path):
             if (name, what) in READERS:
@@ -109,29 +109,31 @@ def reads_records(verb: str) -> bool:
     return False
 
 
-def excused(verb: str) -> str:
-    """Why nothing rests on what a verb reads, by its own head."""
-    stated = read_head(verbs()[verb])[1].get("UNVOUCHED", {})
-    return str(stated.get(verb, ""))
+def excused(command: str) -> str:
+    """Why nothing rests on what a command reads, by its own head."""
+    stated = read_head(commands()[command])[1].get("UNVOUCHED", {})
+    return str(stated.get(command, ""))
 
 
-def switches(verb: str) -> list[str]:
-    """Options of a verb that take no value, less those of measuring."""
+def switches(command: str) -> list[str]:
+    """Options of a command that take no value, less those of measuring."""
     of_measuring = {option.name.replace("-", "_") for option in OPTIONS}
-    of_verb = program.parser(program.module_of([verb])).verbs[verb]
+    of_command = program.parser(command, commands()[command])
     return [
         action.option_strings[-1]
-        for action in of_verb._actions
+        for action in of_command._actions
         if isinstance(action, argparse._StoreTrueAction)
         and action.dest not in ("json", "help", *of_measuring)
     ]
 
 
-@pytest.mark.parametrize("verb", verbs())
-def test_every_verb_that_reads_a_record_is_tried_or_says_why_not(verb: str) -> None:
-    tried, why = verb in TRIED, excused(verb)
+@pytest.mark.parametrize("command", commands())
+def test_every_command_that_reads_a_record_is_tried_or_says_why_not(command: str) -> None:
+    tried, why = command in TRIED, excused(command)
     assert not (tried and why), "it says that it need not be tried"
-    assert reads_records(verb) is (tried or bool(why)), "see UNVOUCHED in verbs/read/pack.py"
+    assert reads_records(command) is (tried or bool(why)), (
+        "see UNVOUCHED in commands/accept_archive.py"
+    )
 
 
 @pytest.fixture
@@ -153,7 +155,7 @@ def forge() -> Callable[[Path, str], None]:
 
 
 class Typed:
-    """Types verbs for a copy of the sample, which can be forged."""
+    """Types commands for a copy of the sample, which can be forged."""
 
     def __init__(self, sample: Path, tmp: Path) -> None:
         page = shutil.ignore_patterns("*report*")
@@ -163,12 +165,12 @@ class Typed:
         self.honest = Path(shutil.copytree(sample, tmp / "honest", ignore=page))
         (tmp / "agreed.toml").write_text(CONTRACT)
 
-    def words(self, verb: str) -> list[str]:
-        given, _ = TRIED[verb]
+    def words(self, command: str) -> list[str]:
+        given, _ = TRIED[command]
         if "{kept}" in given:
             ingest([self.run], self.kept)
         names = dict(honest=self.honest, tmp=self.tmp, kept=self.kept)
-        return [verb, *(w.format(self.run, **names) for w in given or ["{}"])]
+        return [*command.split(), *(w.format(self.run, **names) for w in given or ["{}"])]
 
 
 @pytest.fixture
@@ -185,41 +187,43 @@ def nobody(*_: object) -> None:
 
 
 @pytest.mark.parametrize("state", ["complete", "incomplete"])
-@pytest.mark.parametrize("verb", TRIED)
+@pytest.mark.parametrize("command", TRIED)
 def test_no_reader_makes_a_success_of_it(
-    typed: Typed, verb: str, state: str, forge: Callable[[Path, str], None],
+    typed: Typed, command: str, state: str, forge: Callable[[Path, str], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    words = typed.words(verb)
+    words = typed.words(command)
     forge(typed.run, state)
-    assert main(words) in (TRIED[verb][1], Exit.ERROR), capsys.readouterr()
+    assert main(words) in (TRIED[command][1], Exit.ERROR), capsys.readouterr()
     out, err = capsys.readouterr()
     text = " ".join((out + err).split())
-    assert verb == "run" or WHY.search(text), text  # that is another machine's, too
+    assert command == "run" or WHY.search(text), text  # that is another machine's, too
     assert not list((typed.tmp / "results").glob("nights/*")), "nothing of it lasts"
     assert not (typed.tmp / "references").exists()
 
 
 @pytest.mark.parametrize(
-    ("verb", "switch"), [(verb, switch) for verb in TRIED for switch in switches(verb)]
+    ("command", "switch"), [(command, switch) for command in TRIED for switch in switches(command)]
 )
 def test_no_switch_makes_a_success_of_it(
-    typed: Typed, verb: str, switch: str, forge: Callable[[Path, str], None],
+    typed: Typed, command: str, switch: str, forge: Callable[[Path, str], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    words = typed.words(verb)
+    words = typed.words(command)
     forge(typed.run, "complete")
     assert main([*words, switch]) != Exit.PASSED, capsys.readouterr()
 
 
 #: What no honest run of this sample passes either: there is no key, and it has no GPUs.
-OTHERWISE = {"sign", "run", "plan", "possible"}
+OTHERWISE = {"accept sign", "run", "run plan", "predict thresholds"}
 
 
-@pytest.mark.parametrize("verb", sorted(TRIED.keys() - OTHERWISE))
-def test_an_honest_run_is_read(typed: Typed, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", sorted(TRIED.keys() - OTHERWISE))
+def test_an_honest_run_is_read(
+    typed: Typed, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Else the tests above would show nothing."""
-    assert main(typed.words(verb)) in (Exit.PASSED, Exit.INCONCLUSIVE), capsys.readouterr()
+    assert main(typed.words(command)) in (Exit.PASSED, Exit.INCONCLUSIVE), capsys.readouterr()
 
 
 @pytest.mark.parametrize("forged", [False, True])

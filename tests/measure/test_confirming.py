@@ -65,7 +65,7 @@ def test_a_planted_fail_of_the_fabric_is_a_fail(
             case="fabric/all_reduce", metric="bus_bandwidth", unit="B/s", bound="at_least = 1e9"
         )
     )
-    words = ["fabric", "--cpus", "2", "--sweeps", "4", "--thresholds", str(rules)]
+    words = ["network", "--cpus", "2", "--sweeps", "4", "--thresholds", str(rules)]
     status = main([*words, "--results", str(tmp_path)])
     (folder,) = tmp_path.glob("runs/*/*")
     (run,) = load(folder).verdicts
@@ -91,7 +91,7 @@ def test_a_planted_fail_of_a_recovery_is_a_fail(
     monkeypatch.setattr(Recoverer, "_trial", trial)
     rules = tmp_path / "rules.toml"
     rules.write_text(RULE.format(case="ddp/*", metric="recovery_s", unit="s", bound="at_most = 5"))
-    words = ["recover", "ddp/decoder-nano", "--cpus", "2", "--thresholds", str(rules)]
+    words = ["faults", "recover", "ddp/decoder-nano", "--cpus", "2", "--thresholds", str(rules)]
     assert main([*words, "--results", str(tmp_path)]) == Exit.FAILED
     (folder,) = tmp_path.glob("runs/*/*")
     statuses = {v.case.partition(" ")[2]: v.status for v in load(folder).verdicts}

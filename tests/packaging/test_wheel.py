@@ -72,9 +72,9 @@ def test_it_works_in_an_empty_environment_without_a_clone(wheel: Path, tmp_path:
         assert "Traceback" not in done.stderr, done.stderr[-3000:]
         return done.returncode, done.stdout
 
-    assert scaleproof("init", "mine")[0] == 0
-    assert scaleproof("doctor")[0] in (0, 10)
-    assert scaleproof("demo")[0] in (0, 5, 10), "a busy machine leaves it open"
+    assert scaleproof("new", "mine")[0] == 0
+    assert scaleproof("check")[0] in (0, 10)
+    assert scaleproof("run", "demo")[0] in (0, 5, 10), "a busy machine leaves it open"
     case = ("ddp/mlp-nano/weak", "--cpus", "1", "--no-fabric", "--time-budget", "20")
     assert scaleproof("run", *case)[0] in (0, 5, 10)
     runs = sorted((work / "results/runs").glob("*/*"))
@@ -82,7 +82,7 @@ def test_it_works_in_an_empty_environment_without_a_clone(wheel: Path, tmp_path:
     status, summary = scaleproof("report", str(runs[0]), "--summary", "--json")
     assert status == 0 and json.loads(summary)["headline"]
     assert scaleproof("verify", str(runs[0]))[0] == 0
-    assert scaleproof("site")[0] == 0
+    assert scaleproof("report", "site")[0] == 0
     pytest_ = [str(environment / "bin/python"), "-m", "pytest", "--collect-only", "-q", "mine"]
     listed = subprocess.run(pytest_, cwd=work, capture_output=True, text=True, check=False)
     assert "mine/test_scaling.py::" in listed.stdout, listed.stdout + listed.stderr

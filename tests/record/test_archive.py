@@ -211,7 +211,7 @@ def test_names_go_and_verify_still_holds(
     folder, file = named(sample_run, sample, tmp_path / "named"), tmp_path / "public.tar.gz"
     whole = (folder / "record.json").read_text() + (folder / "chain.jsonl").read_text()
     assert all(secret in whole for secret in SECRETS)
-    words = ["pack", str(folder), "--to", str(file), "--redact", "--redact-also", "EPYC"]
+    words = ["accept", "pack", str(folder), "--to", str(file), "--redact", "--redact-also", "EPYC"]
     assert main(words) == 0
     manifest, _ = archive.unpack(file, tmp_path / "there")
     for name in manifest.files:

@@ -169,15 +169,16 @@ def _complete(words: Sequence[str], typed: str) -> NoReturn:
     name, rest = resolve(words[1:], known) if words[1:] else ("", [])
     complete_words = words[1:] if typed.endswith(" ") else words[1:-1]
     group = " ".join(complete_words)
-    names = (
-        index.subcommands(group, list(known)) if group else sorted({c.split()[0] for c in known})
-    )
-    if not rest and names and (not group or len(complete_words) == 1):
-        choosing = argparse.ArgumentParser(prog="scaleproof")
-        choosing.add_argument("command", choices=names)
-        skipped, chosen = len(complete_words), choosing
+    names = sorted({name.partition(" ")[0] for name in known})
+    if group:
+        names = index.subcommands(group, list(known))
+    if names and len(complete_words) < 2 and not rest:
+        chosen = argparse.ArgumentParser(prog="scaleproof")
+        chosen.add_argument("command", choices=names)
+        skipped = len(complete_words)
     else:
-        skipped, chosen = len(name.split()), parser(name, known[name], shows_all=True)
+        chosen = parser(name, known[name], shows_all=True)
+        skipped = len(name.split())
     # argcomplete takes the word at this place, counted from 1, for the program.
     os.environ["_ARGCOMPLETE"] = str(1 + skipped)
     argcomplete.autocomplete(chosen)
@@ -218,30 +219,35 @@ def run(words: Sequence[str]) -> Answer:
     if (screen := _screen(words, known)) is not None:
         text.write(screen, sys.stdout)
         return Answer(document=None, lines=screen)
-    mine, script_words = _split(words)
-    name, options = resolve(mine, known)
-    if not name:
+    mine = _split(words)[0]
+    if not resolve(mine, known)[0]:
         return _group(mine, known)
-    shows_all = "--help-all" in options
-    options = ["--help" if word == "--help-all" else word for word in options]
-    module = _imported(known[name])
-    parsing = parser(name, known[name], shows_all=shows_all)
-    parsed = parsing.parse_args(options)
-    if script_words and not getattr(parsed, "script", False):
-        parsing.error(f"unrecognized arguments: {' '.join(script_words)}")
-    typed = [*name.split(), *options, *words[len(mine) :]]
-    answer: Answer = module.act(
-        Asked(command=name, options=parsed, words=typed, script=script_words)
-    )
-    if parsed.json:
+    asked = parsed(words)
+    answer: Answer = _imported(known[asked.command]).act(asked)
+    if asked.options.json:
         sys.stdout.write(json.dumps(to_doc(answer.document), indent=1) + "\n")
     else:
         text.write(answer.lines, sys.stdout)
-    if parsed.json or getattr(parsed, "csv", False):
+    if asked.options.json or getattr(asked.options, "csv", False):
         text.write(answer.warnings, sys.stderr)
     if answer.error is not None:
         raise answer.error
     return answer
+
+
+def parsed(words: Sequence[str]) -> Asked:
+    """Return the command that ``words`` name, with its options; SpecError if they do not fit it."""
+    known = commands()
+    mine, script_words = _split(words)
+    name, rest = resolve(mine, known)
+    shows_all = "--help-all" in rest
+    rest = ["--help" if word == "--help-all" else word for word in rest]
+    parsing = parser(name, known[name], shows_all=shows_all)
+    options = parsing.parse_args(rest)
+    if script_words and not getattr(options, "script", False):
+        parsing.error(f"unrecognized arguments: {' '.join(script_words)}")
+    typed = [*name.split(), *rest, *words[len(mine) :]]
+    return Asked(command=name, options=options, words=typed, script=script_words)
 
 
 def _screen(words: Sequence[str], known: Mapping[str, Path]) -> list[str] | None:

@@ -177,7 +177,15 @@ def test_rules_of_a_contract_that_came_late_are_told(
         '[[rule]]\nname = "new"\ncase = "ddp/decoder-nano/weak"\nmetric = "efficiency"\nunit = "1"\n'
         'mode = "weak"\nbaseline = "plain"\nworld = [2]\nat_least = 0.5\nsource = "requirement"\n'
     )
-    words = ["handover", str(sample), "--contract", str(contract), "--to", str(tmp_path / "to")]
+    words = [
+        "accept",
+        "report",
+        str(sample),
+        "--contract",
+        str(contract),
+        "--to",
+        str(tmp_path / "to"),
+    ]
     assert main(words) == 0
     assert "given after the measurement" in capsys.readouterr().out
     known = [t for t in sample_run.thresholds if t.name == "cpu_ddp_weak"]
@@ -289,7 +297,7 @@ def test_a_contract_without_rules_requires_nothing(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty.toml").write_text("")
-    words = ["handover", str(sample), "--contract", str(tmp_path / "empty.toml")]
+    words = ["accept", "report", str(sample), "--contract", str(tmp_path / "empty.toml")]
     assert main([*words, "--to", str(tmp_path / "to")]) == 4
     assert "requires nothing" in capsys.readouterr().err and not (tmp_path / "to").exists()
 
@@ -297,10 +305,10 @@ def test_a_contract_without_rules_requires_nothing(
 @pytest.mark.parametrize(
     "words",
     [
-        ["pack", "{}", "--to", "{}/in/the/way"],
-        ["export", "{}", "--to", "{}/in/the/way.csv"],
-        ["handover", "{}", "--to", "{}/in/the"],
-        ["compare-hardware", "{}", "{}", "--page", "{}/in/the/way"],
+        ["accept", "pack", "{}", "--to", "{}/in/the/way"],
+        ["report", "export", "{}", "--to", "{}/in/the/way.csv"],
+        ["accept", "report", "{}", "--to", "{}/in/the"],
+        ["compare", "machines", "{}", "{}", "--page", "{}/in/the/way"],
     ],
     ids=lambda words: words[0],
 )
@@ -323,7 +331,7 @@ def test_the_contract_travels_and_the_printed_recipe_gives_the_same_word(
         for name, value in {**RULE, "mode": "weak", "at_least": 0.5}.items()
     )
     (tmp_path / "agreed.toml").write_text(text)
-    words = ["handover", str(sample), "--contract", str(tmp_path / "agreed.toml")]
+    words = ["accept", "report", str(sample), "--contract", str(tmp_path / "agreed.toml")]
     assert main([*words, "--to", str(tmp_path / "out")]) == 0
     monkeypatch.chdir(tmp_path / "out")
     page = Path("handover.html").read_text()
@@ -413,7 +421,7 @@ def test_only_a_decided_word_has_lines_to_sign(sample: Path, tmp_path: Path) -> 
             for name, value in {**RULE, "mode": "weak", "at_least": bound}.items()
         )
         (tmp_path / "agreed.toml").write_text(text)
-        words = ["handover", str(sample), "--contract", str(tmp_path / "agreed.toml")]
+        words = ["accept", "report", str(sample), "--contract", str(tmp_path / "agreed.toml")]
         main([*words, "--to", str(tmp_path / word)])
         pages[word] = (tmp_path / word / "handover.html").read_text()
     assert "for the supplier" in pages["PASS"]

@@ -47,7 +47,7 @@ def test_what_no_tool_wrote_is_one_error(text: str, tmp_path: Path) -> None:
 def test_they_stand_in_the_document_and_change_no_word(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["handover", str(sample), "--to", str(tmp_path / "to"), "--json"]
+    words = ["accept", "report", str(sample), "--to", str(tmp_path / "to"), "--json"]
     alone = main(words)
     status = json.loads(capsys.readouterr().out)["status"]
     beside = [word for name in KNOWN for word in ("--beside", str(EXAMPLES / name))]

@@ -153,7 +153,14 @@ def test_the_press_beside_its_own_minutes(
 ) -> None:
     """5.54 / 2.02 minutes on four times the GPUs: 0.686 by hand."""
     page = tmp_path / "audit.html"
-    words = ["audit", str(ROOT / "examples/audit/near-linear.toml"), "--page", str(page), "--json"]
+    words = [
+        "verify",
+        "table",
+        str(ROOT / "examples/audit/near-linear.toml"),
+        "--page",
+        str(page),
+        "--json",
+    ]
     assert main(words) == 5, "nothing is stated that could be inconsistent"
     rows = json.loads(capsys.readouterr().out)["rows"]
     low, high = rows[2]["efficiency"]
@@ -199,7 +206,13 @@ def test_what_three_launches_leave_open_of_a_ratio(
 ) -> None:
     """Two machines of one size: the mean of each, and Welch's interval of logarithms by hand."""
     page = tmp_path / "audit.html"
-    words = ["audit", str(ROOT / "examples/audit/faster-machine.toml"), "--page", str(page)]
+    words = [
+        "verify",
+        "table",
+        str(ROOT / "examples/audit/faster-machine.toml"),
+        "--page",
+        str(page),
+    ]
     assert main([*words, "--json"]) == 0
     _, faster, *_ = json.loads(capsys.readouterr().out)["rows"]
     assert faster["status"] == "consistent" and faster["efficiency"] is None

@@ -141,7 +141,15 @@ def test_only_scaled_losses_are_asked_for_the_steps_that_they_leave_out() -> Non
 
 @pytest.mark.full
 def test_claims_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["possible", "suites/test_claims.py", "--on", "8xh100", "--results", str(tmp_path)]
+    words = [
+        "predict",
+        "thresholds",
+        "suites/test_claims.py",
+        "--on",
+        "8xh100",
+        "--results",
+        str(tmp_path),
+    ]
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "claim_175m_b64_speedup_8" in shown and "limited by" in shown

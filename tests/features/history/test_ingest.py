@@ -86,7 +86,14 @@ def test_profiles_alone_are_no_night(tmp_path: Path) -> None:
 def test_of_several_runs_those_that_can_be_kept_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["ingest", str(tmp_path), *map(str, SAMPLES), "--results", str(tmp_path / "results")]
+    words = [
+        "history",
+        "add",
+        str(tmp_path),
+        *map(str, SAMPLES),
+        "--results",
+        str(tmp_path / "results"),
+    ]
     assert main(words) == 0
     out = capsys.readouterr().out
     assert f"not kept: {tmp_path}" in out and len(nights(tmp_path / "results")) == 2

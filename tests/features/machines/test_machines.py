@@ -165,7 +165,7 @@ def test_a_ratio_is_the_ratio(sample: Path, factors: list[float]) -> None:
 
 
 def test_forms_agree(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["compare-hardware", str(sample), str(sample.with_name("ddp-nano-again"))]
+    words = ["compare", "machines", str(sample), str(sample.with_name("ddp-nano-again"))]
     main([*words, "--csv"])
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     main([*words, "--json"])

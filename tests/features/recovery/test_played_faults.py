@@ -44,7 +44,7 @@ def test_faults_cost_what_their_marks_say(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_verb_foretells_and_measures(tmp_path: Path, capsys: object) -> None:
-    words = ["goodput", "ddp/mlp-nano", "--cpus", "2", "--mtbf", "2s", "--steps", "300"]
+    words = ["faults", "goodput", "ddp/mlp-nano", "--cpus", "2", "--mtbf", "2s", "--steps", "300"]
     assert main([*words, "--results", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)  # type: ignore[attr-defined]
     assert 0 < document["measured"] <= 1 and 0 < document["foretold"] <= 1

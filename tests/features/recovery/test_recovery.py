@@ -174,7 +174,7 @@ def test_a_course_that_breaks_is_an_error_and_the_others_go_on(
             raise LaunchError("planted", fix="nothing")
 
     monkeypatch.setattr(Recoverer, "measure", measure)
-    words = ["recover", "ddp/mlp-nano", "--cpus", "2", "--results", str(tmp_path)]
+    words = ["faults", "recover", "ddp/mlp-nano", "--cpus", "2", "--results", str(tmp_path)]
     assert main(words) == Exit.ERROR
     assert [c.fault for c in tried].index(Fault.HANG) < len(tried) - 1
     assert "ERROR ddp/mlp-nano/weak@2cpu hang: planted" in capsys.readouterr().out
@@ -224,7 +224,15 @@ def test_what_no_checkpoint_holds_is_skipped_by_name_before_any_launch(
 ) -> None:
     tried: list[str] = []
     monkeypatch.setattr(Recoverer, "measure", lambda self, course, n: tried.append(course.name))
-    words = ["recover", "pipeline/mlp-nano", "zero1/mlp-nano", "ddp/mlp-nano", "--cpus", "2"]
+    words = [
+        "faults",
+        "recover",
+        "pipeline/mlp-nano",
+        "zero1/mlp-nano",
+        "ddp/mlp-nano",
+        "--cpus",
+        "2",
+    ]
     main([*words, "--results", str(tmp_path)])
     assert tried and all(name.startswith("ddp/") for name in tried)
     screen = capsys.readouterr().out

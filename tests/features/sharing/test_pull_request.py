@@ -17,7 +17,7 @@ from harness.base.errors import BusyError, LaunchError, OutOfTimeError
 from harness.features.sharing import checkouts, comment
 from harness.features.sharing.change import CaseChange, judged, measured
 from harness.features.sharing.checkouts import Version
-from harness.interface.cli.main import main, module_of, parser
+from harness.interface.cli.main import main, parsed
 from harness.measure.interleaving import FEWEST_BLOCKS, MOST_BLOCKS
 from harness.record import Status
 from harness.record.store import load
@@ -214,10 +214,10 @@ def test_the_workflows_type_options_that_there_are(file: str) -> None:
     steps = job.get("script") or [step["run"] for step in job["steps"] if "run" in step]
     (command,) = [line for line in steps if "scaleproof compare pr " in line]
     words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "main", command))
-    options, script = words[1 : words.index("--")], words[words.index("--") + 1 :]
-    parsed = parser(module_of(options)).parse_args(options)
-    assert parsed.verb == "pr" and parsed.base and parsed.time_budget == "20m"
-    assert script == ["train.py"]
+    asked = parsed(words[1:])
+    assert asked.command == "compare pr"
+    assert asked.options.base and asked.options.time_budget == "20m"
+    assert asked.script == ["train.py"]
 
 
 @pytest.mark.full
@@ -267,7 +267,17 @@ def test_a_change_of_a_users_file_is_measured_and_judged(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    words = ["pr", "ddp/timed-small/weak", "--path", "models", "--base", "main", "--cpus", "1"]
+    words = [
+        "compare",
+        "pr",
+        "ddp/timed-small/weak",
+        "--path",
+        "models",
+        "--base",
+        "main",
+        "--cpus",
+        "1",
+    ]
     assert main(words) == status
     screen = capsys.readouterr().out
     assert ("::error file=models/timed.py" in screen) == bool(status)

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from harness.host import admission
-from harness.interface.cli.main import main, verbs
+from harness.interface.cli.main import commands, main, resolve
 from harness.interface.schema import NAME, answers_schema, by_folder
 
 ROOT = Path(__file__).parents[3]
@@ -25,11 +25,11 @@ def test_the_shipped_schemas_are_those_of_the_code() -> None:
 
 def test_every_verb_has_one() -> None:
     told = {verb for documents in by_folder().values() for verb in documents}
-    assert told == {*verbs(), "error"} - {"join"}, "join becomes an agent"
+    assert told == {*commands(), "error"} - {"jobs join"}, "jobs join becomes an agent"
 
 
 def check(verb: str, document: Any) -> None:
-    """ValidationError where a document does not follow its verb's schema."""
+    """Raise ValidationError if a document does not follow the schema of its command."""
     folder = next(folder for folder, documents in by_folder().items() if verb in documents)
     schema = json.loads((folder / NAME).read_text())
     jsonschema.validate(document, {"$defs": schema["$defs"], **schema["properties"][verb]})
@@ -38,31 +38,31 @@ def check(verb: str, document: Any) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["doctor"],
-        ["list"],
-        ["list", "strategies"],
+        ["check"],
+        ["run", "list"],
+        ["run", "list", "strategies"],
         ["report", ONE],
         ["report", ONE, "--summary"],
         ["report", ONE, "--proposal"],
         ["verify", ONE],
         ["verify", ONE, "--thresholds", "suites/thresholds.toml"],
         ["compare", ONE, OTHER],
-        ["compare-hardware", ONE, OTHER, "--price", "A=3.5"],
-        ["rules", "suites/thresholds.toml"],
-        ["audit", "examples/audit/claims.md"],
+        ["compare", "machines", ONE, OTHER, "--price", "A=3.5"],
+        ["check", "thresholds", "suites/thresholds.toml"],
+        ["verify", "table", "examples/audit/claims.md"],
         ["predict", "--table", "results/published/scaling.json", "--to", "1024"],
-        ["completion", "bash"],
-        ["pack", ONE, "--to", "{}/a.tar.gz"],
-        ["unpack", "{}/a.tar.gz", "--to", "{}/results"],
-        ["handover", ONE, OTHER, "--to", "{}/acceptance"],
-        ["export", ONE, "--to", "{}/a.csv"],
-        ["ingest", ONE, OTHER, "--results", "{}/history"],
+        ["new", "completion", "bash"],
+        ["accept", "pack", ONE, "--to", "{}/a.tar.gz"],
+        ["accept", "unpack", "{}/a.tar.gz", "--to", "{}/results"],
+        ["accept", "report", ONE, OTHER, "--to", "{}/acceptance"],
+        ["report", "export", ONE, "--to", "{}/a.csv"],
+        ["history", "add", ONE, OTHER, "--results", "{}/history"],
         ["history", "--results", "{}/history"],
-        ["status", "--results", "{}"],
-        ["init", "{}/new"],
+        ["jobs", "--results", "{}"],
+        ["new", "{}/new"],
         ["report", "nowhere"],
         ["run", "ddp/mlp-nano", "--dry-run", "--cpus", "2"],
-        ["plan", "ddp/mlp-nano/weak", "--cpus", "2"],
+        ["run", "plan", "ddp/mlp-nano/weak", "--cpus", "2"],
     ],
     ids=lambda words: "-".join(w.rpartition("/")[2] for w in words),
 )
@@ -77,11 +77,11 @@ def test_what_is_printed_follows_it(
     place = tmp_path_factory.getbasetemp() / "answers"
     status = main([word.format(place) for word in words] + ["--json"])
     printed = json.loads(capsys.readouterr().out)
-    check("error" if status == 4 else words[0], printed)
+    check("error" if status == 4 else resolve(words, commands())[0], printed)
 
 
 def test_a_document_with_another_field_does_not_follow_it() -> None:
-    check("cancel", {"job": "7"})
+    check("jobs cancel", {"job": "7"})
     for wrong in ({"job": 7}, {}, {"job": "7", "more": 1}):
         with pytest.raises(jsonschema.ValidationError):
-            check("cancel", wrong)
+            check("jobs cancel", wrong)

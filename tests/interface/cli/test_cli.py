@@ -16,7 +16,7 @@ import pytest
 
 from harness.analysis.reading import load
 from harness.host import admission
-from harness.interface.cli.main import main, module_of, parser, verbs
+from harness.interface.cli.main import commands, main, parsed
 from tests.waiting import entered, interruptible, until
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +42,7 @@ BOTH = ("tests/golden/samples/ddp-nano", "tests/golden/samples/ddp-nano-again")
         ("report", ["report", "tests/golden/samples/ddp-nano"]),
         ("verify", ["verify", "tests/golden/samples/ddp-nano"]),
         ("compare", ["compare", *BOTH, "--every"]),
-        ("machines", ["compare-hardware", *BOTH]),
+        ("machines", ["compare", "machines", *BOTH]),
     ],
 )
 def test_golden_screens(
@@ -75,8 +75,8 @@ def test_the_page_needs_no_network(capsys: pytest.CaptureFixture[str], monkeypat
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["doctor", "--json"],
-        ["list", "--json"],
+        ["check", "--json"],
+        ["run", "list", "--json"],
         ["report", "tests/golden/samples/ddp-nano", "--json"],
         ["verify", "tests/golden/samples/ddp-nano", "--json"],
         [
@@ -86,7 +86,8 @@ def test_the_page_needs_no_network(capsys: pytest.CaptureFixture[str], monkeypat
             "--json",
         ],
         [
-            "compare-hardware",
+            "compare",
+            "machines",
             "tests/golden/samples/ddp-nano",
             "tests/golden/samples/ddp-nano-again",
             "--json",
@@ -112,8 +113,8 @@ def test_json_is_one_document(
         (["report", "nowhere"], 4, "no record.json here"),
         (["run", "ddp/decoder-tny"], 4, "has no size 'tny': did you mean 'tiny'?"),
         (["run", "ddp/decoder-tiny/weka"], 4, "no mode 'weka': did you mean 'weak'?"),
-        (["list", "model"], 4, "no kind 'model': did you mean 'models'?"),
-        (["fabric", "--worst-pair"], 4, "no option '--worst-pair'"),
+        (["run", "list", "model"], 4, "no kind 'model': did you mean 'models'?"),
+        (["network", "--worst-pair"], 4, "no option '--worst-pair'"),
         (["run", "ddp/decoder-tiny/strong", "--cpus", "2"], 4, "needs a global batch"),
         (["run", "ddp/mlp-nano", "--set", "precsion=bf16"], 4, "did you mean 'precision'?"),
         (["run", "ddp/mlp-nano", "--set", "precision=fp4"], 4, "--set precision=fp4"),
@@ -122,8 +123,12 @@ def test_json_is_one_document(
         (["run", "ddp/mlp-nano", "--time-budget", "soon"], 4, "--time-budget soon"),
         (["run", "ddp/mlp-nano", "--gpus", "64"], 4, "usable GPU"),
         (["run"], 4, "nothing to run"),
-        (["list", "--path", "nowhere"], 4, "not a folder"),
-        (["plan", str(ROOT / "suites/test_ladders.py"), "--cpus", "2"], 4, "-m 'nightly or acc"),
+        (["run", "list", "--path", "nowhere"], 4, "not a folder"),
+        (
+            ["run", "plan", str(ROOT / "suites/test_ladders.py"), "--cpus", "2"],
+            4,
+            "-m 'nightly or acc",
+        ),
     ],
 )
 def test_errors_say_what_and_end_with_a_command(
@@ -208,7 +213,7 @@ def test_plan_says_what_an_expert_wants_to_know_and_launches_nothing(
     target, name = "fsdp/decoder-llama-8b/weak", "plan-llama-8b-8xh100"
     for variable in ("SCALEPROOF_NO_TIMELINE", "SCALEPROOF_NO_FABRIC"):
         monkeypatch.delenv(variable)
-    arguments = ["plan", target, "--on", "8xh100", "--cpus", "1"]
+    arguments = ["run", "plan", target, "--on", "8xh100", "--cpus", "1"]
     done = scaleproof(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     seen = done.stdout.partition("\n")[2]
@@ -356,17 +361,16 @@ def test_every_kind_of_baseline_is_measured(tmp_path: Path) -> None:
     assert wire["value"] < 0.1, "top-k sends a fraction of what dense sends"
 
 
-@pytest.mark.parametrize("verb", sorted(verbs()))
+@pytest.mark.parametrize("command", sorted(commands()))
 def test_help_ends_with_two_examples_that_parse(
-    verb: str, capsys: pytest.CaptureFixture[str]
+    command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        main([verb, "--help"])
+        main([*command.split(), "--help-all"])
     assert left.value.code == 0
     *_, head, first, second = capsys.readouterr().out.rstrip().splitlines()
     assert head == "examples:"
     for line in (first, second):
         name, *words = shlex.split(line)
-        end = words.index("--") if "--" in words else len(words)
-        assert name == "scaleproof" and words[0] == verb
-        parser(module_of([verb])).parse_args(words[:end])
+        assert name == "scaleproof"
+        assert parsed(words).command == command

@@ -78,7 +78,7 @@ def test_a_model_without_a_floor_is_told_to_have_no_loss(capsys: Any, tmp_path: 
 
 @pytest.mark.full
 def test_an_interrupt_keeps_and_shows_what_was_measured(tmp_path: Path) -> None:
-    words = ["compress", "mlp-nano", "--cpus", "2", "--codecs", "int8"]
+    words = ["run", "compress", "mlp-nano", "--cpus", "2", "--codecs", "int8"]
     process = subprocess.Popen(
         [sys.executable, "-m", "harness", *words],
         cwd=tmp_path,

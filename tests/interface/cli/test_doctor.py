@@ -118,7 +118,7 @@ def test_real_agents_say_how_their_nodes_are(
 ) -> None:
     if not (here := make(Catalogue().get("engines", "emulated")).probe()).available:
         pytest.skip(here.reason)
-    words = ["doctor", "--engine", "emulated", "--nodes", "2x1", "--results", str(tmp_path)]
+    words = ["check", "--engine", "emulated", "--nodes", "2x1", "--results", str(tmp_path)]
     assert main([*words, "--json"]) in (0, 10)
     document = json.loads(capsys.readouterr().out)
     assert len(document["nodes"]) == 2 and document["drift"] == []

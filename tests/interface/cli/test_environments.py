@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[3]
 WORDS = {
     "report": ["report", "SAMPLE"],
     "verify": ["verify", "SAMPLE"],
-    "list": ["list"],
+    "list": ["run", "list"],
     "help": ["--help"],
-    "doctor": ["doctor"],
+    "doctor": ["check"],
 }
 
 
@@ -87,10 +87,10 @@ def test_a_variable_reaches_every_command(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.setenv("SCALEPROOF_RESULTS", str(elsewhere))
-    for words in (["history"], ["status"], ["site"]):
+    for words in (["history"], ["jobs"], ["report", "site"]):
         main(words)
         told = capsys.readouterr()
-        assert "elsewhere" in told.out + told.err or words == ["status"], words
+        assert "elsewhere" in told.out + told.err or words == ["jobs"], words
     assert main(["history", "add", str(ROOT / "results/samples/ddp-nano")]) == 0
     assert any(elsewhere.iterdir()), "what was ingested lies there"
     capsys.readouterr()
@@ -100,7 +100,7 @@ def test_a_variable_reaches_every_command(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("words", [["report", "SAMPLE", "--json"], ["list", "models"]])
+@pytest.mark.parametrize("words", [["report", "SAMPLE", "--json"], ["run", "list", "models"]])
 def test_output_that_a_full_disk_has_lost_is_no_success(words: list[str], copy: Path) -> None:
     shutil.rmtree(copy / "page", ignore_errors=True)
     command = [sys.executable, "-m", "harness", *(str(copy) if w == "SAMPLE" else w for w in words)]

@@ -30,7 +30,17 @@ def test_it_recovers_from_out_of_memory_and_says_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "greedy.py").write_text(GREEDY)
-    words = ["fit", "ddp/greedy-small", "--cpus", "2", "--path", str(tmp_path), "--memory", "4"]
+    words = [
+        "run",
+        "fit",
+        "ddp/greedy-small",
+        "--cpus",
+        "2",
+        "--path",
+        str(tmp_path),
+        "--memory",
+        "4",
+    ]
     assert main([*words, "--json"]) == Exit.PASSED
     document = json.loads(capsys.readouterr().out)
     assert document["micro_batch"] in (18, 19, 20)
@@ -39,7 +49,7 @@ def test_it_recovers_from_out_of_memory_and_says_how_to_go_on(
 
 @pytest.mark.full
 def test_what_fits_nowhere_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["fit", "single/mlp-nano", "--cpus", "1", "--memory", "0.001"]
+    words = ["run", "fit", "single/mlp-nano", "--cpus", "1", "--memory", "0.001"]
     assert main(words) == Exit.FAILED
     screen = capsys.readouterr().out
     assert "NONE" in screen and "not even" in screen
@@ -47,7 +57,7 @@ def test_what_fits_nowhere_fails(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.full
 def test_most_is_a_limit_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["fit", "pipeline/mlp-nano", "--cpus", "2", "--most", "16", "--memory", "4"]
+    words = ["run", "fit", "pipeline/mlp-nano", "--cpus", "2", "--most", "16", "--memory", "4"]
     assert main(words) == Exit.PASSED
     screen = capsys.readouterr().out
     assert "--most 16, not memory" in screen and "--set micro_batch=16" in screen
@@ -56,8 +66,11 @@ def test_most_is_a_limit_that_is_said(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["fit", "ddp/mlp-nano/strong", "--cpus", "2", "--set", "global_batch=8"], "weak case"),
-        (["fit", "ddp/mlp-nanoo", "--cpus", "2"], "did you mean"),
+        (
+            ["run", "fit", "ddp/mlp-nano/strong", "--cpus", "2", "--set", "global_batch=8"],
+            "weak case",
+        ),
+        (["run", "fit", "ddp/mlp-nanoo", "--cpus", "2"], "did you mean"),
     ],
 )
 def test_mistakes(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

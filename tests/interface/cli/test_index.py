@@ -1,7 +1,8 @@
-"""The start screen and the overview of verbs: short, complete, and every command of them is one."""
+"""The start screen and the overview of commands: short, complete, and every command exists."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from harness.cases.rules import load_thresholds
 from harness.interface.cli import index
-from harness.interface.cli.main import main, module_of, parser, verbs
+from harness.interface.cli.main import commands, main, parsed
 from harness.interface.report.templates import templates
 
 ROOT = Path(__file__).parents[3]
@@ -30,38 +31,73 @@ def test_nothing_typed_says_what_to_type(
 
 
 def test_what_it_says_to_type_is_understood() -> None:
-    for _, commands in index.WANTED:
-        for command in commands.replace("&&", ";").split(";"):
+    for _, typed in index.WANTED:
+        for command in typed.replace("&&", ";").split(";"):
             program, *words = shlex.split(command)
             if program == "scaleproof" and words != ["--help"]:
-                words = words[: words.index("--")] if "--" in words else words
-                assert parser(module_of(words)).parse_args(words).verb == words[0]
+                assert " ".join(words).startswith(parsed(words).command)
 
 
-def test_the_overview_is_a_screen_and_the_whole_has_every_verb(
+def test_the_overview_is_a_screen_and_has_every_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     overview = shown(capsys, "--help")
-    assert len(overview) <= 40 and all(len(line) <= 80 for line in overview)
-    words = " ".join(overview).replace(",", " ").replace(":", " ").split()
-    assert not any(line.endswith(": more") for line in overview), "every verb has its task"
-    whole = shown(capsys, "--help", "all")
-    for verb in verbs():
-        assert verb in words
-        assert any(line.split()[:1] == [verb] for line in whole), verb
+    assert len(overview) <= 30 and all(len(line) <= 80 for line in overview)
+    words = set(re.findall(r"[\w-]+", " ".join(overview)))
+    whole = shown(capsys, "--help-all")
+    for command in commands():
+        assert words >= set(command.split())
+        assert any(line.strip().startswith(command) for line in whole), command
+    assert "More" not in words, "every group has its title and its sentence"
 
 
-@pytest.mark.parametrize(("task", "verb"), [("nodes", "pairs"), ("archive", "sign")])
-def test_a_task_before_a_verb_is_the_verb(
-    capsys: pytest.CaptureFixture[str], task: str, verb: str
+def test_there_are_about_twelve_commands() -> None:
+    groups = {command.partition(" ")[0] for command in commands()}
+    assert groups == {group for groups in index.GROUPS.values() for group in groups}
+    assert len(groups) == 12
+
+
+@pytest.mark.parametrize("old", index.OLD_NAMES)
+def test_an_old_name_is_accepted_and_prints_the_new_one(
+    capsys: pytest.CaptureFixture[str], old: str
 ) -> None:
-    assert any(line.split()[:1] == [verb] for line in shown(capsys, task))
+    new = index.OLD_NAMES[old]
     with pytest.raises(SystemExit):
-        main([task, verb, "--help"])
-    assert capsys.readouterr().out.startswith(f"usage: scaleproof {verb} ")
-    assert main([task, "nothing"]) == 4
-    assert "no verb 'nothing'" in capsys.readouterr().err
+        main([old, "--help"])
+    out, err = capsys.readouterr()
+    assert out.startswith(f"usage: scaleproof {new} ")
+    assert err == f"note: `scaleproof {old}` is now `scaleproof {new}`\n"
+
+
+def test_a_group_that_is_no_command_lists_its_subcommands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = shown(capsys, "faults")
+    assert any("faults goodput" in line for line in lines)
+    assert main(["faults", "goodputt"]) == 4
+    assert "did you mean 'goodput'?" in capsys.readouterr().err
+
+
+def test_a_misspelt_command_or_old_name_suggests_the_new_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for typed, meant in (("reprot", "report"), ("doctr", "check")):
+        assert main([typed]) == 4
+        assert f"did you mean {meant!r}?" in capsys.readouterr().err
+
+
+def test_help_shows_the_main_options_and_help_all_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = []
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            main(["run", option])
+        texts.append(capsys.readouterr().out)
+    brief, whole = texts
+    assert "--gpus" in brief and "--nonce" not in brief and "--help-all" in brief
+    assert "--nonce" in whole and brief.count("--") < whole.count("--")
 
 
 @pytest.mark.parametrize("link", ["", "nvswitch", "pcie-peer", "pcie-host"])

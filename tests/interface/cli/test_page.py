@@ -109,7 +109,16 @@ def pages(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     other = sample.with_name("ddp-nano-again")
     report = place / "report.html"
     report.write_text(render(load(sample), sample))
-    machines = ["compare-hardware", str(sample), str(other), "--price", "A=3.5", "--price", "B=2"]
+    machines = [
+        "compare",
+        "machines",
+        str(sample),
+        str(other),
+        "--price",
+        "A=3.5",
+        "--price",
+        "B=2",
+    ]
     assert main([*machines, "--page", str(place / "machines.html")]) == 0
     main(["accept", "report", str(sample), str(other), "--to", str(place / "acceptance")])
     return {

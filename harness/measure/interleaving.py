@@ -104,10 +104,10 @@ class Interleaver:
                 expected="environments that train correctly",
                 fix="scaleproof run CASE",
             )
-        why = blockers.obstacle(ContrastData.of(measured, plan, contrast))
+        why = blockers.find_blocker(ContrastData.of(measured, plan, contrast))
         if why is not None and why.status is not Status.INCONCLUSIVE:  # else: a pair less
             raise LaunchError(
-                f"{b} and {a} are not compared: {why.detail}",
+                f"{b} and {a} are not compared: {why.sentence}",
                 where=self._case.id,
                 expected="two that train the same, and correctly",
                 fix=f"scaleproof report {self._session.run.folder}",

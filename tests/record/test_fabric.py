@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.analysis.judging.notices import PAYLOAD_SHARE, findings, shaped
+from harness.analysis.judging.notices import PAYLOAD_SHARE, sentences, shaped
 from harness.analysis.judging.series import series
 from harness.analysis.judging.verdicts import verdicts
 from harness.cases import BoundSource, Catalogue, Device, Settings, Threshold, Waiver
@@ -219,7 +219,7 @@ def test_a_way_that_is_switched_off_is_noticed_only_where_it_is_there(
     there = replace(run, machine=replace(run.machine, infiniband=True, num_gpus=8))
 
     def told(run: RunRecord) -> list[str]:
-        return [t.split(" is switched off by ")[1] for t in findings(run) if "switched off" in t]
+        return [t.split(" is switched off by ")[1] for t in sentences(run) if "switched off" in t]
 
     assert told(replace(run, machine=replace(run.machine, infiniband=False))) == []
     assert told(there) == [

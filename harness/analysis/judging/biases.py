@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from harness.analysis.judging.contrast_data import ContrastData, like_launches_sd, timed
+from harness.analysis.judging.question import Caveat, bias
 from harness.analysis.samples import steadiness
 from harness.analysis.samples.figures import idle_s
 from harness.cases import CaseSpec, Contrast, Device, Mode, Plan, StandIn, metrics
@@ -377,15 +378,6 @@ def _cpu_s(launches: list[LaunchRecord]) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bias:
-    """Without it the metric could be its value times ``factor``."""
-
-    factor: float
-    why: str
-    reason: Reason = Reason.NOISY_HOST
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Arm:
     """One side of a contrast: its timed launches, and its pilots."""
 
@@ -393,7 +385,7 @@ class _Arm:
     pilots: Sequence[LaunchRecord]
 
 
-def tilts(evidence: ContrastData) -> tuple[Bias, ...]:
+def find_biases(evidence: ContrastData) -> tuple[Caveat, ...]:
     """Everything that favoured one arm; of bytes and memory nothing does."""
     contrast = evidence.contrast
     metric = metrics.metric(contrast.metric)
@@ -410,7 +402,7 @@ def tilts(evidence: ContrastData) -> tuple[Bias, ...]:
     )
 
 
-def _uneven(subject: _Arm, below: _Arm | None, *, more_is_better: bool) -> Iterator[Bias]:
+def _uneven(subject: _Arm, below: _Arm | None, *, more_is_better: bool) -> Iterator[Caveat]:
     """Clocks and stalls that hit one arm more than the other."""
     highest = max(_clocks(subject) + (_clocks(below) if below else []), default=0.0)
     for what, lost, compared in _SOURCES:
@@ -423,10 +415,10 @@ def _uneven(subject: _Arm, below: _Arm | None, *, more_is_better: bool) -> Itera
         sides = f"{of_subject:.0%} of the subject's time"
         if below:
             sides += f" and {theirs:.0%} of the baseline's"
-        yield Bias(factor=factor if more_is_better else 1 / factor, why=f"{what} {sides}")
+        yield bias(factor if more_is_better else 1 / factor, f"{what} {sides}")
 
 
-def _scattered(evidence: ContrastData) -> Iterator[Bias]:
+def _scattered(evidence: ContrastData) -> Iterator[Caveat]:
     """Like launches that differ by more than the declared noise: by as much, either way."""
     spread = like_launches_sd(evidence.all_launches)
     if spread is None or spread <= admission.LAUNCH_SD:
@@ -435,23 +427,23 @@ def _scattered(evidence: ContrastData) -> Iterator[Bias]:
         f"launches of one arm in one block differ by {spread:.0%} (A/A); use quiet cores,"
         " fixed clocks or another machine"
     )
-    yield Bias(factor=1 / (1 + spread), why=reason)
-    yield Bias(factor=1 + spread, why=reason)
+    yield bias(1 / (1 + spread), reason)
+    yield bias(1 + spread, reason)
 
 
-def _neighbours(evidence: ContrastData, *, more_is_better: bool) -> Iterator[Bias]:
+def _neighbours(evidence: ContrastData, *, more_is_better: bool) -> Iterator[Caveat]:
     """Estimates what worlds that ran at the same time may have taken from the baseline."""
     if share := lost_to_neighbours(evidence.run, evidence.plan, evidence.contrast):
         factor = 1 - share if more_is_better else 1 / (1 - share)
         reason = f"worlds beside it may have taken {share:.1%} of the baseline's speed"
-        yield Bias(factor=factor, why=reason, reason=Reason.NEIGHBOURS)
+        yield bias(factor, reason, Reason.NEIGHBOURS)
 
 
 def _arm(evidence: ContrastData, names: Sequence[str]) -> _Arm:
     return _Arm(timed=evidence.timed_of(names), pilots=evidence.pilots_of(names))
 
 
-def _loaded(evidence: ContrastData, subject: _Arm, below: _Arm | None) -> Iterator[Bias]:
+def _loaded(evidence: ContrastData, subject: _Arm, below: _Arm | None) -> Iterator[Caveat]:
     """Both ends of what the ratio could be without others: only one arm gets back what it lost."""
     more = metrics.metric(evidence.contrast.metric).more_is_better
     quota = not evidence.slowed_on_purpose  # of stragglers it is what is measured
@@ -463,10 +455,10 @@ def _loaded(evidence: ContrastData, subject: _Arm, below: _Arm | None) -> Iterat
             reason = (
                 f"others, or a CPU quota, may have taken {share:.0%} of {whose}'s time (top -d 1)"
             )
-            yield Bias(factor=faster if more else 1 / faster, why=reason)
+            yield bias(faster if more else 1 / faster, reason)
 
 
-def _drifting(launches: Sequence[LaunchRecord]) -> list[Bias]:
+def _drifting(launches: Sequence[LaunchRecord]) -> list[Caveat]:
     """The tilts of an arm in which one launch drifts as no other does.
 
     Its mean is off by half of the drift if it had settled by the end of its window, and by all of
@@ -478,7 +470,7 @@ def _drifting(launches: Sequence[LaunchRecord]) -> list[Bias]:
     off = math.exp(windows[odd].drift)
     name = [launch for launch in launches if launch.steadiness][odd].launch
     reason = f"{name} was not steady: its steps drift by {off - 1:+.1%}"
-    return [Bias(factor=factor, why=reason, reason=Reason.NOT_STEADY) for factor in (1 / off, off)]
+    return [bias(factor, reason, Reason.NOT_STEADY) for factor in (1 / off, off)]
 
 
 def _clocks(arm: _Arm) -> list[float]:

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from harness.analysis.judging.contrast_data import ContrastData
-from harness.analysis.judging.question import Conclusion
+from harness.analysis.judging.question import Caveat, blocker
 from harness.analysis.samples import references, same_training
 from harness.base.documents import fields_of
 from harness.cases import (
@@ -32,7 +33,7 @@ _NO_FP8 = re.compile(r"scaled_mm.* only supported on")
 ROUNDED_LIMIT = 2e-2
 
 
-def obstacle(evidence: ContrastData) -> Conclusion | None:
+def find_blocker(evidence: ContrastData) -> Caveat | None:
     """Says what keeps this contrast from being judged, if anything: the first reason counts."""
     for look in (
         _not_launched, _not_smallest, _edited, _gated, _mismatched, _unreferenced, _launched,
@@ -42,7 +43,7 @@ def obstacle(evidence: ContrastData) -> Conclusion | None:
     return None
 
 
-def _not_launched(evidence: ContrastData) -> Conclusion | None:
+def _not_launched(evidence: ContrastData) -> Caveat | None:
     """A case that was refused, that broke before its launch, or that does not fit."""
     for arm in evidence.arms:
         name = arm.case.id
@@ -50,25 +51,25 @@ def _not_launched(evidence: ContrastData) -> Conclusion | None:
         if described is None:
             return unmeasured(evidence.run, evidence.plan, f"{name} was not measured")
         if described.error:
-            return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, f"{name}: {described.error}")
+            return blocker(Status.ERROR, Reason.LAUNCH_FAILED, f"{name}: {described.error}")
         if described.unsupported:
-            return Conclusion(Status.SKIP, Reason.UNSUPPORTED, f"{name}: {described.unsupported}")
+            return blocker(Status.SKIP, Reason.UNSUPPORTED, f"{name}: {described.unsupported}")
         if not fits(described, arm.case, evidence.run.machine):
-            return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, f"{name} does not fit here")
+            return blocker(Status.SKIP, Reason.DOES_NOT_FIT, f"{name} does not fit here")
     return None
 
 
-def _not_smallest(evidence: ContrastData) -> Conclusion | None:
+def _not_smallest(evidence: ContrastData) -> Caveat | None:
     """A baseline that is not the smallest rung that fits."""
     if evidence.contrast.against != "smallest_fit":
         return None
     smallest = smallest_fit(evidence.run, evidence.plan)
     if evidence.contrast.baseline[0] == smallest:
         return None
-    return Conclusion(Status.SKIP, Reason.UNSUPPORTED, f"smallest case that fits: {smallest}")
+    return blocker(Status.SKIP, Reason.UNSUPPORTED, f"smallest case that fits: {smallest}")
 
 
-def _edited(evidence: ContrastData) -> Conclusion | None:
+def _edited(evidence: ContrastData) -> Caveat | None:
     """A file, or a version, that is not the same in all launches that a contrast rests on.
 
     Cases of another setup have software of their own, and files where it is another version.
@@ -89,11 +90,11 @@ def _edited(evidence: ContrastData) -> Conclusion | None:
             if before != digest:
                 reason = f"{name} was changed between {first} and {launch.launch}: measure again"
                 detail = f"{reason} ({before}, then {digest})"
-                return Conclusion(Status.ERROR, Reason.WRONG_WORLD, detail)
+                return blocker(Status.ERROR, Reason.WRONG_WORLD, detail)
     return None
 
 
-def _gated(evidence: ContrastData) -> Conclusion | None:
+def _gated(evidence: ContrastData) -> Caveat | None:
     """Reports the correctness gates of the arms."""
     for arm in evidence.arms:
         gate = evidence.run.gates.get(arm.case.hash)
@@ -110,25 +111,25 @@ def _gated(evidence: ContrastData) -> Conclusion | None:
             if failure.startswith("bytes."):
                 reason = Reason.WRONG_BYTES
             whose = "" if arm.name == evidence.contrast.subject else f"{arm.case.id}: "
-            return Conclusion(Status.ERROR, reason, f"{whose}{failure}")
+            return blocker(Status.ERROR, reason, f"{whose}{failure}")
     return None
 
 
-def _ungated(run: RunRecord, plan: Plan, case: CaseSpec) -> Conclusion:
+def _ungated(run: RunRecord, plan: Plan, case: CaseSpec) -> Caveat:
     """Why nobody checked a case."""
     if (lower := _stopped_at(run, plan, case, run.gates)) is not None:
         reason = f"{case.id} was not launched: the climb ended at {lower}, which is wrong"
-        return Conclusion(Status.SKIP, Reason.CLIMB_STOPPED, reason)
+        return blocker(Status.SKIP, Reason.CLIMB_STOPPED, reason)
     return unmeasured(run, plan, f"{case.id} was never checked")
 
 
-def _mismatched(evidence: ContrastData) -> Conclusion | None:
+def _mismatched(evidence: ContrastData) -> Caveat | None:
     """Arms that do not train the same."""
     difference = _unlike(evidence) or _norms(evidence)
-    return None if difference is None else Conclusion(Status.ERROR, Reason.INCORRECT, difference)
+    return None if difference is None else blocker(Status.ERROR, Reason.INCORRECT, difference)
 
 
-def _unreferenced(evidence: ContrastData) -> Conclusion | None:
+def _unreferenced(evidence: ContrastData) -> Caveat | None:
     """A reference that broke, or whose codec hands on too little; one that found no memory only
     leaves losses uncompared.
     """
@@ -138,16 +139,16 @@ def _unreferenced(evidence: ContrastData) -> Conclusion | None:
         if compared is None:
             continue
         if (check := _failed(compared)) is not None:
-            return Conclusion(Status.ERROR, Reason.INCORRECT, f"{arm.case.id}: {check}")
+            return blocker(Status.ERROR, Reason.INCORRECT, f"{arm.case.id}: {check}")
         if compared.status is not LaunchStatus.FAILED:
             continue
         if not_here(arm.case, compared) is None:
             reason = f"{arm.case.id}: the reference could not be trained: {blame(compared)}"
-            return Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, reason)
+            return blocker(Status.ERROR, Reason.LAUNCH_FAILED, reason)
     return None
 
 
-def _launched(evidence: ContrastData) -> Conclusion | None:
+def _launched(evidence: ContrastData) -> Caveat | None:
     """The first launch that the contrast rests on, and that is no evidence."""
     reasons = (_of_launch(evidence.run, evidence.plan, launch) for launch in evidence.all_launches)
     return next((why for why in reasons if why is not None), None)
@@ -166,25 +167,25 @@ def _unlike(evidence: ContrastData) -> str | None:
     return same_training.unlike(evidence.subject, of_subject, of_baseline, edited=edited)
 
 
-def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Conclusion | None:
+def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Caveat | None:
     """Why a launch that counts is no evidence, if it is none."""
     case = next((arm.case for arm in plan.arms if arm.case.hash == launch.case), None)
     if launch.discarded:
         return None
     if launch.status is LaunchStatus.FAILED:
         impossible = not_here(case, launch) if case is not None else None
-        return impossible or Conclusion(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
+        return impossible or blocker(Status.ERROR, Reason.LAUNCH_FAILED, blame(launch))
     if launch.stood_still:
         reason = f"noisy host: {launch.launch}: {launch.wrong[0]}"
-        return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, reason)
+        return blocker(Status.INCONCLUSIVE, Reason.NOISY_HOST, reason)
     if launch.wrong:
-        return Conclusion(Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}")
+        return blocker(Status.ERROR, Reason.WRONG_WORLD, f"{launch.launch}: {launch.wrong[0]}")
     if case is not None and (unseen := _unseen(run, plan, case, launch)) is not None:
-        return Conclusion(Status.ERROR, Reason.NOT_MEASURED, unseen)
+        return blocker(Status.ERROR, Reason.NOT_MEASURED, unseen)
     return None
 
 
-def not_here(case: CaseSpec, launch: LaunchRecord) -> Conclusion | None:
+def not_here(case: CaseSpec, launch: LaunchRecord) -> Caveat | None:
     """Excuses what this device cannot do: that is no wrong training.
 
     Out of memory: the case does not fit, whatever its closed form says. Products in 8 bits: the GPU
@@ -194,10 +195,10 @@ def not_here(case: CaseSpec, launch: LaunchRecord) -> Conclusion | None:
         return None
     if launch.cause.kind == "memory":
         reason = f"{case.id} does not fit: {blame(launch)}"
-        return Conclusion(Status.SKIP, Reason.DOES_NOT_FIT, reason)
+        return blocker(Status.SKIP, Reason.DOES_NOT_FIT, reason)
     if case.precision is Precision.FP8 and _NO_FP8.search(launch.cause.message):
         reason = f"{case.id}: this GPU has no products in 8 bits: {blame(launch)}"
-        return Conclusion(Status.SKIP, Reason.UNSUPPORTED, reason)
+        return blocker(Status.SKIP, Reason.UNSUPPORTED, reason)
     return None
 
 
@@ -254,18 +255,18 @@ def room(memory_bytes: int, ranks: int, device: Device, machine: Machine) -> boo
     return memory_bytes + CONTEXT_BYTES <= 0.95 * machine.gpu_memory_gib * 2**30
 
 
-def unmeasured(run: RunRecord, plan: Plan, what: str) -> Conclusion:
+def unmeasured(run: RunRecord, plan: Plan, what: str) -> Caveat:
     """Never green: open in a run that was stopped, ran out of time, or lost another launch of the
     plan; in a complete one that lost none, a bug.
     """
     if plan.hash in run.out_of_time:
-        return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
+        return blocker(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
     if not run.complete:
-        return Conclusion(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
-    conclusions = (_of_launch(run, plan, launch) for launch in run.by_plan.get(plan.hash, ()))
-    for reason in (obstacle for obstacle in conclusions if obstacle is not None):
-        return reason._replace(detail=f"{what}, since {reason.detail}")
-    return Conclusion(Status.ERROR, Reason.NOT_MEASURED, what)
+        return blocker(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
+    blocked = (_of_launch(run, plan, launch) for launch in run.by_plan.get(plan.hash, ()))
+    for caveat in (caveat for caveat in blocked if caveat is not None):
+        return replace(caveat, sentence=f"{what}, because {caveat.sentence}")
+    return blocker(Status.ERROR, Reason.NOT_MEASURED, what)
 
 
 def _stopped_at(
@@ -357,19 +358,19 @@ def blame(launch: LaunchRecord) -> str:
     return f"{who}{cause.message} ({'; '.join(facts)})"
 
 
-def _control(gate: LaunchRecord | None) -> Conclusion:
+def _control(gate: LaunchRecord | None) -> Caveat:
     """A control passes only if its bytes gave it away: not by crashing, not by another check."""
     if gate is None or gate.status is not LaunchStatus.OK:
-        return Conclusion(Status.ERROR, Reason.NOT_MEASURED, "the correctness gate did not finish")
+        return blocker(Status.ERROR, Reason.NOT_MEASURED, "the correctness gate did not finish")
     wrong = [
         check for check in gate.ranks[0].checks if check.name.startswith("bytes.") and not check.ok
     ]
     if not wrong:
-        return Conclusion(
+        return blocker(
             Status.FAIL, Reason.NOT_CAUGHT, "the byte checks missed a case that is wrong on purpose"
         )
     sent = [c for c in wrong if c.name == "bytes.sent"]
-    return Conclusion(Status.PASS, Reason.CAUGHT, f"caught: {(sent or wrong)[0].detail}")
+    return blocker(Status.PASS, Reason.CAUGHT, f"caught: {(sent or wrong)[0].detail}")
 
 
 def _norms(evidence: ContrastData) -> str | None:

@@ -6,18 +6,18 @@ from statistics import fmean, median
 
 from harness.analysis.judging import biases, blockers
 from harness.analysis.judging.contrast_data import ContrastData
-from harness.analysis.judging.question import Conclusion
+from harness.analysis.judging.question import Caveat, undecided
 from harness.analysis.samples import references, steadiness
 from harness.analysis.samples.figures import SMOOTH
 from harness.cases import metrics
 from harness.host.admission import Level
-from harness.record import Described, LaunchRecord, Reason, RunRecord, Status
+from harness.record import Described, LaunchRecord, Reason, RunRecord
 
 #: Profiled steps longer than this by factor are another program's: no attribution.
 PERTURBED = 1.05
 
 
-def doubt(evidence: ContrastData) -> Conclusion | None:
+def find_doubt(evidence: ContrastData) -> Caveat | None:
     """Why neither PASS nor FAIL of this contrast may stand; bytes and memory have no doubts.
 
     Load by others is none: how far, and where to, it can have moved a ratio is known (``tilts``).
@@ -27,31 +27,31 @@ def doubt(evidence: ContrastData) -> Conclusion | None:
     if not metric.of_time:
         return None
     if metric.profiled and (reason := _perturbed(evidence)):
-        return Conclusion(Status.INCONCLUSIVE, Reason.PERTURBED, reason)
+        return undecided(Reason.PERTURBED, reason)
     if (unfit := unfit_host(evidence.run, known=_load_known(evidence))) is not None:
         return unfit
     without_direction = unquiet(evidence) if metric.profiled else ""
     if reason := _slowed(evidence.all_launches) or without_direction:
-        return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, f"noisy host: {reason}")
+        return undecided(Reason.NOISY_HOST, f"noisy host: {reason}")
     if reason := _unsteady(evidence):
-        return Conclusion(Status.INCONCLUSIVE, Reason.NOT_STEADY, reason)
+        return undecided(Reason.NOT_STEADY, reason)
     return None
 
 
-def spoilt(evidence: ContrastData) -> Conclusion | None:
+def spoilt(evidence: ContrastData) -> Caveat | None:
     """Why a figure is no reference for others: a doubt, or load whichever way it points."""
-    if (reason := doubt(evidence)) is not None or not metrics.metric(
+    if (reason := find_doubt(evidence)) is not None or not metrics.metric(
         evidence.contrast.metric
     ).of_time:
         return reason
     if (unfit := unfit_host(evidence.run)) is not None:
         return unfit
     if load_seen := unquiet(evidence):
-        return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, f"noisy host: {load_seen}")
+        return undecided(Reason.NOISY_HOST, f"noisy host: {load_seen}")
     return None
 
 
-def unfit_host(run: RunRecord, *, known: bool = False) -> Conclusion | None:
+def unfit_host(run: RunRecord, *, known: bool = False) -> Caveat | None:
     """Whether the host was found unfit before the run.
 
     Load from before it counts only where launches do not know their own.
@@ -61,7 +61,7 @@ def unfit_host(run: RunRecord, *, known: bool = False) -> Conclusion | None:
     if not bad:
         return None
     reason = f"noisy host: {'; '.join(finding.text for finding in bad)}"
-    return Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, reason)
+    return undecided(Reason.NOISY_HOST, reason)
 
 
 def unquiet(evidence: ContrastData) -> str:

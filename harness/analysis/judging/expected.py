@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis.judging import contrast_data, judge
-from harness.analysis.judging.blockers import obstacle
+from harness.analysis.judging.blockers import find_blocker
 from harness.analysis.judging.caveats import spoilt
 from harness.analysis.judging.contrast_data import ContrastData
 from harness.analysis.judging.fingerprint import as_items, fingerprint
@@ -152,9 +152,9 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
             if run.stand_ins(case) or metric.form is Form.GATE:
                 continue
             evidence = ContrastData.of(run, plan, contrast)
-            if (reason := obstacle(evidence) or spoilt(evidence)) is not None:
+            if (reason := find_blocker(evidence) or spoilt(evidence)) is not None:
                 if reason.status is not Status.SKIP:
-                    doubted[case.id, f"{contrast.metric}: {reason.detail}"] = None
+                    doubted[case.id, f"{contrast.metric}: {reason.sentence}"] = None
                 continue
             if not (values := contrast_data.pairs(run, plan, contrast).values):
                 continue

@@ -6,6 +6,7 @@ from statistics import fmean, median
 
 from harness.analysis.judging import biases
 from harness.analysis.judging.contrast_data import timed
+from harness.analysis.judging.question import Caveat, Severity
 from harness.cases import CaseSpec, Device, Plan
 from harness.host import environment
 from harness.host.admission import Level
@@ -43,23 +44,36 @@ def overloaded(launches: Sequence[LaunchRecord]) -> Iterator[str]:
         )
 
 
-def findings(run: RunRecord, *, load: bool = True) -> list[str]:
-    """Each once; the load before the run not where what others used is told elsewhere."""
-    sentences = [
-        *_unfit(run, load=load),
-        *_superlinear(run),
-        *_memory(run),
-        *_losses(run),
-        *_gpus(run),
-        *_clocks(run),
-        *environment.switched_off(
+def findings(run: RunRecord, *, load: bool = True) -> list[Caveat]:
+    """Return everything worth a sentence about a run, without duplicates.
+
+    ``load`` says whether background load before the run is included.
+    """
+    by_code = {
+        "unfit_host": _unfit(run, load=load),
+        "superlinear": _superlinear(run),
+        "memory_grows": _memory(run),
+        "not_reproducible": _losses(run),
+        "gpu_state": _gpus(run),
+        "slower_clocks": _clocks(run),
+        "switched_off": environment.switched_off(
             run.environment, infiniband=run.machine.infiniband, num_gpus=run.machine.num_gpus
         ),
-        *shaped(run),
-        *(device.sentence for device in biases.slow_devices(run)),
-        *_unchained(run),
-    ]
-    return list(dict.fromkeys(sentences))
+        "shaped_links": shaped(run),
+        "slow_device": (device.sentence for device in biases.slow_devices(run)),
+        "unchained": _unchained(run),
+    }
+    notes = (
+        Caveat(code=code, severity=Severity.NOTES, sentence=sentence)
+        for code, of_code in by_code.items()
+        for sentence in of_code
+    )
+    return list({note.sentence: note for note in notes}.values())
+
+
+def sentences(run: RunRecord, *, load: bool = True) -> list[str]:
+    """Return the sentences of ``findings``."""
+    return [caveat.sentence for caveat in findings(run, load=load)]
 
 
 #: Clocks of a subject below its baseline's by more than this share are part of what it lost.

@@ -13,7 +13,7 @@ from harness.analysis.judging.judge import (
     rounding_allowance,
     sides,
 )
-from harness.analysis.judging.question import Question
+from harness.analysis.judging.question import Question, Severity
 from harness.cases import Threshold, metrics
 from harness.record import Reason
 
@@ -34,12 +34,17 @@ BLOCK = 2
 
 def more_pairs(question: Question, rule: Threshold | None, reason: Reason) -> int | None:
     """None where no number of them would, since a doubt or a tilt spans the bound, or too many."""
-    if rule is None or reason not in HELPED or question.doubt is not None or not question.first:
+    if (
+        rule is None
+        or reason not in HELPED
+        or question.caveat(Severity.UNDECIDES)
+        or not question.first
+    ):
         return None
     n = len(question.first)
     if n < FIRST_LOOK:
         return FIRST_LOOK - n
-    factors = [*(tilt.factor for tilt in question.tilts), 1.0]
+    factors = [*(bias.shift for bias in question.caveats_of(Severity.BIASES)), 1.0]
     for total in range(n + BLOCK, n + MOST_PAIRS + 1, BLOCK):
         moved = [_moved(question, rule, factor, total) for factor in factors]
         if _passes(moved, total) or _fails(moved, total):

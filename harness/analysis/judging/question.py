@@ -1,14 +1,70 @@
-"""A question to the judge: the values, blockers, caveats and biases of one contrast."""
+"""A question to the judge: the values of one contrast, and the caveats that bear on its verdict."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
-from harness.analysis.judging.biases import Bias
 from harness.record import Reason, Status
 
 
+class Severity(StrEnum):
+    """The effect of a caveat on the verdict, strongest first."""
+
+    #: The contrast is not judged: the caveat's status and code are its verdict.
+    BLOCKS = "blocks"
+    #: The value cannot be true, so the verdict is ERROR.
+    IMPOSSIBLE = "impossible"
+    #: Neither PASS nor FAIL stands.
+    UNDECIDES = "undecides"
+    #: A PASS or FAIL stands only if it also holds for the values times ``shift``.
+    BIASES = "biases"
+    #: A PASS rests on a claim that nothing verifies, so it becomes RECORDED.
+    CLAIMS = "claims"
+    #: A PASS or FAIL holds for one placement of the ranks only, and says so.
+    LIMITS = "limits"
+    #: The verdict is unaffected; readers of the value should know.
+    NOTES = "notes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caveat:
+    """A reason to read a value or a verdict with care.
+
+    ``code`` is one word for programs, a ``Reason`` for everything that can become a verdict's
+    reason. ``shift`` is the factor by which a bias may have changed the value. ``status`` is the
+    verdict's status if the caveat decides it.
+    """
+
+    code: str
+    severity: Severity
+    sentence: str
+    shift: float = 1.0
+    status: Status = Status.INCONCLUSIVE
+
+    @property
+    def reason(self) -> Reason:
+        """The code as the reason of a verdict."""
+        return Reason(self.code)
+
+
+def blocker(status: Status, reason: Reason, sentence: str) -> Caveat:
+    """Return a caveat that keeps a contrast from being judged."""
+    return Caveat(code=reason, severity=Severity.BLOCKS, sentence=sentence, status=status)
+
+
+def undecided(reason: Reason, sentence: str) -> Caveat:
+    """Return a caveat under which neither PASS nor FAIL stands."""
+    return Caveat(code=reason, severity=Severity.UNDECIDES, sentence=sentence)
+
+
+def bias(shift: float, sentence: str, reason: Reason = Reason.NOISY_HOST) -> Caveat:
+    """Return a bias: without it the value could be itself times ``shift``."""
+    return Caveat(code=reason, severity=Severity.BIASES, sentence=sentence, shift=shift)
+
+
 class Conclusion(NamedTuple):
-    """A status and why."""
+    """The judge's answer: a status, its reason, and a sentence."""
 
     status: Status
     reason: Reason
@@ -17,20 +73,12 @@ class Conclusion(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One metric of one thing, with its evidence.
+    """One metric of one case against one baseline, with all that bears on its verdict.
 
     ``first`` are the values that are judged, ``again`` those of the fresh set that confirms a FAIL,
-    ``p95`` the first values on the 95th percentile of steps, ``horizon`` the most first values that
-    there may be in the end. ``perfect`` is the value of perfect scaling, which a true value hardly
-    exceeds; ``gain`` is the factor that a sharded optimizer may add to it. ``impossible`` says what
-    else cannot be true.
-
-    An ``obstacle`` keeps the Question from being judged at all. With a ``doubt`` neither PASS nor
-    FAIL stands, nor does one that one of the ``tilts`` could have made. ``unquiet`` says what other
-    programs took meanwhile, for readers of a figure that no rule judges. ``claimed`` is what only
-    the user's file says and nothing checks: a PASS then becomes RECORDED.
-    ``place`` says which arm kept its place where there are others: a PASS or FAIL holds for that
-    one.
+    and ``p95`` the first values on the 95th percentile of steps. ``horizon`` is the largest number
+    of first values that the protocol allows. ``perfect`` is the value under perfect scaling, which
+    a true value hardly exceeds, and ``gain`` the factor that a sharded optimizer may add to it.
     """
 
     name: str
@@ -44,12 +92,14 @@ class Question:
     p95: tuple[float, ...] = ()
     horizon: int = 0
     launches: tuple[str, ...] = ()
-    obstacle: Conclusion | None = None
-    doubt: Conclusion | None = None
-    tilts: tuple[Bias, ...] = ()
-    unquiet: str = ""
-    claimed: str = ""
-    place: str = ""
+    caveats: tuple[Caveat, ...] = ()
     perfect: float | None = None
     gain: float = 1.0
-    impossible: str = ""
+
+    def caveats_of(self, severity: Severity) -> Iterator[Caveat]:
+        """Yield its caveats of one severity."""
+        return (caveat for caveat in self.caveats if caveat.severity is severity)
+
+    def caveat(self, severity: Severity) -> Caveat | None:
+        """Return its first caveat of one severity, or None."""
+        return next(self.caveats_of(severity), None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from harness.analysis.judging.caveats import unfit_host
-from harness.analysis.judging.question import Conclusion, Question
+from harness.analysis.judging.question import Question, blocker
 from harness.cases import Threshold, heads
 from harness.host import devices
 from harness.host.fabric import LinkClass
@@ -55,12 +55,12 @@ class Series:
                 yield self._question(run, rule.metric), rule
 
     def _question(self, run: RunRecord, metric: str) -> Question:
-        obstacle = None
+        caveats = [unfit_host(run)]
         if self.wrong:
-            obstacle = Conclusion(Status.ERROR, Reason.INCORRECT, self.wrong)
+            caveats.append(blocker(Status.ERROR, Reason.INCORRECT, self.wrong))
         elif not self.first[metric]:
             reason = self.refused or "not measured"
-            obstacle = Conclusion(Status.SKIP, Reason.UNSUPPORTED, reason)
+            caveats.append(blocker(Status.SKIP, Reason.UNSUPPORTED, reason))
         return Question(
             name=f"{metric}@{self.name}",
             case=self.name,
@@ -68,8 +68,7 @@ class Series:
             against="nothing",
             first=self.first[metric],
             again=self.again[metric],
-            obstacle=obstacle,
-            doubt=unfit_host(run),
+            caveats=tuple(caveat for caveat in caveats if caveat is not None),
         )
 
 

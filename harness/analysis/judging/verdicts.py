@@ -1,22 +1,22 @@
 """All verdicts of a record, recomputed from it offline and without torch."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
 from harness.analysis.judging import biases, fingerprint, judge
 from harness.analysis.judging.attained import bus_bps
-from harness.analysis.judging.biases import ADAMW_BYTES, MEMORY_BYTES, tilts
-from harness.analysis.judging.blockers import obstacle, unmeasured
-from harness.analysis.judging.caveats import claimed, doubt, unquiet
+from harness.analysis.judging.biases import ADAMW_BYTES, MEMORY_BYTES
+from harness.analysis.judging.blockers import find_blocker, unmeasured
+from harness.analysis.judging.caveats import claimed, find_doubt, unquiet
 from harness.analysis.judging.contrast_data import ContrastData, judged_of, pairs, timed
 from harness.analysis.judging.figures import NEEDED, factor
 from harness.analysis.judging.judge import ALPHA, Judged, estimate, judge_values, lag1, worst
 from harness.analysis.judging.points import mfu, roofline_mfu
 from harness.analysis.judging.promise import more_pairs
-from harness.analysis.judging.question import Conclusion, Question
+from harness.analysis.judging.question import Caveat, Conclusion, Question, Severity, blocker
 from harness.analysis.judging.series import series
 from harness.analysis.judging.tally import of_stand_in
 from harness.cases import (
@@ -38,13 +38,15 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
     """The verdict on a question under one rule, or none."""
     form = metrics.metric(question.metric).form
     judged: Judged | None = None
-    if question.obstacle is not None:
-        conclusion = question.obstacle
+    blocks = question.caveat(Severity.BLOCKS)
+    if blocks is not None:
+        conclusion = _by(blocks)
     else:
         judged = _judged(question, question.first, rule, run)
         conclusion = _survives(question, rule, run, judged)
-        if question.place and conclusion.status in (Status.PASS, Status.FAIL):
-            detail = f"{conclusion.detail}; {question.place}"
+        limits = question.caveat(Severity.LIMITS)
+        if limits is not None and conclusion.status in (Status.PASS, Status.FAIL):
+            detail = f"{conclusion.detail}; {limits.sentence}"
             conclusion = Conclusion(conclusion.status, conclusion.reason, detail)
         if rule is not None and run.complete and conclusion.status is Status.INCONCLUSIVE:
             conclusion = _closed(conclusion, rule, run)
@@ -91,8 +93,19 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
         worst=worst(question.first, rule, form),
         lag1=lag1(question.first),
         more=more_pairs(question, rule, conclusion.reason),
-        doubt=question.doubt.detail if question.doubt is not None else question.unquiet,
+        doubt=_doubt(question),
     )
+
+
+def _by(caveat: Caveat) -> Conclusion:
+    """Return the conclusion that a caveat decides."""
+    return Conclusion(caveat.status, caveat.reason, caveat.sentence)
+
+
+def _doubt(question: Question) -> str:
+    """Return the sentence for readers of a value that no threshold judges, or an empty one."""
+    caveat = question.caveat(Severity.UNDECIDES) or question.caveat(Severity.NOTES)
+    return "" if caveat is None else caveat.sentence
 
 
 class _Interval(NamedTuple):
@@ -122,14 +135,14 @@ def _interval(
     if rule is None or run.schema < ASIDE_SINCE or estimate.low is None or estimate.high is None:
         return measured
     interval = measured
-    for tilt in question.tilts:
-        shifted = _judged(question, [v * tilt.factor for v in question.first], rule, run).estimate
+    for bias in question.caveats_of(Severity.BIASES):
+        shifted = _judged(question, [v * bias.shift for v in question.first], rule, run).estimate
         assert interval.low is not None and interval.high is not None
         assert shifted.low is not None and shifted.high is not None
         low = min(interval.low, shifted.low)
         high = max(interval.high, shifted.high)
         if (low, high) != interval[:2]:
-            interval = _Interval(low, high, interval.widened or _WIDENED[tilt.reason])
+            interval = _Interval(low, high, interval.widened or _WIDENED[bias.reason])
     return interval
 
 
@@ -159,9 +172,10 @@ def _survives(
     conclusion = Conclusion(judged.status, judged.reason, judged.detail)
     impossible = _impossible(question, judged)
     if impossible or conclusion.status in (Status.PASS, Status.FAIL):
-        doubt = question.doubt or _tilted(question, rule, run, judged)
-        if doubt is not None:
-            return doubt._replace(detail=f"{_would_be(impossible, conclusion)}, but {doubt.detail}")
+        undecides = question.caveat(Severity.UNDECIDES)
+        open_ = _biased(question, rule, run, judged) if undecides is None else _by(undecides)
+        if open_ is not None:
+            return open_._replace(detail=f"{_would_be(impossible, conclusion)}, but {open_.detail}")
     if impossible:
         return Conclusion(Status.ERROR, Reason.IMPLAUSIBLE, impossible)
     if rule is None or conclusion.status not in (Status.PASS, Status.FAIL):
@@ -169,8 +183,9 @@ def _survives(
     if differing := fingerprint.differing(rule.fingerprint, run):
         reason = f"the bound belongs to another setup: {'; '.join(differing)}"
         return Conclusion(Status.RECORDED, Reason.NOT_COMPARABLE, reason)
-    if conclusion.status is Status.PASS and question.claimed:
-        reason = f"{conclusion.detail}, but {question.claimed}"
+    claims = question.caveat(Severity.CLAIMS)
+    if conclusion.status is Status.PASS and claims is not None:
+        reason = f"{conclusion.detail}, but {claims.sentence}"
         return Conclusion(Status.RECORDED, Reason.PROVISIONAL, reason)
     if conclusion.status is Status.PASS:
         return conclusion
@@ -198,22 +213,23 @@ def _impossible(question: Question, judged: Judged, factor: float = 1.0) -> str:
         )
         if share > metrics.IMPLAUSIBLE * question.gain:
             return f"{share:.3g} of linear scaling is impossible: the baseline is wrong"
-    return question.impossible
+    caveat = question.caveat(Severity.IMPOSSIBLE)
+    return "" if caveat is None else caveat.sentence
 
 
-def _tilted(
+def _biased(
     question: Question, rule: Threshold | None, run: RunRecord, judged: Judged
 ) -> Conclusion | None:
     """Which difference between the arms could have made this verdict, if one could."""
     impossible = bool(_impossible(question, judged))
-    for tilt in question.tilts:
-        other = _judged(question, [v * tilt.factor for v in question.first], rule, run)
-        same = bool(_impossible(question, judged, tilt.factor)) if impossible else True
+    for bias in question.caveats_of(Severity.BIASES):
+        other = _judged(question, [v * bias.shift for v in question.first], rule, run)
+        same = bool(_impossible(question, judged, bias.shift)) if impossible else True
         if other.status is not judged.status or not same:
             points = 100 * abs(other.estimate.value - judged.estimate.value)
-            host = "noisy host: " if tilt.reason is Reason.NOISY_HOST else ""
-            reason = f"{host}{tilt.why}: up to {points:.1f} points"
-            return Conclusion(Status.INCONCLUSIVE, tilt.reason, reason)
+            host = "noisy host: " if bias.reason is Reason.NOISY_HOST else ""
+            reason = f"{host}{bias.sentence}: up to {points:.1f} points"
+            return Conclusion(Status.INCONCLUSIVE, bias.reason, reason)
     return None
 
 
@@ -320,6 +336,7 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
     """All that bears on one contrast under one rule, read from the record once."""
     evidence = ContrastData.of(run, plan, contrast)
     case = evidence.subject
+    blocks = find_blocker(evidence)
     bare = Question(
         name=contrast.name,
         case=case.id,
@@ -327,16 +344,14 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
         plan=plan.hash,
         metric=contrast.metric,
         against=contrast.against,
-        obstacle=obstacle(evidence),
+        caveats=() if blocks is None else (blocks,),
     )
-    if bare.obstacle is not None:
+    if blocks is not None:
         return bare
     statistic = rule.statistic if rule else Statistic.MEAN
     first, again = (pairs(run, plan, contrast, statistic, attempt) for attempt in (0, 1))
     if not first.values:
-        return replace(bare, obstacle=_no_pairs(run, plan, contrast))
-    used = mfu(run, plan, contrast.subject)
-    possible = max(1.0, roofline_mfu(run, plan, contrast.subject) or 0.0)
+        return replace(bare, caveats=(_no_pairs(run, plan, contrast),))
     return replace(
         bare,
         first=first.values,
@@ -344,33 +359,52 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
         p95=pairs(run, plan, contrast, Statistic.P95).values,
         launches=(*first.launches, *again.launches),
         horizon=2 * plan.protocol.max_blocks,
-        doubt=doubt(evidence),
-        tilts=tilts(evidence),
-        unquiet=unquiet(evidence),
-        claimed=claimed(evidence),
-        place=biases.kept(evidence),
+        caveats=tuple(_caveats(evidence)),
         perfect=_perfect(evidence),
         gain=_gain(evidence),
-        impossible=f"{used:.2f} of the device's peak FLOP/s is impossible"
-        if used is not None and used > possible
-        else biases.excess(evidence),
     )
 
 
-def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Conclusion:
+def _caveats(evidence: ContrastData) -> Iterator[Caveat]:
+    """Yield every caveat of a contrast whose pairs were measured."""
+    if sentence := _above_peak(evidence) or biases.excess(evidence):
+        yield Caveat(code=Reason.IMPLAUSIBLE, severity=Severity.IMPOSSIBLE, sentence=sentence)
+    if (undecides := find_doubt(evidence)) is not None:
+        yield undecides
+    yield from biases.find_biases(evidence)
+    if sentence := claimed(evidence):
+        yield Caveat(code=Reason.PROVISIONAL, severity=Severity.CLAIMS, sentence=sentence)
+    if sentence := biases.kept(evidence):
+        yield Caveat(code=Reason.NOT_COMPARABLE, severity=Severity.LIMITS, sentence=sentence)
+    if sentence := unquiet(evidence):
+        yield Caveat(code=Reason.NOISY_HOST, severity=Severity.NOTES, sentence=sentence)
+
+
+def _above_peak(evidence: ContrastData) -> str:
+    """Return a sentence if a device computed more than its peak allows, else an empty one."""
+    run = evidence.run
+    plan = evidence.plan
+    used = mfu(run, plan, evidence.contrast.subject)
+    possible = max(1.0, roofline_mfu(run, plan, evidence.contrast.subject) or 0.0)
+    if used is None or used <= possible:
+        return ""
+    return f"{used:.2f} of the device's peak FLOP/s is impossible"
+
+
+def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Caveat:
     """Why there is nothing to judge although nothing failed."""
     if metrics.metric(contrast.metric).of_loss:
         steps = plan.protocol.steps
         reason = f"no launch came within {plan.to_loss} nats of the data's floor in {steps} steps"
-        return Conclusion(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, reason)
+        return blocker(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, reason)
     if (untold := _untold(run, plan, contrast)) is not None:
-        return Conclusion(Status.INCONCLUSIVE, Reason.NOT_MEASURED, untold)
+        return blocker(Status.INCONCLUSIVE, Reason.NOT_MEASURED, untold)
     if not metrics.metric(contrast.metric).profiled:
         return unmeasured(run, plan, "no pair of launches was measured")
     reason = "this metric needs a profiled launch: none was made (--no-timeline or time budget)"
     if timed(run, plan, purpose=Purpose.PROFILE):
         reason = "the profiled launches lack this metric: see scaleproof report timeline RUN"
-    return Conclusion(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, reason)
+    return blocker(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, reason)
 
 
 def _untold(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:

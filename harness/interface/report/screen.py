@@ -330,7 +330,7 @@ def _lost(r: Rung) -> str:
 
 def _noticed(run: RunRecord, width: int) -> list[str]:
     """The first things that were noticed; of more their number."""
-    every = [*notices.findings(run, load=not why_open(run)), *run.notes]
+    every = [*notices.sentences(run, load=not why_open(run)), *run.notes]
     skipped = dict.fromkeys(
         verdict.detail for verdict in run.verdicts if verdict.status is Status.SKIP
     )

@@ -278,7 +278,7 @@ def summary(
     lines += [rule("verdicts", width), *verdict_lines(run, width)]
     lines += [line for remark in sections.remarks(run) for line in wrap(f" {remark}", width, 12)]
     lines += [*counts(run), ""]
-    for finding in [*notices.findings(run), *run.notes]:
+    for finding in [*notices.sentences(run), *run.notes]:
         lines += wrap(f" noticed    {finding}", width, 12)
     lines += [*coverage(run, width), *cost(run, width)]
     lines += [f" rerun      {rerun}"]

@@ -9,9 +9,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from harness.analysis.judging.biases import Bias
 from harness.analysis.judging.judge import judge_values
-from harness.analysis.judging.question import Conclusion, Question
+from harness.analysis.judging.question import (
+    Caveat,
+    Question,
+    Severity,
+    bias,
+    blocker,
+    undecided,
+)
 from harness.analysis.judging.verdicts import conclude
 from harness.cases import BoundSource, Form, Threshold
 from harness.cases.rules import Waiver
@@ -23,8 +29,12 @@ RULE = Threshold(
 )
 GOOD = (0.95, 0.96, 0.95, 0.96)
 BAD = (0.60, 0.61, 0.60, 0.61)
-OBSTACLE = Conclusion(Status.ERROR, Reason.INCORRECT, "it computes something else")
-DOUBT = Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, "too hot")
+OBSTACLE = blocker(Status.ERROR, Reason.INCORRECT, "it computes something else")
+DOUBT = undecided(Reason.NOISY_HOST, "too hot")
+CLAIM = Caveat(code=Reason.PROVISIONAL, severity=Severity.CLAIMS, sentence="nobody counted it")
+IMPOSSIBLE = Caveat(
+    code=Reason.IMPLAUSIBLE, severity=Severity.IMPOSSIBLE, sentence="no link is that fast"
+)
 
 
 def question(first: tuple[float, ...], **more: object) -> Question:
@@ -44,18 +54,18 @@ def waived(run: RunRecord, days: int) -> Threshold:
     ("asked", "status", "reason"),
     [
         (question(GOOD), Status.PASS, Reason.MET),
-        (question(GOOD, obstacle=OBSTACLE), Status.ERROR, Reason.INCORRECT),
-        (question(GOOD, doubt=DOUBT), Status.INCONCLUSIVE, Reason.NOISY_HOST),
-        (question(GOOD, claimed="nobody counted it"), Status.RECORDED, Reason.PROVISIONAL),
-        (question(GOOD, impossible="no link is that fast"), Status.ERROR, Reason.IMPLAUSIBLE),
+        (question(GOOD, caveats=(OBSTACLE,)), Status.ERROR, Reason.INCORRECT),
+        (question(GOOD, caveats=(DOUBT,)), Status.INCONCLUSIVE, Reason.NOISY_HOST),
+        (question(GOOD, caveats=(CLAIM,)), Status.RECORDED, Reason.PROVISIONAL),
+        (question(GOOD, caveats=(IMPOSSIBLE,)), Status.ERROR, Reason.IMPLAUSIBLE),
         (question(GOOD, perfect=0.5), Status.ERROR, Reason.IMPLAUSIBLE),
-        (question(GOOD, tilts=(Bias(factor=0.6, why="load"),)), Status.INCONCLUSIVE, None),
-        (question(GOOD, tilts=(Bias(factor=0.99, why="load"),)), Status.PASS, Reason.MET),
+        (question(GOOD, caveats=(bias(0.6, "load"),)), Status.INCONCLUSIVE, None),
+        (question(GOOD, caveats=(bias(0.99, "load"),)), Status.PASS, Reason.MET),
         (question(BAD), Status.INCONCLUSIVE, Reason.UNCONFIRMED),
         (question(BAD, again=BAD), Status.FAIL, Reason.NOT_MET),
         (question(BAD, again=GOOD), Status.INCONCLUSIVE, Reason.DISAGREE),
-        (question(BAD, again=BAD, doubt=DOUBT), Status.INCONCLUSIVE, Reason.NOISY_HOST),
-        (question(BAD, again=BAD, claimed="nobody counted it"), Status.FAIL, Reason.NOT_MET),
+        (question(BAD, again=BAD, caveats=(DOUBT,)), Status.INCONCLUSIVE, Reason.NOISY_HOST),
+        (question(BAD, again=BAD, caveats=(CLAIM,)), Status.FAIL, Reason.NOT_MET),
     ],
 )
 def test_what_a_decision_must_survive(
@@ -89,9 +99,7 @@ values = st.lists(st.floats(0.3, 1.3), min_size=2, max_size=8).map(tuple)
     first=values,
     again=st.one_of(st.just(()), values),
     factor=st.floats(0.3, 3.0),
-    obstacle=st.sampled_from([None, None, OBSTACLE]),
-    doubt=st.sampled_from([None, None, DOUBT]),
-    claimed=st.sampled_from(["", "nobody counted it"]),
+    others=st.lists(st.sampled_from([OBSTACLE, DOUBT, CLAIM]), unique=True, max_size=2),
     days=st.sampled_from([None, -1, 1]),
 )
 def test_nothing_makes_a_pass_of_what_the_judge_does_not_pass(
@@ -99,22 +107,17 @@ def test_nothing_makes_a_pass_of_what_the_judge_does_not_pass(
     first: tuple[float, ...],
     again: tuple[float, ...],
     factor: float,
-    obstacle: Conclusion | None,
-    doubt: Conclusion | None,
-    claimed: str,
+    others: list[Caveat],
     days: int | None,
 ) -> None:
-    tilts = (Bias(factor=factor, why="load"),)
-    asked = question(
-        first, again=again, tilts=tilts, obstacle=obstacle, doubt=doubt, claimed=claimed
-    )
+    asked = question(first, again=again, caveats=(bias(factor, "load"), *others))
     rule = RULE if days is None else waived(sample_run, days)
     alone = judge_values(first, RULE, Form.RATIO)
     # Records before this schema were judged without a look at half of their launches.
     verdict = conclude(asked, rule, replace(sample_run, schema=HALVES_SINCE))
     if verdict.status is Status.PASS:
         assert alone.status is Status.PASS
-        assert not (obstacle or doubt or claimed or days == 1)
+        assert not others and days != 1
         assert verdict.low is not None and verdict.low > 0.8
     if verdict.status is Status.FAIL and verdict.reason is Reason.NOT_MET:
         assert alone.status is Status.FAIL and again

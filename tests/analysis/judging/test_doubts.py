@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from harness.analysis.judging.fingerprint import as_items, fingerprint
-from harness.analysis.judging.notices import findings
 from harness.host.admission import Finding, Level
 from harness.record import Reason, RunRecord, Status, Verdict
 from tests.editing import bound, confirm, even, judged, timed
@@ -88,8 +87,8 @@ def test_load_that_was_gone_when_it_was_measured_keeps_nothing_open(sample_run: 
 
 def test_what_helps_an_unfit_host_is_told_once(sample_run: RunRecord) -> None:
     bad = Finding(check="load", level=Level.BAD, text="others use 80% of 2 CPUs", advice="wait")
-    sentences = findings(replace(sample_run, admission=(bad, bad)))
-    assert sentences.count("others use 80% of 2 CPUs: wait") == 1
+    printed = sentences(replace(sample_run, admission=(bad, bad)))
+    assert printed.count("others use 80% of 2 CPUs: wait") == 1
 
 
 def test_like_launches_that_differ_condemn_the_host(sample_run: RunRecord) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.judging.notices import findings
+from harness.analysis.judging.notices import sentences
 from harness.analysis.judging.verdicts import verdicts
 from harness.base.documents import from_doc, to_doc
 from harness.host.nvml import GpuWindow
@@ -17,10 +17,10 @@ from tests.editing import even, judged, timed
 
 def test_a_planted_leak_is_noticed(sample_run: RunRecord) -> None:
     doc = to_doc(sample_run)
-    assert not any("memory grows" in f for f in findings(sample_run))
+    assert not any("memory grows" in f for f in sentences(sample_run))
     for x in timed(doc, "@2"):
         x["growth"] = {"rank": 1, "steady": 0.9, "slope": 2e5, "low": 1.5e5, "high": 2.5e5}
-    (finding,) = [f for f in findings(from_doc(RunRecord, doc)) if "memory grows" in f]
+    (finding,) = [f for f in sentences(from_doc(RunRecord, doc)) if "memory grows" in f]
     assert "200 kB a step" in finding
 
     def bounded(doc: Any) -> None:
@@ -38,7 +38,7 @@ def test_a_planted_leak_is_noticed(sample_run: RunRecord) -> None:
 def test_different_losses_are_noticed(sample_run: RunRecord) -> None:
     doc = to_doc(sample_run)
     timed(doc, "@2")[0]["losses"] = "0" * 16
-    assert any("not reproducible" in f for f in findings(from_doc(RunRecord, doc)))
+    assert any("not reproducible" in f for f in sentences(from_doc(RunRecord, doc)))
 
 
 def test_slowed_and_lost_devices_are_noticed(sample_run: RunRecord) -> None:
@@ -48,7 +48,7 @@ def test_slowed_and_lost_devices_are_noticed(sample_run: RunRecord) -> None:
     )  # fmt: skip
     slowed = [dataclasses.replace(x, gpus=(window,)) for x in sample_run.launches[:3]]
     run = dataclasses.replace(sample_run, launches=tuple(slowed))
-    assert "GPU 5 (NVIDIA H200): sw_power_cap, lost in 3 launches" in findings(run)
+    assert "GPU 5 (NVIDIA H200): sw_power_cap, lost in 3 launches" in sentences(run)
 
 
 @pytest.mark.parametrize(("efficiency", "told"), [(0.9, False), (1.03, False), (1.3, True)])
@@ -60,7 +60,7 @@ def test_more_than_linear_scaling_is_told(
     even(doc, efficiency)
     run = from_doc(RunRecord, doc)
     measured = dataclasses.replace(run, verdicts=tuple(verdicts(run)))
-    assert any("more than linear" in finding for finding in findings(measured)) is told
+    assert any("more than linear" in finding for finding in sentences(measured)) is told
 
 
 def test_lower_clocks_are_a_part_of_what_was_lost(sample_run: RunRecord) -> None:
@@ -75,5 +75,5 @@ def test_lower_clocks_are_a_part_of_what_was_lost(sample_run: RunRecord) -> None
         return dataclasses.replace(launch, gpus=(window,))
 
     run = dataclasses.replace(sample_run, launches=tuple(map(clocked, sample_run.launches)))
-    told = [finding for finding in findings(run) if "MHz" in finding]
+    told = [finding for finding in sentences(run) if "MHz" in finding]
     assert any("at 1782 MHz, its baseline's at 1980: 10.0% of speed" in f for f in told)

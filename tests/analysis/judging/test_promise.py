@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from hypothesis import assume, example, given, strategies as st
 
-from harness.analysis.judging.biases import Bias
 from harness.analysis.judging.judge import judge_values
 from harness.analysis.judging.promise import more_pairs
-from harness.analysis.judging.question import Conclusion, Question
+from harness.analysis.judging.question import Question, bias, undecided
 from harness.cases import BoundSource, Form, Threshold
 from harness.record import Reason, Status
 
@@ -19,9 +19,9 @@ RULE = Threshold(
 
 
 def asked(values: tuple[float, ...], *factors: float) -> Question:
-    tilts = tuple(Bias(factor=factor, why="load") for factor in factors)
+    caveats = tuple(bias(factor, "load") for factor in factors)
     return Question(
-        name="a", case="a", metric=RULE.metric, against="other", first=values, tilts=tilts
+        name="a", case="a", metric=RULE.metric, against="other", first=values, caveats=caveats
     )
 
 
@@ -51,13 +51,11 @@ def test_what_load_may_have_made_of_it_takes_more_pairs_or_none(
 
 
 def test_a_doubt_is_not_decided_by_pairs() -> None:
-    doubt = Conclusion(Status.INCONCLUSIVE, Reason.NOISY_HOST, "too hot")
+    caveats = (undecided(Reason.NOISY_HOST, "too hot"),)
     values = (0.9, 1.0, 0.9, 1.0)
     question = asked(values)
     assert more_pairs(question, RULE, Reason.NOISY_HOST) is not None
-    assert (
-        more_pairs(Question(**{**vars(question), "doubt": doubt}), RULE, Reason.NOISY_HOST) is None
-    )
+    assert more_pairs(replace(question, caveats=caveats), RULE, Reason.NOISY_HOST) is None
     assert more_pairs(question, None, Reason.NO_RULE) is None
     assert more_pairs(question, RULE, Reason.UNCONFIRMED) is None
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.analysis.judging.question import Severity
 from harness.analysis.judging.series import Series
 from harness.cases import Device
 from harness.cases.rules import BoundSource, Threshold
@@ -58,13 +59,15 @@ def test_a_rule_is_about_what_it_names(
 def test_what_is_wrong_is_an_error_without_any_rule(sample_run: RunRecord) -> None:
     wrong = replace(MADE, wrong="a rank got a wrong result")
     ((question, rule),) = wrong.questions(replace(sample_run, thresholds=()))
-    assert rule is None and question.obstacle is not None
-    assert (question.obstacle.status, question.obstacle.reason) == (Status.ERROR, Reason.INCORRECT)
+    (caveat,) = question.caveats_of(Severity.BLOCKS)
+    assert rule is None
+    assert (caveat.status, caveat.reason) == (Status.ERROR, Reason.INCORRECT)
 
 
 def test_what_was_refused_is_a_skip_with_its_reason(sample_run: RunRecord) -> None:
     late = replace(RULE, metric="collective_latency")
     refused = replace(MADE, refused="NCCL has no such operation")
     ((question, _),) = refused.questions(replace(sample_run, thresholds=(late,)))
-    assert question.obstacle is not None and question.obstacle.status is Status.SKIP
-    assert question.obstacle.detail == "NCCL has no such operation"
+    (caveat,) = question.caveats_of(Severity.BLOCKS)
+    assert caveat.status is Status.SKIP
+    assert caveat.sentence == "NCCL has no such operation"

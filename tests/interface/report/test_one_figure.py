@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.judging.biases import Bias
+from harness.analysis.judging.question import bias
 from harness.analysis.judging.verdicts import conclude, verdicts
 from harness.analysis.ladder import ladder_rows
 from harness.features.site.chart import ChartPoint, chart
@@ -71,7 +71,7 @@ def test_the_headline_is_a_row_of_the_screen(
 
 
 def _widened(run: RunRecord, factor: float) -> Verdict:
-    asked = question(GOOD, tilts=(Bias(factor=factor, why="others used the cores"),))
+    asked = question(GOOD, caveats=(bias(factor, "others used the cores"),))
     return conclude(asked, RULE, replace(run, schema=SCHEMA))
 
 

@@ -44,7 +44,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             counts=_counts(tally(run)),
             notes=[
                 brief(run, note)
-                for note in (*notices.findings(run, load=not why_open(run)), *run.notes)
+                for note in (*notices.sentences(run, load=not why_open(run)), *run.notes)
             ],
             verdicts=judged(run, linked),
             together=verdicts.together(run.verdicts),

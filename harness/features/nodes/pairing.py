@@ -18,7 +18,7 @@ from harness.measure.session import Session
 from harness.record import Purpose, RunRecord
 from harness.record.fabric import Paired, Slow, Suspects
 
-#: Name of the record's field that this feature recomputes during an audit.
+#: Field of the record that an audit recomputes; ``heads.modules`` finds this module by the name.
 AUDIT = "suspects"
 #: Smallest relative slowness for which a node or link is named: in the step time of a training
 #: (STEP) and in the time of an all-reduce (LINK).

@@ -65,7 +65,7 @@ def test_every_figure_of_the_sample_has_a_unit_and_a_value(whole: Path) -> None:
     ("edit", "message"),
     [
         (dict(complete=False), "was interrupted"),
-        (dict(software={"torch": "2", "suite": "abc-dirty"}), "changes that no commit has"),
+        (dict(software={"torch": "2", "suite": "abc-dirty"}), "uncommitted changes"),
     ],
 )
 def test_what_no_history_takes_is_refused(
@@ -105,7 +105,7 @@ def test_a_comparison_of_environments_is_no_night(tmp_path: Path) -> None:
         )
         for plan in run.plans
     ]
-    with pytest.raises(RecordError, match="other environments"):
+    with pytest.raises(RecordError, match="own environment"):
         night_of(dataclasses.replace(run, plans=tuple(plans)), tmp_path)
 
 

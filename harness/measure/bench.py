@@ -230,7 +230,7 @@ class Bench:
             raise LaunchError(
                 f"{option} cannot shape links, but {network[0][0]} is set",
                 where=case.id,
-                expected="the engine of this knob",
+                expected="the engine that this knob belongs to",
                 fix=f"--engine {network[0][0].partition('.')[0]}",
             )
         out = self._folder(name, folder)

@@ -12,9 +12,12 @@ USUAL = 8
 def confirm(
     judged: Callable[[], Sequence[Verdict]], again: Callable[[Sequence[Verdict]], bool]
 ) -> None:
-    """|Measure a fresh set while a FAIL needs confirmation. | |Args: | judged: returns the verdicts
-    so far, computed again at each call. | again: measures one more block, sweep or trial of the
-    fresh set for these verdicts; returns | False if none is left to measure.
+    """Measure a fresh set while a FAIL needs confirmation.
+
+    Args:
+        judged: returns the verdicts so far, computed again at each call.
+        again: measures one more block, sweep or trial of the fresh set for these verdicts; returns
+            False if none is left to measure.
     """
     while (waiting := unconfirmed(judged())) and again(waiting):
         pass

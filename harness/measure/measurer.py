@@ -1,4 +1,4 @@
-"""|The Measurer: checks, calibrates, times and confirms plans, block by block, in one Run.
+"""The Measurer: checks, calibrates, times and confirms plans, block by block, in one Run.
 
 It handles arms, turns and contrasts. Of world sizes it uses only the order, because correctness
 checks go from the smallest world size up. A plan is measured once, however often it is requested.

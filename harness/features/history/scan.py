@@ -122,10 +122,13 @@ def nats(
     others: Sequence[int] = (),
     nodes: Sequence[str] = (),
 ) -> float:
-    """|Return by how many nats a step within ``NEAR`` nights of ``at`` is more likely than none. |
-    |Args: | values: one per night, in order. | at: the first night of the new level. | others:
-    first nights of other levels, which are fitted in either case. | nodes: where each night was
-    measured; node effects are fitted in either case.
+    """Return by how many nats a step within ``NEAR`` nights of ``at`` is more likely than none.
+
+    Args:
+        values: one per night, in order.
+        at: the first night of the new level.
+        others: first nights of other levels, which are fitted in either case.
+        nodes: where each night was measured; node effects are fitted in either case.
     """
     start = max(0, at - AROUND)
     end = min(len(values), at + AROUND)
@@ -265,11 +268,15 @@ def changes(
     alpha: float = ALPHA,
     nodes: Sequence[str] = (),
 ) -> list[Change]:
-    """|Return every change of level, oldest first. | |There is none if a drift, or a dependence
-    between nights, explains the values as well. | |Args: | values: one per night, in order;
-    logarithms if sizes are to be ratios. | floor: smaller differences are not changes. | alpha: the
-    probability of a false alarm. | nodes: where each night was measured; the difference between
-    nodes is not a change.
+    """Return every change of level, oldest first.
+
+    There is none if a drift, or a dependence between nights, explains the values as well.
+
+    Args:
+        values: one per night, in order; logarithms if sizes are to be ratios.
+        floor: smaller differences are not changes.
+        alpha: the probability of a false alarm.
+        nodes: where each night was measured; the difference between nodes is not a change.
     """
     x = without_nodes(np.asarray(values, dtype=float), nodes)
     steps = _steps(x, _cuts(x, 0, len(x), alpha), floor, alpha)

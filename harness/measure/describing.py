@@ -1,4 +1,4 @@
-"""Describe cases by an agent without launching them, and cache the descriptions."""
+"""Descriptions of cases by an agent, without launching the cases."""
 
 import contextlib
 import tempfile

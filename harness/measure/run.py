@@ -176,6 +176,7 @@ class Run:
 
     @uninterrupted
     def _link(self, kind: Kind, *bodies: object) -> None:
+        """Append entries to the chain, after the entries that precede every launch."""
         self.seal()
         assert self._chain is not None
         self._chain.add(kind, *bodies)

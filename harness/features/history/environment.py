@@ -37,10 +37,12 @@ class Ledger(Environment):  # type: ignore[misc]  # asv has no types
 
     @property
     def name(self) -> str:
+        """The name of the environment."""
         return ENVIRONMENT
 
     @property
     def dir_name(self) -> str:
+        """The name of the environment's folder."""
         return ENVIRONMENT
 
     def check_presence(self) -> bool:

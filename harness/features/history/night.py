@@ -133,9 +133,9 @@ def nights(results: Path) -> list[Night]:
             known.append(from_doc(Night, json.loads(path.read_text(encoding="utf-8"))))
         except ValueError as error:
             raise RecordError(
-                f"not a night: {error}",
+                f"the file is not an entry of the history: {error}",
                 where=str(path),
-                expected="a file that ingest wrote",
+                expected="a file that scaleproof ingest wrote",
                 fix=f"rm {path} && scaleproof ingest RUN",
             ) from None
     return sorted(known, key=lambda night: (night.when, night.run))

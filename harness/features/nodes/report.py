@@ -53,7 +53,7 @@ def lines(suspects: Suspects, width: int) -> list[str]:
         )
         shown += wrap(f"{nothing}; {pairing.hidden(suspects)}", width, 1)
     failed = len(suspects.pairs) - len(timed)
-    broke = f", {failed} of them broke" if failed else ""
+    broke = f", {failed} of them failed" if failed else ""
     shown.append(
         f" {len(suspects.pairs)} pairs{broke} in {len(_rounds(suspects.pairs))} rounds,"
         f" {2 * len(suspects.pairs)} node-launches"

@@ -241,7 +241,7 @@ def test_a_night_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     ingest(SAMPLES, tmp_path)
     path = next((tmp_path / "nights").iterdir())
     path.write_text("{")
-    with pytest.raises(RecordError, match="not a night") as error:
+    with pytest.raises(RecordError, match="not an entry of the history") as error:
         ingest(SAMPLES[:1], tmp_path)
     assert str(path) in error.value.fix or "rm" in error.value.fix
 

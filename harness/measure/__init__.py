@@ -1,1 +1,3 @@
-"""A run: climbs, pilots, blocks, sweeps and trials, into one record."""
+"""Measure a run: correctness checks, calibration launches, timed blocks, sweeps and trials are
+entered in one record.
+"""

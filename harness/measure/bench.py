@@ -1,4 +1,4 @@
-"""The Bench: one world of fresh processes for one arm, and the LaunchRecord that it leaves."""
+"""The Bench: starts one world of fresh processes for one arm and returns its LaunchRecord."""
 
 import datetime
 import errno
@@ -46,25 +46,28 @@ from harness.record.fabric import label
 from harness.record.launch import BEHIND as BEHIND_SLOT, PASSING
 from harness.record.store import load_samples, write_text
 
-#: What to do where a script writes to what all its launches share.
-UNSHARED = "leave that --data out, and every launch has a copy of its own"
-#: FLOP/s of a slow CPU core, for deadlines only.
+#: The advice for a script that writes to data that all its launches share.
+UNSHARED = "omit that --data option, and every launch gets a private copy"
+#: FLOP/s of a slow CPU core. Only deadlines use it.
 SLOW_FLOPS = 5e9
-#: What a launch's name, which is a folder's too, may not have.
+#: Characters that must not occur in the name of a launch, because the name is also that of a
+#: folder.
 _ODD = re.compile(r"[^A-Za-z0-9_.+-]+")
 _USUAL = Deadlines()
-#: How long a rank may be silent while its blocks are compiled, with those of all others beside it.
+#: Seconds that a rank may be silent while its blocks are compiled, at the same time as those of all
+#: other ranks.
 COMPILING_S = 600.0
-#: What a script imports, loads and compiles may take long, and so may an evaluation between steps.
+#: Deadlines of a user's script: its imports, data loading and compilation may take long, and so may
+#: an evaluation between steps.
 SCRIPTS = Deadlines(
     start_s=600.0, first_step_s=600.0, step_s=300.0, collective_s=300.0, meet_s=120.0
 )
 
 
 class Bench:
-    """Owns the engine and its agents; launches worlds, one or several at a time.
+    """Owns the engine and its agents, and launches one or several worlds at a time.
 
-    ``settings`` say which environments there are besides, and what these have of the project.
+    ``settings`` name the additional environments and the versions of the project in them.
     """
 
     def __init__(
@@ -77,10 +80,11 @@ class Bench:
         self.catalogue = catalogue
         self.engine = engine
         self._count = 0
-        #: Of the order of samples; each run has its own.
+        #: Seed of the order of samples; each run has its own.
         self.data_seed = 0
         self._shared: copies.Stamps = {}
-        #: Sweeps that broke, by their launches' names, and why; whoever enters them takes them out.
+        #: Broken sweeps: launch name -> reason. The caller that enters them in the record removes
+        #: them.
         self.broken: dict[str, str] = {}
         self.settings = settings or Settings()
         self.collective_s = float(where.settings.get("collective_s", 0))
@@ -88,7 +92,11 @@ class Bench:
         self.worlds = self.fleets.own
 
     def describe(self, cases: Sequence[CaseSpec]) -> list[Described]:
-        """Ask an agent what each case will do; of a version of the project an agent of its own."""
+        """Ask an agent what each case will compute, send and hold.
+
+        A checkout of another project version is described by an agent of that version. Cases of
+        scripts get an empty description.
+        """
         versions = dict(self.settings.checkouts)
         by_version: dict[str, list[CaseSpec]] = {}
         for case in (c for c in cases if not c.script):
@@ -108,14 +116,14 @@ class Bench:
         return [known.get(c.hash, Described()) for c in cases]
 
     def _files(self, case: CaseSpec) -> dict[str, str]:
-        """The files of a case, as its setup has them."""
+        """Return the paths of a case's files in the environment (setup) of the case."""
         files = self.catalogue.files(case)
         return {kind: self.settings.placed(file, case.setup) for kind, file in files.items()}
 
     def launch(
         self, order: Order, folder: Path, described: Described, on_step: Callable[[int], None]
     ) -> LaunchRecord:
-        """One world, from its start to its record. ``folder`` is the run's."""
+        """Launch one world and return its record. ``folder`` is the folder of the run."""
         return self.launch_together([order], folder, [described], on_step)[0]
 
     def launch_together(
@@ -125,10 +133,10 @@ class Bench:
         described: Sequence[Described],
         on_step: Callable[[int], None],
     ) -> list[LaunchRecord]:
-        """Worlds that run at once, each at its seat.
+        """Launch several worlds at once, each at its placement, and return their records.
 
-        Where the cause of a failure is not sure it is launched once more, alone, under torch's own
-        check of every collective; that launch counts for nothing else.
+        If the cause of a failure is uncertain, the world is launched once more, alone, with torch's
+        detailed check of every collective. That launch is used only to name the cause.
         """
         with files.writing_to(folder):
             records = self._launch(orders, folder, described, on_step)
@@ -141,14 +149,15 @@ class Bench:
             alone = replace(orders[i], behind=None)
             (looked,) = self._launch([alone], folder, described[i:], on_step, True)
             if (again := looked.cause) is None or not again.sure or again.kind != "collective":
-                continue  # torch's own check can crash a rank: only what it says itself counts
+                continue  # torch's check can itself crash a rank, so only its own message counts
             message = f"{again.message} (seen when launched again with detailed debugging)"
             records[i] = replace(record, cause=replace(again, message=message))
         return records
 
     def sweep(self, case: CaseSpec, folder: Path, only: str = "") -> list[Row]:
-        """Sweep the collectives of a world once, or ``only`` one of them; LaunchError with the
-        cause if it breaks.
+        """Sweep the collectives of a world once, or ``only`` one of them.
+
+        Raise LaunchError with the cause if the sweep breaks.
         """
         (rows,) = self.sweep_together([case], folder, [()], only)
         if isinstance(rows, LaunchError):
@@ -162,7 +171,10 @@ class Bench:
         hosts: Sequence[tuple[int, ...]],
         only: str = "",
     ) -> list[list[Row] | LaunchError]:
-        """Sweep worlds at once, each on nodes of its own (none named: the first ones)."""
+        """Sweep several worlds at once, each on separate nodes.
+
+        ``hosts`` are the nodes of each world; an empty tuple means the first nodes.
+        """
         specs = []
         for case, of in zip(cases, hosts, strict=True):
             name = f"fabric-{case.world.replace('+', '-')}"
@@ -180,7 +192,12 @@ class Bench:
     def train(
         self, case: CaseSpec, folder: Path, task: Train | Break | Play, deadlines: Deadlines
     ) -> tuple[Ended, Path]:
-        """Train, broken on purpose or gone on with; the folder that the ranks wrote to."""
+        """Run a training of the recovery feature; return how it ended and the folder that its ranks
+        wrote.
+
+        The task is a plain training (also one resumed from a checkpoint), one with an injected
+        fault, or the replay of a fault trace.
+        """
         spec = self._spec("recovery", case, folder, task, deadlines=deadlines)
         return self._run(spec), Path(spec.out)
 
@@ -195,9 +212,10 @@ class Bench:
         deadlines: Deadlines | None = None,
         detailed: bool = False,
     ) -> LaunchSpec:
-        """The next launch, and a folder for what it leaves.
+        """Return the specification of the next launch, with a new folder for its files.
 
-        Raises LaunchError if the case asks for links or stragglers that this engine does not make.
+        Raise LaunchError if the case needs shaped links or stragglers that this engine does not
+        provide.
         """
         option = f"--engine {self.engine.name}"
         facts = self.engine.engine
@@ -212,7 +230,7 @@ class Bench:
             raise LaunchError(
                 f"{option} cannot shape links, but {network[0][0]} is set",
                 where=case.id,
-                expected="the engine of this knob",
+                expected="the engine that this knob belongs to",
                 fix=f"--engine {network[0][0].partition('.')[0]}",
             )
         out = self._folder(name, folder)
@@ -228,23 +246,28 @@ class Bench:
         )
 
     def _folder(self, name: str, folder: Path) -> Path:
-        """A folder for what the next launch leaves in that of a run, numbered."""
+        """Create the numbered folder of the next launch in the folder of a run."""
         self._count += 1
         out = folder / "launches" / f"{name}-{self._count:04}"
         out.mkdir(parents=True, exist_ok=True)
         return out
 
     def count_on(self, folder: Path) -> None:
-        """Number launches after those that are in a run's folder: no two share one."""
+        """Continue the numbering after the launches in a run's folder, so that no two share a
+        number.
+        """
         there = [path.name.rpartition("-")[2] for path in (folder / "launches").glob("*")]
         self._count = max((int(number) for number in there if number.isdigit()), default=0)
 
     def _run(self, spec: LaunchSpec) -> Ended:
-        """One world."""
+        """Launch one world and wait until it has ended."""
         return self._run_together([spec], lambda step: None)[0]
 
     def _run_together(self, specs: Sequence[LaunchSpec], tick: Tick) -> list[Ended]:
-        """Worlds at once; how each rank of a broken one ended is kept beside what it left."""
+        """Launch worlds at once and wait until all have ended.
+
+        If a world broke, how each of its ranks ended is written to ``ends.json`` in its folder.
+        """
         ended = self.fleets.of(specs[0].case.setup).launch_together(specs, tick)
         for spec, world in zip(specs, ended, strict=True):
             if not all(end.finished for end in world.ranks):
@@ -259,6 +282,7 @@ class Bench:
         on_step: Callable[[int], None],
         detailed: bool = False,
     ) -> list[LaunchRecord]:
+        """Launch worlds at once and return their records, followed by those of their profiles."""
         answered = list(zip(orders, described, strict=True))
         first = orders[0].script
         if first is not None and not self._shared:
@@ -297,8 +321,10 @@ class Bench:
         launch: LaunchRecord,
         began_at: datetime.datetime,
     ) -> LaunchRecord | None:
-        """The record of the steps behind a window, whose files are moved to a folder of their own;
-        None if there are none, or if the world did not get there.
+        """Return the record of the profiled steps after a window, and move their files to a
+        separate folder.
+
+        Return None if the order has no such steps or the world did not reach them.
         """
         if order.behind is None or len(launch.ranks) < order.arm.case.world_size:
             return None
@@ -322,7 +348,9 @@ class Bench:
         )
 
     def _written(self, script: Script | None) -> list[str]:
-        """Names the shared files that a script's launch has changed, as far as we see it."""
+        """Return a message that names the shared files changed by a script's launch, as far as
+        detected.
+        """
         if script is None or not script.data:
             return []
         before = self._shared
@@ -334,6 +362,7 @@ class Bench:
     def _spec_of(
         self, order: Order, folder: Path, described: Described, detailed: bool
     ) -> LaunchSpec:
+        """Return the launch specification of an order."""
         case = order.arm.case
         seat = order.seat
         task = _task(order, self.catalogue, described, self.data_seed)
@@ -346,7 +375,7 @@ class Bench:
 
 
 def _task(order: Order, catalogue: Catalogue, described: Described, data_seed: int) -> Task:
-    """The task of the ranks for this order."""
+    """Return the task of the ranks for this order."""
     case = order.arm.case
     window = order.window
     if order.script is not None:
@@ -370,17 +399,20 @@ def _task(order: Order, catalogue: Catalogue, described: Described, data_seed: i
 
 
 def _name(order: Order) -> str:
-    """How the folder of a launch begins."""
-    arm = _ODD.sub("-", order.arm.name.strip("@"))  # an arm's name may have spaces
+    """Return the prefix of the name of a launch's folder."""
+    arm = _ODD.sub("-", order.arm.name.strip("@"))  # an arm's name may contain spaces
     return f"{order.plan.hash[:6]}-{order.label}-{arm}"
 
 
 def _at(moment: datetime.datetime) -> str:
+    """Return a time in ISO 8601 format with milliseconds."""
     return moment.isoformat(timespec="milliseconds")
 
 
 def _without(launch: LaunchRecord, profile: LaunchRecord) -> LaunchRecord:
-    """A timed launch without the steps behind its window: what broke these is not its fault."""
+    """Return a timed launch without its profiled steps, whose failure must not fail the timed
+    launch.
+    """
     return replace(
         launch,
         wall_s=launch.wall_s - profile.wall_s,
@@ -392,14 +424,14 @@ def _without(launch: LaunchRecord, profile: LaunchRecord) -> LaunchRecord:
 def _swept(
     spec: LaunchSpec, ended: Ended, engine: Entry, catalogue: Catalogue
 ) -> list[Row] | LaunchError:
-    """The results that one sweep left."""
+    """Return the rows of one sweep, or the error that broke it."""
     cause = causes.attribute(ended.ranks, ended.unreachable)
     if cause is not None:
         error = RetryableError if cause.kind in PASSING else LaunchError
         return error(
             f"the fabric sweep broke: rank {cause.rank}: {cause.message}",
             where=spec.case.world,
-            expected="collectives that work",
+            expected="collectives that complete",
             fix=f"less {spec.out}/rank{cause.rank}.log",
         )
     rows = json.loads((Path(spec.out) / "rank0.json").read_text(encoding="utf-8"))
@@ -412,7 +444,7 @@ def _swept(
 
 
 def _record(order: Order, spec: LaunchSpec, ended: Ended) -> LaunchRecord:
-    """The record of a world, before its samples are looked at."""
+    """Return the record of a world, before its samples are evaluated."""
     cause = causes.attribute(ended.ranks, ended.unreachable)
     if cause is not None and order.script is not None and order.script.data:
         cause = replace(cause, message=_with_shared(cause.message))
@@ -442,9 +474,10 @@ def _record(order: Order, spec: LaunchSpec, ended: Ended) -> LaunchRecord:
 def _gpus(
     out: Path, ended: Ended, ranks: Sequence[RankRecord], *, kept: bool
 ) -> tuple[GpuWindow, ...]:
-    """The devices of every node over the window of that node's ranks, which is by its clock.
+    """Return the readings of every node's devices, summarised over the window of that node's ranks.
 
-    With ``kept`` the readings of the first node stay beside the traces.
+    The window is measured by the node's clock. If ``kept`` is set, the readings of the first node
+    are stored next to the traces.
     """
     gpus: list[GpuWindow] = []
     for end in ended.ranks:
@@ -462,14 +495,16 @@ def _gpus(
 
 
 def _with_shared(message: str) -> str:
-    """An error of a script's, and why it may not write there."""
+    """Return the error message of a script; if it could not write to shared data, append the
+    advice.
+    """
     if os.strerror(errno.EROFS) not in message:
         return message
     return f"{message} ({UNSHARED})"
 
 
 def _compared(launch: LaunchRecord, folder: Path) -> LaunchRecord:
-    """The launch with what its ranks' bits come to."""
+    """Return the launch with the result of comparing its ranks' bits."""
     compared = bits.compare([load_samples(folder, launch.launch, rank) for rank in launch.ranks])
     sentences = bits.sentences(compared, launch.ranks)
     return replace(launch, compared=compared.num, wrong=sentences)
@@ -481,7 +516,7 @@ def figured(
     folder: Path,
     described: Sequence[Described],
 ) -> list[LaunchRecord]:
-    """Launches that ran at once, with what follows from the samples that their ranks left."""
+    """Return launches that ran at once, with the metrics computed from their ranks' samples."""
     records = []
     for order, launch, answer in zip(orders, launches, described, strict=True):
         record = launch
@@ -501,7 +536,10 @@ def _figured(
     described: Described,
     beside: Sequence[RankRecord],
 ) -> LaunchRecord:
-    """The launch with what follows from its ranks' samples, and from their traces."""
+    """Return the launch with the metrics computed from its ranks' samples and traces.
+
+    ``beside`` are the ranks of the worlds that ran concurrently.
+    """
     case = order.arm.case
     expected = described.expected
     ranks = launch.ranks
@@ -525,7 +563,7 @@ def _figured(
 
 
 def _left_by(ranks: Sequence[int], out: Path) -> tuple[RankRecord, ...]:
-    """The records that the ranks left, of those that did."""
+    """Return the records that the ranks wrote; ranks that wrote none are left out."""
     paths = (out / f"rank{rank}.json" for rank in ranks)
     return tuple(
         from_doc(RankRecord, json.loads(path.read_text(encoding="utf-8")))
@@ -535,7 +573,10 @@ def _left_by(ranks: Sequence[int], out: Path) -> tuple[RankRecord, ...]:
 
 
 def _deadlines(case: CaseSpec, described: Described) -> Deadlines:
-    """Silence that no healthy step of this case lasts, by its FLOPs at a slow core's rate."""
+    """Return deadlines that no healthy step of this case reaches.
+
+    The duration of a step is estimated from the FLOPs of the case and the speed of a slow device.
+    """
     if case.script:
         return SCRIPTS
     if described.facts is None or described.expected is None:
@@ -553,7 +594,10 @@ def _deadlines(case: CaseSpec, described: Described) -> Deadlines:
 
 
 def _with_collective(limits: Deadlines, asked_s: float) -> Deadlines:
-    """The limits with a collective's as the cluster file asks: no phase may end it earlier."""
+    """Return deadlines with the collective timeout of the cluster file, if it sets one.
+
+    The other deadlines are at least as long, because no phase may end a collective earlier.
+    """
     if not asked_s:
         return limits
     return replace(
@@ -566,9 +610,10 @@ def _with_collective(limits: Deadlines, asked_s: float) -> Deadlines:
 
 
 def mean_wall_s(launches: Sequence[LaunchRecord]) -> Mapping[str, float]:
-    """Case hash -> what its launches took on average, timed ones if there are any.
+    """Return case hash -> mean wall time (s) of its launches, of timed ones if there are any.
 
-    Pilots step longer than what they stand for.
+    A calibration launch steps ``HORIZON`` times as long as a timed launch, so the surplus is
+    subtracted.
     """
     out: dict[str, list[float]] = {}
     for purpose in (Purpose.PILOT, Purpose.PROBE, Purpose.TIMED):

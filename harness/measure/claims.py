@@ -1,4 +1,4 @@
-"""What a user's files claim in the description of a case, when no file was imported."""
+"""The statements that a user's files make in the description of a case, checked by their heads."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,8 +11,10 @@ from harness.record import Described, Expected, Reference
 
 
 def witness(case: CaseSpec, catalogue: Catalogue) -> CaseSpec | None:
-    """The case that says the same of the model with no file of a user's but the model's own; None
-    where the case has no others.
+    """Return a case that describes the same model without the user's other files.
+
+    The answer about this witness is compared with the answer about the case. Return None if the
+    case uses no files of a user except that of its model.
     """
     if all(entry.shipped or entry.kind == "models" for entry in catalogue.entries_of(case)):
         return None
@@ -26,22 +28,24 @@ def witness(case: CaseSpec, catalogue: Catalogue) -> CaseSpec | None:
 def of_files(
     case: CaseSpec, answer: Described, beside: Described | None, catalogue: Catalogue
 ) -> Described:
-    """The description with what keeps losses from being compared, or to the bit: a user's file
-    excuses itself from nothing. A shipped strategy states facts.
+    """Return the description with the statements by which a user's files weaken the loss
+    comparison.
 
-    ``beside`` is the description of its witness. A file that says another thing of itself than when
-    the case was planned is an error.
+    The statements are listed as ``excuses``, because a user's file must not exempt itself from a
+    check. Statements of a shipped strategy are accepted as facts. ``beside`` is the description of
+    the case's witness. The description is an error if the head of a file has changed since the case
+    was planned.
     """
     theirs = [entry for entry in catalogue.entries_of(case) if not entry.shipped]
     for entry in theirs:
         if read_head(entry.path)[1] != entry.head:
-            message = f"{entry.path}: its head is another one than when the case was planned"
+            message = f"{entry.path}: the head of this file has changed since the case was planned"
             return Described(error=message)
     expected = answer.expected
     if not theirs or answer.error or answer.unsupported:
         return answer
     if expected is None:
-        return Described(error="its files left no word of what is expected")
+        return Described(error="the files of the case state no expectations")
     strategy = catalogue.get("strategies", case.strategy)
     excuses = [] if strategy.shipped else list(_excuses(expected, strategy))
     if any(_gated_otherwise(case, entry) for entry in theirs):
@@ -58,14 +62,16 @@ def of_files(
     return replace(
         answer,
         theirs=tuple(entry.kind for entry in theirs),
-        own_ideal=own_ideal or expected.balance != 1,  # by a model whose FLOPs its own file counts
+        own_ideal=own_ideal or expected.balance != 1,  # its own file counts the FLOPs
         excuses=tuple(excuses),
     )
 
 
 def of_its_training(case: CaseSpec, answer: Described, catalogue: Catalogue) -> Described:
-    """The description with a reference that only cases of the same model, samples and seed share,
-    whichever key its files stated.
+    """Return the description with a reference key that only cases of the same training share.
+
+    The key combines the key that the files state with the model, its sizes, the number of samples,
+    the seed, the precision and the optimizer.
     """
     if answer.reference is None:
         return answer
@@ -79,7 +85,7 @@ def of_its_training(case: CaseSpec, answer: Described, catalogue: Catalogue) -> 
 
 
 def _unlike(answer: Described, beside: Described) -> Iterator[str]:
-    """Names what a description says of its model that one without the other files does not."""
+    """Yield how the model in a description differs from the model in the witness's description."""
     if _of_model(answer) != _of_model(beside):
         yield "another model"
     if _reference_bytes(answer) > _reference_bytes(beside):
@@ -87,7 +93,9 @@ def _unlike(answer: Described, beside: Described) -> Iterator[str]:
 
 
 def _of_model(described: Described) -> Sequence[object]:
-    """The facts of a model that figures and targets rest on."""
+    """Return the facts of a model that metrics and targets depend on, or an empty tuple without
+    facts.
+    """
     facts = described.facts
     if facts is None:
         return ()
@@ -101,17 +109,22 @@ def _of_model(described: Described) -> Sequence[object]:
 
 
 def _reference_bytes(described: Described) -> int:
+    """Return the memory (bytes) of the reference, or 0 if there is none."""
     return 0 if described.reference is None else described.reference.memory_bytes
 
 
 def _gated_otherwise(case: CaseSpec, entry: Entry) -> bool:
-    """Whether a file's TWIN makes the gate check it at other knobs than it is timed with."""
+    """Return whether a file's TWIN lets the correctness check use other knobs than the timed
+    launches.
+    """
     asked = case.knobs_of(entry.name, entry.knobs)
     return bool(twins.fewer(entry.name, asked, entry.head.get("TWIN", {})))
 
 
 def _excuses(expected: Expected, strategy: Entry) -> Iterator[str]:
-    """By what a user's strategy would keep its losses from being compared, or to the bit."""
+    """Yield the statements of a user's strategy that weaken or prevent the comparison of its
+    losses.
+    """
     claims = {
         "repeatable=False": not expected.repeatable,
         "casts=True": expected.casts,
@@ -122,7 +135,9 @@ def _excuses(expected: Expected, strategy: Entry) -> Iterator[str]:
 
 
 def _as_derived(case: CaseSpec, expected: Expected, reference: Reference, strategy: Entry) -> bool:
-    """Whether a reference compares as closely, on as many shards, as follows from the case."""
+    """Return whether a reference has the loss limit and the number of shards that follow from the
+    case.
+    """
     mesh = strategy.supports.mesh(case)
     limit = loss_limit(case, mesh)
     if expected.reorders:

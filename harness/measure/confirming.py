@@ -1,23 +1,23 @@
-"""Confirming: no FAIL is reported unless a fresh set of launches, sweeps or trials fails too."""
+"""Confirmation of FAILs: a FAIL is reported only if a fresh set of measurements fails too."""
 
 from collections.abc import Callable, Sequence
 
 from harness.analysis.judging.verdicts import unconfirmed
 from harness.record import Verdict
 
-#: Sweeps, or trials of a kind, that are judged where nothing else is asked for.
+#: Default number of sweeps, or of trials of each kind, that are judged.
 USUAL = 8
 
 
 def confirm(
     judged: Callable[[], Sequence[Verdict]], again: Callable[[Sequence[Verdict]], bool]
 ) -> None:
-    """Measure a fresh set for as long as a FAIL waits for one.
+    """Measure a fresh set while a FAIL needs confirmation.
 
     Args:
-        judged: the verdicts so far, judged anew at each call.
-        again: measures one more block, sweep or trial of the fresh set for these verdicts; False
-            where there is none left to measure.
+        judged: returns the verdicts so far, computed again at each call.
+        again: measures one more block, sweep or trial of the fresh set for these verdicts; returns
+            False if none is left to measure.
     """
     while (waiting := unconfirmed(judged())) and again(waiting):
         pass

@@ -1,4 +1,4 @@
-"""Descriptions of cases that the same package and torch made before."""
+"""A cache of descriptions of cases that the same package and torch version made earlier."""
 
 import contextlib
 import json
@@ -12,8 +12,9 @@ from harness.record import Described
 
 
 class DescribeCache:
-    """Answers by the hash of their case; those of users' files, and of packages that may come and
-    go, are asked for again.
+    """Descriptions by the hash of their case.
+
+    Cases that use a user's files, or packages that may be installed or removed, are never cached.
     """
 
     def __init__(self, catalogue: Catalogue) -> None:
@@ -27,7 +28,7 @@ class DescribeCache:
                 self._answers = json.loads(self._path.read_text(encoding="utf-8"))
 
     def of(self, cases: Sequence[CaseSpec]) -> dict[str, Described]:
-        """The descriptions of these cases that are known, by their hash."""
+        """Return the cached descriptions of these cases, by the hash of the case."""
         return {
             case.hash: from_doc(Described, self._answers[case.hash])
             for case in cases
@@ -35,9 +36,9 @@ class DescribeCache:
         }
 
     def keep(self, cases: Sequence[CaseSpec], described: Mapping[str, Described]) -> None:
-        """Answers for the next time; a home that cannot be written to remembers nothing.
+        """Cache new descriptions; do nothing if the cache folder cannot be written.
 
-        An error may be a moment of a busy machine: it is no answer.
+        Errors are not cached, because a busy machine may have caused them.
         """
         unknown = [case for case in cases if case.hash not in self._answers and self._lasts(case)]
         fresh = [case for case in unknown if not described[case.hash].error]
@@ -51,6 +52,7 @@ class DescribeCache:
                     old.unlink(missing_ok=True)
 
     def _lasts(self, case: CaseSpec) -> bool:
+        """Return whether the description of a case can be cached."""
         shipped = all(not file.endswith(".py") for file in self._known.files(case).values())
         packages = self._known.get("strategies", case.strategy).supports.packages
         return shipped and not case.script and not packages

@@ -1,4 +1,4 @@
-"""Describe cases by an agent without launching them, and cache the descriptions."""
+"""Descriptions of cases by an agent, without launching the cases."""
 
 import contextlib
 import tempfile
@@ -12,7 +12,10 @@ from harness.record import Described
 
 
 def described(cases: Sequence[CaseSpec], catalogue: Catalogue) -> list[Described]:
-    """Descriptions that a run of these cases would record; LaunchError where no agent starts."""
+    """Return the descriptions that a run of these cases would record.
+
+    Raise LaunchError if no agent can be started.
+    """
     with tempfile.TemporaryDirectory(prefix="scaleproof-describe-") as folder:
         bench = Bench(
             catalogue, catalogue.get("engines", Settings().engine), Where(folder=Path(folder))

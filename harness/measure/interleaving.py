@@ -1,4 +1,4 @@
-"""Interleaving: one case in two environments, block by block, until their difference is decided."""
+"""Interleaving: compares one case in two environments, block by block, until it is decided."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,16 +15,17 @@ from harness.measure.measurer import Measurer
 from harness.measure.session import Session
 from harness.record import LaunchRecord, RunRecord, Status
 
-#: A difference within this is none; one interval at all looks, both ends together.
+#: Two setups are the same if the relative difference of their throughput is below SAME. ALPHA is
+#: the error probability of the interval over all looks, both ends together.
 SAME = 0.01
 ALPHA = 0.05
-#: Blocks of two pairs, at least and at most.
+#: Fewest and most blocks of a comparison; a block has two pairs.
 FEWEST_BLOCKS = 3
 MOST_BLOCKS = 16
 
 
 class Interleaver:
-    """Launches blocks of one case in two setups, all of them in one run."""
+    """Launches blocks of one case in several setups, all in one run."""
 
     def __init__(self, session: Session, case: CaseSpec, protocol: Protocol) -> None:
         self._session = session
@@ -34,16 +35,18 @@ class Interleaver:
         self.blocks = 0
 
     def block(self, a: str, b: str) -> list[float]:
-        """Logarithms of how much longer a step takes in ``b`` than in ``a``: two pairs.
+        """Measure one block; return log(step time in ``b`` / step time in ``a``) of its two pairs.
 
-        LaunchError if one of them cannot be measured or does not train the same, BusyError if the
-        host was too busy for it.
+        Raise LaunchError if one of them cannot be measured or does not train the same, and
+        BusyError if the host was too busy.
         """
         (longer,) = self.beside(a, (b,))
         return longer
 
     def beside(self, a: str, others: Sequence[str]) -> list[list[float]]:
-        """Measures several setups, all in one block with ``a``."""
+        """Measure several setups in one block with ``a``; return the values of each, as ``block``
+        does.
+        """
         self.blocks += 1
         once = replace(self._protocol, min_blocks=1, max_blocks=1, seed=self.blocks)
         plan = _plan(self._case, a, others, once)
@@ -58,8 +61,9 @@ class Interleaver:
         ]
 
     def alike(self, a: str) -> list[float]:
-        """Logarithms of the throughput of the second launch in ``a`` over the first, a value
-        for each block: the A/A that stands in every A/B.
+        """Return log(throughput of the second launch in ``a`` / that of the first) of each block.
+
+        This is the A/A comparison that every A/B comparison contains.
         """
         measured = self._session.run.bare()
         first = replace(self._case, setup=a)
@@ -80,52 +84,60 @@ class Interleaver:
     def _longer(
         self, measured: RunRecord, plan: Plan, contrast: Contrast, setups: tuple[str, str]
     ) -> list[float]:
+        """Return log(step time in b / step time in a) of each pair of a plan, or raise why there is
+        none.
+        """
         a, b = setups
         ratios = pairs(measured, plan, contrast).values
         if not ratios and plan.hash in measured.out_of_time:
             raise OutOfTimeError(
-                f"the time budget ended before {b} was measured beside {a}",
+                f"the time budget ended before {b} was compared with {a}",
                 where=self._case.id,
-                expected="time for a block more",
+                expected="time for one more block",
                 fix="--time-budget 20m",
             )
         if not ratios:
             failed = self._failed()
             if failed is not None and failed.stood_still:
                 raise BusyError(
-                    f"the host was too busy to measure {b} beside {a}: {failed.wrong[0]}",
+                    f"the host was too busy to compare {b} with {a}: {failed.wrong[0]}",
                     where=self._case.id,
-                    expected="a quieter moment",
-                    fix="scaleproof check",
+                    expected="a host without other load",
+                    fix="scaleproof doctor",
                 )
             raise LaunchError(
-                f"{b} cannot be measured beside {a}: {self._blame()}",
+                f"{b} cannot be compared with {a}: {self._blame()}",
                 where=self._case.id,
                 expected="environments that train correctly",
                 fix="scaleproof run CASE",
             )
-        why = blockers.find_blocker(ContrastData.of(measured, plan, contrast))
-        if why is not None and why.status is not Status.INCONCLUSIVE:  # else: a pair less
+        why = blockers.obstacle(ContrastData.of(measured, plan, contrast))
+        if why is not None and why.status is not Status.INCONCLUSIVE:  # else one pair is missing
             raise LaunchError(
-                f"{b} and {a} are not compared: {why.sentence}",
+                f"{b} and {a} cannot be compared: {why.detail}",
                 where=self._case.id,
-                expected="two that train the same, and correctly",
+                expected="two environments that train the same, and correctly",
                 fix=f"scaleproof report {self._session.run.folder}",
             )
         return [-math.log(ratio) for ratio in ratios]
 
     def _failed(self) -> LaunchRecord | None:
-        """The last launch that is no evidence."""
+        """Return the last launch that is not usable, or None."""
         failed = [launch for launch in self._session.run.launches if not launch.usable]
         return failed[-1] if failed else None
 
     def _blame(self) -> str:
+        """Return why the last unusable launch failed."""
         failed = self._failed()
-        return "no launch ended" if failed is None else [*failed.wrong, blockers.blame(failed)][0]
+        return (
+            "no launch was completed"
+            if failed is None
+            else [*failed.wrong, blockers.blame(failed)][0]
+        )
 
 
 def _plan(case: CaseSpec, a: str, others: Sequence[str], once: Protocol) -> Plan:
-    """A case in one setup, and in each other beside it."""
+    """Return the plan of one block: a case in setup ``a`` and in each other setup."""
     first = replace(case, setup=a)
     plans = [
         versus(first, replace(case, setup=other), ("throughput_ratio",), protocol=once)
@@ -151,8 +163,11 @@ def _plan(case: CaseSpec, a: str, others: Sequence[str], once: Protocol) -> Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Throughput of B over A in the same blocks, with an interval that holds at all looks. The same
-    of A over itself, launches of one block: what is no difference looks like that.
+    """The ratio of the throughput of B to that of A in the same blocks.
+
+    ``low`` and ``high`` are the ends of an interval that is valid at all looks. ``alike`` and its
+    ends are the same for A against itself, from launches of one block. It shows how large a ratio
+    is without any difference.
     """
 
     case: str
@@ -167,7 +182,9 @@ class Difference:
 
 
 def difference(case: str, longer: list[float]) -> Difference:
-    """The difference by the pairs so far; ``longer`` as of ``Interleaver.block``."""
+    """Return the difference that the pairs so far show. ``longer`` is as from
+    ``Interleaver.block``.
+    """
     interval = judge.t_sequence([-x for x in longer], ALPHA)
     low, high = interval.low, interval.high
     reading = Reading.UNDECIDED
@@ -190,7 +207,9 @@ def difference(case: str, longer: list[float]) -> Difference:
 
 
 def beside_itself(measured: Difference, alike: Sequence[float]) -> Difference:
-    """A difference with what A differed by from itself; ``alike`` as of ``Interleaver.alike``."""
+    """Return a difference with the A/A comparison added. ``alike`` is as from
+    ``Interleaver.alike``.
+    """
     if not alike:
         return measured
     interval = judge.t_sequence(alike, ALPHA)
@@ -201,7 +220,7 @@ def beside_itself(measured: Difference, alike: Sequence[float]) -> Difference:
 def compared(
     interleaver: Interleaver, case: str, a: str, b: str, tell: Callable[[str], None]
 ) -> Difference:
-    """Measures blocks until the difference is decided; ``tell`` gets a line for each."""
+    """Measure blocks until the difference is decided. ``tell`` receives a line after each block."""
     longer: list[float] = []
     while True:
         try:

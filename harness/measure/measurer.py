@@ -1,13 +1,15 @@
-"""The Measurer: climbs, pilots, times and confirms plans, block by block, into one Run.
+"""The Measurer: checks, calibrates, times and confirms plans, block by block, in one Run.
 
-It knows arms, turns and contrasts, nothing of world sizes but that a climb goes upwards. A plan is
-measured once however often it is asked for; every launch is in the chain as soon as it has ended.
+It handles arms, turns and contrasts. Of world sizes it uses only the order, because correctness
+checks go from the smallest world size up. A plan is measured once, however often it is requested.
+Every launch is entered in the chain as soon as it has ended.
 
     describe -> climb (gates, ascending) -> pilots -> windows frozen -> blocks until decided
-    -> a fresh set where a FAIL would be reported -> verdicts
+    -> a fresh set if a FAIL would be reported -> verdicts
 
-All plans go through these stages together. Of a run that takes long, or has a budget of time, each
-plan gets its first blocks before the next one is begun.
+A gate is the launch of a correctness check, and a pilot is a calibration launch. All plans go
+through these stages together. If a run takes long or has a time budget, each plan gets its first
+blocks before the next plan begins.
 """
 
 import functools
@@ -41,7 +43,7 @@ from harness.record import Block, LaunchRecord, Purpose, Reason, Verdict
 
 
 class Measurer:
-    """Measures plans; ``run`` is what it has so far."""
+    """Measures plans. ``run`` holds the measurements so far."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -49,19 +51,20 @@ class Measurer:
         self._progress = session.progress
         self._budget_s = session.settings.budget_s
         self._limit_s = self._budget_s or session.settings.more_until_s
-        self._arms: dict[str, list[Arm]] = {}  # what is worth timing
+        self._arms: dict[str, list[Arm]] = {}  # plan hash -> the arms that are timed
         self._broken: dict[str, ScaleproofError] = {}
         self._done: dict[str, tuple[Verdict, ...]] = {}
 
     @property
     def waiting(self) -> list[Plan]:
-        """Plans that are still to come."""
+        """The plans that are still to be measured."""
         return [plan for plan in self.run.plans if plan.hash not in self._done]
 
     def measure(self, plans: Sequence[Plan]) -> None:
-        """Measure what is not measured yet; ``verdicts`` gives the answers.
+        """Measure the plans that are not measured yet; ``verdicts`` returns their verdicts.
 
-        A plan that cannot be measured (its engine broke) does not keep the others from it.
+        If a plan cannot be measured, for example because its engine broke, the other plans still
+        are.
         """
         new = [p for p in plans if p.hash not in self._done and p.hash not in self._broken]
         if not new:
@@ -76,15 +79,17 @@ class Measurer:
                 self._begin(group)
                 if len(group) == 1:
                     self._tell(group[0])
-            for _ in range(2):  # a FAIL of the largest world has the smaller ones judged
+            # A FAIL at the largest world size makes the smaller ones be judged too, so decide
+            # twice.
+            for _ in range(2):
                 self._decide(new)
             done = [plan for plan in new if plan.hash not in self._broken]
             self._done |= {p.hash: tuple(verdicts.of_plan(self.run.bare(), p)) for p in done}
-        finally:  # also where it broke
+        finally:  # also if an error ended the measurement
             self.run.keep()
 
     def _decide(self, plans: Sequence[Plan]) -> None:
-        """Blocks for what is open, then a fresh set of what would FAIL."""
+        """Measure blocks for undecided verdicts, then a fresh set for verdicts that would FAIL."""
         while block := blocks.next_block(self.run, plans, self._arms, self._more_until_s(plans)):
             further = functools.partial(self._further, arms=block.arms, alone=block.baselines_alone)
             self._attempt([block.plan], further)
@@ -92,14 +97,14 @@ class Measurer:
             self._attempt(plans, stage)
 
     def _groups(self, plans: Sequence[Plan]) -> list[Sequence[Plan]]:
-        """The plans that go through the stages together."""
+        """Return the groups of plans that go through the stages together."""
         cases = {arm.case.hash for plan in plans for arm in plan.arms}
         described = cases <= self.run.described.keys()
         long = described and left_s(self._session, plans, self._arms) > leading.LONG_S
         return [[plan] for plan in plans] if long or self._budget_s else [plans]
 
     def _tell(self, plan: Plan) -> None:
-        """The verdict of a plan so far, for whoever waits."""
+        """Report the verdict of a plan so far to the progress display."""
         if plan.hash not in self._broken and self.waiting != [plan]:
             judged = verdicts.of_plan(self.run.bare(), plan)
             sentence = leading.first_verdict(judged, self.run.elapsed_s)
@@ -107,7 +112,9 @@ class Measurer:
                 self._progress.note(sentence)
 
     def _begin(self, plans: Sequence[Plan]) -> None:
-        """From gates to the blocks that every plan gets, stage by stage."""
+        """Take plans from their correctness checks to the blocks that every plan gets, stage by
+        stage.
+        """
         for stage in (self._climb, self._pilot):
             self._attempt(plans, stage)
         piloting.freeze(self.run, [plan for plan in plans if self._arms[plan.hash]])
@@ -115,29 +122,34 @@ class Measurer:
             self._attempt(plans, stage)
 
     def _more_until_s(self, plans: Sequence[Plan]) -> float | None:
-        """Until when more blocks may run: what comes after them must fit in, too."""
+        """Return the elapsed time (s) until which more blocks may start, or None without a limit.
+
+        The time that the remaining launches need is reserved.
+        """
         if self._limit_s is None:
             return None
         return self._limit_s - left_s(self._session, plans, self._arms)
 
     def broken(self, plan: Plan) -> ScaleproofError | None:
-        """The obstacle that kept a plan from being measured, if there was one."""
+        """Return the error that kept a plan from being measured, or None."""
         return self._broken.get(plan.hash)
 
     @property
     def lost(self) -> bool:
-        """Whether nodes were lost for good: the run can be resumed when they are back."""
+        """Whether nodes were lost permanently: the run can be resumed after they return."""
         return any(isinstance(error, RetryableError) for error in self._broken.values())
 
     def verdicts(self, plan: Plan) -> tuple[Verdict, ...]:
-        """A measured plan's verdicts; raises what kept it from being measured."""
+        """Return the verdicts of a measured plan, or raise the error that kept it from being
+        measured.
+        """
         if plan.hash in self._broken:
             raise self._broken[plan.hash]
         return self._done[plan.hash]
 
     @property
     def judged(self) -> tuple[Verdict, ...]:
-        """Verdicts of what was measured apart, and of the plans that were measured to their end."""
+        """The verdicts of sweeps and trials, and of the plans that were measured completely."""
         apart = verdicts.of_series(self.run.bare())
         return (
             *apart,
@@ -145,7 +157,7 @@ class Measurer:
         )
 
     def _attempt(self, plans: Sequence[Plan], stage: Callable[[Plan], None]) -> None:
-        """One stage of plans; what breaks one is kept for whoever asks for its verdicts."""
+        """Run one stage of each plan, and store the error of a plan that breaks in it."""
         for plan in (p for p in plans if p.hash not in self._broken):
             try:
                 stage(plan)
@@ -157,6 +169,7 @@ class Measurer:
                 self._progress.note(f"{plan.brief}: {error.what}")
 
     def _climb(self, plan: Plan) -> None:
+        """Run the correctness checks of a plan and keep the arms that are worth timing."""
         if self._late(plan, "its gates"):
             return
         self._arms[plan.hash] = climb(
@@ -164,6 +177,7 @@ class Measurer:
         )
 
     def _pilot(self, plan: Plan) -> None:
+        """Run the missing calibration launches of a plan."""
         for purpose, turn, arms in piloting.missing_pilots(
             self.run, plan, lambda: self._slots(plan)
         ):
@@ -175,17 +189,21 @@ class Measurer:
             self._refuse_unlike(plan)
 
     def _late(self, plan: Plan, stage: str) -> bool:
-        """Whether the budget of time is over before this stage of a plan: it ends there."""
+        """Return whether the time budget ended before this stage; if so, end the plan."""
         if self._budget_s is None or self.run.in_time(0.0, self._budget_s):
             return False
         budget = duration(self._budget_s)
-        self._progress.note(f"{plan.brief}: cut, the time budget of {budget} ended before {stage}")
+        self._progress.note(
+            f"{plan.brief}: not measured, the time budget of {budget} ended before {stage}"
+        )
         self.run.out_of_time.append(plan.hash)
         self._arms[plan.hash] = []
         return True
 
     def _refuse_unlike(self, plan: Plan) -> None:
-        """A script whose pilots show that its worlds do not train alike is not timed."""
+        """Stop a plan of a script if its calibration launches show inconsistent training between
+        worlds.
+        """
         for verdict in verdicts.of_plan(self.run.bare(), plan):
             differs = verdict.reason is Reason.INCORRECT and not may_be_ragged(verdict.detail)
             if differs and self._arms[plan.hash]:
@@ -193,7 +211,10 @@ class Measurer:
                 self._arms[plan.hash] = []
 
     def _refer(self, plan: Plan, arms: Sequence[Arm] = (), *, replicated: bool = False) -> None:
-        """Train what the losses of timed launches are compared with, once for all that need it."""
+        """Train the references that the losses of timed launches are compared with.
+
+        A reference is trained once for all cases that share it.
+        """
         if plan.in_pilots:
             return  # nothing is timed
         of_arms = arms or self._arms[plan.hash]
@@ -212,13 +233,18 @@ class Measurer:
             )
 
     def _first_blocks(self, plan: Plan) -> None:
-        """The blocks that every plan gets; a plan that the budget cannot hold gets none at all."""
+        """Measure the blocks that every plan gets.
+
+        A plan gets none if the time budget does not suffice for all of them.
+        """
         missing = plan.protocol.min_blocks - len(self.run.blocks_of(plan))
         if not self._arms[plan.hash] or missing <= 0:
             return
         if not self.run.in_time(missing * self.run.block_s(self._slots(plan)), self._budget_s):
             self.run.out_of_time.append(plan.hash)
-            self._progress.note(f"{plan.brief}: cut, {missing} blocks exceed the time budget")
+            self._progress.note(
+                f"{plan.brief}: not measured, {missing} blocks exceed the time budget"
+            )
             return
         while len(begun := self.run.blocks_of(plan)) < plan.protocol.min_blocks:
             arms = [a for a in self._arms[plan.hash] if not begun or a in plan.judged_arms]
@@ -227,16 +253,18 @@ class Measurer:
             self._block(plan, arms=arms)
 
     def _profile(self, plan: Plan, attempt: int = 0) -> None:
-        """Profiled launches: one for each arm's budget, a set for each share that is judged.
+        """Make the profiled launches: one for each arm's budget, and a set for each judged share.
 
-        A second look sees which of them show another step than was timed.
+        The second pass repeats a profile whose step time differs from that of the timed launches.
         """
         if not self._session.settings.timeline or not self._arms[plan.hash]:
             return
         looks = (profiling.missing_profiles(self._session, plan, attempt) for _ in range(2))
         for turn, arms in itertools.chain.from_iterable(looks):
             if not self.run.in_time(self.run.block_s([arms]), self._budget_s):
-                self._progress.note(f"{plan.brief}: no timeline, profiling exceeds the time budget")
+                self._progress.note(
+                    f"{plan.brief}: no timeline, because profiling exceeds the time budget"
+                )
                 return
             done = self._launch(plan, arms, Purpose.PROFILE, turn=turn, attempt=attempt)
             if not self._usable(plan, done):
@@ -244,7 +272,7 @@ class Measurer:
         self.run.keep()
 
     def _confirm(self, plan: Plan) -> None:
-        """A fresh set of launches of the arms whose FAIL would be reported."""
+        """Measure a fresh set of launches of the arms whose FAIL would be reported."""
         self._profile(plan, attempt=1)
 
         def judged() -> list[Verdict]:
@@ -275,12 +303,14 @@ class Measurer:
         confirm(judged, again)
 
     def _slots(self, plan: Plan) -> list[list[Arm]]:
-        """The arms of a plan that is timed, those that run at once together."""
+        """Return the arms of a plan that are timed, grouped by what runs at once."""
         return together.groups(self._session, plan, self._arms.get(plan.hash, plan.arms))
 
     def _further(self, plan: Plan, arms: Sequence[Arm], alone: bool) -> None:
-        """The next launches that decide more: a block of these arms, or a probe where only
-        neighbours are open.
+        """Make the next launches that may decide a verdict.
+
+        They are a block of these arms. If only the effect of concurrent worlds is open, a probe of
+        a baseline comes first.
         """
         if alone and (probe := piloting.probe_again(self.run, arms)) is not None:
             turn, arm = probe
@@ -292,7 +322,10 @@ class Measurer:
     def _block(
         self, plan: Plan, attempt: int = 0, arms: Sequence[Arm] = (), apart: Collection[str] = ()
     ) -> None:
-        """One block: a pass over the arms in an order drawn from the seed, and one back."""
+        """Measure one block: a pass over the arms in an order drawn from the seed, and one back.
+
+        The arms ``apart`` (by name) run without concurrent worlds.
+        """
         arms = arms or self._arms[plan.hash]
         slots = together.groups(self._session, plan, arms, apart)
         have = self.run.blocks_of(plan, attempt)
@@ -302,12 +335,13 @@ class Measurer:
         self._launch_missing(plan, block)
 
     def _finish(self, plan: Plan) -> None:
-        """Blocks that an interrupt left open: every pair that was begun is measured."""
+        """Complete blocks that an interrupt left open, so that every begun pair is measured."""
         for block in self.run.blocks:
             if block.plan == plan.hash and self._arms[plan.hash]:
                 self._launch_missing(plan, block)
 
     def _launch_missing(self, plan: Plan, block: Block) -> None:
+        """Make the launches of a block that are still missing, until one of them is not usable."""
         while remaining := next(blocks.missing_timed(self.run, plan, block), None):
             turn, arms = remaining
             profiled = profiling.behind(self._session, plan, block, turn, arms)
@@ -320,8 +354,10 @@ class Measurer:
         self.run.keep()
 
     def _usable(self, plan: Plan, launches: Sequence[LaunchRecord]) -> bool:
-        """Whether the plan goes on: a failed launch ends it; a profile, an ablation or an arm that
-        nothing is compared with ends itself.
+        """Return whether the plan goes on after these launches.
+
+        A failed launch ends its plan. A failed ablation, or a failed arm of a plan without
+        comparisons, ends only that arm. A failed profile ends only the profiling.
         """
         for launch in (x for x in launches if not (x.usable or x.discarded)):
             arm = plan.arm(launch.arm)
@@ -338,7 +374,7 @@ class Measurer:
     def _launch(
         self, plan: Plan, arms: Sequence[Arm], purpose: Purpose, **more: Any
     ) -> list[LaunchRecord]:
-        """Launches at once; ``more`` is their window, or their turn and attempt."""
+        """Launch arms at once. ``more`` is their window, or their turn and attempt."""
         wanted = functools.partial(together.orders, self._session, plan, arms, purpose, **more)
         orders = wanted()
         now = moment(self._session, orders[0], self._arms, self.waiting)
@@ -351,7 +387,9 @@ class Measurer:
 
 
 def left_s(session: Session, plans: Sequence[Plan], arms: Mapping[str, Sequence[Arm]]) -> float:
-    """How long these plans still take, by what is known. ``arms`` are those that are timed."""
+    """Return the predicted time (s) that these plans still take. ``arms`` are the timed arms by
+    plan.
+    """
     run = session.run
     possible = {plan.hash: arms.get(plan.hash) or _described(session, plan) for plan in plans}
     expected = forecast.Forecast(
@@ -370,7 +408,7 @@ def left_s(session: Session, plans: Sequence[Plan], arms: Mapping[str, Sequence[
 
 
 def _described(session: Session, plan: Plan) -> list[Arm]:
-    """The arms of a plan that can be launched, as far as is known."""
+    """Return the arms of a plan that can be launched according to the descriptions so far."""
     known, on = session.run.described, session.run.machine
     arms_described = [(arm, known[arm.case.hash]) for arm in plan.arms if arm.case.hash in known]
     return [
@@ -383,7 +421,9 @@ def _described(session: Session, plan: Plan) -> list[Arm]:
 def moment(
     session: Session, order: Order, arms: Mapping[str, Sequence[Arm]], waiting: Sequence[Plan]
 ) -> Moment:
-    """Where a run is as a launch begins. ``arms`` are those that plans are timed with, so far."""
+    """Return the progress of a run at the start of a launch. ``arms`` are the timed arms
+    by plan.
+    """
     run = session.run
     timed = run.timed(order.plan)
     plans = [plan.hash for plan in run.plans]

@@ -1,4 +1,4 @@
-"""An order: which launch is wanted."""
+"""An order: the description of a launch that is to be made."""
 
 import random
 from dataclasses import dataclass
@@ -12,13 +12,14 @@ from harness.record import Purpose
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Which launch is wanted: of what, what for, and where in the protocol it stands.
+    """The description of a launch: its case, its purpose and its position in the protocol.
 
-    ``reference`` is what its losses are compared with. ``seat`` is where it runs; None = on the
-    first nodes. ``streamed``: a reference too large for one device; ``replicates`` of it show how
-    much rounding changes a loss. ``script``: a user's own.
-    ``flip`` is planted where bits are compared. ``behind`` is the profile that is taken of the
-    steps behind the window.
+    ``reference`` is the curve that its losses are compared with. ``seat`` is the placement on nodes
+    and devices; None means the first nodes. ``streamed`` marks a reference whose model is too large
+    for one device. ``replicates`` is the number of extra reference trainings that show how much
+    rounding changes a loss. ``script`` is the task of a user's own training script. ``flip`` is the
+    bit flip that is injected into a launch that compares bits. ``behind`` is the order of the
+    profile that is taken of the steps after the timed window.
     """
 
     plan: Plan
@@ -37,17 +38,21 @@ class Order:
 
     @property
     def profiled(self) -> bool:
-        """Whether steps of it are traced, in its window or behind it."""
+        """Whether steps of this launch are traced, in its window or after it."""
         return self.purpose is Purpose.PROFILE or self.behind is not None
 
     @property
     def block(self) -> int:
-        """The block that a turn is in; -1 of what is in none."""
+        """The block that the turn belongs to, or -1 if the launch belongs to no block."""
         return self.turn // 2 if self.purpose in (Purpose.TIMED, Purpose.PROFILE) else -1
 
     @property
     def label(self) -> str:
-        """``gate``, ``pilot``, or the turn: ``t03`` and ``p00``, ``c03`` and ``q00`` to confirm."""
+        """The purpose, or for launches in blocks a letter and the turn.
+
+        Letters are ``t`` for timed launches and ``p`` for profiles. In the fresh set that confirms
+        a FAIL they are ``c`` and ``q``. An example is ``t03``.
+        """
         if self.purpose not in (Purpose.TIMED, Purpose.PROFILE):
             return str(self.purpose)
         letters = "tc" if self.purpose is Purpose.TIMED else "pq"
@@ -55,8 +60,9 @@ class Order:
 
     @property
     def draw(self) -> int:
-        """The seed of the launch's own noise."""
+        """The seed of the noise of this launch."""
         place = f"{self.arm.name}-{self.purpose}-{self.attempt}-{self.turn}"
-        if self.purpose in (Purpose.PROBE, Purpose.ROUND):  # the same arm at several places
+        # these launch one arm at several placements
+        if self.purpose in (Purpose.PROBE, Purpose.ROUND):
             place += f"-{self.seat}"
         return random.Random(f"{self.plan.protocol.seed}-{place}").randrange(2**31)

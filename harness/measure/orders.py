@@ -1,4 +1,4 @@
-"""Which launches a plan wants next: checks, calibration, references, blocks and profiles."""
+"""The next launches of a plan: checks, calibration, references, blocks and profiles."""
 
 import itertools
 import math
@@ -18,13 +18,16 @@ from harness.measure.run import Run
 from harness.measure.session import Session
 from harness.record import Block, LaunchRecord, LaunchStatus, Purpose, Reason, RunRecord, Verdict
 
-#: Few pairs tell little of their scatter: what promises to take so many times the blocks that are
-#: left is begun all the same.
+#: Factor by which the predicted number of blocks may exceed the blocks that are left. A few pairs
+#: give only a rough estimate of the scatter, so such a block is begun nevertheless.
 OPTIMISM = 2
 
 
 def drawn(plan: Plan, attempt: int, number: int, slots: Sequence[Sequence[Arm]]) -> Block:
-    """A block of these arms, those of a slot at once, in the order that the plan's seed draws."""
+    """Return a block of these arms in the order that the plan's seed draws.
+
+    The arms of a slot run at once.
+    """
     block = Block(
         plan=plan.hash,
         attempt=attempt,
@@ -36,7 +39,10 @@ def drawn(plan: Plan, attempt: int, number: int, slots: Sequence[Sequence[Arm]])
 
 
 def missing_timed(run: Run, plan: Plan, block: Block) -> Iterator[tuple[int, list[Arm]]]:
-    """(turn, arms that run at once) of every slot that is still to come, there and back."""
+    """Yield (turn, arms that run at once) of every slot of a block that is not yet launched.
+
+    A block passes its slots in order and then in reverse order.
+    """
     done = {
         (launch.turn, launch.arm)
         for launch in run.timed(plan)
@@ -48,8 +54,10 @@ def missing_timed(run: Run, plan: Plan, block: Block) -> Iterator[tuple[int, lis
 
 
 class NextBlock(NamedTuple):
-    """A block of one plan: the arms that its open verdicts need, and whether their baselines have
-    to run alone, since neighbours are the doubt.
+    """The next block of one plan.
+
+    ``arms`` are the arms that its undecided verdicts need. ``baselines_alone`` is set if the effect
+    of concurrent worlds on the baselines is the open question, so that baselines must run alone.
     """
 
     plan: Plan
@@ -60,10 +68,11 @@ class NextBlock(NamedTuple):
 def next_block(
     run: Run, plans: Sequence[Plan], arms: Mapping[str, Sequence[Arm]], limit_s: float | None
 ) -> NextBlock | None:
-    """The block that decides a verdict soonest, by the scatter of its plan's pairs so far.
+    """Return the block that is predicted to decide a verdict soonest, from the scatter of the pairs
+    so far.
 
-    None when nothing is open that the blocks left promise to decide, or no time is left. ``arms``
-    maps a plan's hash to the arms that it is timed with.
+    Return None if the remaining blocks cannot decide an open verdict, or if no time is left.
+    ``arms`` maps a plan's hash to the arms that it is timed with.
     """
     ranked: list[tuple[float, float, NextBlock]] = []
     bare = run.bare()
@@ -86,12 +95,14 @@ def next_block(
 
 
 def _blocks(v: Verdict) -> float:
-    """How many more blocks would decide it; where neighbours are in doubt, one shows it."""
+    """Return the predicted number of blocks that decide a verdict; one if only concurrency is in
+    doubt.
+    """
     return 1 if v.more is None else math.ceil(v.more / 2)
 
 
 def needed(run: Run, plan: Plan, open_: Sequence[Verdict], arms: Sequence[Arm]) -> list[Arm]:
-    """The arms that the contrasts of these verdicts rest on."""
+    """Return the arms that the contrasts of these verdicts depend on."""
     names = {verdict.contrast for verdict in open_}
     contrasts = [contrast for contrast in run.contrasts_of(plan) if contrast.name in names]
     wanted = {arm.name for arm in plan.only(contrasts).arms}
@@ -99,6 +110,7 @@ def needed(run: Run, plan: Plan, open_: Sequence[Verdict], arms: Sequence[Arm]) 
 
 
 def _widest(still_open: Sequence[Verdict]) -> float:
+    """Return the width of the widest interval of these verdicts, as the log of its ends' ratio."""
     widths = [
         math.log(verdict.high / verdict.low)
         for verdict in still_open
@@ -110,12 +122,14 @@ def _widest(still_open: Sequence[Verdict]) -> float:
 def climb(
     session: Session, plan: Plan, gate: Callable[[Sequence[Arm]], list[LaunchRecord]]
 ) -> list[Arm]:
-    """The arms that are worth timing: right, and needed by a contrast whose arms all are.
+    """Run the correctness checks of a plan; return the arms that are worth timing.
 
-    A plan that compares nothing in the same blocks trains all that are right, in pilots.
+    These are arms that train correctly and that a contrast needs whose arms all train correctly. A
+    plan that compares nothing in the same blocks trains all correct arms, in calibration launches.
 
-    The climb of a strategy ends at its first wrong rung: the larger ones are not launched, but for
-    those that ran beside that one.
+    For each strategy, checks go from the smallest world size up and end at the first failure.
+    Larger worlds are then not launched, except those that already ran concurrently with the failed
+    one.
     """
     run = session.run
     session.describe([a.case for a in plan.arms] + ([plan.target] if plan.target else []))
@@ -125,7 +139,8 @@ def climb(
     right = {a.name for a in possible} - {a.name for a in checked}
     right |= _right(session, plan, checked, gate)
     if plan.protocol.max_blocks == 0 or not all(launch.usable for launch in run.timed(plan)):
-        return []  # only gated; or it failed before this run was resumed
+        # the plan only checks correctness, or a launch failed before this run was resumed
+        return []
     if plan.in_pilots:
         return [a for a in plan.arms if a.name in right]
     needed = {
@@ -143,7 +158,7 @@ def _right(
     checked: Sequence[Arm],
     gate: Callable[[Sequence[Arm]], list[LaunchRecord]],
 ) -> set[str]:
-    """The names of those whose gate lets them through; launches it where it was not yet."""
+    """Return the names of the arms that pass their correctness check; launch the missing checks."""
     gated = dict(session.run.bare(complete=False).gates)
     right = set[str]()
     ended = set[str]()
@@ -162,7 +177,7 @@ def _right(
 
 
 def _possible(session: Session, arm: Arm) -> bool:
-    """Whether a case can run here at all."""
+    """Return whether a case can run on this machine at all."""
     answer = session.run.described[arm.case.hash]
     fits = blockers.fits(answer, arm.case, session.run.machine)
     return fits and not answer.error and not answer.unsupported
@@ -171,9 +186,10 @@ def _possible(session: Session, arm: Arm) -> bool:
 def missing_pilots(
     run: Run, plan: Plan, slots: Callable[[], Sequence[Sequence[Arm]]]
 ) -> Iterator[tuple[Purpose, int, Sequence[Arm]]]:
-    """(purpose, turn, arms at once) of every probe and pilot still to be launched.
+    """Yield (purpose, turn, arms at once) of every probe and calibration launch that is missing.
 
-    ``slots`` says which arms run side by side; probes may change that.
+    A probe runs a baseline alone and next to other worlds. ``slots`` returns which arms run at
+    once; the results of probes may change that.
     """
     for turn, arms in _probes(run, plan, slots()):
         yield Purpose.PROBE, turn, arms
@@ -184,11 +200,13 @@ def missing_pilots(
 def _pilots(
     run: Run, plan: Plan, slots: Sequence[Sequence[Arm]]
 ) -> Iterator[tuple[int, Sequence[Arm]]]:
-    """Each arm once, and again where its warm-up is in doubt.
+    """Yield (turn, arms at once) of the missing calibration launches.
 
-    Then the first one once more (A/A), unless worlds run side by side: then the probes are the A/A.
-    It is the last, so that a short budget, or a script that is wrong, has seen every world. Plans
-    share the pilots of a case that they measure alike.
+    Each arm gets one, and a second one if the length of its warm-up is uncertain. The first arm
+    gets one more as an A/A comparison, unless worlds run side by side, because then the probes are
+    that comparison. It comes last, so that a run with a short budget, or with an incorrect script,
+    has launched every world before. Plans share the calibration launches of a case that they
+    measure with the same window.
     """
     if plan.hash in run.windows:
         return
@@ -207,10 +225,10 @@ def _pilots(
 def _probes(
     run: Run, plan: Plan, slots: Sequence[Sequence[Arm]]
 ) -> Iterator[tuple[int, Sequence[Arm]]]:
-    """The probes of baselines that get neighbours, each with its number.
+    """Yield (turn, arms at once) of the missing probes of baselines that run next to other worlds.
 
-    Each runs alone, then on as many nodes and devices at once as there are: so a slow one is seen,
-    too.
+    Each baseline runs alone, and then on as many nodes and devices at once as there are. The second
+    probe also shows whether one of them is slow.
     """
     if plan.hash in run.windows:
         return
@@ -226,10 +244,10 @@ def _probes(
 
 
 def _scan(run: Run, plan: Plan) -> Iterator[tuple[int, Sequence[Arm]]]:
-    """The baseline of one device on all devices at once, once in a run: a slow device is seen.
+    """Yield the probe of the single-device baseline on all devices at once, to find a slow device.
 
-    No more is probed of such a plan: its baseline has neighbours in the first block, and none in
-    the others.
+    It is made once in a run. Such a plan needs no other probe, because its baseline runs next to
+    other worlds in the first block and alone in the other blocks.
     """
     baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
     for arm in (arm for arm in plan.arms if arm.name in baselines and arm.case.world_size == 1):
@@ -240,9 +258,10 @@ def _scan(run: Run, plan: Plan) -> Iterator[tuple[int, Sequence[Arm]]]:
 
 
 def probe_again(run: Run, arms: Sequence[Arm]) -> tuple[int, Arm] | None:
-    """(turn, baseline) of a further probe, where only neighbours are in doubt; None after the last.
+    """Return (turn, baseline) of a further probe, or None after the last one.
 
-    That takes one launch, and a block that runs one by one takes several.
+    It is used if only the effect of concurrent worlds is in doubt. A probe is one launch, whereas a
+    block whose worlds run one by one has several.
     """
     for arm in arms:
         probes = [
@@ -256,7 +275,10 @@ def probe_again(run: Run, arms: Sequence[Arm]) -> tuple[int, Arm] | None:
 
 
 def _count(run: Run, plan: Plan, arm: Arm, purpose: Purpose) -> int:
-    """How many there are of an arm's case, of all plans that measure it alike."""
+    """Return the number of launches of an arm's case for this purpose.
+
+    Plans that measure the case with the same calibration window are counted together.
+    """
     alike = {p.hash for p in run.plans if p.pilot == plan.pilot}
     return sum(
         launch.purpose is purpose and launch.case == arm.case.hash and launch.plan in alike
@@ -265,6 +287,7 @@ def _count(run: Run, plan: Plan, arm: Arm, purpose: Purpose) -> int:
 
 
 def freeze(run: Run, plans: Sequence[Plan]) -> None:
+    """Fix the windows of plans from their calibration launches, before the first timed launch."""
     so_far = run.bare(complete=False)
     usable_pilots = calibration.read(so_far, run.folder)
     run.launch_sd = calibration.launch_sd(usable_pilots)
@@ -275,11 +298,12 @@ def freeze(run: Run, plans: Sequence[Plan]) -> None:
 def missing_profiles(
     session: Session, plan: Plan, attempt: int = 0
 ) -> Iterator[tuple[int, list[Arm]]]:
-    """(turn, arms at once) of every profiled launch still to be made; attempt 1 confirms a FAIL.
+    """Yield (turn, arms at once) of every missing profiled launch; attempt 1 confirms a FAIL.
 
-    A launch is the unit of replication here too: where a rule looks at a share, its subject gets as
-    many as a contrast has pairs. A case that an earlier plan has profiled is not profiled again for
-    the sake of its budget alone, but once more where its profile shows another step than was timed.
+    A launch is the unit of replication here too. If a threshold applies to a share of the step, its
+    subject is profiled as often as a contrast has pairs. A case that an earlier plan has profiled
+    is not profiled again for its budget alone. It is profiled once more if the profile shows a
+    different step time than the timed launches.
     """
     wanted = _wanted(session.run.bare(), plan, attempt)
     for turn in sorted({turn for _, turn in wanted}):
@@ -288,11 +312,11 @@ def missing_profiles(
 
 
 def behind(session: Session, plan: Plan, block: Block, turn: int, arms: Sequence[Arm]) -> set[str]:
-    """The arms, by name, that are profiled behind the window of this launch: the last one of the
-    blocks that every plan gets.
+    """Return the names of the arms that are profiled after the timed window of this launch.
 
-    Not those of which a rule judges a share of the step: their losses are compared with the
-    reference's, too. Nor a user's own script.
+    The launch is the last one of the blocks that every plan gets. Arms of which a threshold judges
+    a share of the step are profiled separately, because their losses are compared with the
+    reference too. A user's script is never profiled in this way.
     """
     run = session.run
     last = 2 * plan.protocol.min_blocks - 1
@@ -311,12 +335,13 @@ def behind(session: Session, plan: Plan, block: Block, turn: int, arms: Sequence
 
 
 def _shares(run: RunRecord, plan: Plan) -> dict[str, str]:
-    """The contrasts whose shares of a step are judged, by name: the arm that each is about."""
+    """Return the judged shares of a step: the subject arm's name -> the contrast's name."""
     contrasts = contrast_data.judged_of(plan, run.thresholds, run.machine)
     return {c.subject: c.name for c in contrasts if metrics.metric(c.metric).profiled}
 
 
 def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
+    """Return (arm, turn) of every profiled launch that is missing."""
     judged = verdicts.of_plan(run, plan)
     looked_at = {
         verdict.contrast for verdict in (unconfirmed(judged) if attempt else judged) if verdict.rule
@@ -349,16 +374,17 @@ def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
 
 
 def _strange(run: RunRecord, case: CaseSpec) -> bool:
-    """Whether even the best profile of a case shows a step that no timed launch took."""
+    """Return whether even the best profile of a case shows a step that no timed launch took."""
     best = rungs.nearest(run, case)
     return best is not None and rungs.apart(best, rungs.steps_s(run, case))
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A reference that is still to be launched; ``streamed`` where the model is too large.
+    """A reference that is still to be trained.
 
-    ``replicates`` of it show how much rounding changes a loss.
+    ``streamed`` is set if the model is too large for one device. ``replicates`` is the number of
+    extra trainings that show how much rounding changes a loss.
     """
 
     arm: Arm
@@ -370,10 +396,11 @@ class Wanted:
 def missing_references(
     session: Session, plan: Plan, arms: Sequence[Arm], *, replicated: bool = False
 ) -> Iterator[tuple[list[Arm], Wanted]]:
-    """Arms at once, and what is wanted of them: every launch of references that is still to come.
+    """Yield (arms, reference) for every launch of references that is missing; its arms run at once.
 
-    Of those that go together the first stands for all, with the most steps. ``replicated``: they
-    get replicates, since a launch was further off than sums in another order explain.
+    The first reference of a launch stands for all of them, with the largest number of steps. If
+    ``replicated`` is set, the references get replicates, because the losses of a launch deviated
+    more than a different order of summation explains.
     """
     wanted = _referring_wanted(session.run, plan, arms, replicated)
     for streamed, replicates in itertools.product((False, True), (0, references.REPLICATES)):
@@ -381,7 +408,8 @@ def missing_references(
             w.arm.name: w for w in wanted if w.streamed is streamed and w.replicates == replicates
         }
         worlds = [replace(w.arm, case=_world(session.run, w)) for w in alike.values()]
-        # A streamed one holds all of its model in the host's memory: there is room for one.
+        # A streamed reference keeps the whole model in host memory, so only one of them runs at a
+        # time.
         slots = [[arm] for arm in worlds] if streamed else together.groups(session, plan, worlds)
         for slot in slots:
             steps = max(alike[arm.name].steps for arm in slot)
@@ -390,7 +418,7 @@ def missing_references(
 
 
 def _referring_wanted(run: Run, plan: Plan, arms: Sequence[Arm], replicated: bool) -> list[Wanted]:
-    """Every reference that is not there; cases that train alike share one."""
+    """Return every reference that is missing; cases that train the same share one."""
     by_key: dict[str, Wanted] = {}
     for arm in arms:
         wanted = run.described[arm.case.hash].reference
@@ -406,24 +434,30 @@ def _referring_wanted(run: Run, plan: Plan, arms: Sequence[Arm], replicated: boo
         if _known(run, arm, replicates) >= steps:
             continue
         if streamed and not _host_holds(run, arm):
-            _note(run, arm, "the plain model does not fit here: losses are not compared")
+            _note(
+                run,
+                arm,
+                "the plain model does not fit in the host's memory: losses are not compared",
+            )
             continue
         if streamed:
             what = f"the losses of the first {steps} steps are compared"
-            _note(run, arm, f"the plain model does not fit in one device: {what}")
+            _note(run, arm, f"the plain model does not fit on one device: {what}")
         known = by_key.get(wanted.key, Wanted(arm, 0, streamed, replicates))
         by_key[wanted.key] = replace(known, steps=max(steps, known.steps))
     return list(by_key.values())
 
 
 def _world(run: Run, wanted: Wanted) -> CaseSpec:
-    """Where a reference trains: it takes fewer devices than what is compared with it."""
+    """Return the case that a reference trains; it needs fewer devices than the case compared with
+    it.
+    """
     case = wanted.arm.case
     return references.world(case, run.described[case.hash], wanted.streamed)
 
 
 def _replicates(run: Run, key: str) -> int:
-    """How many replicates a reference has: none if all bits of all its cases must be equal."""
+    """Return the number of replicates of a reference: 0 if its cases must match it in every bit."""
     trained_so = (
         described.reference
         for described in run.described.values()
@@ -434,8 +468,10 @@ def _replicates(run: Run, key: str) -> int:
 
 
 def _host_holds(run: Run, arm: Arm) -> bool:
-    """Whether weights, gradients and moments fit in the host's memory, and no codec is in the way:
-    it would have to see all shards at once.
+    """Return whether the host's memory can hold weights, gradients and optimizer moments of a
+    reference.
+
+    A compressor prevents this, because it would have to process all shards at once.
     """
     facts = run.described[arm.case.hash].facts
     assert facts is not None
@@ -443,13 +479,15 @@ def _host_holds(run: Run, arm: Arm) -> bool:
 
 
 def _note(run: Run, arm: Arm, text: str) -> None:
+    """Add a note about an arm's case to the run, unless the run already has it."""
     run.notes += [note for note in [f"{arm.case.id}: {text}"] if note not in run.notes]
 
 
 def _known(run: Run, arm: Arm, replicates: int) -> int:
-    """Steps of the reference that is there; one that failed is not tried again.
+    """Return the number of steps of the reference that exists; a failed one is not tried again.
 
-    One without replicates is none for a case that needs them: else its limit would be 2 %.
+    A reference without replicates counts as missing for a case that needs them, because its loss
+    limit would otherwise be 2 %.
     """
     launch = references.launch_of(run.launches, run.described, arm.case.hash)
     if launch is None:
@@ -460,31 +498,35 @@ def _known(run: Run, arm: Arm, replicates: int) -> int:
     return 0 if replicates and curve.replicates is None else len(curve.losses)
 
 
-#: Runs that are shorter show all their verdicts soon enough.
+#: Predicted duration (s) of a run above which each plan is measured to its first blocks before the
+#: next. Shorter runs show all their verdicts early enough.
 LONG_S = 600.0
 
 
 def ordered(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans in the order in which a run measures them.
+    """Return the plans in the order in which a run measures them.
 
-    Dense training comes before codecs, which are compared with it. Stand-ins say nothing of
-    hardware and come last, as do controls.
+    Dense training comes before compressors, which are compared with it. Simulated devices come last
+    because they show nothing about hardware, and so do plans that only check correctness.
     """
     return sorted(plans, key=lambda plan: (_stands_in(plan), _encodes(plan)))
 
 
 def _stands_in(plan: Plan) -> bool:
+    """Return whether a plan uses simulated devices or times nothing."""
     return any(arm.case.stand_in for arm in plan.arms) or not plan.protocol.max_blocks
 
 
 def _encodes(plan: Plan) -> bool:
+    """Return whether an arm of a plan uses a compressor."""
     return any(arm.case.compressor for arm in plan.arms)
 
 
 def first_verdict(verdicts: Sequence[Verdict], elapsed_s: float) -> str | None:
-    """The first plan's result, of its largest world; None where nothing was measured.
+    """Return a sentence on the first plan's result at its largest world size, or None without a
+    result.
 
-    It is said as it stands: more blocks, or a fresh set, may still change the word.
+    The result is provisional: more blocks, or a fresh set, may still change the status.
     """
     ruled = [
         verdict for verdict in verdicts if verdict.rule is not None and verdict.value is not None

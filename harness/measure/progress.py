@@ -1,4 +1,4 @@
-"""Progress messages of a run, and how interrupts end it."""
+"""Progress messages of a run, and the handling of signals that end it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Whether this program was asked to end, whatever became of the exception.
+#: Set if this process received a signal to end, even if Python dropped the exception that the
+#: signal handler raised.
 INTERRUPTED = threading.Event()
-#: How many calls are under way that may not be interrupted, and whether somebody wanted to.
+#: Number of calls in progress that must not be interrupted, and whether a signal arrived during
+#: them.
 _writing = 0
 _waiting = False
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM, or a terminal that is gone, end a run as Ctrl-C does: cleanly, with what was
-    measured kept.
+    """Let SIGTERM and SIGHUP (a closed terminal) end a run as Ctrl-C does: the measurements are
+    kept.
 
-    Python drops what is raised while it clears an object up; so a signal is also written down.
+    Python drops an exception that is raised while it finalizes an object. The handler therefore
+    also sets ``INTERRUPTED``.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -48,13 +51,14 @@ def end_on_signals() -> None:
         signal.signal(signal.SIGTERM, interrupt)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, interrupt)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup sets SIG_IGN
             signal.signal(signal.SIGHUP, interrupt)
 
 
 def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, which a signal ends after it is done: the chain on disk and what is known in
-    memory never differ.
+    """Return a function whose call a signal ends only after the call is complete.
+
+    The chain on disk and the state in memory therefore never differ.
     """
 
     @functools.wraps(function)
@@ -74,7 +78,7 @@ def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """Where a run is, for whoever draws it: at which launch of which plan, and what is left."""
+    """A point in a run for a progress display: the launch, its plan and the estimated time left."""
 
     plan: str
     number: int
@@ -92,7 +96,10 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """A run that has not begun: how many agents are there, and what their job says."""
+    """A run that has not begun: the number of agents that have joined, and the state of their job.
+
+    ``says`` is the scheduler's or the engine's description of that state.
+    """
 
     here: int
     wanted: int
@@ -102,7 +109,10 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class Looking:
-    """An agent is asked what cases compute, send and hold: how many have been, of how many."""
+    """The progress of describing cases: an agent computes their FLOPs, messages and memory.
+
+    ``done`` of ``num_cases`` cases are described so far.
+    """
 
     case: str
     done: int
@@ -112,32 +122,34 @@ class Looking:
 
 
 class Progress:
-    """Whoever shows the run while it goes on; by itself it shows nothing."""
+    """An observer that displays a run in progress. This base class displays nothing."""
 
     def begin(self, run: Run) -> None:
-        """The run that will be shown, before anything of it is launched."""
+        """Receive the run that will be displayed, before anything is launched."""
 
     def show(self, moment: Moment | Waiting | Looking) -> None:
-        """Called several times a second."""
+        """Display the current state; called several times a second."""
 
     def note(self, text: str) -> None:
-        """One line worth keeping."""
+        """Display one line that should stay on the screen."""
 
     def clear(self) -> None:
-        """Leave the screen as it was."""
+        """Remove the progress display and restore the screen."""
 
     def launched(self, case: CaseSpec, launch: LaunchRecord) -> None:
-        """A launch that is in the record."""
+        """Receive a launch that was entered in the record."""
 
     def ended(self, record: RunRecord) -> None:
-        """The run is written down, with its verdicts."""
+        """Receive the record of a run, with its verdicts, after it was written."""
 
     def broke(self, error: BaseException) -> None:
-        """The measuring ended by this; what was measured is written down."""
+        """Receive the error that ended the measurement; earlier launches are already written."""
 
 
 class Beside(Progress):
-    """Passes on to ``inner`` whatever it is told: for those that show a run elsewhere, too."""
+    """A base class of observers that pass every call on to ``inner`` and also display the run
+    elsewhere.
+    """
 
     def __init__(self, inner: Progress) -> None:
         self._inner = inner
@@ -165,7 +177,7 @@ class Beside(Progress):
 
 
 def waiting(progress: Progress) -> Watch:
-    """Shows a wait for agents: in a queue, or while they import torch."""
+    """Return a function that displays a wait for agents, in a queue or while they import torch."""
     began = time.monotonic()
 
     def watch(here: int, wanted: int, says: str) -> None:

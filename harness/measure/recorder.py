@@ -1,9 +1,10 @@
-"""The program that writes the record of a training which measured itself.
+"""The program that writes the record of a training that measured itself.
 
     python -m harness.measure.recorder FOLDER
 
-FOLDER has what its ranks left, and ``recorded.json``. The record is that of every run: one plan of
-one arm, one launch, a chain. It has no baseline, so nothing of it is a verdict on scaling.
+FOLDER contains the files that the ranks of the training wrote, and ``recorded.json``. The record
+has the usual form: one plan with one arm, one launch, and a chain. It has no baseline, so it
+contains no verdict on scaling.
 """
 
 import itertools
@@ -34,17 +35,19 @@ from harness.record import (
 from harness.record.launch import Cause
 from harness.record.store import load_samples
 
-#: What its record says where a verdict would stand.
+#: The note that stands in the record in place of a verdict.
 NOTE = (
-    "recorded by the training itself: one start, and no smaller world beside it, so nothing here is"
-    " a verdict on scaling (scaleproof run --script measures one)"
+    "recorded by the training itself: one launch and no smaller world to compare it with, so"
+    " nothing here is a verdict on scaling (scaleproof run --script measures one)"
 )
-#: Figures that one launch has by itself.
+#: Metrics that a single launch has without a baseline.
 METRICS = ("throughput", "peak_bytes")
 
 
 def write(folder: Path) -> tuple[Path, RunRecord]:
-    """The record of what lies there, and where it was written."""
+    """Write the record of the training in a folder; return the record and the folder that
+    it is in.
+    """
     recorded_run = from_doc(
         Recorded, json.loads((folder / messages.FILE).read_text(encoding="utf-8"))
     )
@@ -80,7 +83,7 @@ def write(folder: Path) -> tuple[Path, RunRecord]:
 
 
 def _launch(asked: Recorded, plan: Plan, left: Path, run: Path) -> LaunchRecord:
-    """The one launch, its ranks' files in the run's folder."""
+    """Return the only launch, and copy the files of its ranks to the folder of the run."""
     (arm,) = plan.arms
     name = f"{plan.hash[:6]}-t00-{asked.case.world_size}-0001"
     there = run / "launches" / name
@@ -91,7 +94,7 @@ def _launch(asked: Recorded, plan: Plan, left: Path, run: Path) -> LaunchRecord:
         file = left / f"rank{rank}.json"
         document = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ""
         if not isinstance(document, dict):
-            missing.setdefault(rank, document or "it left nothing")
+            missing.setdefault(rank, document or "the rank wrote no record")
             continue
         shutil.copy(left / f"rank{rank}.npz", there)
         ranks.append(_placed(from_doc(RankRecord, document), asked.case.nodes))
@@ -120,14 +123,16 @@ def _launch(asked: Recorded, plan: Plan, left: Path, run: Path) -> LaunchRecord:
 
 
 def _placed(rank: RankRecord, nodes: Sequence[int]) -> RankRecord:
-    """A rank with the node that it is on: ranks are numbered node by node."""
+    """Return the record of a rank with its node and local rank; ranks are numbered node by node."""
     ends = list(itertools.accumulate(nodes))
     node = next(number for number, end in enumerate(ends) if rank.rank < end)
     return replace(rank, node=node, local_rank=rank.rank - ends[node] + nodes[node])
 
 
 def _cause(missing: dict[int, str], num_measured: int) -> Cause | None:
-    """Why there are no figures: the first rank's reason, unless all have one and the same."""
+    """Return why there are no metrics: the reason of the lowest failed rank and the number of such
+    ranks.
+    """
     if not missing:
         return None
     rank, reason = min(missing.items())
@@ -143,7 +148,7 @@ def _cause(missing: dict[int, str], num_measured: int) -> Cause | None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Write it, and say where it lies; what is wrong with it goes to stderr."""
+    """Write the record and print its folder; print errors to stderr."""
     try:
         folder, record = write(Path(words[0]))
     except ScaleproofError as error:

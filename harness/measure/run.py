@@ -1,4 +1,4 @@
-"""A run: a record in the making, and how an interrupted one is resumed."""
+"""A run: a record that is still being measured, and the code that resumes an interrupted one."""
 
 import datetime
 import hashlib
@@ -37,12 +37,15 @@ from harness.record.launch import FLAKES, REPEATED, STALLS, num_again
 from harness.record.recovery import FaultedTraining
 from harness.record.store import load, save
 
-#: Kinds of what could have been run.
+#: Kinds of catalogue entries whose available names are recorded.
 _OFFERED = ("strategies", "models", "compressors")
 
 
 class Run:
-    """A run: its measurements so far, and where they are made. ``queued_s`` is time in a queue."""
+    """A run: its measurements so far and their environment.
+
+    ``queued_s`` returns the seconds that the run has waited in a queue.
+    """
 
     def __init__(
         self,
@@ -86,33 +89,37 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """The run's folder; a resumed run goes on where it was opened, whatever its name."""
+        """The folder of the run. A resumed run keeps the folder that it was opened in."""
         return self._opened or self._results / "runs" / self.machine.hardware_class / self.name
 
     @property
     def data_seed(self) -> int:
-        """The seed of the order of samples, which nobody knows before the run has its name."""
+        """The seed of the order of samples. It follows from the run's random name, so nobody can
+        predict it.
+        """
         return int(hashlib.sha256(self.name.encode()).hexdigest()[:7], 16)
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds spent on this run, all sittings, no queue."""
+        """Seconds spent on this run in all sittings, without the time in a queue."""
         return self._before_s + time.monotonic() - self._began - self._queued_s()
 
     def begun_at(self, at: str, before_s: float) -> None:
-        """Enters what was measured before: from ``at`` on, for so many seconds."""
+        """Set the start time (ISO 8601) of the run and the seconds that were measured before."""
         self.started_at = at
         self._before_s = before_s
 
     def judge_by(self, thresholds: Sequence[Threshold]) -> None:
-        """The rules of this run; strict ones judge the worst pair."""
+        """Set the thresholds of this run; in strict mode each threshold applies to the
+        worst pair.
+        """
         self.thresholds = tuple(
             replace(threshold, statistic=Statistic.WORST) if self.settings.strict else threshold
             for threshold in thresholds
         )
 
     def resume(self, folder: Path) -> None:
-        """Go on with an interrupted run: all that was measured counts."""
+        """Continue an interrupted run with all of its measurements."""
         self._chain = Chain(folder)
         old = unfinished(folder, self.machine)
         self._opened = folder
@@ -148,8 +155,9 @@ class Run:
 
     @uninterrupted
     def seal(self) -> None:
-        """Before a launch: the chain begins with what is settled by then; plans, and what is
-        expected of their cases, follow.
+        """Write the facts of the run to the chain before anything is launched.
+
+        Later calls add new plans, and the descriptions of their cases.
         """
         if self._chain is None:
             self._chain = Chain(self.folder)
@@ -168,17 +176,19 @@ class Run:
 
     @uninterrupted
     def _link(self, kind: Kind, *bodies: object) -> None:
+        """Append entries to the chain, after the entries that precede every launch."""
         self.seal()
         assert self._chain is not None
         self._chain.add(kind, *bodies)
 
     @uninterrupted
     def enter(self, launches: Sequence[LaunchRecord]) -> list[LaunchRecord]:
-        """Launches that ran at once and have ended, as they stand in the record.
+        """Enter launches that ran at once and have ended; return them as recorded.
 
-        Where the host stood still all of them are timed again, as they were seated. They are
-        launched once more where one ended by what passes, as a rank that was killed: one flake ends
-        no plan of a night. A lost node says nothing of a case, however often one is lost.
+        If the host stood still, all of them are marked to be timed again with the same placement.
+        If one ended by a passing failure, such as a killed rank, all are marked to be launched once
+        more: a single flake must not end a plan of a nightly run. A lost node says nothing about a
+        case, so it is never counted against it.
         """
         plans = {launch.plan for launch in launches}
         before = [launch for launch in self.launches if launch.plan in plans]
@@ -190,7 +200,10 @@ class Run:
     def _flaked(
         self, launches: Sequence[LaunchRecord], before: Sequence[LaunchRecord]
     ) -> Sequence[LaunchRecord]:
-        """To be launched once more, where one ended by what passes, with a note of what did."""
+        """Return the launches marked for repetition if one of them ended by a passing failure.
+
+        A note of the run states the failure.
+        """
         again = num_again(before, Purpose.FLAKED) < FLAKES
         passing = [launch for launch in launches if launch.passing and launch.cause is not None]
         repeated = all(launch.purpose in REPEATED for launch in launches)
@@ -198,7 +211,7 @@ class Run:
             return launches
         for launch in passing:
             assert launch.cause is not None
-            what_next = "launched once more" if again else "its plan ends, --resume goes on"
+            what_next = "launched once more" if again else "its plan ends, --resume continues it"
             self.notes.append(f"{launch.launch}: {launch.cause.message}; {what_next}")
         return [
             replace(launch, purpose=Purpose.FLAKED, intended=launch.purpose) for launch in launches
@@ -206,65 +219,70 @@ class Run:
 
     @uninterrupted
     def begin(self, block: Block) -> None:
-        """A block, before its first launch."""
+        """Enter a block before its first launch."""
         self._link(Kind.BLOCK, block)
         self.blocks.append(block)
 
     @uninterrupted
     def freeze(self, windows: Mapping[str, Mapping[str, Window]]) -> None:
-        """Windows of plans, before their first launch counts."""
+        """Enter the windows of plans before the first launch that is judged."""
         if windows:
             self._link(Kind.WINDOWS, windows)
         self.windows |= {plan: dict(of_plan) for plan, of_plan in windows.items()}
 
     @uninterrupted
     def add_sweep(self, rows: Sequence[Row]) -> None:
-        """Adds the results of one sweep."""
+        """Enter the results of one sweep."""
         self._link(Kind.SWEEP, rows)
         self.fabric += rows
 
     def add_broken_sweep(self, launch: str, why: str) -> None:
-        """A sweep that gave no rows: its number is not missing."""
+        """Enter a sweep that returned no rows, so that its number is accounted for."""
         self._link(Kind.BROKEN, {"launch": launch, "why": why})
 
     @uninterrupted
     def set_suspects(self, suspects: Suspects) -> None:
-        """Sets the suspects that pairs of nodes have shown."""
+        """Enter the nodes that launches on pairs of nodes have shown to be slow or broken."""
         self._link(Kind.PAIRED, suspects)
         self.suspects = suspects
 
     @uninterrupted
     def add_interrupted(self, played: FaultedTraining) -> None:
-        """A training that faults interrupted."""
+        """Enter a training that faults interrupted."""
         self._link(Kind.PLAYED, played)
         self.played.append(played)
 
     @uninterrupted
     def add_trial(self, trial: Trial) -> None:
-        """Adds the results of one trial of a recovery."""
+        """Enter the result of one recovery trial."""
         self._link(Kind.TRIAL, trial)
         self.recoveries.append(trial)
 
     def record(self, *, complete: bool) -> RunRecord:
+        """Return the record of the run so far, with its verdicts."""
         bare = self.bare(complete=complete)
         return replace(bare, verdicts=verdicts.verdicts(bare))
 
     def bare(self, *, complete: bool = True) -> RunRecord:
-        """The run so far without verdicts, as if it ended here unless told otherwise."""
+        """Return the record of the run so far without verdicts, complete unless stated
+        otherwise.
+        """
         return _so_far(self, self._catalogue, self._chain.head if self._chain else "", complete)
 
     def keep(self) -> None:
-        """Say in the chain what a resumed run, or a reader, could not know of launches alone."""
+        """Write the state that launches alone do not show to the chain, for a resumed run or a
+        reader.
+        """
         if self._chain is not None:
             self._link(Kind.STATE, _state(self.bare()))
 
     def release(self) -> None:
-        """Nothing more is measured here."""
+        """Release the lock of the run's folder: this process measures nothing more."""
         if self._chain is not None:
             self._chain.release()
 
     def save(self, *, complete: bool) -> RunRecord:
-        """Write the run down, whole or not at all."""
+        """Write the record atomically and return it."""
         ended = _state(self.bare())
         if complete and self._chain is not None:
             self._link(Kind.ENDED, ended)
@@ -274,11 +292,11 @@ class Run:
         return record
 
     def contrasts_of(self, plan: Plan) -> tuple[Contrast, ...]:
-        """The contrasts that are judged of a plan, by the rules of this run."""
+        """Return the contrasts of a plan that are judged by the thresholds of this run."""
         return contrast_data.judged_of(plan, self.thresholds, self.machine)
 
     def timed(self, plan: Plan) -> list[LaunchRecord]:
-        """The launches of a plan that count, good or not, of all attempts."""
+        """Return the timed launches of a plan, usable or not, of all attempts."""
         return [
             launch
             for launch in self.launches
@@ -286,20 +304,23 @@ class Run:
         ]
 
     def blocks_of(self, plan: Plan, attempt: int = 0) -> set[int]:
+        """Return the numbers of the blocks of a plan that have timed launches."""
         return {launch.block for launch in self.timed(plan) if launch.attempt == attempt}
 
     def block_s(self, slots: Sequence[Sequence[Arm]]) -> float:
-        """The time that another block of these arms will take, s; those of a slot run at once."""
+        """Return the predicted duration (s) of another block; the arms of a slot run at once."""
         wall_s = mean_wall_s(self.launches)
         return 2 * sum(max(wall_s.get(arm.case.hash, 0.0) for arm in slot) for slot in slots)
 
     def in_time(self, more_s: float, limit_s: float | None) -> bool:
-        """Whether there is time for this much more."""
+        """Return whether ``more_s`` seconds are left before ``limit_s``; always true without a
+        limit.
+        """
         return limit_s is None or self.elapsed_s + more_s <= limit_s
 
 
 def _sealed(run: Run) -> Json:
-    """The facts that are settled before anything is launched."""
+    """Return the facts that are fixed before anything is launched."""
     return dict(
         run=run.name,
         schema=SCHEMA,
@@ -315,12 +336,12 @@ def _sealed(run: Run) -> Json:
 
 
 def _state(record: RunRecord) -> Json:
-    """The facts known by now that nothing else in the chain tells."""
+    """Return the facts of a record that no other link of the chain states."""
     return {name: getattr(record, name) for name in STATED}
 
 
 def _so_far(run: Run, catalogue: Catalogue, head: str, complete: bool) -> RunRecord:
-    """A run without verdicts; ``head`` is its chain's."""
+    """Return the record of a run without verdicts. ``head`` is the head of its chain."""
     return RunRecord(
         schema=SCHEMA,
         run=run.name,
@@ -357,7 +378,7 @@ def _so_far(run: Run, catalogue: Catalogue, head: str, complete: bool) -> RunRec
 def _stalled(
     launches: Sequence[LaunchRecord], before: Sequence[LaunchRecord]
 ) -> Sequence[LaunchRecord]:
-    """To be timed again, where the host stood still in one of them and nothing else was wrong."""
+    """Return launches marked to be timed again, if the host stood still and all else is usable."""
     timed = all(launch.purpose is Purpose.TIMED for launch in launches)
     stood_still = any(launch.stood_still for launch in launches)
     well = all(launch.usable or launch.stood_still for launch in launches)
@@ -367,9 +388,10 @@ def _stalled(
 
 
 def unfinished(folder: Path, machine: Machine) -> RunRecord:
-    """The record of an interrupted run of this machine, less what has to be measured again.
+    """Return the record of an interrupted run of this machine, to be resumed.
 
-    Raises RecordError for a run that is complete, of another machine, or of an older version.
+    Raise RecordError if the run is complete, is of another machine or version, was edited, or has
+    metrics that do not follow from its samples.
     """
     old = load(folder)
     if old.complete:
@@ -392,23 +414,23 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
         )
     if (reason := next(_edited(old), None)) is not None:
         raise RecordError(
-            f"{reason} since the run was begun: its launches would be of two trainings",
+            f"{reason} since the run was begun: its launches would be of different trainings",
             where=str(folder),
-            expected="the files and versions that it was begun with",
+            expected="the files and versions that the run was begun with",
             fix="scaleproof run CASE",
         )
     if reason := misfigured(old, folder):
         raise RecordError(
-            f"NOT VERIFIED: {reason}: what is measured now would be judged together with it",
+            f"NOT VERIFIED: {reason}: new launches would be judged together with these",
             where=str(folder),
-            expected="launches whose figures follow from their samples",
+            expected="launches whose metrics follow from their samples",
             fix=f"scaleproof verify {folder}",
         )
     return old
 
 
 def _edited(run: RunRecord) -> Iterator[str]:
-    """Which of the user's files, of the versions and variables are not those of its launches."""
+    """Yield which user files, versions and variables differ from those of the recorded launches."""
     now = software()
     for name in ("torch", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
         before = run.software.get(name, "")
@@ -426,13 +448,14 @@ def _edited(run: RunRecord) -> Iterator[str]:
         yield "scaleproof was changed"
     for name, digest in sources.items():
         here_now = files.digest_of_file(Path(run.settings.folder or ".") / name)
-        # None is there of another node's, or of a copy that a launch had.
+        # The file does not exist here if it belongs to another node or to the private copy of a
+        # launch.
         if name.endswith(".py") and here_now not in ("", digest):
             yield f"{name} was edited"
 
 
 def where(run: RunRecord) -> Site:
-    """The site that a run was begun on: what is left is measured there."""
+    """Return the site on which a run was begun; a resumed run is measured on the same site."""
     case = max((arm.case for plan in run.plans for arm in plan.arms), key=lambda c: c.world_size)
     asked = run.settings
     return Site(device=asked.device, backend=case.backend, nodes=asked.nodes, engine=asked.engine)

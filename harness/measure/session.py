@@ -1,4 +1,4 @@
-"""The Session: one run in the making, and what it is made with."""
+"""The Session: one run that is being measured, with its bench, engine and progress display."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from harness.measure.run import Run
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.launch import FLAKES, num_again
 
-#: So many cases are described between two lines of progress.
+#: Number of cases that an agent describes between two updates of the progress display.
 ASKED_AT_ONCE = 32
-#: Trains replicates of references, and returns the orders of a launch that is compared with them.
+#: Trains the replicates of references and returns the orders that are compared with them.
 Replicate = Callable[[], Sequence[Order]]
-#: Of fewer cases nobody wants to know which is looked at.
+#: The progress of describing is displayed only for more cases than this.
 FEW = 6
 
 
 class Session:
-    """Owns the run, the bench that launches, and the progress that is shown.
+    """Owns the run, the bench that launches, and the progress display.
 
-    A session of pytest is one record with several plans: baselines and machine facts are shared.
+    A pytest session is one record with several plans that share baselines and machine facts.
 
-    As a context it warms up first, keeps what was measured until something broke, and closes.
-    Measurer, Sweeper and Recoverer are peers: each is given the session, none knows another.
+    As a context manager, a session warms up first, keeps the measurements if an error ends it, and
+    stops its agents. Measurer, Sweeper and Recoverer are peers: each receives the session, and none
+    knows the others.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Session:
     def __enter__(self) -> Session:
         try:
             self.warm()
-        except BaseException as error:  # no context is left that was never entered
+        except BaseException as error:  # __exit__ is not called if __enter__ raises
             self.progress.clear()
             self.progress.broke(error)
             self.close()
@@ -83,7 +84,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Leave nothing behind; nothing that was measured is lost."""
+        """Save the run if an error ended it, and stop all agents."""
         try:
             if kind is not None and (self.run.plans or self.run.fabric or self.run.recoveries):
                 self.run.save(complete=False)
@@ -95,9 +96,9 @@ class Session:
             self._left = True
 
     def warm(self) -> None:
-        """See whether the host is fit, then start the agent: it imports torch while we go on.
+        """Examine the host, then start the agents, which import torch in the background.
 
-        Where ranks run on other machines, these are examined, once their agents are there.
+        If ranks run on other machines, those are examined after their agents have joined.
         """
         remote = self.engine.engine.remote
         if not (self._examined or remote):
@@ -115,11 +116,13 @@ class Session:
             )
 
     def _num_gpus(self, node: int) -> int:
-        """How many GPUs of a node are in use, the first visible ones."""
+        """Return how many GPUs of a node are used; these are the first visible ones."""
         return self.settings.nodes[node] if self.settings.device is Device.CUDA else 0
 
     def _admit(self, findings: tuple[Finding, ...]) -> None:
-        """Enter what a host is like; what was wrong in an earlier sitting of the run stays so."""
+        """Enter the findings about a host; BAD findings from an earlier sitting of the run are
+        kept.
+        """
         self._examined = True
         earlier = [f for f in self.run.admission if f.level is Level.BAD]
         self.run.admission = (*earlier, *findings)
@@ -128,7 +131,9 @@ class Session:
                 self.progress.note(f"{finding.check}: {finding.text} ({finding.advice})")
 
     def meet(self) -> None:
-        """Take the machine from the first node, where the engine reaches others than this one."""
+        """Take the facts of the machine from the first node if the engine starts ranks on other
+        machines.
+        """
         if self.engine.engine.remote and not self.run.nodes:
             self.ready()
             self.run.nodes = tuple(node.machine for node in self.bench.worlds.nodes)
@@ -137,18 +142,21 @@ class Session:
             self.run.notes += self.bench.fleets.notes
 
     def ready(self) -> None:
-        """Wait until every agent is there, and show the wait."""
+        """Wait until every agent has joined, and display the wait."""
         self.bench.worlds.ready(waiting(self.progress))
 
     def resume(self, folder: Path) -> None:
-        """Go on with an interrupted run, on the machine that it was begun on."""
+        """Continue an interrupted run on the machine on which it was begun."""
         self.meet()
         self.run.resume(folder)
         self.bench.count_on(folder)
 
     def describe(self, cases: Sequence[CaseSpec], remembered: DescribeCache | None = None) -> None:
-        """Ask the agent about cases that are new, those of some models at a time: what one computes
-        is counted once for all of its cases, and takes seconds.
+        """Ask the agent to describe the cases that are new, and take known answers from
+        ``remembered``.
+
+        Cases that compute the same are asked together, because the agent counts their FLOPs only
+        once, which takes seconds.
         """
         if remembered is not None:
             self.run.described.update(remembered.of(cases))
@@ -179,12 +187,13 @@ class Session:
     def launch(
         self, orders: Sequence[Order], now: Moment, replicate: Replicate | None = None
     ) -> list[LaunchRecord]:
-        """Launch at once, enter in the record, and keep whoever watches informed.
+        """Make launches at once, enter them in the record and update the progress display.
 
-        ``replicate`` trains the replicates of the references of these orders, and returns the
-        orders with them; it is called if the losses of a launch are too far off without.
-        What ended by a flake is launched once more; timed launches are by their block, which finds
-        them missing. LostError if nodes are lost again and again.
+        ``replicate`` trains the replicates of the references of these orders and returns the orders
+        with them. It is called if the losses of a launch deviate more than the reference alone
+        allows. Launches that ended by a flake are launched once more. Flaked timed launches are not
+        repeated here, because their block finds them missing. Raise RetryableError if nodes are
+        lost repeatedly.
         """
         plan = orders[0].plan.hash
         while True:
@@ -199,6 +208,7 @@ class Session:
     def _launch_once(
         self, orders: Sequence[Order], now: Moment, replicate: Replicate | None
     ) -> list[LaunchRecord]:
+        """Make launches at once, and enter them in the record with their profiles."""
         run = self.run
         described = [run.described[order.arm.case.hash] for order in orders]
 
@@ -230,12 +240,15 @@ class Session:
         return entered
 
     def enter_broken(self) -> None:
-        """Sweeps that broke, so that no number is missing."""
+        """Enter the broken sweeps, so that their numbers are accounted for."""
         while self.bench.broken:
             self.run.add_broken_sweep(*self.bench.broken.popitem())
 
     def save(self, *, complete: bool) -> RunRecord:
-        """Write the run down; once its context is left, others may go on with it."""
+        """Write the record of the run and return it.
+
+        After the context of the session has ended, this also releases the run for other processes.
+        """
         record = self.run.save(complete=complete)
         self.progress.ended(record)
         if self._left:
@@ -243,19 +256,19 @@ class Session:
         return record
 
     def close(self) -> None:
-        """Stop the engine and its agents; whoever waits may go on with the run."""
+        """Stop the engine and its agents, and release the run for other processes."""
         self.bench.fleets.close()
         self.run.release()
 
 
 def _needs_replicates(order: Order, launch: LaunchRecord) -> bool:
-    """Whether only replicates can say if rounding explains the losses of a launch."""
+    """Return whether only replicates can show if rounding explains the losses of a launch."""
     provisional = order.reference is not None and order.reference.provisional
     return provisional and any(wrong.startswith(ASTRAY) for wrong in launch.wrong)
 
 
 def _standing(now: Moment, elapsed_s: float) -> HowFar:
-    """Where a run is before this launch."""
+    """Return the position of a run before this launch, for the agents."""
     launch = {
         "case": now.arm,
         "launch": f"{now.launch} of {now.num_launches}",
@@ -266,18 +279,20 @@ def _standing(now: Moment, elapsed_s: float) -> HowFar:
 
 
 def _lost(launch: LaunchRecord, folder: Path) -> RetryableError:
+    """Return the error for a node that was lost more often than launches are repeated."""
     assert launch.cause is not None
     return RetryableError(
         f"a node was lost again: {launch.cause.message}",
         where=launch.launch,
-        expected="nodes that stay",
+        expected="nodes that stay available during the run",
         fix=f"scaleproof run --resume {folder}",
     )
 
 
 def _of_some_models(cases: Sequence[CaseSpec]) -> Iterator[list[CaseSpec]]:
-    """Cases some at a time, and all that compute alike together: whoever answers counts a model
-    once, and imports what it takes for that.
+    """Yield groups of cases; cases that compute the same are in one group.
+
+    The agent then counts the FLOPs of a model once, and imports what it needs for that once.
     """
 
     def computes(case: CaseSpec) -> tuple[object, ...]:

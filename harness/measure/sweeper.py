@@ -1,4 +1,4 @@
-"""The Sweeper: launches sweeps of the collectives, before and beside what is trained."""
+"""The Sweeper: launches sweeps of the collectives, before training and apart from it."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,18 @@ from harness.record.fabric import label, shapes
 
 
 class Sweeper:
+    """Launches sweeps of the collectives and enters their results in the run of a session."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self._run = session.run
 
     def first(self, plans: Sequence[Plan]) -> None:
-        """One sweep over every network that these plans use, where there is none yet; more of the
-        operations that a rule judges.
+        """Sweep every network that these plans use once, unless the run already has a sweep of it.
 
-        A fabric that breaks is noted: what is trained over it will say the rest.
+        Operations that a threshold judges are swept more often. If a sweep breaks, its error
+        becomes a note of the run and no exception is raised, because the training over the same
+        network will fail as well.
         """
         settings, catalogue = self._session.settings, self._session.catalogue
         if sum(settings.nodes) < 2:
@@ -54,8 +57,9 @@ class Sweeper:
                 self._session.progress.note(self._run.notes[-1])
 
     def _judge(self, site: Site, knobs: Mapping[str, Json]) -> None:
-        """Sweep the operations that a rule is about as often as the judge asks for, and once more
-        as often to confirm a FAIL.
+        """Repeat the sweeps of the operations that a threshold judges.
+
+        Each is swept as often as the judge needs, and as often again if a FAIL must be confirmed.
         """
         run = self._run.bare()
         judged = {
@@ -72,7 +76,7 @@ class Sweeper:
         confirm(lambda: of_series(self._run.bare()), again)
 
     def measure(self, site: Site, knobs: Mapping[str, Json], times: int) -> None:
-        """Sweep a site ``times`` times, and at most as often again to confirm a FAIL."""
+        """Sweep a site ``times`` times, and at most ``times`` more to confirm a FAIL."""
         self.sweep(site, knobs, times)
         done = count()
 
@@ -93,7 +97,10 @@ class Sweeper:
         attempt: int = 0,
         only: str = "",
     ) -> None:
-        """Sweep every shape of a site, in turn; ``only`` one operation, or all of them."""
+        """Sweep every shape of a site in turn, ``times`` times.
+
+        ``only`` is the operation that is swept; all operations are swept if it is empty.
+        """
         self._session.ready()
         self._run.seal()
         for i in range(times):
@@ -118,7 +125,10 @@ class Sweeper:
                 self._run.add_sweep([dataclasses.replace(row, attempt=attempt) for row in rows])
 
     def _swept(self, case: CaseSpec, only: str) -> list[Row]:
-        """One sweep; one that ended by what passes is made once more."""
+        """Return the rows of one sweep.
+
+        A sweep that ended by a passing failure, such as a lost node, is repeated once.
+        """
         bench, folder = self._session.bench, self._run.folder
         try:
             return bench.sweep(case, folder, only)

@@ -1,4 +1,4 @@
-"""Together: which launches of a plan run at once, and on which nodes and devices."""
+"""Concurrent launches: which arms of a plan run at once, and on which nodes and devices."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -23,9 +23,10 @@ from harness.record import Purpose
 def groups(
     session: Session, plan: Plan, arms: Sequence[Arm], apart: Collection[str] = ()
 ) -> list[list[Arm]]:
-    """The arms that run at once, each on nodes or devices of its own; the smallest worlds first.
+    """Return the arms grouped by what runs at once on separate nodes or devices, small worlds
+    first.
 
-    Those ``apart`` (by name), and those of another setup, have no neighbours.
+    Arms ``apart`` (by name) and arms of another setup run without concurrent worlds.
     """
     if not side_by_side(session, plan):
         return [[arm] for arm in arms]
@@ -38,10 +39,10 @@ def groups(
 
 
 def side_by_side(session: Session, plan: Plan) -> bool:
-    """Whether worlds of this plan may run at once: none takes anything from another.
+    """Return whether worlds of this plan may run at once without slowing each other.
 
-    Not where a case says which device or link it means, nor where ranks that compute would share
-    cores. Pilots have shown, too, that it makes no difference.
+    They may not if a case names its device or link, if ranks that compute would share cores, or if
+    calibration launches have shown that concurrent worlds change the speed.
     """
     settings, run = session.settings, session.run
     on_gpus = all(arm.case.device is Device.CUDA for arm in plan.arms)
@@ -57,7 +58,9 @@ def side_by_side(session: Session, plan: Plan) -> bool:
 
 
 def movable(session: Session, plan: Plan) -> bool:
-    """Whether a world may run on any nodes: nothing is planted in one of them."""
+    """Return whether a world may run on any nodes, because no fault is injected into a particular
+    one.
+    """
     if not session.engine.engine.packs:
         return False
     knobs = (knob for network in _networks(session, plan) for knob in network)
@@ -65,7 +68,7 @@ def movable(session: Session, plan: Plan) -> bool:
 
 
 def _networks(session: Session, plan: Plan) -> set[tuple[tuple[str, Json], ...]]:
-    """The settings of the links of this plan's worlds."""
+    """Return the different network settings of this plan's worlds."""
     cases = (arm.case for arm in plan.arms)
     return {session.catalogue.network(case) for case in cases if len(case.nodes) > 1}
 
@@ -82,8 +85,10 @@ def orders(  # noqa: PLR0913  (fields of an order)
     replicates: int = 0,
     profiled: Collection[str] = (),
 ) -> list[Order]:
-    """Orders of launches at once; ``window`` where it is not the plan's own. Of the arms that are
-    ``profiled`` (by name) the steps behind the window are.
+    """Return the orders of launches that run at once.
+
+    ``window`` replaces the window of the plan. For arms that are ``profiled`` (by name), the steps
+    after the timed window are profiled in the same launch.
     """
     run = session.run
     usual = plan.pilot
@@ -123,7 +128,7 @@ def orders(  # noqa: PLR0913  (fields of an order)
 
 
 def _behind(run: Run, plan: Plan, arm: Arm) -> Order:
-    """The profile of the steps behind a window: the losses of the window were compared."""
+    """Return the order of the profile that is taken of the steps after a timed window."""
     return Order(
         plan=plan,
         arm=arm,
@@ -134,7 +139,7 @@ def _behind(run: Run, plan: Plan, arm: Arm) -> Order:
 
 
 def _curve(run: Run, case: CaseSpec) -> references.LossCurve | None:
-    """The losses that a case is compared with, if it was trained."""
+    """Return the loss curve that a case is compared with, or None if none was trained."""
     described = run.described[case.hash]
     curve = references.curve(run.folder, run.launches, run.described, case.hash)
     if curve is None or not curve.limit or curve.replicates is not None:
@@ -143,15 +148,16 @@ def _curve(run: Run, case: CaseSpec) -> references.LossCurve | None:
 
 
 def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Script:
-    """The task of a user's own script, in the folder that its run was begun in.
+    """Return the task of a user's script, in the folder in which its run was started.
 
-    The second of two like pilots is a fresh interpreter, once for each script of a run, to see
-    whether a fork trains alike. SpecError for an engine whose agents do not start ranks themselves.
+    The second of two identical calibration launches runs in a fresh interpreter, once for each
+    script of a run. This shows whether a forked interpreter trains the same. Raise SpecError for an
+    engine whose agents do not start the ranks.
     """
     settings, engine = session.settings, session.engine
     if not engine.engine.slows_ranks:
         raise SpecError(
-            f"--engine {engine.name} starts ranks of the harness's own",
+            f"--engine {engine.name} cannot start the ranks of a script",
             expected="another engine",
             fix=f"scaleproof run --script --cpus 2 -- {LAUNCHED}",
         )
@@ -171,7 +177,10 @@ def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Sc
 
 
 def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order]:
-    """The orders with the nodes, and where several run at once the devices, that a seed draws."""
+    """Return the orders with the placement that the seed draws.
+
+    Every order gets its nodes. If several worlds run at once, each also gets its devices.
+    """
     nodes = session.settings.nodes
     if len(nodes) * len(orders) == 1 or not movable(session, plan):
         return list(orders)
@@ -180,7 +189,7 @@ def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order
     first = orders[0]
     draw = packing.lot(plan.protocol.seed, first.purpose, first.attempt, first.turn, names)
     seats = packing.seats(worlds, nodes, draw)
-    if seats is None:  # larger than what is there: the engine says so
+    if seats is None:  # the worlds do not fit: the engine reports that
         return list(orders)
     if len(orders) == 1:
         seats = [packing.Placement(seats[0].hosts, ())]
@@ -188,6 +197,7 @@ def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order
 
 
 def _world(run: Run, order: Order) -> CaseSpec:
+    """Return the case that decides the placement; a reference needs fewer devices than its case."""
     case = order.arm.case
     if order.purpose is not Purpose.REFERENCE:
         return case
@@ -195,7 +205,7 @@ def _world(run: Run, order: Order) -> CaseSpec:
 
 
 def _cores_suffice(run: Run) -> bool:
-    """Whether every rank has a core of its own when all nodes are full."""
+    """Return whether every rank has a separate core if all nodes are full."""
     nodes = run.settings.nodes
     if run.nodes:
         return all(n <= m.num_cores for n, m in zip(nodes, run.nodes, strict=False))

@@ -678,7 +678,7 @@ def test_a_script_that_writes_to_what_is_shared_is_told_of_it(
     status = main([*words, "--time-budget", "20", "--", "train.py"])
     text = " ".join(capsys.readouterr().out.split())
     assert status == Exit.ERROR, text
-    assert "leave that --data out, and every launch has a copy of its own" in text
+    assert "omit that --data option, and every launch gets a private copy" in text
     assert "cache.txt" in text
 
 

@@ -98,7 +98,7 @@ def test_what_is_wrong_gets_no_ratio(
         replace(x, ranks=tuple(map(incorrect, x.ranks))) if x.purpose is Purpose.GATE else x
         for x in sample_run.launches
     )
-    with pytest.raises(LaunchError, match="are not compared") as raised:
+    with pytest.raises(LaunchError, match="cannot be compared") as raised:
         blocked(replace(sample_run, launches=launches), monkeypatch)
     assert raised.value.exit is Exit.ERROR
 

@@ -46,7 +46,7 @@ def test_what_fits_nowhere_is_compared_in_its_first_steps(
     (streamed,) = [x for x in run.launches if x.purpose is Purpose.REFERENCE and x.arm == "@2"]
     assert len(streamed.ranks) == 1, "one rank takes both shards in turn"
     assert {x.compared for x in run.launches if x.purpose is Purpose.TIMED and x.arm == "@2"} == {2}
-    assert any("does not fit in one device: the losses of the first 2" in n for n in run.notes)
+    assert any("does not fit on one device: the losses of the first 2" in n for n in run.notes)
     assert verdict.status is Status.RECORDED, verdict.detail
 
 

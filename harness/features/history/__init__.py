@@ -1,1 +1,3 @@
-"""History: records into asv's results, on a ledger whose commits are nights."""
+"""The history of nightly runs: records are stored as results of asv, on a ledger with a commit per
+run.
+"""

@@ -1,4 +1,4 @@
-"""The page of asv for the history: its graphs, with the changes that this project finds."""
+"""The page of asv for the history: its graphs, with the changes that scaleproof found."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from harness.base.errors import RecordError
 from harness.features.history.asv_results import LEDGER, RESULTS, benchmark, beside
 from harness.features.history.trends import Trend, TrendStatus
 
+#: Folder of asv's page within the results.
 HTML = "html"
 
 
+#: File of asv's page that lists regressions; it is overwritten with the changes found here.
 OWN = "regressions.json"
 
 
+#: Copy of the regressions that asv's own detector found.
 THEIRS = "regressions-asv.json"
 
 
-#: Where asv finds the history of a results folder.
+#: The configuration of asv for a results folder.
 CONF: Mapping[str, Json] = {
     "version": 1,
     "project": "scaleproof",
@@ -39,9 +42,9 @@ CONF: Mapping[str, Json] = {
 
 
 def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) -> Path:
-    """Let asv make its page in ``results/html``, and enter what ``trends`` found; the folder.
+    """Let asv write its page to ``results/html`` and replace its regressions; return the folder.
 
-    RecordError with asv's last line if it fails.
+    Raise RecordError with asv's last line of output if it fails.
     """
     configuration = results / "asv.conf.json"
     html = results / HTML
@@ -72,8 +75,9 @@ def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) 
 
 
 def found_by_asv(results: Path) -> frozenset[tuple[str, str]] | None:
-    """(asv's benchmark with its case, machine) of what asv's own detector found in its last page;
-    None where there is no page.
+    """Return the regressions that asv's detector found when its page was last made.
+
+    Each is a pair (asv's benchmark with its case, machine). Return None if there is no page.
     """
     path = results / HTML / THEIRS
     if not path.is_file():
@@ -83,7 +87,10 @@ def found_by_asv(results: Path) -> frozenset[tuple[str, str]] | None:
 
 
 def _entry(html: Path, index: Json, trend: Trend, commits: Mapping[str, str]) -> list[Json] | None:
-    """A regression as asv's page reads it; None of what is none, or has no graph there."""
+    """Return a regression in the format of asv's page.
+
+    Return None if the trend is not a regression or has no graph.
+    """
     series, last = trend.series, trend.last
     name = benchmark(series.quantity)
     graphs = sorted(html.glob(f"graphs/**/machine-{series.machine}/**/{name}.json"))

@@ -1,4 +1,6 @@
-"""Nightly runs as result files and pages of asv."""
+"""The result files of asv for nightly runs, and local copies of the scripts that asv's
+page loads.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from harness.base.documents import Json
 from harness.features.history import ledger
 from harness.features.history.night import QUANTITIES, Night, Value
 
-#: What asv 0.6 loads, by the end of its address -> the npm package, and the file in it.
+#: The files that asv 0.6 loads, by the end of their address -> the npm package, and the file in it.
 PACKAGES: Mapping[str, tuple[str, str]] = {
     "jquery-3.3.1.min.js": ("jquery@3.3.1", "dist/jquery.min.js"),
     "jquery.flot.min.js": ("jquery-flot@0.8.3", "jquery.flot.js"),
@@ -27,18 +29,18 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "bootstrap.min.js": ("bootstrap@3.1.1", "dist/js/bootstrap.min.js"),
     "bootstrap.min.css": ("bootstrap@3.1.1", "dist/css/bootstrap.min.css"),
 }
-#: Where npm installs, and where copies lie in the page's folder.
+#: Folder in which npm installs, and folder of the page with the copies.
 INSTALLED = "node_modules"
 BESIDE = "beside"
-#: An address in a tag, with what guards against another file under it.
+#: An address in an HTML tag, and the attributes that check the file at that address.
 _TAG = re.compile(r'(src|href)="https://[^"]+/([^/"]+\.(?:js|css))"([^>]*)')
 _GUARD = re.compile(r' (integrity|crossorigin|referrerpolicy)="[^"]*"')
 
 
 def beside(html: Path, results: Path) -> list[str]:
-    """Make the page in ``html`` load copies of what npm installed in ``results``.
+    """Make the page in ``html`` load copies of the files that npm installed in ``results``.
 
-    What it still loads from elsewhere is returned, by file.
+    Return the names of the files that it still loads from the Internet.
     """
     index = html / "index.html"
     missing: list[str] = []
@@ -59,13 +61,15 @@ def beside(html: Path, results: Path) -> list[str]:
 
 
 def command(results: Path) -> str:
-    """The command that installs all of them."""
+    """Return the command that installs all of these packages."""
     packages = dict.fromkeys(package for package, _ in PACKAGES.values())
     return f"npm install --prefix {results} {' '.join(packages)}"
 
 
 def main() -> int:
-    """For a page that ``asv publish`` made by itself: 1 if it still loads anything."""
+    """Rewrite a page that ``asv publish`` made; return 1 if it still loads files from the
+    Internet.
+    """
     results = Path(sys.argv[1] if len(sys.argv) > 1 else "results")
     missing = beside(results / "html", results)
     if missing:
@@ -77,13 +81,16 @@ if __name__ == "__main__":
     sys.exit(main())
 
 
+#: Version of the benchmarks; asv does not compare values of different versions.
 VERSION = "2"
+#: Name of the only asv environment.
 ENVIRONMENT = "scaleproof"
-#: asv prettifies seconds and bytes only.
+#: Names of units for asv, which formats only seconds and bytes.
 _UNITS = {"s": "seconds", "B": "bytes"}
+#: Folders of the ledger and of asv's result files, within the results.
 LEDGER = "axis.git"
 RESULTS = "asv"
-#: Of asv's format of result files: its version, and what a benchmark's row holds.
+#: Version of asv's format of result files, and the columns of a benchmark's row.
 _FORMAT = 2
 _STATISTICS = ("ci_99_a", "ci_99_b", "q_25", "q_75", "number", "repeat")
 _COLUMNS = (
@@ -99,29 +106,33 @@ _COLUMNS = (
 
 
 def benchmark(quantity: str) -> str:
-    """Asv's name of a quantity."""
+    """Return the name of a quantity in asv."""
     return f"records.track_{quantity}"
 
 
 def unit(quantity: str) -> str:
+    """Return the unit of a quantity in asv."""
     return _UNITS.get(QUANTITIES[quantity].unit, QUANTITIES[quantity].unit)
 
 
 def machine(night: Night, stand_in: bool) -> str:
-    """Stand-ins are a machine of their own: they never share a series with hardware."""
+    """Return the name of the machine in asv.
+
+    Simulated devices count as a separate machine, so that they never share a series with hardware.
+    """
     return f"paced-{night.hardware}" if stand_in else night.hardware
 
 
 def shown(quantity: str, value: Value) -> float:
-    """The value that asv gets: it knows no loss below zero."""
+    """Return the value for asv, which does not accept losses below zero."""
     return max(0.0, value.value) if QUANTITIES[quantity].points else value.value
 
 
 def write(results: Path, nights: Sequence[Night]) -> dict[str, str]:
-    """Make ledger and result files say these nights; run -> commit.
+    """Update ledger and result files to these nightly runs; return run -> commit.
 
-    Files of nights that are there stay as they are; what ``asv run`` stored beside our values
-    follows its night to its new commit where one was filled in before it.
+    Existing files stay as they are. If a run was inserted before others, values that ``asv run``
+    stored move with their run to its new commit.
     """
     commits = ledger.write(results / LEDGER, nights)
     folder = results / RESULTS
@@ -138,7 +149,7 @@ def write(results: Path, nights: Sequence[Night]) -> dict[str, str]:
 
 
 def _benchmarks(folder: Path) -> dict[str, Json]:
-    """The benchmarks that asv knows; none where its file is not there or torn."""
+    """Return the benchmarks that asv knows; empty if their file is missing or damaged."""
     try:
         known: dict[str, Json] = json.loads(
             (folder / "benchmarks.json").read_text(encoding="utf-8")
@@ -149,7 +160,7 @@ def _benchmarks(folder: Path) -> dict[str, Json]:
 
 
 def _cases(nights: Sequence[Night]) -> dict[str, list[str]]:
-    """Quantity -> every case that ever had it, in the order of the nights."""
+    """Return quantity -> all cases that ever had it, in the order of the nightly runs."""
     by_quantity: dict[str, dict[str, None]] = {quantity: {} for quantity in QUANTITIES}
     for night in nights:
         for case, kept in night.cases.items():
@@ -159,14 +170,17 @@ def _cases(nights: Sequence[Night]) -> dict[str, list[str]]:
 
 
 def _file(folder: Path, name: str, commit: str) -> Path:
+    """Return the path of the result file of a machine and commit."""
     return folder / name / f"{commit[:8]}-{ENVIRONMENT}.json"
 
 
 def _moved(results: Path, commits: Mapping[str, str]) -> None:
-    """Result files of commits that are no longer on the ledger go to their night's new one."""
+    """Rename result files whose commit is no longer on the ledger to the new commit of
+    their run.
+    """
     commits_here = {commit[:8] for commit in (ledger.root(results / LEDGER), *commits.values())}
     for path in (results / RESULTS).glob(f"*/????????-{ENVIRONMENT}.json"):
-        if not _whole(path):  # a writer was killed: what it wrote is made again
+        if not _whole(path):  # an interrupted writer left it; it is written again
             path.unlink()
             continue
         if path.name[:8] in commits_here:
@@ -182,6 +196,7 @@ def _moved(results: Path, commits: Mapping[str, str]) -> None:
 
 
 def _whole(path: Path) -> bool:
+    """Return whether a file is complete JSON."""
     try:
         json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
@@ -192,7 +207,9 @@ def _whole(path: Path) -> bool:
 def _write(
     folder: Path, night: Night, stand_in: bool, commit: str, entries: Mapping[str, dict[str, Json]]
 ) -> None:
-    """One night's file of one machine, beside what ``asv run`` has put there."""
+    """Write the result file of one nightly run and machine, and keep the values of ``asv run`` in
+    it.
+    """
     name = machine(night, stand_in)
     facts = {"cpu": "", "num_cpu": "", "gpu": "", "arch": "", "os": "", "ram": "", "machine": name}
     facts |= night.machine
@@ -226,14 +243,14 @@ def _write(
 
 
 def _by_quantity(night: Night, stand_in: bool) -> dict[str, dict[str, Value]]:
-    """Quantity -> case -> its value that night."""
+    """Return quantity -> case -> its value in a nightly run."""
     cases = {c: kept.values for c, kept in night.cases.items() if kept.stand_in is stand_in}
     by_quantity = {q: {c: v[q] for c, v in cases.items() if q in v} for q in QUANTITIES}
     return {quantity: of_case for quantity, of_case in by_quantity.items() if of_case}
 
 
 def _says(path: Path, wanted: Mapping[str, Mapping[str, Value]]) -> bool:
-    """Whether a result file has these cases of every quantity."""
+    """Return whether a result file has these cases of every quantity."""
     known = json.loads(path.read_text(encoding="utf-8"))["results"]
     rows = (
         (known.get(benchmark(q)), [[repr(case) for case in cases]]) for q, cases in wanted.items()
@@ -242,7 +259,9 @@ def _says(path: Path, wanted: Mapping[str, Mapping[str, Value]]) -> bool:
 
 
 def _row(quantity: str, of_case: Mapping[str, Value], at_ms: int) -> dict[str, Json]:
-    """A quantity's row in a file of results: a value a case, and how far each is known."""
+    """Return the row of a quantity in a result file, with a value and its statistics for
+    each case.
+    """
     numbers = [shown(quantity, value) for value in of_case.values()]
     statistics = [_statistics(quantity, value) for value in of_case.values()]
     return {
@@ -259,9 +278,10 @@ def _row(quantity: str, of_case: Mapping[str, Value], at_ms: int) -> dict[str, J
 
 
 def _statistics(quantity: str, value: Value) -> dict[str, float]:
-    """The statistics that asv makes of launches; of a value with an interval of its own, that one.
+    """Return the statistics that asv computes from launches, or those of the value's own interval.
 
-    asv's name for the interval is ci_99; that of an efficiency holds 19 times in 20 at each end.
+    asv's name for the interval is ci_99. The interval of an efficiency has 95 % confidence at each
+    end.
     """
     from asv_runner.statistics import compute_stats
 
@@ -269,18 +289,22 @@ def _statistics(quantity: str, value: Value) -> dict[str, float]:
     _, statistics = compute_stats(list(value.launches or [center]), 1)
     if value.low is not None and value.high is not None:
         low, high = (shown(quantity, Value(value=end)) for end in (value.low, value.high))
-        quarter = 0.41 * (high - low) / 2  # of a normal one: asv's +- is of quartiles
+        # quartiles of a normal distribution, from which asv shows +-
+        quarter = 0.41 * (high - low) / 2
         statistics |= {"ci_99_a": low, "ci_99_b": high, "q_25": center - quarter}
-        statistics |= {"q_75": center + quarter, "repeat": 2}  # of 1, asv looks at no interval
+        # asv ignores the interval if repeat is 1
+        statistics |= {"q_75": center + quarter, "repeat": 2}
     return {name: statistics[name] for name in _STATISTICS}
 
 
 def _write_json(path: Path, document: Json) -> None:
+    """Write a document as JSON."""
     with files.writing_to(path.parent):
         files.write({path: json.dumps(document, indent=1, sort_keys=True) + "\n"})
 
 
 def _entry(quantity: str, cases: Sequence[str]) -> dict[str, Json]:
+    """Return the description of a benchmark for asv."""
     return dict(
         name=benchmark(quantity),
         type="track",

@@ -1,4 +1,4 @@
-"""Bisection under noise: the first slow version, and how certain it is."""
+"""Bisection under noise: finds the first slow version and the probability of the answer."""
 
 import math
 import shlex
@@ -13,8 +13,8 @@ import numpy as np
 from harness.base.errors import LaunchError, SpecError
 from harness.measure.interleaving import Interleaver
 
-#: Pairs that the bad version has before anything is probed, and at most: its mean has to be this
-#: many standard errors from the good one's.
+#: Number of pairs of the bad version before other versions are measured (FIRST), and at most. Its
+#: mean must differ from zero by APART standard errors.
 FIRST = 4
 MOST_PAIRS = 24
 APART = 4.0
@@ -22,18 +22,23 @@ APART = 4.0
 
 @dataclass
 class Bisection:
-    """``error``: how often the answer may be wrong. ``pairs``: version -> logarithms of ratios."""
+    """The pairs measured so far, and the posterior over the first bad version.
+
+    ``error`` is the accepted probability of a wrong answer. ``pairs`` maps a version's number to
+    log ratios of its step time to that of version 0.
+    """
 
     num_versions: int
     error: float
     pairs: dict[int, list[float]] = field(default_factory=dict)
 
     def add(self, version: int, ratios: Sequence[float]) -> None:
+        """Add log ratios of a version."""
         self.pairs.setdefault(version, []).extend(ratios)
 
     @property
     def posterior(self) -> np.ndarray:
-        """The probability of each version to be the first bad one: entry i is of version i + 1."""
+        """The probability that each version is the first bad one; entry i is for version i + 1."""
         versions = np.concatenate([np.full(len(x), v) for v, x in self.pairs.items()])
         values = np.concatenate([np.asarray(pair) for pair in self.pairs.values()])
         logs = []
@@ -46,13 +51,13 @@ class Bisection:
 
     @property
     def answer(self) -> tuple[int, float]:
-        """The likeliest first bad version, and its probability."""
+        """The most probable first bad version, and its probability."""
         posterior = self.posterior
         return int(posterior.argmax()) + 1, float(posterior.max())
 
     @property
     def apart(self) -> bool | None:
-        """Whether the bad version differs from the good one; None while that is open."""
+        """Whether the bad version differs from the good one, or None if that is undecided."""
         ends = self.pairs.get(self.num_versions - 1, [])
         if len(ends) < FIRST:
             return None
@@ -62,7 +67,10 @@ class Bisection:
 
     @property
     def next(self) -> int | None:
-        """The version to measure now; None when the answer is certain enough, or never will be."""
+        """The version to measure next.
+
+        None if the answer is certain enough, or if good and bad do not differ.
+        """
         last = self.num_versions - 1
         if self.apart is None:
             return last
@@ -73,17 +81,22 @@ class Bisection:
             return None
         if last == 1:
             return last
-        # A probe of version v tells those with first <= v from the others.
+        # Measuring version v separates hypotheses with first <= v from the others, so halve the
+        # posterior.
         return int(np.abs(np.cumsum(self.posterior)[:-1] - 0.5).argmin()) + 1
 
     def mean(self, version: int) -> tuple[float, int]:
-        """By which share its steps are longer than the good one's, and over how many pairs."""
+        """Return the relative excess of a version's step time over version 0's, and the number of
+        pairs.
+        """
         pairs = self.pairs[version]
         return float(np.expm1(np.mean(pairs))), len(pairs)
 
     def plain(self) -> int:
-        """How many launches plain bisection would take to err as seldom: both ends, then a version
-        a time, each with as many pairs as tell it from half of the difference.
+        """Return the number of launches that plain bisection would need for the same error.
+
+        Plain bisection measures both ends, then one version at a time. Each version gets enough
+        pairs to distinguish it from half of the difference.
         """
         probes = math.ceil(math.log2(self.num_versions)) + 1
         last = self.pairs[self.num_versions - 1]
@@ -100,15 +113,16 @@ class Bisection:
         return float(np.sqrt(squares / max(free, 1)))
 
 
-#: Probes after which nothing more is tried: each is a block, which takes seconds to minutes.
+#: Number of blocks after which a bisection stops; a block takes seconds to minutes.
 MOST_PROBES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """The versions between good and bad, in their order, and how each is installed.
+    """The versions from good to bad in their order, and how each is installed.
 
-    ``install`` is a shell command with {version} and {folder}; it leaves ``{folder}/bin/python``.
+    ``install`` is a shell command with {version} and {folder}, which must create
+    ``{folder}/bin/python``.
     """
 
     names: tuple[str, ...]
@@ -117,14 +131,17 @@ class Versions:
 
     @property
     def setups(self) -> tuple[tuple[str, str], ...]:
-        """Version -> its interpreter, there or not yet."""
+        """The pairs (version, path of its interpreter), whether or not it is installed yet."""
         return tuple((name, str(self._python(name).absolute())) for name in self.names)
 
     def _python(self, name: str) -> Path:
+        """Return the path of a version's interpreter."""
         return self.folder / name / "bin" / "python"
 
     def ensure(self, name: str) -> None:
-        """Install a version once. LaunchError with the command's last line if that fails."""
+        """Install a version unless it is installed; raise LaunchError with the command's last line
+        if it fails.
+        """
         python = self._python(name)
         done = self.folder / name / ".installed"
         if done.is_file() and python.exists():
@@ -163,9 +180,10 @@ class Bisector:
         self.bisection = Bisection(len(versions.names), error)
 
     def run(self, tell: Callable[[str], None]) -> None:
-        """Probe until it is decided. SpecError where good and bad do not differ.
+        """Measure blocks until the first bad version is known. ``tell`` receives a line after each
+        block.
 
-        ``tell`` is called with a line for each probe.
+        Raise SpecError if the good and the bad version do not differ.
         """
         names = self._versions.names
         while (
@@ -177,13 +195,16 @@ class Bisector:
             tell(self._line(number))
         if not self.bisection.apart:
             raise SpecError(
-                f"{names[-1]} is not slower or faster than {names[0]}, as far as"
-                f" {self._interleaver.blocks} blocks can tell",
+                f"{self._interleaver.blocks} blocks show no difference between {names[-1]} and"
+                f" {names[0]}",
                 expected="two versions that differ",
                 fix="scaleproof history CASE",
             )
 
     def _line(self, number: int) -> str:
+        """Return a line on the newest mean of a version, and on the most probable first bad
+        version.
+        """
         mean, count = self.bisection.mean(number)
         line = f"{self._versions.names[number]}: {100 * mean:+.1f}% over {count} pairs"
         if not self.bisection.apart:
@@ -191,11 +212,14 @@ class Bisector:
         first, sure = self.bisection.answer
         if sure < 0.5:
             return line
-        return f"{line}; first bad is {self._versions.names[first]} ({sure:.0%} sure)"
+        return f"{line}; first bad is {self._versions.names[first]} (probability {sure:.0%})"
 
 
 def between(good: str, bad: str, repository: Path) -> tuple[str, ...]:
-    """The commits from ``good`` to ``bad``, oldest first. SpecError where there is no such way."""
+    """Return the commits from ``good`` to ``bad``, oldest first.
+
+    Raise SpecError if ``bad`` does not descend from ``good``.
+    """
     git = ["git", "-C", str(repository)]
     words = [*git, "rev-list", "--reverse", "--first-parent", f"{good}..{bad}"]
     log = subprocess.run(
@@ -218,7 +242,9 @@ def between(good: str, bad: str, repository: Path) -> tuple[str, ...]:
 
 
 def chosen(listed: Sequence[str], good: str, bad: str) -> tuple[str, ...]:
-    """The part of a list from ``good`` to ``bad``; SpecError where one is not in it."""
+    """Return the part of a list from ``good`` to ``bad``; raise SpecError if one is not in the
+    list.
+    """
     for name in (good, bad):
         if name not in listed:
             raise SpecError(

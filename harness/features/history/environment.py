@@ -1,9 +1,9 @@
-"""asv's view of where benchmarks run: this Python, at a commit of the ledger. An asv plugin.
+"""An asv plugin that defines where benchmarks run: this Python, at a commit of the ledger.
 
-Nothing is checked out or installed: a commit of the ledger is a run that was ingested, and
-``benchmarks/records.py`` reads it; ``benchmarks/core.py`` measures this project itself. So
-``asv run`` takes asv's ranges, stores what it measures, and its values stand in the series that
-``scaleproof history add`` writes.
+Nothing is checked out or installed. A commit of the ledger is a run that was ingested, and
+``benchmarks/records.py`` reads it. ``benchmarks/core.py`` measures this project itself. ``asv run``
+therefore accepts asv's ranges of commits, and its values join the series that ``scaleproof ingest``
+writes.
 """
 
 import os
@@ -18,41 +18,48 @@ from harness.features.history import ledger
 from harness.features.history.asv_results import ENVIRONMENT, LEDGER
 from harness.features.history.night import nights
 
-#: asv stands where its configuration is when it loads this file, and wants a ledger to be there.
+#: asv loads this file in the folder of its configuration, and needs a ledger there.
 if Path("results").is_dir() and not Path("results", LEDGER).exists():
     ledger.write(Path("results", LEDGER), nights(Path("results")))
 
 
 class Ledger(Environment):  # type: ignore[misc]  # asv has no types
-    """The only environment of ``asv.conf.json``: one name for ingested and for run series."""
+    """The only environment of ``asv.conf.json``; ingested values and those of ``asv run`` share its
+    name.
+    """
 
     tool_name = ENVIRONMENT
 
     @classmethod
     def matches(cls, python: str) -> bool:
+        """Return True: the environment accepts every Python version."""
         return True
 
     @property
     def name(self) -> str:
+        """The name of the environment."""
         return ENVIRONMENT
 
     @property
     def dir_name(self) -> str:
+        """The name of the environment's folder."""
         return ENVIRONMENT
 
     def check_presence(self) -> bool:
+        """Return True: nothing needs to be created."""
         return True
 
     def create(self) -> None:
-        """There is nothing to create."""
+        """Do nothing, because the current Python is the environment."""
 
     def checkout_project(self, repo: Any, commit_hash: str) -> None:
-        """A commit of the ledger has no files to check out."""
+        """Do nothing, because a commit of the ledger has no source files."""
 
     def install_project(self, conf: Any, repo: Any, commit_hash: str | None = None) -> None:
-        """Only note which run is to be read."""
+        """Set the commit of the run to read; nothing is installed."""
         self._set_commit_hash(commit_hash)
 
     def run(self, args: list[str], **more: Any) -> Any:
+        """Run a Python command with this interpreter and return its output."""
         env = {**(more.pop("env", None) or os.environ), **self._global_env_vars}
         return util.check_output([sys.executable, *args], env=env, **more)

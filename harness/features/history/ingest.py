@@ -1,4 +1,6 @@
-"""Runs into the history: a night's file each, then the ledger and asv's results made from them."""
+"""Ingestion of runs: each becomes a file of the history, from which ledger and asv results are
+made.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from harness.features.history.night import Night, keep, locked, night_of, nights
 
 @dataclass(frozen=True, kw_only=True)
 class Ingested:
-    """One run, added to the history. ``new``: it was not there before."""
+    """One run that was added to the history. ``new`` is false if the history already had it."""
 
     run: str
     commit: str
@@ -26,10 +28,11 @@ class Ingested:
 def ingest(
     runs: Sequence[Path], results: Path, refused: Callable[[RecordError], None] | None = None
 ) -> list[Ingested]:
-    """Add runs, in any order, once or again. Whatever an earlier call left undone is repaired.
+    """Add runs to the history, in any order; adding one again is harmless.
 
-    ``refused`` is told of a run that no history takes, and the others are added; without it the
-    RecordError is raised, and those before it are in.
+    Whatever an earlier call left incomplete is repaired. ``refused`` receives the error of each run
+    that cannot be added, and the other runs are added. Without it the RecordError is raised, after
+    the runs before it were added.
     """
     with locked(results):
         fresh: dict[str, bool] = {}
@@ -55,12 +58,15 @@ def ingest(
 
 
 def _from(results: Path, folder: Path) -> Path:
-    """A run's folder as seen from the results, if it is below; else in full."""
+    """Return the path of a run relative to the results folder, or its full path if it lies
+    elsewhere.
+    """
     root, place = results.resolve(), folder.resolve()
     return place.relative_to(root) if place.is_relative_to(root) else place
 
 
 def _added(night: Night, commit: str, new: bool) -> list[Ingested]:
+    """Return the entries of one run: its hardware results and its simulated results."""
     ingested = []
     for stand_in in (False, True):
         values = [case.values for case in night.cases.values() if case.stand_in is stand_in]
@@ -73,6 +79,7 @@ def _added(night: Night, commit: str, new: bool) -> list[Ingested]:
 
 
 def summary(added: Ingested) -> str:
-    before = "" if added.new else " (it was there)"
+    """Return a line on a run that was added."""
+    before = "" if added.new else " (already ingested)"
     where = f"{added.machine}, ledger {added.commit}"
     return f"{added.run}: {added.num_values} values for {where}{before}"

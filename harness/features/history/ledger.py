@@ -1,9 +1,11 @@
-"""The ledger: a bare git repository whose commits are nights, in their order. asv's axis.
+"""The ledger: a bare git repository with one commit per nightly run, which serves as the axis of
+asv.
 
-asv draws a value per commit. A suite's own commits hardly change while torch, driver and NCCL do,
-so the axis is a repository of its own: ``subject.json`` is what was measured, dated when it was.
-A night whose subject did not change has a commit too. The ledger follows from the nights alone:
-equal nights give equal hashes, wherever and in whatever order they were ingested.
+asv draws a value per commit. The commits of a suite hardly change while torch, driver and NCCL do,
+so the axis is a separate repository. Its file ``subject.json`` names the measured software, and
+each commit has the date of its measurement. A nightly run whose software did not change has a
+commit too. The ledger depends only on the nightly runs: equal runs give equal hashes, wherever and
+in whatever order they were ingested.
 """
 
 import datetime
@@ -24,6 +26,7 @@ _ROOT = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 
 def _git(ledger: Path, *arguments: str, text: str = "") -> str:
+    """Run a git command on the ledger and return its output; raise RecordError if it fails."""
     done = subprocess.run(
         ["git", "--git-dir", str(ledger), *arguments],
         input=text,
@@ -38,15 +41,15 @@ def _git(ledger: Path, *arguments: str, text: str = "") -> str:
         raise RecordError(
             f"git {arguments[0]} failed: {done.stderr.strip()}",
             where=str(ledger),
-            fix=f"rm -r {ledger} && scaleproof history add RUN: the nights rebuild the ledger",
+            fix=f"rm -r {ledger} && scaleproof ingest RUN: this rebuilds the ledger",
         )
     return done.stdout
 
 
 def write(path: Path, nights: Sequence[Night]) -> dict[str, str]:
-    """Make the ledger say these nights, in their order; run -> commit.
+    """Update the ledger to these nightly runs in their order; return run -> commit.
 
-    A broken one is put aside and made again.
+    A broken ledger is renamed and rebuilt.
     """
     try:
         known = _known(path)
@@ -65,7 +68,10 @@ def write(path: Path, nights: Sequence[Night]) -> dict[str, str]:
 
 
 def _tags(nights: Sequence[Night], commits: Mapping[str, str]) -> dict[str, str]:
-    """``torch-2.14.0`` and its like: the first night of each version, which asv's page marks."""
+    """Return tag -> commit of the first nightly run of each version, for example ``torch-2.14.0``.
+
+    The page of asv marks these tags.
+    """
     known: dict[str, str] = {}
     for night in nights:
         for name, version in sorted(night.subject.items()):
@@ -77,6 +83,7 @@ def _tags(nights: Sequence[Night], commits: Mapping[str, str]) -> dict[str, str]
 
 
 def _tag(path: Path, wanted: Mapping[str, str]) -> None:
+    """Make the tags of the ledger equal to the wanted ones."""
     listed = _git(path, "for-each-ref", "--format=%(refname:short) %(objectname)", "refs/tags")
     present = dict(line.split(" ") for line in listed.splitlines())
     moves = [f"update refs/tags/{t} {c}\n" for t, c in wanted.items() if present.get(t) != c]
@@ -86,17 +93,19 @@ def _tag(path: Path, wanted: Mapping[str, str]) -> None:
 
 
 def commits(path: Path) -> dict[str, str]:
-    """Run -> commit of a ledger; nothing where there is none."""
+    """Return run -> commit of a ledger; empty if there is no ledger."""
     return {run: commit for commit, run in _known(path)} if path.exists() else {}
 
 
 def root(path: Path) -> str:
-    """The commit before the first night."""
+    """Return the commit before the first nightly run."""
     return _git(path, "rev-list", "--max-parents=0", BRANCH).strip()
 
 
 def _known(path: Path) -> list[tuple[str, str]]:
-    """(commit, run) of every night, oldest first; makes an empty repository where none is."""
+    """Return (commit, run) of every nightly run, oldest first; create an empty ledger if there is
+    none.
+    """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         initialise = ["git", "init", "--quiet", "--bare", f"--initial-branch={BRANCH}", str(path)]
@@ -107,13 +116,13 @@ def _known(path: Path) -> list[tuple[str, str]]:
     log = _git(
         path, "log", "--reverse", "--format=%H %(trailers:key=Run,valueonly,separator=)", BRANCH
     )
-    _git(path, "rev-list", "--objects", "--quiet", BRANCH)  # every object is there
+    _git(path, "rev-list", "--objects", "--quiet", BRANCH)  # fails if an object is missing
     pairs = [line.partition(" ")[::2] for line in log.splitlines()]
     return [(commit, run.strip()) for commit, run in pairs[1:]]
 
 
 def _aside(path: Path) -> None:
-    """Keep a broken ledger for whoever wants to look."""
+    """Rename a broken ledger, so that it can be inspected."""
     aside = path.with_name(f"{path.name}.broken")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
@@ -121,7 +130,7 @@ def _aside(path: Path) -> None:
 
 
 def _import(path: Path, nights: Sequence[Night], parent: str | None) -> None:
-    """Commits for these nights after ``parent``, in one transaction."""
+    """Commit these nightly runs after ``parent`` in one transaction."""
     stream = []
     before = parent
     if parent is None:  # asv needs a commit to start from
@@ -132,7 +141,7 @@ def _import(path: Path, nights: Sequence[Night], parent: str | None) -> None:
         content = {**night.subject, "run": night.run}
         stream.append(_commit(message, night.when, content, before or "", mark))
         before = f":{mark}"
-    if not stream:  # nights were taken away at the end
+    if not stream:  # only the newest runs were removed
         stream.append(f"reset refs/heads/{BRANCH}\nfrom {parent}\n\n")
     _git(path, "fast-import", "--quiet", "--force", text="".join(stream))
 
@@ -140,7 +149,7 @@ def _import(path: Path, nights: Sequence[Night], parent: str | None) -> None:
 def _commit(
     message: str, when: datetime.datetime, variables: Mapping[str, str], parent: str, mark: int
 ) -> str:
-    """A commit as ``git fast-import`` reads it."""
+    """Return a commit command for ``git fast-import``."""
     text = json.dumps(dict(variables), indent=1, sort_keys=True) + "\n"
     date = f"{_WHO} {int(when.timestamp())} +0000"
     head = "" if parent else f"reset refs/heads/{BRANCH}\n"
@@ -153,7 +162,7 @@ def _commit(
 
 
 def title(subject: Mapping[str, str]) -> str:
-    """The title of a series, in a line."""
+    """Return the software versions of a nightly run in one line."""
     nccl = next((value for key, value in subject.items() if key.startswith("nvidia-nccl")), None)
     sentence = f"torch {subject.get('torch', 'n/a')}" + (f" nccl {nccl}" if nccl else "")
     driver = subject.get("driver", "none")
@@ -161,7 +170,9 @@ def title(subject: Mapping[str, str]) -> str:
 
 
 def run_at(path: Path, commit: str) -> str | None:
-    """The run that a commit stands for, also one that is no longer on the branch."""
+    """Return the run of a commit, even if the commit is no longer on the branch; None if there is
+    none.
+    """
     if not (path / "HEAD").is_file():
         return None
     try:

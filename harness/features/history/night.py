@@ -1,4 +1,6 @@
-"""A night: what the history keeps of a run, a small file. All else is made anew from these."""
+"""A night: the small file that the history keeps of a nightly run. Everything else is derived from
+it.
+"""
 
 import fcntl
 import hashlib
@@ -22,15 +24,16 @@ from harness.cases import Arm, Plan, Role
 from harness.cases.recipes import PINNED
 from harness.record import LaunchRecord, RunRecord, ScalingPoint
 
-#: Two-sided error of the intervals that stand beside a value.
+#: Two-sided error probability of the intervals of values.
 ALPHA = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """A figure of a case that has a history; lower is better for all, as asv wants it.
+    """A metric of a case that has a history. Lower is better for all of them, as asv expects.
 
-    A change of level smaller than ``floor`` is none: a ratio, or a difference of ``points``.
+    A change of level smaller than ``floor`` is ignored. It is a ratio, or a difference if the
+    quantity is in ``points``.
     """
 
     unit: str
@@ -38,6 +41,7 @@ class Quantity:
     points: bool = False
 
 
+#: The quantities of a history by name.
 QUANTITIES: Mapping[str, Quantity] = {
     "step_time": Quantity(unit="s", floor=0.01),
     "step_time_to_control": Quantity(unit="1", floor=0.005),
@@ -51,7 +55,9 @@ QUANTITIES: Mapping[str, Quantity] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """One night's figure: the geometric mean of ``launches``, or one with its own interval."""
+    """The value of one night: the geometric mean of ``launches``, or a value with its own
+    interval.
+    """
 
     value: float
     low: float | None = None
@@ -61,8 +67,10 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptFigure:
-    """One night's figures of a case; ``error`` is why it has none. ``nodes`` tells its hosts from
-    others without their names; empty where that is not known.
+    """The values of a case in one night.
+
+    ``error`` is why it has none. ``nodes`` identifies its hosts without their names, and is empty
+    if they are unknown.
     """
 
     hash: str
@@ -74,9 +82,11 @@ class KeptFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
-    """One run of one hardware class. ``subject`` is the software and driver that were measured,
-    ``fingerprint`` what must be alike for nights to be compared. ``folder`` is where the run's
-    record was, seen from the results if it is below; ``machine`` the facts that asv shows.
+    """One nightly run on one hardware class.
+
+    ``subject`` are the versions of the measured software and driver. ``fingerprint`` are the fields
+    that must be equal for nights to be comparable. ``folder`` is where the run's record was,
+    relative to the results folder if it is below. ``machine`` are the facts that asv shows.
     """
 
     run: str
@@ -90,12 +100,13 @@ class Night:
 
     @property
     def when(self) -> datetime:
+        """The time at which the run started."""
         return datetime.fromisoformat(self.started_at)
 
 
 @contextmanager
 def locked(results: Path) -> Iterator[None]:
-    """One writer of the history at a time; others wait."""
+    """Hold the lock of the history: one writer at a time, others wait."""
     results.mkdir(parents=True, exist_ok=True)
     with (results / ".history.lock").open("w", encoding="utf-8") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -103,7 +114,7 @@ def locked(results: Path) -> Iterator[None]:
 
 
 def keep(night: Night, results: Path) -> bool:
-    """Write a night's file; False if it was there."""
+    """Write the file of a night; return False if it already existed."""
     path = results / "nights" / f"{night.run}.json"
     text = json.dumps(to_doc(night), indent=1) + "\n"
     new = not path.is_file()
@@ -115,23 +126,23 @@ def keep(night: Night, results: Path) -> bool:
 
 
 def nights(results: Path) -> list[Night]:
-    """All that is kept, oldest first. RecordError for a file that cannot be read."""
+    """Return all nights, oldest first; raise RecordError if a file cannot be read."""
     known = []
     for path in (results / "nights").glob("*.json"):
         try:
             known.append(from_doc(Night, json.loads(path.read_text(encoding="utf-8"))))
         except ValueError as error:
             raise RecordError(
-                f"not a night: {error}",
+                f"the file is not an entry of the history: {error}",
                 where=str(path),
-                expected="a file that ingest wrote",
-                fix=f"rm {path} && scaleproof history add RUN",
+                expected="a file that scaleproof ingest wrote",
+                fix=f"rm {path} && scaleproof ingest RUN",
             ) from None
     return sorted(known, key=lambda night: (night.when, night.run))
 
 
 def night_of(run: RunRecord, folder: Path) -> Night:
-    """The entry that the history keeps of a run. RecordError for one that no history may have."""
+    """Return the entry of a run in the history; raise RecordError if the run must not be added."""
     _refuse(run, folder)
     gpu = f"{run.machine.num_gpus}x {run.machine.gpu}" if run.machine.gpu else "none"
     cases: dict[str, KeptFigure] = {}
@@ -156,20 +167,21 @@ def night_of(run: RunRecord, folder: Path) -> Night:
 
 
 def _refuse(run: RunRecord, folder: Path) -> None:
+    """Raise RecordError if a run must not be added to the history."""
     reason = ""
     if not run.complete:
         reason = "the run was interrupted"
         fix = f"scaleproof run --resume {folder}"
     elif run.software.get("suite", "").endswith("-dirty"):
-        reason, fix = "the suites had changes that no commit has", "git commit, then measure again"
+        reason, fix = "the suites had uncommitted changes", "git commit, then measure again"
     elif not any(timed(run, plan) and any(map(_own, plan.arms)) for plan in run.plans):
         reason = (
-            "the run has only profiles, sweeps or other environments, no timed launch of its own"
+            "the run has no timed launch in its own environment, only profiles, sweeps or setups"
         )
         fix = "pytest suites/"
     if reason:
         raise RecordError(
-            f"{reason}: no history takes it",
+            f"{reason}: it cannot be added to the history",
             where=str(folder),
             expected="a complete run of committed suites",
             fix=fix,
@@ -177,12 +189,12 @@ def _refuse(run: RunRecord, folder: Path) -> None:
 
 
 def _own(arm: Arm) -> bool:
-    """Whether it says something of the run's own software, or of its pinned control."""
+    """Return whether an arm measures the run's own software or its pinned control."""
     return arm.case.setup in ("", PINNED)
 
 
 def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> KeptFigure | None:
-    """A case's figures of one plan; None where it was not timed and nothing failed."""
+    """Return the values of a case in one plan; None if it was not timed and no launch failed."""
     of_arm = [x for x in timed(run, plan, None) if x.arm == arm.name]
     stand_in = bool(run.stand_ins(arm.case))
     failed = [x for x in run.launches if x.case == arm.case.hash and not (x.usable or x.discarded)]
@@ -201,7 +213,7 @@ def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> K
         values["exposed_communication"] = Value(value=_short(exposed))
     for contrast in plan.contrasts:
         if contrast.subject == arm.name and contrast.against == PINNED:
-            if ratios := pairs(run, plan, contrast).values:  # of throughput
+            if ratios := pairs(run, plan, contrast).values:  # ratios of throughput
                 values["step_time_to_control"] = _ratio([1 / ratio for ratio in ratios])
     hosts = sorted({rank.host for launch in of_arm for rank in launch.ranks})
     return KeptFigure(
@@ -210,13 +222,12 @@ def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> K
 
 
 def _without_names(hosts: Sequence[str]) -> str:
-    """Hides hosts' names: the same hosts are told again by it, but nobody reads their names from
-    it.
-    """
+    """Return a hash that identifies a set of hosts without revealing their names."""
     return hashlib.sha256("\n".join(hosts).encode()).hexdigest()[:8] if hosts else ""
 
 
 def _values(launches: Sequence[LaunchRecord]) -> Iterator[tuple[str, Value]]:
+    """Yield (name, value) of every quantity that these launches have."""
     setups = [max(rank.setup_s for rank in launch.ranks) for launch in launches]
     read = {
         "step_time": values_of(launches, "step_s"),
@@ -230,19 +241,23 @@ def _values(launches: Sequence[LaunchRecord]) -> Iterator[tuple[str, Value]]:
 
 
 def _mean(launches: Sequence[float]) -> Value:
+    """Return the geometric mean of launches."""
     mean = geometric_mean(launches)
     return Value(value=_short(mean), launches=tuple(map(_short, launches)))
 
 
 def _ratio(ratios: Sequence[float]) -> Value:
-    """The mean of ratios of pairs, with its interval: the machine's drift is in neither."""
+    """Return the geometric mean of the ratios of pairs, with its interval.
+
+    A drift of the machine cancels in each ratio.
+    """
     interval = stats.t_interval([math.log(ratio) for ratio in ratios], ALPHA)
     ends = [None if end is None else _short(math.exp(end)) for end in (interval.low, interval.high)]
     return Value(value=_short(math.exp(interval.mean)), low=ends[0], high=ends[1])
 
 
 def _loss(point: ScalingPoint) -> Value:
-    """1 - efficiency, with the ends of its interval."""
+    """Return 1 - efficiency, with the ends of its interval."""
     low, high = point.efficiency_low, point.efficiency_high
     return Value(
         value=_short(1 - point.efficiency),
@@ -252,7 +267,9 @@ def _loss(point: ScalingPoint) -> Value:
 
 
 def _merged(a: KeptFigure | None, b: KeptFigure) -> KeptFigure:
-    """One case of two plans: their launches together; an error of one is the case's."""
+    """Return one case of two plans with the launches of both; an error of one is an error of the
+    case.
+    """
     if a is None or b.error:
         return b
     if a.error:
@@ -266,5 +283,5 @@ def _merged(a: KeptFigure | None, b: KeptFigure) -> KeptFigure:
 
 
 def _short(value: float) -> float:
-    """To 6 digits: no figure here has more."""
+    """Return a value rounded to 6 digits, because no metric here is more precise."""
     return float(f"{value:.6g}")

@@ -1,9 +1,9 @@
-"""Offenders: nodes that were named again and again, over all runs that a results folder has.
+"""Statistics on nodes that were blamed repeatedly, over all runs in a results folder.
 
-    runs -> which nodes each had, which of them were named slow or ended a launch -> NodeRecord
+    runs -> nodes of each, and which were named slow or ended a launch -> NodeRecord
 
-One run names a node by its own evidence. A node that is named in several runs is told apart from
-one that had bad luck by how often nodes are named at all.
+One run names a node by its own measurements. Whether a node that is named in several runs is worse
+than others is judged by how often nodes are named at all.
 """
 
 from collections import Counter
@@ -14,19 +14,21 @@ from scipy import stats
 
 from harness.record import LaunchRecord, RunRecord
 
-#: Causes that a node may be to blame for; an exception is the training's own.
+#: Kinds of causes that a node may be to blame for; an exception is the fault of the training.
 OF_A_NODE = ("node", "memory", "signal", "hang", "collective")
-#: Named so often by chance alone in fewer than this share of histories, of all nodes together.
+#: Probability that any node is flagged by chance, over all nodes together.
 CHANCE = 0.05
-#: Runs that have to name a node before it is named again.
+#: Smallest number of runs that must blame a node before it is flagged.
 AGAIN = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRecord:
-    """The runs that spoke of a node. ``named`` are runs that called it slow, ``broke`` those in
-    which a launch ended on it; ``last`` the newest of both. ``chance`` that a node like all others
-    is named as often; ``again`` if that is too small for luck.
+    """The runs that blamed a node.
+
+    ``named`` are runs that called it slow, and ``broke`` those in which a launch ended on it.
+    ``last`` is the newest of both. ``chance`` is the probability that a node like all others is
+    blamed as often. ``again`` is set if that is too small for chance.
     """
 
     node: str
@@ -39,7 +41,7 @@ class NodeRecord:
 
 
 def records(runs: Sequence[RunRecord]) -> list[NodeRecord]:
-    """Every node of these runs, those that were named most often first."""
+    """Return the record of every node of these runs, the most suspicious first."""
     ran: Counter[str] = Counter()
     named: dict[str, list[str]] = {}
     broke: dict[str, list[str]] = {}
@@ -55,7 +57,7 @@ def records(runs: Sequence[RunRecord]) -> list[NodeRecord]:
     total = sum(map(len, blamed.values()))
     node_records = []
     for host, times in blamed.items():
-        # Of the other nodes, and one time more: what was seen never is no law.
+        # The rate of the other nodes, plus one event, because a rate of zero would be too certain.
         usual = (total - len(times) + 1) / (ran.total() - ran[host] + 1)
         chance = float(stats.binom.sf(len(times) - 1, ran[host], usual)) if times else 1.0
         node_records.append(
@@ -73,7 +75,7 @@ def records(runs: Sequence[RunRecord]) -> list[NodeRecord]:
 
 
 def _ended_on(run: RunRecord) -> Iterator[str]:
-    """Nodes on which launches of a run ended, where that is sure."""
+    """Yield the nodes on which launches of a run ended, if the blamed rank is certain."""
     hosts = [machine.host for machine in run.nodes or (run.machine,)]
     for launch in run.launches:
         cause = launch.cause
@@ -82,6 +84,7 @@ def _ended_on(run: RunRecord) -> Iterator[str]:
 
 
 def _host(launch: LaunchRecord, node: int, hosts: Sequence[str]) -> Iterator[str]:
+    """Yield the host of a launch's node."""
     number = launch.hosts[node] if node < len(launch.hosts) else node
     if number < len(hosts):
         yield hosts[number]

@@ -1,4 +1,7 @@
-"""The rank scan: whether the level of a series of nightly runs changed, when, and by how much."""
+"""The rank scan: finds if, when and by how much the level of a series of nightly runs changed.
+
+``python -m harness.features.history.scan`` computes the table ``null.json`` again.
+"""
 
 import itertools
 import json
@@ -12,20 +15,22 @@ from statistics import NormalDist, median
 import numpy as np
 from scipy.stats import theilslopes
 
+#: Numbers of nights for which the null distribution of the score is tabulated.
 NIGHTS = (
     6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 25, 30, 36, 45, 60, 80, 110, 150, 220,
     365, 730,
 )  # fmt: skip
+#: Probabilities whose quantiles are tabulated.
 P = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 5e-4, 2e-4, 1e-4, 5e-5)
-#: Numbers drawn for each number of nights: 600,000 series of 60.
+#: Random numbers drawn for each number of nights; this is 600,000 series of 60 nights.
 NUMBERS = 36_000_000
-#: Of levels that came and went: how often chance may score as high, and series drawn for it.
+#: For temporary levels: the probability that chance scores as high, and the number of series drawn.
 BRIEF_P = 0.001
 BRIEF_SERIES = 20_000
 
 
 def highest(n: int, count: int, random: np.random.Generator) -> np.ndarray:
-    """The best scores of ``count`` series of ``n`` nights in random order."""
+    """Return the best scores of ``count`` series of ``n`` nights in random order."""
     scores = np.tile(normal_scores(n), (count, 1))
     random.permuted(scores, axis=1, out=scores)
     k = np.arange(FEWEST_NIGHTS, n - FEWEST_NIGHTS + 1)
@@ -35,7 +40,7 @@ def highest(n: int, count: int, random: np.random.Generator) -> np.ndarray:
 
 
 def highest_brief(n: int, count: int, random: np.random.Generator) -> np.ndarray:
-    """The best scores of levels that came and went, of ``count`` series in random order."""
+    """Return the best scores of temporary levels of ``count`` series in random order."""
     scores = np.tile(normal_scores(n), (count, 1))
     random.permuted(scores, axis=1, out=scores)
     sums = np.cumsum(scores, axis=1)
@@ -51,6 +56,7 @@ def highest_brief(n: int, count: int, random: np.random.Generator) -> np.ndarray
 
 
 def main() -> None:
+    """Write ``null.json``: quantiles of the scores of series in random order."""
     random = np.random.default_rng(20)
     rows = {}
     for n in NIGHTS:
@@ -75,21 +81,24 @@ if __name__ == "__main__":
     main()
 
 
-#: Nights on either side of a step that are looked at.
+#: Number of nights on either side of a step that are compared.
 AROUND = 45
-#: A step is known to so many nights.
+#: The position of a step is known to within this many nights.
 NEAR = 2
-#: How usual nights are: independent, with days of a week, autoregressive, walking, going one way.
+#: Prior probabilities of the kinds of noise: independent, weekly pattern, autoregressive, random
+#: walk, linear drift.
 USUAL = (0.35, 0.1, 0.2, 0.2, 0.15)
-#: Variances over that of independent noise: of the days of a week, of a walk's every night, and
-#: of a straight line's nights.
+#: Variances relative to the independent noise: of a weekly pattern, of each step of a random walk,
+#: and of a linear drift.
 OF_WEEKDAYS = (0.5, 2.0, 8.0)
 OF_WALKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 OF_LINES = (1.0, 4.0, 16.0)
-#: Correlations of neighbouring nights, and shares of the variance that have them.
+#: Correlations of successive nights in autoregressive noise, and the share of the variance that it
+#: has.
 CORRELATIONS = (0.3, 0.5, 0.7, 0.85, 0.95)
 SHARES = (0.5, 1.0)
-#: Nights that are so many deviations off their neighbours are cut off there, or taken for these.
+#: Robust standard deviations from the neighbouring nights beyond which a night is clipped, and
+#: beyond which it is replaced by their median; and the number of neighbours on either side.
 WANDERING_CUT = 2.5
 WILD = 5.0
 NEIGHBOURS = 4
@@ -97,11 +106,13 @@ NEIGHBOURS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Whitening:
-    """Nights that depend on each other in several ways, made independent: each of ``matrices``
-    times them. ``log_weights`` is how usual such nights are, with the likelihoods' determinants.
+    """Matrices that make nights independent, for each kind and strength of dependence.
+
+    ``matrices`` has the shape (kinds, nights, nights). ``log_weights`` is the log prior of each
+    kind minus the log determinant of its likelihood.
     """
 
-    matrices: np.ndarray  # (ways, nights, nights)
+    matrices: np.ndarray  # (kinds, nights, nights)
     log_weights: np.ndarray
 
 
@@ -111,13 +122,13 @@ def nats(
     others: Sequence[int] = (),
     nodes: Sequence[str] = (),
 ) -> float:
-    """By how many nats a step at ``at``, or a night or two beside it, is likelier than none.
+    """Return by how many nats a step within ``NEAR`` nights of ``at`` is more likely than none.
 
     Args:
-        values: one a night, in their order.
+        values: one per night, in order.
         at: the first night of the new level.
-        others: first nights of other levels, which are there in any case.
-        nodes: where each night was measured; what nodes differ by is fitted in any case.
+        others: first nights of other levels, which are fitted in either case.
+        nodes: where each night was measured; node effects are fitted in either case.
     """
     start = max(0, at - AROUND)
     end = min(len(values), at + AROUND)
@@ -136,8 +147,9 @@ def nats(
 def _likelihoods(
     x: np.ndarray, regressors: np.ndarray, steps: np.ndarray, white: Whitening
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logarithms of the restricted likelihoods without a step and with the best one, of each way in
-    which nights may depend on each other.
+    """Return log restricted likelihoods without a step and with the best step.
+
+    Both have one entry for each kind of dependence between nights.
     """
     basis, triangle = np.linalg.qr(white.matrices @ regressors)
     scale = np.abs(np.diagonal(triangle, axis1=1, axis2=2))
@@ -157,7 +169,7 @@ def _likelihoods(
 
 
 def _tamed(x: np.ndarray) -> np.ndarray:
-    """The nights without wild ones: a step and a walk stay as they are."""
+    """Return the values without outliers; a step and a random walk are preserved."""
     usual = np.array(
         [np.median(x[max(0, i - NEIGHBOURS) : i + NEIGHBOURS + 1]) for i in range(len(x))]
     )
@@ -170,7 +182,7 @@ def _tamed(x: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def _whitening(n: int) -> Whitening:
-    """All ways in which ``n`` nights may depend on each other."""
+    """Return the whitening of ``n`` nights for all kinds of dependence."""
     night = np.arange(n)
     apart = np.abs(night[:, None] - night)
     alone = np.eye(n)
@@ -188,30 +200,34 @@ def _whitening(n: int) -> Whitening:
     return Whitening(matrices=np.linalg.inv(roots), log_weights=np.log(weights) - determinants)
 
 
-#: Nights on each side of a change; below ``ENOUGH`` in all, nothing can be told.
+#: Smallest number of nights on each side of a change, and smallest number of nights of a series;
+#: with fewer, nothing is decided.
 FEWEST_NIGHTS = 3
 ENOUGH = 12
-#: False alarms of one series whose nights are independent: one in a thousand in each direction.
+#: Probability of a false alarm in one series of independent nights: one in a thousand in each
+#: direction.
 ALPHA = 0.002
-#: Normal scores are cut off here. Uncut ones find 65 % of 3 % steps among wild nights, these 74 %.
+#: Normal scores are clipped here. Unclipped scores find 65 % of 3 % steps among nights with
+#: outliers, clipped ones 74 %.
 CUT = 1.7
-#: Two-sided error of the interval of a size.
+#: Two-sided error probability of the interval of a size.
 SIZE_ALPHA = 0.05
-#: The first autocorrelations of nights whose sum shows dependence, and the sum from which on it
-#: does: 60 independent nights pass it one time in twenty.
+#: Number of autocorrelations whose sum shows dependence, and the limit of that sum. 60 independent
+#: nights exceed it one time in twenty.
 LAGS = 3
 DEPENDENT = 0.35
-#: By how much likelier than wandering nights a change has to be, to be kept and to be told (nats).
-#: Smaller ones than ``SMALL`` floors are what wandering makes most often, and have to show more.
+#: Log-likelihood margin (nats) by which a change must beat dependent nights before it is kept
+#: (SEEN), and before it is reported (CERTAIN). Changes smaller than ``SMALL`` floors need
+#: CERTAIN_SMALL, because random walks produce small ones most often.
 SEEN = 4.0
 CERTAIN = 7.5
 CERTAIN_SMALL = 12.0
 SMALL = 2.0
-#: By how much likelier than a line steps have to be for a night to be blamed.
+#: Log-likelihood margin (nats) by which steps must beat a straight line before a night is blamed.
 SUDDEN_NATS = 2.0
-#: Standard deviations of a slope from which on it is a drift.
+#: Standard deviations of a slope from which on it counts as a drift.
 DRIFTS = 4.0
-#: A level that came and went has at most this share of the nights, and at most so many.
+#: A temporary level has at most one BRIEF-th of the nights, and at most LONGEST nights.
 BRIEF = 3
 LONGEST = 40
 NULL = Path(__file__).parent / "null.json"
@@ -219,8 +235,10 @@ NULL = Path(__file__).parent / "null.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """By how much a level moved: the median of all differences between nights after and before
-    (Hodges & Lehmann 1963), with the interval that belongs to the rank-sum test.
+    """The size of a change of level, with an interval.
+
+    It is the median of all differences between nights after and before (Hodges & Lehmann 1963). The
+    interval belongs to the rank-sum test.
     """
 
     by: float
@@ -230,11 +248,11 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A new level from night ``at`` (an index) to the next change, against the level before.
+    """A new level from night ``at`` (an index) to the next change, relative to the level before.
 
-    ``p`` is the share of series without any change that score as high, where nights are independent
-    of each other; ``nats`` is by how much likelier the change is than nights that are not, and
-    ``certain`` whether that is enough to tell of it.
+    ``p`` is the probability that independent nights without a change score as high. ``nats`` is the
+    log-likelihood margin over dependent nights. ``certain`` is set if that margin suffices to
+    report the change.
     """
 
     at: int
@@ -250,13 +268,15 @@ def changes(
     alpha: float = ALPHA,
     nodes: Sequence[str] = (),
 ) -> list[Change]:
-    """Every change of level, oldest first; none where a drift, or nights that depend on each other,
-    explain the nights as well.
+    """Return every change of level, oldest first.
+
+    There is none if a drift, or a dependence between nights, explains the values as well.
 
     Args:
-        values: one a night, in their order; logarithms, where sizes are to be ratios.
-        floor: smaller ones than this are no changes.
-        nodes: where each night was measured; what a node is faster by is no change.
+        values: one per night, in order; logarithms if sizes are to be ratios.
+        floor: smaller differences are not changes.
+        alpha: the probability of a false alarm.
+        nodes: where each night was measured; the difference between nodes is not a change.
     """
     x = without_nodes(np.asarray(values, dtype=float), nodes)
     steps = _steps(x, _cuts(x, 0, len(x), alpha), floor, alpha)
@@ -275,7 +295,7 @@ def changes(
 def _weighed(
     x: np.ndarray, steps: Sequence[Change], nodes: Sequence[str], floor: float
 ) -> list[Change]:
-    """The steps, each held against wandering nights that have the other steps."""
+    """Return the steps with their margin over dependent nights that have the other steps."""
     changed = []
     for step in steps:
         others = [change.at for change in steps if change.at != step.at]
@@ -286,13 +306,15 @@ def _weighed(
 
 
 def _steps(x: np.ndarray, cuts: list[int], floor: float, alpha: float) -> list[Change]:
-    """The changes at cuts, without those that are too small or may be chance: the weakest first,
-    since its neighbours become longer without it.
+    """Return the changes at cuts, without those that are too small or may be chance.
+
+    The weakest is removed first, because its neighbours become longer without it.
     """
     while True:
         steps = [_change(x, *ends) for ends in _around(cuts, len(x))]
         weak = [i for i, step in enumerate(steps) if step.p > alpha or abs(step.size.by) < floor]
-        # Neighbours may both be drawn to one night; a level has a few nights.
+        # Two cuts may move to nearly the same night, but a level needs at least FEWEST_NIGHTS
+        # nights.
         for i, (a, b) in enumerate(itertools.pairwise(steps)):
             if b.at - a.at < FEWEST_NIGHTS:
                 weak.append(i if a.p > b.p else i + 1)
@@ -303,8 +325,10 @@ def _steps(x: np.ndarray, cuts: list[int], floor: float, alpha: float) -> list[C
 
 
 def without_nodes(x: np.ndarray, nodes: Sequence[str]) -> np.ndarray:
-    """The nights as if one node had measured them all: what nodes differ by is fitted beside the
-    one step that explains most. A step in which the node changed for good remains the node's.
+    """Return the values as if one node had measured all nights.
+
+    The differences between nodes are fitted together with the step that explains most. If the node
+    changed permanently at a step, the step is attributed to the node.
     """
     nodes = _names(nodes, len(x))
     names = sorted(set(nodes))
@@ -324,14 +348,17 @@ def without_nodes(x: np.ndarray, nodes: Sequence[str]) -> np.ndarray:
 
 
 def _names(nodes: Sequence[str], num_nights: int) -> Sequence[str]:
-    """The nodes, where there is something to learn from: several, each for some nights."""
+    """Return the nodes if their differences can be fitted: several nodes, each with
+    enough nights.
+    """
     several = 1 < len(set(nodes)) <= num_nights // FEWEST_NIGHTS
     return nodes if several and len(nodes) == num_nights else ()
 
 
 def dependence(values: Sequence[float] | np.ndarray, nodes: Sequence[str] = ()) -> float:
-    """The correlation of neighbouring nights beside the best split; 0 where they may well be
-    independent.
+    """Return the correlation of successive nights around the best split.
+
+    Return 0 if they may well be independent.
     """
     x = without_nodes(np.asarray(values, dtype=float), nodes)
     if len(x) < ENOUGH:
@@ -342,7 +369,7 @@ def dependence(values: Sequence[float] | np.ndarray, nodes: Sequence[str] = ()) 
 def drift(
     values: Sequence[float] | np.ndarray, floor: float, nodes: Sequence[str] = ()
 ) -> float | None:
-    """By how much the nights moved in all, slowly; None where they did not, or clearly in steps."""
+    """Return the total gradual change; None if there is none, or if it clearly came in steps."""
     if len(values) < ENOUGH:
         return None
     x = without_nodes(np.asarray(values, dtype=float), nodes)
@@ -363,13 +390,15 @@ def drift(
 
 
 def sudden(values: Sequence[float] | np.ndarray, cuts: Sequence[int]) -> bool:
-    """Whether levels are clearly likelier than a line, so that a night can be blamed."""
+    """Return whether levels are clearly more likely than a line, so that a night can be blamed."""
     return _nats_over_line(np.asarray(values, dtype=float), cuts) >= SUDDEN_NATS
 
 
 def _like_a_line(x: np.ndarray, steps: Sequence[Change]) -> bool:
-    """Whether several levels that all go one way are no better than a straight line, as far as each
-    further level has to pay for itself.
+    """Return whether several levels in one direction explain the values no better than a straight
+    line.
+
+    Each further level is penalised by log(number of nights) (BIC).
     """
     if len(steps) == 1 or len({step.size.by > 0 for step in steps}) > 1:
         return False
@@ -377,7 +406,7 @@ def _like_a_line(x: np.ndarray, steps: Sequence[Change]) -> bool:
 
 
 def _nats_over_line(x: np.ndarray, cuts: Sequence[int]) -> float:
-    """By how much likelier levels are than a line, of normal scores."""
+    """Return the log-likelihood margin of levels over a straight line, from normal scores."""
     scores = tied_scores(x)
     night = np.arange(len(x))
     line = scores - np.polyval(np.polyfit(night, scores, 1), night)
@@ -388,17 +417,18 @@ def _nats_over_line(x: np.ndarray, cuts: Sequence[int]) -> float:
 
 
 def _within(scores: np.ndarray, cuts: Sequence[int]) -> np.ndarray:
-    """Scores without the means of their levels."""
+    """Return the scores minus the means of their levels."""
     return np.concatenate([part - part.mean() for part in np.split(scores, cuts) if len(part)])
 
 
 def _correlation(x: np.ndarray, cuts: Sequence[int]) -> float:
+    """Return the first autocorrelation around the levels, or 0 if the nights may be independent."""
     scores_left = _within(tied_scores(x), cuts)
     square = float(scores_left @ scores_left)
     if not square:
         return 0.0
     lags = [float(scores_left[k:] @ scores_left[:-k]) / square for k in range(1, LAGS + 1)]
-    # What is left beside means that were taken off is a little too unlike.
+    # Subtracting means biases autocorrelations downwards, so correct for that.
     bias = (1 + len(cuts)) / len(x)
     if sum(lags) + LAGS * bias <= DEPENDENT:
         return 0.0
@@ -406,13 +436,13 @@ def _correlation(x: np.ndarray, cuts: Sequence[int]) -> float:
 
 
 def _around(cuts: Sequence[int], n: int) -> list[tuple[int, int]]:
-    """The nights of both levels beside each cut."""
+    """Return the first night and the end of the two levels around each cut."""
     ends = [0, *cuts, n]
     return [(ends[i], ends[i + 2]) for i in range(len(cuts))]
 
 
 def _change(x: np.ndarray, start: int, end: int) -> Change:
-    """The best cut between two neighbours."""
+    """Return the best change between two neighbouring cuts."""
     at, score = best(x[start:end])
     cut = start + located(x[start:end], at)
     size = shift(x[start:cut], x[cut:end])
@@ -420,10 +450,10 @@ def _change(x: np.ndarray, start: int, end: int) -> Change:
 
 
 def _cuts(x: np.ndarray, start: int, end: int, alpha: float) -> list[int]:
-    """Splits of the nights from ``start`` to ``end``, and of both sides of each.
+    """Return splits of the nights from ``start`` to ``end``, found recursively on both sides.
 
-    A level that came and went hides from one split of all nights, so both two thirds are searched,
-    too, at a sixteenth of ``alpha`` each.
+    A temporary level may be invisible to a single split of all nights. The first and the last two
+    thirds are therefore searched too, at a sixteenth of ``alpha`` each.
     """
     third = (end - start) // 3
     whole = (start, end, alpha)
@@ -443,8 +473,9 @@ def _cuts(x: np.ndarray, start: int, end: int, alpha: float) -> list[int]:
 
 
 def brief(x: np.ndarray) -> tuple[int, int, float]:
-    """The level that came and went which scores highest: its first night, the first after it, and
-    the score, as of ``best``.
+    """Return the temporary level with the highest score.
+
+    The result is its first night, the first night after it, and the score, as in ``best``.
     """
     n = len(x)
     scores = tied_scores(x)
@@ -464,9 +495,11 @@ def brief(x: np.ndarray) -> tuple[int, int, float]:
 
 
 def best(x: np.ndarray) -> tuple[int, float]:
-    """The split that scores highest, and its score: how many standard deviations the sum of the
-    first nights' normal scores is from its mean over all orders. Infinite where nights differ only
-    across the split, and there was no noise at all before.
+    """Return the split with the highest score, and the score.
+
+    The score is how many standard deviations the sum of the first nights' normal scores differs
+    from its mean over all orders. It is infinite if the values differ only across the split,
+    without any noise.
     """
     n = len(x)
     values = np.unique(x)
@@ -482,7 +515,9 @@ def best(x: np.ndarray) -> tuple[int, float]:
 
 
 def tied_scores(x: np.ndarray) -> np.ndarray:
-    """Normal scores of the nights' ranks; equal nights share theirs, and are 0 where all are."""
+    """Return the normal scores of the nights' ranks; equal nights share a score, and all are 0 if
+    all nights are equal.
+    """
     values, rank = np.unique(x, return_inverse=True)
     if len(values) == 1:
         return np.zeros(len(x))
@@ -493,8 +528,10 @@ def tied_scores(x: np.ndarray) -> np.ndarray:
 
 
 def located(x: np.ndarray, at: int) -> int:
-    """The first night of the new level: where both levels fit best, wild nights counting less
-    (Huber 1964). Ranks alone are off by a night where one side is much longer.
+    """Return the first night of the new level: the split at which both levels fit best.
+
+    Outliers count less (Huber 1964). Ranks alone would miss the night by one if one side is much
+    longer.
     """
     for _ in range(2):
         levels = np.array([np.median(x[:at]), np.median(x[at:])])
@@ -509,13 +546,14 @@ def located(x: np.ndarray, at: int) -> int:
 
 @cache
 def normal_scores(n: int) -> np.ndarray:
+    """Return the clipped normal scores of ``n`` ranks."""
     normal = NormalDist()
     scores = [normal.inv_cdf((i + 0.5) / n) for i in range(n)]
     return np.asarray(np.clip(scores, -CUT, CUT))
 
 
 def shift(before: np.ndarray, after: np.ndarray) -> Size:
-    """The size of a change; its interval counts differences as the rank-sum test would."""
+    """Return the size of a change; its interval counts differences as the rank-sum test does."""
     differences = np.sort(np.subtract.outer(after, before), axis=None)
     m, n = len(before), len(after)
     spread = NormalDist().inv_cdf(1 - SIZE_ALPHA / 2) * math.sqrt(m * n * (m + n + 1) / 12)
@@ -529,7 +567,7 @@ def shift(before: np.ndarray, after: np.ndarray) -> Size:
 
 @cache
 def _null() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(nights, probabilities, scores[nights, probabilities]) of ``null.json``."""
+    """Return (nights, probabilities, scores[nights, probabilities]) of ``null.json``."""
     table = json.loads(NULL.read_text(encoding="utf-8"))
     scores = {int(n): row for n, row in table["scores"].items()}
     return np.array(list(scores)), np.array(table["p"]), np.array(list(scores.values()))
@@ -537,15 +575,17 @@ def _null() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @cache
 def _brief_null(n: int) -> float:
-    """The score that a level that came and went exceeds one time in a thousand where none did."""
+    """Return the score that chance exceeds with probability ``BRIEF_P`` for temporary levels."""
     brief_scores = json.loads(NULL.read_text(encoding="utf-8"))["brief"]
     nights = [int(score) for score in brief_scores]
     return float(np.interp(math.log(n), np.log(nights), list(brief_scores.values())))
 
 
 def p_value(score: float, n: int) -> float:
-    """How often ``n`` nights in random order score as high. Beyond the table the tail goes on as a
-    normal one's does: its logarithm falls with the square of the score.
+    """Return the probability that ``n`` nights in random order score as high.
+
+    Beyond the table, the tail is extrapolated like that of a normal distribution: its logarithm
+    falls with the square of the score.
     """
     if math.isinf(score):
         return 0.0
@@ -556,7 +596,7 @@ def p_value(score: float, n: int) -> float:
     above = int(np.searchsorted(row, score, side="left"))
     if above == len(row):
         last, before = row[-1] ** 2, row[-4] ** 2
-        if last - before < 1e-9:  # so few nights that nothing scores higher
+        if last - before < 1e-9:  # with so few nights, no order scores higher
             return float(p[-1])
         slope = math.log(p[-1] / p[-4]) / (last - before)
         return float(p[-1] * math.exp(slope * (score**2 - last)))
@@ -569,8 +609,10 @@ def p_value(score: float, n: int) -> float:
 
 
 def leap(values: Sequence[float], jump: float, sds: float = 6.0) -> bool:
-    """Whether the newest night is far from those before: beyond ``jump`` and so many robust
-    standard deviations. One night is no change of level: it asks for another run.
+    """Return whether the newest night is far from the nights before it.
+
+    The limit is ``jump`` and ``sds`` robust standard deviations. One night is not a change of
+    level, so a leap only requests another run.
     """
     *before, last = values[-ENOUGH - 1 :]
     if len(before) < FEWEST_NIGHTS:

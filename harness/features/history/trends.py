@@ -1,7 +1,10 @@
-"""Trends: every figure of every case over its nights, judged together.
+"""Trends: every metric of every case over the nightly runs, judged together.
 
-nights -> Series (a hardware class, a case, a quantity) -> changes of level -> Trend: a status, the
-size, the night, and what changed in the subject that night
+    nightly runs -> NightSeries (a hardware class, a case, a quantity) -> changes of level
+    -> Trend: a status, the size, the first run of the new level, and the software that changed
+
+A night is one nightly run. A level is a period in which the values do not change by more than
+chance.
 """
 
 import math
@@ -17,24 +20,26 @@ from harness.features.history.asv_results import machine
 from harness.features.history.night import QUANTITIES, KeptFigure, Night, Quantity, Value
 from harness.features.history.scan import Change, Size
 
-#: Of the changes that a night tells of, the share that may be false.
+#: Accepted share of false alarms among the changes that a nightly run reports.
 FALSE_SHARE = 0.05
-#: A night this far from those before it asks for another run: a ratio, or points.
+#: Smallest change of a single nightly run that requests another run: a ratio, or points.
 LEAP = 0.10
-#: Changes older than this many nights are what is usual now.
+#: Number of newest nights in which a change is reported; an older level counts as usual.
 RECENT = 60
-#: What is said instead of a cause where a line explains the nights nearly as well as a step.
-SLOWLY = "at once or slowly is not certain: no night is blamed"
-#: Days on which a new level has to be seen.
+#: The reason that is shown instead of a cause if a straight line explains the values nearly as well
+#: as a step.
+SLOWLY = "the change may be sudden or gradual, so no nightly run is blamed"
+#: Smallest number of days on which a new level must be measured before it is reported.
 FEWEST_DAYS = 2
-#: Changes of level in ``RECENT`` nights from which on a figure's levels change by themselves.
+#: Number of changes of level in ``RECENT`` nights from which on a series counts as unstable.
 RESTLESS = 3
-#: Nights around a change in which its cause may lie: a level's first night is known to two.
+#: Number of nights before and after a change in which its cause may lie, because the first night of
+#: a level is known to within two nights.
 AROUND = 2
 
 
 class TrendStatus(StrEnum):
-    """The state of a series by its newest nights; the worst first."""
+    """The state of a series according to its newest nights. The worst state comes first."""
 
     ERRORED = "errored"
     REGRESSED = "regressed"
@@ -49,9 +54,12 @@ class TrendStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class NightSeries:
-    """One figure of one case on one machine. ``nights`` are those that can be compared with the
-    newest, with a value each; ``unlike`` were measured under another fingerprint. ``latest`` is
-    what the newest night has of the case. ``nodes`` tells where each night was measured.
+    """One quantity of one case on one machine.
+
+    ``nights`` are the nightly runs that are comparable with the newest, with one of ``values``
+    each. ``num_unlike`` nights had a different fingerprint, and ``unlike`` lists the differences.
+    ``latest`` is the newest night's entry of the case. ``nodes`` identifies the nodes of each
+    night.
     """
 
     machine: str
@@ -66,26 +74,30 @@ class NightSeries:
 
     @property
     def kind(self) -> Quantity:
+        """The quantity, with its unit and the smallest change that counts."""
         return QUANTITIES[self.quantity]
 
     @property
     def scaled(self) -> list[float]:
-        """Values whose differences are sizes: logarithms, or points."""
+        """The values as logarithms, or as they are for quantities in points. Their differences are
+        sizes.
+        """
         numbers = [value.value for value in self.values]
         return numbers if self.kind.points else [math.log(max(number, 1e-12)) for number in numbers]
 
     def size(self, difference: float) -> float:
-        """A difference of ``scaled`` as people say it: a relative change, or points."""
+        """Convert a difference of ``scaled`` values to a relative change, or to points."""
         return difference if self.kind.points else math.expm1(difference)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """A change of level: the first night of the new one, and its size with its interval.
+    """A change of level: the first night of the new level, and its size with an interval.
 
-    ``subject`` is what changed in the measured software from the night before, ``near`` what did so
-    within two nights. ``back``: the level before the previous change was reached again.
-    ``certain``: nights that depend on each other are no explanation.
+    ``p`` is the probability of so large a change by chance. ``subject`` are the versions that
+    changed since the night before, and ``near`` those that changed within two nights. ``back`` is
+    set if the level before the previous change was reached again. ``certain`` is set if a
+    dependence between nights does not explain the change.
     """
 
     run: str
@@ -103,9 +115,11 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """A series, judged. ``turns`` are all its changes of level, oldest first. ``dependence`` is the
-    correlation of neighbouring nights, 0 where they may well be independent. What is not ``sudden``
-    may as well have come slowly.
+    """A series with its status.
+
+    ``turns`` are all its changes of level, oldest first. ``dependence`` is the correlation of
+    successive nights, or 0 if they may be independent. If ``sudden`` is false, the change may as
+    well have come gradually.
     """
 
     series: NightSeries
@@ -117,14 +131,15 @@ class Trend:
 
     @property
     def last(self) -> Turn | None:
+        """The newest change of level, or None."""
         return self.turns[-1] if self.turns else None
 
 
 def trends(nights: Sequence[Night], case: str = "", quantity: str = "") -> list[Trend]:
-    """Every series of these nights (oldest first), judged together; the worst first.
+    """Return the trend of every series of these nights (oldest first), the worst first.
 
-    False alarms are controlled over all series of the newest night (Benjamini & Hochberg 1995),
-    so ``case`` and ``quantity`` choose what is given back, not what is judged.
+    False alarms are controlled over all series of the newest night (Benjamini & Hochberg 1995).
+    ``case`` and ``quantity`` therefore select what is returned, not what is judged.
     """
     judged = [_judged(series) for series in all_series(nights)]
     explained = _explained(_controlled(judged))
@@ -138,7 +153,7 @@ def trends(nights: Sequence[Night], case: str = "", quantity: str = "") -> list[
 
 
 def all_series(nights: Sequence[Night]) -> Iterator[NightSeries]:
-    """One for each machine, case and quantity of the nights."""
+    """Yield a series for each machine, case and quantity of the nights."""
     by_case: dict[tuple[str, str], list[tuple[Night, KeptFigure]]] = {}
     for night in nights:
         for case, kept in night.cases.items():
@@ -169,14 +184,16 @@ def all_series(nights: Sequence[Night]) -> Iterator[NightSeries]:
 
 
 def _print(night: Night, kept: KeptFigure) -> Mapping[str, str]:
-    """The fields that must be alike: the run's fingerprint, and the case as it was defined.
+    """Return the fields that must be equal for two nights to be comparable.
 
-    A night whose case failed has no figures, and breaks no series.
+    They are the fingerprint of the run and the hash of the case's definition. A night whose case
+    failed has no values, and does not interrupt a series.
     """
     return {**night.fingerprint, "definition of the case": kept.hash}
 
 
 def _judged(series: NightSeries) -> Trend:
+    """Return the trend of one series, before false alarms are controlled over all series."""
     if series.latest.error:
         return Trend(series=series, status=TrendStatus.ERRORED, why=series.latest.error)
     n = len(series.values)
@@ -186,7 +203,7 @@ def _judged(series: NightSeries) -> Trend:
         why = f"{n} of {scan.ENOUGH} nights"
         if series.num_unlike:
             status = TrendStatus.NOT_COMPARABLE
-            why += f" since {'; '.join(series.unlike)} ({series.num_unlike} nights before)"
+            why += f" since {'; '.join(series.unlike)} ({series.num_unlike} earlier nights differ)"
         if scan.leap(x, math.log1p(LEAP)):
             status = TrendStatus.SUSPICIOUS
             why = _leapt(series)
@@ -198,7 +215,7 @@ def _judged(series: NightSeries) -> Trend:
     if drift := scan.drift(x, floor, series.nodes):
         if not turns or not sudden:
             far = shown_size(series.kind, series.size(drift))
-            why = f"{far} in {n} nights, slowly: no night of its own is to blame"
+            why = f"{far} in {n} nights, gradually: no single night is to blame"
             return Trend(series=series, status=TrendStatus.DRIFTING, why=why)
     trend = Trend(
         series=series,
@@ -214,24 +231,29 @@ def _judged(series: NightSeries) -> Trend:
     if scan.leap(x, math.log1p(LEAP)):
         return replace(trend, status=TrendStatus.SUSPICIOUS, why=_leapt(series))
     if last is not None:
-        message = "back to its level before" if last.back else "as it has been since"
+        message = "back to its earlier level since" if last.back else "unchanged since"
         return replace(trend, why=f"{message} {last.date}")
     if trend.dependence:
-        return replace(trend, why=f"wanders: nights depend on each other ({trend.dependence:.1f})")
+        return replace(trend, why=f"successive nights are correlated ({trend.dependence:.1f})")
     return trend
 
 
 def _floor(kind: Quantity) -> float:
+    """Return the smallest change of level that counts, on the scale of ``NightSeries.scaled``."""
     return kind.floor if kind.points else math.log1p(kind.floor)
 
 
 def _leapt(series: NightSeries) -> str:
+    """Return why a series is suspicious: the size of its newest night's jump."""
     usual = float(np.median(series.scaled[-scan.ENOUGH - 1 : -1]))
     far = series.size(series.scaled[-1] - usual)
-    return f"{shown_size(series.kind, far)} last night: one night decides nothing, measure again"
+    return (
+        f"{shown_size(series.kind, far)} in the newest night: one night is no proof, measure again"
+    )
 
 
 def _turns(series: NightSeries, x: np.ndarray, changes: Sequence[Change]) -> tuple[Turn, ...]:
+    """Return the changes of level of a series, with what changed in the software."""
     turns: list[Turn] = []
     for i, change in enumerate(changes):
         index, size = change.at, change.size
@@ -262,11 +284,14 @@ def _turns(series: NightSeries, x: np.ndarray, changes: Sequence[Change]) -> tup
 
 
 def _same(size: Size, floor: float) -> bool:
+    """Return whether a difference of levels is too small or too uncertain to count."""
     return abs(size.by) < floor or size.low <= 0.0 <= size.high
 
 
 def changed(before: Night, after: Night) -> list[str]:
-    """Names the differences between two nights: ``torch 2.13.0 -> 2.14.0``."""
+    """Return the differences in software between two nights, for example ``torch 2.13.0 ->
+    2.14.0``.
+    """
     a = before.subject
     b = after.subject
     return [
@@ -277,7 +302,9 @@ def changed(before: Night, after: Night) -> list[str]:
 
 
 def _controlled(judged: Sequence[Trend]) -> list[Trend]:
-    """Alarms that would be one of many chances become suspicions."""
+    """Return the trends with alarms turned to SUSPICIOUS if they may be chance among so many
+    series.
+    """
     alarms = [
         trend for trend in judged if trend.status in (TrendStatus.REGRESSED, TrendStatus.IMPROVED)
     ]
@@ -294,7 +321,11 @@ def _controlled(judged: Sequence[Trend]) -> list[Trend]:
 
 
 def _explained(judged: Sequence[Trend]) -> list[Trend]:
-    """Whether the machine or the software changed, where a control was measured beside."""
+    """Return the trends with an explanation of each alarm.
+
+    An alarm becomes UNCONFIRMED if its new level must be measured elsewhere first. A control that
+    was measured in the same run separates changes of the machine from changes of the software.
+    """
     by_key = {(t.series.machine, t.series.case, t.series.quantity): t for t in judged}
     explained = []
     for trend in judged:
@@ -308,54 +339,60 @@ def _explained(judged: Sequence[Trend]) -> list[Trend]:
             continue
         why = SLOWLY if not trend.sudden else _blame(series, last, control)
         if trend.dependence:
-            why += f"; nights depend on each other ({trend.dependence:.1f}), but by less than this"
+            why += (
+                f"; successive nights are correlated ({trend.dependence:.1f}), but less than this"
+            )
         explained.append(replace(trend, why=why))
     return explained
 
 
 def _unconfirmed(trend: Trend, last: Turn, control: Trend | None) -> str:
-    """Why a new level has to be seen elsewhere before anybody is woken; empty where it was.
+    """Return why a new level must be measured elsewhere before it is reported; empty if it is
+    confirmed.
 
-    What a session, a day or a node does to all its measurements is no change of what is measured.
-    So a level has to last for more than a day, and has to be seen against the pinned control, or on
-    nodes that are known, in nights of which nothing else is a likely explanation.
+    A session, a day or a node can shift all of its measurements without a change of the software. A
+    level must therefore last for more than a day. It must also be visible against the pinned
+    control, or on recorded nodes if nothing else is a likely explanation.
     """
     series = trend.series
     days = {night.started_at[:10] for night in series.nights[last.index :]}
     if len(days) < FEWEST_DAYS:
-        return "seen on one day alone: measure it again on another day"
+        return "measured on one day only: measure it again on another day"
     if control is not None and control.status in (
         TrendStatus.REGRESSED,
         TrendStatus.IMPROVED,
         TrendStatus.UNCONFIRMED,
     ):
         return ""
-    elsewhere = "measure it on other nodes, or beside a pinned control"
+    elsewhere = "measure it on other nodes, or with a pinned control"
     if not all(series.nodes[last.index - AROUND : last.index + AROUND]):
-        return f"nobody noted which nodes measured it, so another node may be all: {elsewhere}"
+        return f"its nodes were not recorded, so a different node may be the cause: {elsewhere}"
     newest = len(series.values)
     recent = [turn for turn in trend.turns if newest - turn.index <= RECENT]
     if len(recent) >= RESTLESS:
-        return f"its level changed {len(recent)} times in {RECENT} nights: it wanders; {elsewhere}"
+        return f"unstable, its level changed {len(recent)} times in {RECENT} nights: {elsewhere}"
     if not last.certain:
-        return f"nights that wander or drift explain it nearly as well: {elsewhere}"
+        return f"a random walk or a drift explains it nearly as well: {elsewhere}"
     return ""
 
 
 def _blame(series: NightSeries, last: Turn, control: Trend | None) -> str:
+    """Return the likely cause of a change of level."""
     if series.quantity == "step_time" and control is not None:
         if control.status is TrendStatus.STABLE:
-            return "the pinned control changed as much: the machine, not the software"
+            return (
+                "the pinned control changed as much, so the cause is the machine, not the software"
+            )
         if control.status in (TrendStatus.REGRESSED, TrendStatus.IMPROVED):
-            why = "the pinned control did not change: the software"
+            why = "the pinned control did not change, so the cause is the software"
             return f"{why}: {', '.join(last.subject)}" if last.subject else why
     if last.subject:
         return ", ".join(last.subject)
     if last.near:
         return f"within {AROUND} nights: {', '.join(last.near)}"
-    return "nothing that is recorded changed: suspect the environment"
+    return "no recorded version changed: suspect the environment"
 
 
 def shown_size(kind: Quantity, size: float) -> str:
-    """``+3.1%``, or ``+1.2 points`` of a share."""
+    """Return a size as ``+3.1%``, or as ``+1.2 points`` for a share."""
     return f"{100 * size:+.1f} points" if kind.points else f"{100 * size:+.1f}%"

@@ -1,4 +1,4 @@
-"""Whether what a history says can still be followed back to the chains of its runs."""
+"""Verification that the values of a history agree with the chains of their runs."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,15 @@ from harness.base.errors import RecordError
 from harness.features.history.night import Night, night_of
 from harness.record import chain
 
-#: Values are kept to six digits.
+#: Relative tolerance of values, which are stored with six digits.
 DIGITS = 2e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedNights:
-    """``wrong``: run, why nobody vouches for its night, and its folder. ``num_gone`` runs are no
+    """The result of a verification.
+
+    ``wrong`` lists (run, reason, folder) of the runs that failed it. ``num_gone`` runs are no
     longer where they were.
     """
 
@@ -26,8 +28,10 @@ class VerifiedNights:
 
 
 def vouched(nights: Sequence[Night], results: Path) -> VerifiedNights:
-    """Every night against the chain of its run. What a run's samples give was asked by ``ingest``;
-    a chain seals what was made of them.
+    """Compare the values of every nightly run with the chain of its run.
+
+    ``ingest`` has already verified that metrics follow from samples, and the chain seals these
+    metrics.
     """
     wrong = []
     num_gone = 0
@@ -41,24 +45,25 @@ def vouched(nights: Sequence[Night], results: Path) -> VerifiedNights:
 
 
 def _wrong(night: Night, folder: Path) -> Iterator[str]:
+    """Yield why a nightly run cannot be verified."""
     try:
         links = chain.read(folder)
         run = load(folder)
         if not links:
-            yield "it has no chain: whether launches were left out cannot be said"
+            yield "it has no chain, so missing launches cannot be detected"
         yield from audit(run, folder, links)
         again = night_of(run, Path(night.folder))
     except RecordError as error:
         yield error.what
         return
     if again.run != night.run:
-        yield f"its folder holds another run, {again.run}"
+        yield f"its folder contains a different run, {again.run}"
     for case, kept in night.cases.items():
         known = again.cases.get(case)
         if known is None:
-            yield f"its run has no {case}"
+            yield f"its run has no case {case}"
             continue
         for name, value in kept.values.items():
             figure = known.values.get(name)
             if figure is None or not math.isclose(figure.value, value.value, rel_tol=DIGITS):
-                yield f"{name} of {case} is {value.value}, its run has another figure"
+                yield f"{name} of {case} is {value.value}, but its run has a different value"

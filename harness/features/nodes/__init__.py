@@ -1,1 +1,1 @@
-"""Which node, or which link, is slow: pairs of nodes in rounds, and what they say of each node."""
+"""Finds the slow node or link of a cluster: pairs of nodes are measured in rounds and compared."""

@@ -8,16 +8,19 @@ from harness.measure.order import Order
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Purpose
 
-#: Steps in which a rank that errs once in a hundred times is found.
+#: Default number of steps; a rank that errs in one step of a hundred is found in so many.
 STEPS = 200
 
 
 def check_bits(
     session: Session, case: CaseSpec, steps: int = STEPS, flip: InjectedBitFlip | None = None
 ) -> LaunchRecord:
-    """The launch, which is wrong where bits differ; ``flip`` is planted."""
+    """Return the launch that compares bits; its record names the ranks whose bits differ.
+
+    ``flip`` is a bit flip that is injected to test the check.
+    """
     plan = gated(case)
-    Measurer(session).measure([plan])  # a training that is wrong has no bits worth comparing
+    Measurer(session).measure([plan])  # the bits of an incorrect training are not worth comparing
     order = Order(
         plan=plan,
         arm=plan.arms[0],

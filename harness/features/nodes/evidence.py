@@ -1,48 +1,52 @@
-"""How strongly launches show that a node is slow, compared with launches without it."""
+"""The evidence of launches that a node is slow, relative to launches without it."""
 
 import math
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-#: How much slower a node may be, as logarithms; each stands for an eighth more and less.
+#: Hypotheses on how much slower a node is, as logarithms.
 SLOWER = np.geomspace(0.01, 2.0, 24)
 
 
+#: Relative width of each hypothesis: it stands for slowness up to an eighth smaller or larger.
 SPREAD = 0.125
 
 
-#: Scatter that is expected before any launch is seen, and of how many launches that is worth.
+#: Prior scatter of log times, before any launch is measured.
 USUAL = 0.005
 
 
+#: Number of launches that the prior scatter counts as.
 WORTH = 4.0
 
 
-#: Launches that the expected shape of noise is worth beside those that were seen; in it, the share
-#: of odd launches, and their scatter: of MLPerf's clusters 16 % have one that is 0.5 % slower.
+#: Number of launches that the prior shape of the noise counts as, next to the measured ones.
 SHAPE = 32.0
 
 
+#: Share of odd launches in the prior shape of the noise.
 ODD = 0.05
 
 
+#: Scatter of odd launches in the prior shape. Of MLPerf's clusters, 16 % have a launch that is
+#: 0.5 % slower.
 WIDE = 0.02
 
 
-#: No clock and no fabric is steadier.
+#: Smallest scatter of log times; no clock and no fabric is steadier.
 LEAST_SCATTER = 0.0005
 
 
-#: Launches that differ by less than this share of the scatter are counted as alike.
+#: Launches that differ by less than this share of the scatter are counted as equal.
 ALIKE = 0.1
 
 
 class Scatter:
-    """How launches scatter that nothing slow had a part in, as a density of log times."""
+    """The density of the log times of launches that no slow node took part in."""
 
     def __init__(self, others: ArrayLike) -> None:
-        """``others`` are log times, of one launch or more."""
+        """Estimate the density. ``others`` are the log times of one launch or more."""
         logs = np.asarray(others, dtype=float)
         self.centre = float(np.median(logs))
         logs = logs - self.centre
@@ -52,11 +56,15 @@ class Scatter:
         bins = np.rint(logs / (ALIKE * self._scale))
         places, self._counts = np.unique(bins, return_counts=True)
         self._places = places * ALIKE * self._scale
-        # an odd launch may be more or less odd
+        # Kernels are wider for launches far from the centre, because other odd launches may deviate
+        # more or less.
         self._widths = np.maximum(self._scale / 2, np.abs(self._places) / 3)
 
     def log_density(self, x: NDArray[np.float64], spread: ArrayLike = 0.0) -> NDArray[np.float64]:
-        """Of times over the centre; ``spread`` is what is not known of each beside the noise."""
+        """Return the log density of log times relative to the centre, in the shape of ``x``.
+
+        ``spread`` is the uncertainty of each time in addition to the noise.
+        """
         more = np.broadcast_to(np.asarray(spread, dtype=float), x.shape)
         widths = np.hypot(self._widths, more[..., None])
         scale = np.hypot(self._scale, more)
@@ -65,17 +73,20 @@ class Scatter:
         return np.asarray(np.log((seen + SHAPE * shape) / (self._counts.sum() + SHAPE)))
 
     def log_ratios(self, times: ArrayLike, slower: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Log likelihood of each log time if its node is slower by each, over that if it is not:
-        of shape (times, slower).
+        """Return the log likelihood ratios of shape (times, slower).
+
+        A ratio compares the hypothesis that the node is slower by this much with the hypothesis
+        that it is not slow.
         """
         x = np.asarray(times, dtype=float)[:, None] - self.centre
         return self.log_density(x - slower, SPREAD * slower) - self.log_density(x)
 
 
 def log_evidence(times: ArrayLike, others: ArrayLike, least: float) -> tuple[float, float]:
-    """(log of the e-value that these launches are slower by ``least`` or more, their excess).
+    """Return (log e-value, excess) of these launches.
 
-    ``times`` and ``others`` are log times, the excess is their median over that of the others.
+    The e-value is for the hypothesis that they are slower by ``least`` or more. ``times`` and
+    ``others`` are log times. The excess is the median of ``times`` minus that of ``others``.
     """
     x, rest = np.asarray(times, dtype=float), np.asarray(others, dtype=float)
     if not len(x) or not len(rest):
@@ -86,12 +97,14 @@ def log_evidence(times: ArrayLike, others: ArrayLike, least: float) -> tuple[flo
 
 
 def log_mean(logs: NDArray[np.float64]) -> float:
-    """The logarithm of the mean of what these are logarithms of."""
+    """Return the logarithm of the mean of exp(``logs``)."""
     largest = float(logs.max())
     return largest + math.log(float(np.exp(logs - largest).mean()))
 
 
 def _density(x: NDArray[np.float64], scale: NDArray[np.float64] | float) -> NDArray[np.float64]:
-    """Student's t with 3 degrees of freedom: launches have heavy tails."""
+    """Return the density of Student's t with 3 degrees of freedom, because launches have heavy
+    tails.
+    """
     density: NDArray[np.float64] = 0.3675525969478614 / scale / (1 + (x / scale) ** 2 / 3) ** 2
     return density

@@ -1,4 +1,4 @@
-"""Isolation: the fewest nodes on which a launch breaks or hangs."""
+"""Isolation: finds the smallest set of nodes on which a launch breaks or hangs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from harness.record import Purpose
 
 
 class Isolator:
-    """Trains a case for some steps on the nodes that are asked for."""
+    """Trains a case for some steps on a chosen set of nodes."""
 
     def __init__(self, session: Session, site: Site, case: CaseSpec, steps: int) -> None:
         self._session = session
@@ -26,11 +26,14 @@ class Isolator:
         self._launches = 0
         session.ready()
         self.hosts = pairing.hosts([node.host for node in session.run.nodes], len(site.nodes))
-        #: What the last launch that broke said of it.
+        #: Error message of the last launch that broke.
         self.why = ""
 
     def breaks(self, nodes: Sequence[int]) -> bool:
-        """Whether one launch on these nodes broke; SpecError if so few cannot train the case."""
+        """Return whether one launch on these nodes broke.
+
+        Raise SpecError if the case cannot be trained on so few nodes.
+        """
         session = self._session
         sizes = tuple(self._site.nodes[node] for node in nodes)
         plan = paired(self._case.at(sum(sizes), sizes))
@@ -64,30 +67,33 @@ class Isolator:
         return False
 
     def _broke(self, nodes: Sequence[int], why: str) -> bool:
+        """Report a broken launch to the progress display, and return True."""
         self.why = why
         hosts = ", ".join(self.hosts[node] for node in nodes)
         self._session.progress.note(f"{hosts}: {why}")
         return True
 
 
-#: Launches that break before it is known how often one does, and launches in which they have to.
+#: The share of launches that break is estimated from so many broken launches, of at most so many
+#: launches.
 BREAKS = 3
 AT_MOST = 20
-#: Of what breaks in a lower share of launches no set is told apart from flakes. None breaks surely.
+#: Smallest share of broken launches at which a set of nodes can be distinguished from flakes; and
+#: the largest share that is assumed, because no set is known to break in every launch.
 SELDOM = 0.2
 MOST_OFTEN = 0.75
-#: Chance that a set which breaks is held to be well, or one that is well to break.
+#: Probability of a wrong decision on a set of nodes, for either decision.
 WRONG = 0.005
-#: Share of launches that break although nothing is wrong with their nodes.
+#: Share of launches that break although their nodes work.
 FLAKES = 0.02
 
-#: Nodes, by their numbers -> whether one launch on them broke.
+#: A function that launches on nodes, given by number, and returns whether the launch broke.
 Launch = Callable[[Sequence[int]], bool]
 
 
 @dataclass(frozen=True)
 class TriedSet:
-    """A set of nodes, and how many launches on it broke."""
+    """A set of nodes, the number of launches on it, and how many of them broke."""
 
     nodes: tuple[int, ...]
     broke: int
@@ -97,18 +103,20 @@ class TriedSet:
 
 @dataclass
 class Narrowing:
-    """Which of ``nodes`` a launch needs to break; every set is tried once."""
+    """The search for the nodes that a launch needs to break. Every set is tried once."""
 
     nodes: Sequence[int]
     launch: Launch
-    #: Sets in the order in which they were tried.
+    #: The sets in the order in which they were tried.
     tried: list[TriedSet] = field(default_factory=list)
-    #: In what share of launches a set breaks that does.
+    #: Share of launches that break on a set of nodes that breaks.
     share: float = 1.0
 
     def needed(self) -> tuple[int, ...]:
-        """The fewest nodes that break: none if all of them hardly do. Without any of them, the
-        others of them are well.
+        """Return the smallest set of nodes that breaks, or an empty tuple if all nodes together
+        rarely break.
+
+        The set is minimal: if any node is left out, the others do not break.
         """
         if not self._measured():
             return ()
@@ -120,12 +128,14 @@ class Narrowing:
         return tuple(sorted(fewest))
 
     def others(self, needed: Sequence[int]) -> bool | None:
-        """Whether the nodes without these break as well; None if there are no others."""
+        """Return whether the remaining nodes break as well, or None if there are none."""
         rest = [node for node in self.nodes if node not in needed]
         return self.breaks(rest) if rest else None
 
     def breaks(self, nodes: Sequence[int]) -> bool:
-        """Whether these nodes break; they are launched until that is sure."""
+        """Return whether these nodes break; they are launched until the decision is
+        certain enough.
+        """
         wanted = tuple(sorted(nodes))
         known = next((tried for tried in self.tried if tried.nodes == wanted), None)
         if known is None:
@@ -133,18 +143,23 @@ class Narrowing:
         return known.breaks
 
     def _measured(self) -> bool:
-        """Launch all nodes until they broke often enough to say how often they do."""
+        """Launch all nodes until the share of broken launches is known; return whether
+        they break.
+        """
         broke = launches = 0
         while broke < BREAKS and launches < AT_MOST:
             broke += self.launch(tuple(self.nodes))
             launches += 1
-        # Launches ended with the last break: without it their share is unbiased.
+        # Launches stop at a break. Without the last one, the share of broken launches is unbiased.
         self.share = min((broke - 1) / max(1, launches - 1), MOST_OFTEN)
         often = broke >= BREAKS and self.share >= SELDOM
         self.tried.append(TriedSet(tuple(self.nodes), broke, launches, often))
         return self.tried[-1].breaks
 
     def _try(self, nodes: tuple[int, ...]) -> TriedSet:
+        """Launch on a set of nodes until a sequential likelihood-ratio test decides whether it
+        breaks.
+        """
         broke = launches = 0
         odds = 0.0
         sure = -math.log(WRONG)
@@ -158,11 +173,14 @@ class Narrowing:
         return self.tried[-1]
 
     def _bisected(self) -> list[int]:
-        """Nodes that break together, each found as the last one that those before it need."""
+        """Return nodes that break together.
+
+        Each is found by bisection, as the last node that the ones before it need to break.
+        """
         needed = list[int]()
         rest = [*self.nodes]
         while rest and not (needed and self.breaks(needed)):
-            well = 0  # of the first so many of the rest, beside those that are needed
+            well = 0  # the first ``well`` of the rest, together with the needed nodes, do not break
             breaks = len(rest)
             while breaks - well > 1:
                 middle = (well + breaks) // 2

@@ -1,4 +1,4 @@
-"""Pairs of nodes in rounds, and the slow nodes and links that they show."""
+"""Measurement of pairs of nodes in rounds, and the slow nodes and links that it shows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,36 +18,41 @@ from harness.measure.session import Session
 from harness.record import Purpose, RunRecord
 from harness.record.fabric import Paired, Slow, Suspects
 
+#: Field of the record that an audit recomputes; ``heads.modules`` finds this module by the name.
 AUDIT = "suspects"
-#: A training's step differs by this share before a node is named, a link's rate by that.
+#: Smallest relative slowness for which a node or link is named: in the step time of a training
+#: (STEP) and in the time of an all-reduce (LINK).
 STEP = rounds.LEAST_SLOWER
 LINK = 0.1
-#: Nodes that a sentence names.
+#: Largest number of nodes that a sentence names.
 NODES_SHOWN = 8
-#: Draws the partners of a run.
+#: Seed by which the partners of a run are drawn.
 SEED = 0
 
 
 def hosts(names: Sequence[str], num_nodes: int) -> tuple[str, ...]:
-    """The hosts of nodes; those that are emulated on one machine by their numbers."""
+    """Return the host names of nodes; nodes that are emulated on one machine are named by
+    number.
+    """
     if len({*names}) == num_nodes:
         return tuple(names)
     return tuple(f"node {i}" for i in range(num_nodes))
 
 
 def least(case: str) -> float:
-    """By which share something must be slower to be named."""
+    """Return the smallest relative slowness that is named; ``case`` is empty for an all-reduce."""
     return STEP if case else LINK
 
 
 def wanted(case: str) -> float:
-    """The slowness that no node may hide."""
+    """Return the relative slowness that no node may have without being named."""
     return rounds.WANTED * least(case)
 
 
 def suspects_of(pairs: Sequence[Paired], of: Sequence[str], case: str, most: int) -> Suspects:
-    """Names the slow ones of these hosts, by all that was measured of them in ``most`` rounds at
-    most.
+    """Return the slow nodes and links among these hosts according to all measured pairs.
+
+    ``most`` is the largest number of rounds.
     """
     conclusions = rounds.conclude(seen_in(pairs, of), len(of), least(case))
     known = _board(pairs, of, case)
@@ -74,11 +79,12 @@ def suspects_of(pairs: Sequence[Paired], of: Sequence[str], case: str, most: int
 
 
 def _board(pairs: Sequence[Paired], of: Sequence[str], case: str) -> Board:
+    """Return the evidence of these pairs."""
     return rounds.board(tuple(seen_in(pairs, of)), len(of), least(case), wanted(case))
 
 
 def seen_in(pairs: Sequence[Paired], of: Sequence[str]) -> list[TimedPair]:
-    """Pairs that were timed, by the numbers of their nodes."""
+    """Return the pairs that were timed, with their nodes as numbers."""
     number = {host: i for i, host in enumerate(of)}
     return [
         TimedPair(number[pair.a], number[pair.b], pair.round, pair.time_s)
@@ -88,7 +94,7 @@ def seen_in(pairs: Sequence[Paired], of: Sequence[str]) -> list[TimedPair]:
 
 
 def hidden(suspected: Suspects) -> str:
-    """Says how much slower a node may be and not be named: a sentence for where nothing is slow."""
+    """Return a sentence on how slow a node may be without being named; used if nothing is slow."""
     of = suspected.hosts or tuple(
         sorted({host for pair in suspected.pairs for host in (pair.a, pair.b)})
     )
@@ -96,22 +102,24 @@ def hidden(suspected: Suspects) -> str:
         suspected.most or rounds.MOST_ROUNDS
     )
     if smallest is None:
-        return "launches scatter so widely that a node of half the speed might have been missed"
-    return f"a node that is {100 * smallest:g}% slower would have been named 99 times in 100"
+        return "launches scatter so widely that a node of half the speed may have been missed"
+    return f"a node that is {100 * smallest:g}% slower would have been named in 99 of 100 runs"
 
 
 def open_still(suspected: Suspects) -> str:
-    """Which nodes may be slow although they are not named, and what would tell."""
+    """Return a sentence that names the nodes that may be slow, and how to decide it."""
     first = ", ".join(suspected.undecided[:NODES_SHOWN])
     if more := len(suspected.undecided) - NODES_SHOWN:
         first += f" and {more} more" if more > 0 else ""
     slower = f"{wanted(suspected.case):.0%}"
     most = suspected.most or rounds.MOST_ROUNDS
-    return f"{first} may be {slower} slower: --rounds {2 * most} may tell, {most} did not"
+    return (
+        f"{first} may be {slower} slower: {most} rounds did not decide it, try --rounds {2 * most}"
+    )
 
 
 def unseen(suspected: Suspects) -> tuple[str, ...]:
-    """Hosts of which no launch ended well: nobody knows whether they are slow."""
+    """Return the hosts without a successful launch: it is not known if they are slow."""
     timed = {
         host for pair in suspected.pairs if pair.time_s is not None for host in (pair.a, pair.b)
     }
@@ -119,44 +127,49 @@ def unseen(suspected: Suspects) -> tuple[str, ...]:
 
 
 def differences(run: RunRecord) -> Iterator[str]:
-    """Lists where a record names other nodes than its pairs do."""
+    """Yield how the nodes named in a record differ from those that its pairs show."""
     if run.suspects is not None and run.suspects.most is not None:
         yield from replayed(run.suspects, run.suspects.most)
 
 
 def replayed(recorded: Suspects, most: int) -> Iterator[str]:
-    """Where a round had other pairs than those before it lead to, or other nodes are named."""
+    """Yield where the pairs of a round do not follow from earlier rounds, or other nodes
+    are named.
+    """
     measured, hosts, case = recorded.pairs, recorded.hosts, recorded.case
     again = suspects_of(measured, hosts, case, most)
     if (again.nodes, again.links) != (recorded.nodes, recorded.links):
         named = ", ".join(words(slow) for slow in again.slow) or "nothing is slow"
-        yield f"slow nodes or links are not those that their pairs give: {named}"
+        yield f"the recorded slow nodes or links do not follow from their pairs: they show {named}"
     if (again.undecided, again.wanted) != (recorded.undecided, recorded.wanted):
         undecided = ", ".join(again.undecided) or "none"
-        yield f"nodes that may be slow are not those that their pairs leave open: {undecided}"
+        yield f"the recorded undecided nodes do not follow from their pairs: they show {undecided}"
     for number in sorted({pair.round for pair in measured}):
         before = seen_in([pair for pair in measured if pair.round < number], hosts)
         drawn = rounds.pairs(before, len(hosts), SEED, least(case))
         mine = [(pair.a, pair.b) for pair in measured if pair.round == number]
         if [(hosts[a], hosts[b]) for a, b in drawn] != mine:
-            yield f"round {number + 1} of the pairs is not the one that those before lead to"
+            yield f"round {number + 1} of the pairs does not follow from the earlier rounds"
             return
 
 
 def words(slow: Slow) -> str:
-    """``node 3 is 2.1 % slower with every partner`` or ``the link a - b is ...``."""
+    """Return ``node 3 is 2.1 % slower with every partner`` or ``the link a - b is ...``."""
     if len(slow.hosts) == 1:
-        return f"{slow.hosts[0]} is {slow.slower:.1%} slower, whoever its partner is"
+        return f"{slow.hosts[0]} is {slow.slower:.1%} slower with every partner"
     a, b = slow.hosts
-    return f"the link {a} - {b} is {slow.slower:.1%} slower, while both nodes are fast with others"
+    return (
+        f"the link {a} - {b} is {slow.slower:.1%} slower, although both nodes are fast with others"
+    )
 
 
-#: (Number of the round, pairs of nodes) -> what each of them took; None of one that failed.
+#: (Number of the round, pairs of nodes) -> the result of each pair; the time of a failed pair is
+#: None.
 Times = Callable[[int, Sequence[tuple[int, int]]], list[Paired]]
 
 
 class Pairer:
-    """Measures up to ``most`` rounds over the nodes of a site."""
+    """Measures up to ``most`` rounds of pairs over the nodes of a site."""
 
     def __init__(self, session: Session, site: Site, most: int) -> None:
         self._session = session
@@ -166,7 +179,9 @@ class Pairer:
         self._hosts = hosts([node.host for node in session.run.nodes], len(site.nodes))
 
     def train(self, case: CaseSpec) -> Suspects:
-        """Pairs train a case of two nodes; SpecError if it does not train right."""
+        """Measure pairs that train a case on two nodes; raise SpecError if it does not train
+        correctly.
+        """
         session = self._session
         plan = paired(case)
         Measurer(session).measure([plan])
@@ -175,7 +190,10 @@ class Pairer:
             described = session.run.described[case.hash]
             reason = gate.cause.message if gate is not None and gate.cause else ""
             raise SpecError(
-                reason or described.unsupported or described.error or "its gate does not hold",
+                reason
+                or described.unsupported
+                or described.error
+                or "its correctness check failed",
                 where=case.id,
                 expected="a case that two nodes can train",
                 fix="scaleproof run list",
@@ -184,11 +202,13 @@ class Pairer:
         return self._rounds(case.id, lambda number, pairs: self._step(plan, number, pairs, at_once))
 
     def reduce(self, knobs: Mapping[str, Json]) -> Suspects:
-        """Pairs all-reduce the largest payload."""
+        """Measure pairs that all-reduce the largest payload."""
         return self._rounds("", lambda number, pairs: self._reduced(knobs, number, pairs))
 
     def _rounds(self, case: str, measure: Times) -> Suspects:
-        """Rounds until nothing is left to find; what broke in the middle leaves those before."""
+        """Measure rounds until every node is decided, and enter the slow nodes and links in the
+        run.
+        """
         done = list[Paired]()
         run = self._session.run
         suspects = suspects_of(done, self._hosts, case, self._most)
@@ -205,7 +225,7 @@ class Pairer:
     def _step(
         self, plan: Plan, number: int, pairs: Sequence[tuple[int, int]], at_once: bool
     ) -> list[Paired]:
-        """One training of each pair: the time of a mean step."""
+        """Measure the mean step time (s) of one training on each pair."""
         (arm,) = plan.arms
         slots = _slots(pairs, at_once)
         paired = list[Paired]()
@@ -237,7 +257,7 @@ class Pairer:
     def _reduced(
         self, knobs: Mapping[str, Json], number: int, pairs: Sequence[tuple[int, int]]
     ) -> list[Paired]:
-        """One all-reduce of each pair."""
+        """Measure the time (s) of one all-reduce on each pair."""
         session = self._session
         paired = list[Paired]()
         session.run.seal()
@@ -277,17 +297,22 @@ class Pairer:
         return paired
 
     def _paired(self, pair: tuple[int, int], number: int, took_s: float | None) -> Paired:
+        """Return the result of a pair, with the names of its hosts."""
         a, b = (self._hosts[node] for node in pair)
         return Paired(a=a, b=b, round=number, time_s=took_s)
 
     def _note(self, pair: tuple[int, int], why: str) -> None:
+        """Add the reason why a pair failed to the notes of the run."""
         a, b = (self._hosts[node] for node in pair)
         self._session.run.notes.append(f"{a} - {b}: {why}")
         self._session.progress.note(self._session.run.notes[-1])
 
 
 def _slots(pairs: Sequence[tuple[int, int]], at_once: bool) -> list[list[tuple[int, int]]]:
-    """Pairs that run at once: those that share no node, or one by one."""
+    """Return the pairs grouped by what runs at once.
+
+    Pairs of a group share no node. Every group has one pair if ``at_once`` is false.
+    """
     slots: list[list[tuple[int, int]]] = []
     for pair in pairs:
         fits = (s for s in slots if at_once and not {n for other in s for n in other} & {*pair})

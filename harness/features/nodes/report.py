@@ -1,4 +1,4 @@
-"""Pairs of nodes, and the nodes and links that are slow."""
+"""The report on pairs of nodes, and on the slow nodes and links."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -9,15 +9,19 @@ from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule, wrap
 from harness.record.fabric import Paired, Suspects
 
-#: Pairs that are shown, the slowest first.
+#: Number of pairs that are shown, the slowest first.
 SHOWN = 6
 
 
 def lines(suspects: Suspects, width: int) -> list[str]:
-    """The slowest pairs, then each slow node and link with its evidence, then the costs."""
+    """Return the lines of the report.
+
+    They are the slowest pairs, each slow node and link with its evidence, and the number of
+    launches.
+    """
     timed = [pair for pair in suspects.pairs if pair.time_s is not None]
     if not timed:
-        return [" no pair of nodes was measured to its end"]
+        return [" no pair of nodes completed its measurement"]
     usual = {
         r: median(pair.time_s or 0.0 for pair in timed if pair.round == r) for r in _rounds(timed)
     }
@@ -49,7 +53,7 @@ def lines(suspects: Suspects, width: int) -> list[str]:
         )
         shown += wrap(f"{nothing}; {pairing.hidden(suspects)}", width, 1)
     failed = len(suspects.pairs) - len(timed)
-    broke = f", {failed} of them broke" if failed else ""
+    broke = f", {failed} of them failed" if failed else ""
     shown.append(
         f" {len(suspects.pairs)} pairs{broke} in {len(_rounds(suspects.pairs))} rounds,"
         f" {2 * len(suspects.pairs)} node-launches"
@@ -58,10 +62,11 @@ def lines(suspects: Suspects, width: int) -> list[str]:
 
 
 def _rounds(pairs: Sequence[Paired]) -> list[int]:
+    """Return the numbers of the rounds of these pairs."""
     return sorted({pair.round for pair in pairs})
 
 
 def _odds(log_evidence: float) -> str:
-    """``4,000 : 1``, and from a million on its power of ten."""
+    """Return odds as ``4,000 : 1``, or as a power of ten from a million on."""
     power = log_evidence / 2.302585
     return f"10^{power:.0f} : 1" if power >= 6 else f"{10**power:,.0f} : 1"

@@ -1,13 +1,13 @@
-"""Rounds: which nodes are paired next, and which of them are named.
+"""The choice of the pairs of the next round, and of the nodes that are named as slow.
 
-    rounds 0, 1   every node, each time with another partner that is drawn
-    then          every node that may still be slower by what is wanted: a node that is let go was
-                  slow in ``MISSED`` of all cases at most; pairs of well nodes beside them;
-                  once more, links that were slow between nodes that are well
-    named         a node by what it was with all its partners, a link by what it was each time
+    rounds 0, 1   every node, each time with a new partner that is drawn
+    then          every node that may still be slower by ``wanted``, paired with nodes that are
+                  not slow. A node that is slower by ``wanted`` is dropped in at most ``MISSED``
+                  of all cases. Slow links between nodes that are not slow are measured again.
+    named         a node by its launches with all its partners, a link by all of its launches
 
-So a world whose launches scatter gets more rounds, of ever fewer nodes. Fewer than ``FEW`` nodes
-meet all others in every round. A link is seen only if it was drawn.
+If launches scatter more, there are more rounds, of ever fewer nodes. Fewer than ``FEW`` nodes are
+paired with all others in every round. A slow link is found only if it was drawn.
 """
 
 import itertools
@@ -23,39 +23,43 @@ from numpy.typing import NDArray
 
 from harness.features.nodes.evidence import SLOWER, Scatter, log_evidence, log_mean
 
-#: Chance that any node or link is named wrongly, of all together.
+#: Probability that any node or link is named wrongly, over all nodes and links.
 ALPHA = 0.01
-#: Chance that a node is let go that is slower by what is wanted.
+#: Probability that a node which is slower by ``wanted`` is dropped.
 MISSED = 0.005
-#: Under this many nodes, all pairs are measured in each round.
+#: With fewer nodes than this, each round measures all pairs.
 FEW = 8
-#: Rounds in which every node is measured.
+#: Number of first rounds in which every node is measured.
 FULL = 2
-#: Rounds after which a node that no launch ended well on is not tried again.
+#: Rounds after which a node without a successful launch is not tried again.
 TRIES = 4
-#: Pairs in a round from which on their median is what the round itself did to all of them.
+#: Smallest number of pairs of a round whose median is taken as the effect of the round on all
+#: pairs.
 COMMON = 6
-#: e-value of a link that is measured again.
+#: Smallest e-value of a link that is measured again.
 DOUBTED = 20.0
-#: By which share a node is slower that is worth naming.
+#: Smallest relative slowness for which a node is named.
 LEAST_SLOWER = 0.01
-#: Deviations beyond which a node that is there each time is no measure of noise.
+#: Number of standard deviations: a node whose launches are all slower than this is left out of the
+#: noise.
 ALWAYS = 2.0
-#: Pairs of well nodes beside the suspects.
+#: Smallest number of additional pairs in a round, of nodes that are not suspected.
 BESIDE = 24
-#: Slowness that is tried on what was measured, how often, and in what share it has to be seen.
+#: Simulation of how slow a node must be to be found: the relative slowness that is tried, the
+#: number of simulated nodes, and the share of them that must be found.
 TRIED = (0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 TRIALS = 400
 SEEN = 0.99
-#: Rounds at most: what scatters by as much as a node is slower needs so many launches of it.
+#: Largest number of rounds. If the scatter of launches is as large as the slowness of a node, the
+#: node needs so many launches.
 MOST_ROUNDS = 32
-#: A node that is slower by so many times what is worth naming may not hide.
+#: ``wanted`` as a multiple of ``least``: a node that is so much slower must not remain hidden.
 WANTED = 2.0
 
 
 @dataclass(frozen=True)
 class TimedPair:
-    """Two nodes, by their numbers, and how long they took in one launch of a round."""
+    """Two nodes by their numbers, and their time (s) in one launch of a round."""
 
     a: int
     b: int
@@ -64,12 +68,16 @@ class TimedPair:
 
     @property
     def link(self) -> tuple[int, int]:
+        """The numbers of the two nodes, the smaller first."""
         return min(self.a, self.b), max(self.a, self.b)
 
 
 @dataclass(frozen=True)
 class NamedSlow:
-    """A slow node, or a link's two; slower by that share, with its e-value's log."""
+    """A slow node, or the two nodes of a slow link.
+
+    ``slower`` is the relative slowness and ``log_evidence`` the log of the e-value.
+    """
 
     nodes: tuple[int, ...]
     slower: float
@@ -77,10 +85,10 @@ class NamedSlow:
 
 
 class Board:
-    """Everything that was seen so far, and what follows from it.
+    """All pairs measured so far, and the conclusions from them.
 
-    Something slower by ``least`` is named once that is sure; a node that is slower by ``wanted``
-    may not hide.
+    A node or link that is slower by ``least`` is named as soon as the evidence suffices. A node
+    that is slower by ``wanted`` must not remain hidden.
     """
 
     def __init__(
@@ -102,9 +110,10 @@ class Board:
 
     @cached_property
     def slow_nodes(self) -> list[NamedSlow]:
-        """Nodes that are slow, the surest first; what one did to its partners is not theirs.
+        """The slow nodes, with the strongest evidence first.
 
-        One that was sure after an earlier round stays so: evidence holds whenever one looks.
+        Launches with a named node are not evidence against its partners. A node that was named
+        after an earlier round stays named, because an e-value is valid at any time.
         """
         out = list[NamedSlow]()
         if (earlier := self._earlier) is not None:
@@ -129,30 +138,34 @@ class Board:
 
     @cached_property
     def _earlier(self) -> "Board | None":
-        """The evidence before the last round, if all nodes had been measured."""
+        """The evidence before the last round, or None if not all nodes had been measured
+        by then.
+        """
         if self.round <= FULL:
             return None
         before = tuple(pair for pair in self._seen if pair.round < self.round - 1)
         return board(before, self.num_nodes, self._least, self._wanted)
 
     def _slower(self, launches: Sequence[int]) -> bool:
-        """Whether launches were slower than usual at all: else there is no evidence to weigh."""
-        half = math.log1p(self._least) / 2  # what is usual is not known exactly
+        """Return whether the median of these launches is slow enough to compute evidence at all."""
+        half = math.log1p(self._least) / 2  # half, because the usual time is itself an estimate
         return bool(launches) and float(np.median(self._logs[launches])) >= half
 
     def _again(self, slow: NamedSlow, earlier: "Board") -> NamedSlow:
-        """A node that was named, with all that is known of it by now."""
+        """Return a node that was named earlier, with the evidence of all rounds."""
         log, slower = self.of_node(slow.nodes[0], earlier.named - {*slow.nodes})
         return NamedSlow(slow.nodes, math.expm1(slower), max(log, slow.log_evidence))
 
     @cached_property
     def named(self) -> frozenset[int]:
-        """Nodes that are named."""
+        """The numbers of the nodes that are named as slow."""
         return frozenset(node for slow in self.slow_nodes for node in slow.nodes)
 
     @cached_property
     def slow_links(self) -> list[NamedSlow]:
-        """Links that were slow more than once, between nodes that are well with others."""
+        """The links that were slow more than once, between nodes that are not slow with other
+        partners.
+        """
         named = []
         limit = math.log(max(1, len(self.times)) / ALPHA)
         for link in self._doubted:
@@ -165,7 +178,10 @@ class Board:
 
     @cached_property
     def _doubted(self) -> dict[tuple[int, int], float]:
-        """Links that may be slow: both their nodes are well without them."""
+        """The links that may be slow, with their log evidence.
+
+        Both nodes of such a link are not slow in their launches over other links.
+        """
         likely = [
             key for key, i in self.times.items() if self._slower(i) and not {*key} & self.named
         ]
@@ -178,11 +194,15 @@ class Board:
         }
 
     def _sure(self, log: float, slower: float, limit: float) -> bool:
+        """Return whether evidence and slowness suffice to name a node or link."""
         return log >= limit and math.expm1(slower) >= self._least
 
     @cached_property
     def _always_slow(self) -> frozenset[int]:
-        """Nodes that were slow each time: were they noise to each other, none would be named."""
+        """The nodes that were slow in every launch.
+
+        They are left out of the noise, because each would otherwise hide the others.
+        """
         limit = ALWAYS * 1.4826 * float(np.median(np.abs(self._logs))) if len(self._logs) else 0.0
         return frozenset(
             node
@@ -191,9 +211,10 @@ class Board:
         )
 
     def open_links(self) -> list[tuple[int, int]]:
-        """Links to measure once more, with no node in two of them.
+        """Return the links to measure once more; no node is in two of them.
 
-        In between, their nodes meet others: else a node that was lucky once is taken for a link.
+        Between these launches the nodes are paired with others. Otherwise a single fast launch of a
+        slow node could make it look as if the link were slow.
         """
         known = {slow.nodes for slow in self.slow_links}
         links = list[tuple[int, int]]()
@@ -207,10 +228,10 @@ class Board:
 
     @cached_property
     def open_nodes(self) -> list[int]:
-        """Nodes that are not named and may be slower by what is wanted, the likeliest first.
+        """The nodes that are not named but may be slower by ``wanted``, the likeliest first.
 
-        One that was let go is looked at anew when it was measured anew, as another's partner. A
-        node that no launch ended well on in ``TRIES`` rounds is not among them.
+        A dropped node is considered again if it was measured again as the partner of another. A
+        node without a successful launch in ``TRIES`` rounds is left out.
         """
         likely = dict[int, float]()
         again = {n for pair in self._seen if pair.round == self.round - 1 for n in pair.link}
@@ -223,24 +244,27 @@ class Board:
         return sorted(likely, key=lambda n: -likely[n])
 
     def suspects(self) -> list[int]:
-        """Nodes to measure again: those that are open, and those of a link that may be slow."""
+        """Return the nodes to measure again: open nodes, and the nodes of links that may
+        be slow.
+        """
         known = {slow.nodes for slow in self.slow_links}
         linked = {n for link in self._doubted if link not in known for n in link}
         return [*self.open_nodes, *sorted(linked - {*self.open_nodes} - self.named)]
 
     def smallest(self, most: int) -> float | None:
-        """The smallest slowness that a node could not have hidden: with the noise of these rounds,
-        it would have been named in ``SEEN`` of all cases after ``most`` rounds. None where not even
-        the largest.
+        """Return the smallest relative slowness that a node could not have hidden.
+
+        With the noise of these rounds, a node that slow is named in ``SEEN`` of all cases within
+        ``most`` rounds. Return None if even the largest tried slowness can remain hidden.
         """
         tried = (x for x in TRIED if x >= self._least)
         return next((slower for slower in tried if self.shows(slower, most)), None)
 
     def shows(self, slower: float, most: int) -> bool:
-        """Whether a node that is so much slower would have been named, in ``SEEN`` of all cases.
+        """Return whether a node that is so much slower would be named in ``SEEN`` of all cases.
 
-        Launches are drawn as they were measured, and made slower: a node is followed up as long as
-        it may be slow, and named once that is sure.
+        Measured launches are resampled and slowed. A simulated node is followed as long as it may
+        be slow, and is named as soon as the evidence suffices.
         """
         logs = self._apart({*self.named, *self._always_slow})
         if not len(logs):
@@ -249,7 +273,7 @@ class Board:
         draw = np.random.default_rng(0)
         limit = math.log(self.num_nodes / ALPHA)
         hidden = self._tried >= math.log1p(self._wanted)
-        times = np.empty((TRIALS, 0))  # of the nodes that are followed up still
+        times = np.empty((TRIALS, 0))  # of the simulated nodes that are still followed
         ratios = np.zeros((TRIALS, len(self._tried)))
         missed = 0
         for num in range(1, min(most, self.num_nodes - 1) + 1):
@@ -270,26 +294,31 @@ class Board:
 
     @cached_property
     def _tried(self) -> NDArray[np.float64]:
-        """How much slower a node may be, as logarithms, from what is worth naming upwards."""
+        """The hypotheses on how much slower a node is, as logarithms, from ``least`` upwards."""
         ladder = SLOWER[math.log1p(self._least) <= SLOWER]
         return np.unique([math.log1p(self._wanted), *ladder])
 
     def _partner(self, i: int, node: int) -> int:
+        """Return the partner of a node in a launch."""
         return sum(self._seen[i].link) - node
 
     def _num_others(self, node: int, link: tuple[int, int]) -> int:
-        """Partners of a node beside that of a link."""
+        """Return the number of partners of a node that are not in the link."""
         return len({self._partner(i, node) for i in self._of[node]} - {*link})
 
     def of_node(
         self, node: int, nodes: Collection[int], without: tuple[int, int] | None = None
     ) -> tuple[float, float]:
-        """Evidence that a node is slow, and by how much."""
+        """Return (log e-value, log of the slowness) of a node, from launches without slow
+        ``nodes``.
+        """
         times = self._by_partner(node, nodes, without)
         return log_evidence(times, self._apart({node, *nodes, *self._always_slow}), self._least)
 
     def _of_wanted(self, node: int) -> float:
-        """Log of how much likelier a node is slower by what is wanted, or by more, than well."""
+        """Return a log likelihood ratio: the node is slower by ``wanted`` or more, over it is not
+        slow.
+        """
         times = self._by_partner(node, self.named)
         others = self._apart({node, *self.named, *self._always_slow})
         if not len(times) or not len(others):
@@ -300,7 +329,9 @@ class Board:
     def _by_partner(
         self, node: int, nodes: Collection[int], without: tuple[int, int] | None = None
     ) -> list[float]:
-        """Log times of a node: one value for each partner, since a link may be what is slow."""
+        """Return one mean log time of a node for each partner, because the link may be the slow
+        part.
+        """
         by_partner: dict[int, list[float]] = {}
         for i in self._of[node]:
             link = self._seen[i].link
@@ -310,14 +341,14 @@ class Board:
         return [float(np.mean(times)) for times in by_partner.values()]
 
     def _of_link(self, link: tuple[int, int]) -> tuple[float, float]:
-        """Evidence of a link: every launch over it."""
+        """Return (log e-value, log of the slowness) of a link, from every launch over it."""
         of_link = np.zeros(len(self._logs), dtype=bool)
         of_link[self.times[link]] = True
         others = ~of_link & ~np.isin(self._ends, list(self._always_slow)).any(axis=1)
         return log_evidence(self._logs[of_link], self._logs[others], self._least)
 
     def _apart(self, nodes: Collection[int]) -> NDArray[np.float64]:
-        """The evidence on other nodes than these."""
+        """Return the log times of launches without these nodes."""
         theirs = np.zeros(self.num_nodes, dtype=bool)
         theirs[list(nodes)] = True
         return np.asarray(self._logs[~theirs[self._ends].any(axis=1)])
@@ -325,14 +356,18 @@ class Board:
 
 @lru_cache(maxsize=2 * MOST_ROUNDS)
 def board(seen: tuple[TimedPair, ...], num_nodes: int, least: float, wanted: float) -> Board:
-    """The conclusions from these rounds: asked for anew with every round that is added."""
+    """Return the cached conclusions from these pairs; they are requested again after
+    every round.
+    """
     return Board(seen, num_nodes, least, wanted)
 
 
 def conclude(
     seen: Sequence[TimedPair], num_nodes: int, least: float = LEAST_SLOWER
 ) -> list[NamedSlow]:
-    """The nodes and links that are slower by ``least`` or more, the surest first."""
+    """Return the nodes and links that are slower by ``least`` or more, with the strongest evidence
+    first.
+    """
     known = board(tuple(seen), num_nodes, least, WANTED * least)
     return known.slow_nodes + known.slow_links
 
@@ -340,8 +375,9 @@ def conclude(
 def pairs(
     seen: Sequence[TimedPair], num_nodes: int, seed: int, least: float = LEAST_SLOWER
 ) -> list[tuple[int, int]]:
-    """The next round's pairs; none when nothing is left to find: every node that is slower by
-    ``WANTED`` times ``least`` is named.
+    """Return the pairs of the next round, or none if every node is decided.
+
+    Every node that is slower by ``WANTED`` times ``least`` is named by then.
     """
     known = board(tuple(seen), num_nodes, least, WANTED * least)
     draw = random.Random(f"{seed}-{known.round}")
@@ -355,7 +391,8 @@ def pairs(
     draw.shuffle(nodes)
     if full:
         met = Counter(n for pair in seen for n in pair.link)
-        return _matched(sorted(nodes, key=met.__getitem__), known)  # an odd one was left out
+        # with an odd number, one node had no partner before
+        return _matched(sorted(nodes, key=met.__getitem__), known)
     apart = {n for link in links for n in link}
     first = [suspect for suspect in suspects if suspect not in apart]
     well = [node for node in nodes if node not in apart | {*suspects} | known.named]
@@ -366,8 +403,9 @@ def pairs(
 def _matched(
     nodes: Sequence[int], known: Board, partners: Collection[int] = frozenset()
 ) -> list[tuple[int, int]]:
-    """Pairs in this order, each with a partner that is new to it: with one of ``partners`` as long
-    as one is free, else with any.
+    """Return pairs of these nodes in this order, each with a new partner if one is free.
+
+    The partner is one of ``partners`` while one of them is free, and any other node after that.
     """
     free = dict.fromkeys(nodes)
     matched = list[tuple[int, int]]()
@@ -385,7 +423,7 @@ def _matched(
 
 
 def _logs(seen: Sequence[TimedPair]) -> NDArray[np.float64]:
-    """Log times, less what the round did to all."""
+    """Return the log times of launches, less the effect that their round had on all pairs."""
     logs: NDArray[np.float64] = np.array([math.log(pair.time_s) for pair in seen])
     rounds = np.array([pair.round for pair in seen])
     usual = float(np.median(logs)) if len(logs) else 0.0

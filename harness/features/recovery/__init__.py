@@ -1,1 +1,1 @@
-"""Recovery: a training is broken on purpose, goes on, and what lies between is timed."""
+"""Measures recovery: a fault is injected into a training, which is then restarted and timed."""

@@ -1,8 +1,8 @@
-"""Goodput: where the wall clock of an interrupted training went, and what it will be elsewhere.
+"""Goodput: splits the wall clock of an interrupted training into terms, and predicts it.
 
-    a played training -> terms that add up to its wall clock, to the ns -> costs of one of each
-    costs + interval + faults -> the same training played by their times alone
-    costs + interval + rate of faults -> what is to be expected (Daly), and the best interval
+    a measured training -> terms that add up to its wall clock, to the ns -> unit costs
+    unit costs + checkpoint interval + faults -> the simulated training
+    unit costs + checkpoint interval + fault rate -> expected goodput (Daly), and the best interval
 
 J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
 Generation Computer Systems 22 (2006); J. W. Young, CACM 17 (1974).
@@ -17,23 +17,29 @@ from typing import TypeAlias
 
 from harness.record.recovery import FaultedTraining, Mark, TrainingAttempt
 
-#: (Seconds since the first start, rank) of faults; the last one may lie beyond the end.
+#: (Seconds since the first start, rank) of faults; the last one may lie beyond the end of the
+#: training.
 Faults: TypeAlias = Iterator[tuple[float, int]]
-#: What a wall clock is made of; the first one is what a training is for.
+#: The terms of the wall clock. Only the first one is useful work.
 TERMS = (
     "train", "slow", "checkpoint", "detect", "stop", "restart", "load", "recomputed",
 )  # fmt: skip
-#: A step is slow by what it takes beyond so many usual ones.
+#: Time of a step beyond so many usual steps counts as slow.
 SLOW = 2
-#: Faults in a row without a checkpoint between them after which a play is given up.
+#: Number of faults in a row without a checkpoint after which a simulation is given up.
 FRUITLESS = 1000
+#: The term that ends at each mark.
 _OF = {Mark.READY: "restart", Mark.LOADED: "load", Mark.SAVED: "checkpoint"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The cost of one of each, s: a step without and with what makes it slow, a checkpoint, a fault
-    until it is seen and until nothing is left of the world, a start, a load.
+    """The unit costs of a training, each in s.
+
+    ``step_s`` is a step, and ``slow_s`` the mean extra time of slow steps per step. ``save_s`` is a
+    checkpoint. ``detect_s`` is the time from a fault to its detection, and ``stop_s`` from there
+    until all ranks have ended. ``restart_s`` is a start, and ``load_s`` the loading of a
+    checkpoint.
     """
 
     step_s: float
@@ -46,16 +52,16 @@ class Costs:
 
     @property
     def again_s(self) -> float:
-        """From a fault to the first step after it."""
+        """Seconds from a fault to the first step after it."""
         return self.detect_s + self.stop_s + self.restart_s + self.load_s
 
     def interval_s(self, every: int) -> float:
-        """From one checkpoint to the next."""
+        """Return the seconds from one checkpoint to the next, which is ``every`` steps later."""
         return every * (self.step_s + self.slow_s) + self.save_s
 
 
 def terms_ns(played: FaultedTraining) -> dict[str, int]:
-    """Where each ns of the wall clock went."""
+    """Return the ns of the wall clock that each term took."""
     terms = dict.fromkeys(TERMS, 0)
     for _, term, began, ended in segments(played):
         terms[term] += ended - began
@@ -63,7 +69,7 @@ def terms_ns(played: FaultedTraining) -> dict[str, int]:
 
 
 def segments(played: FaultedTraining) -> Iterator[tuple[int, str, int, int]]:
-    """(Number of the sitting, term, from, to in ns), each from where the one before ended."""
+    """Yield (number of the sitting, term, from, to in ns) in order, without gaps."""
     usual = _usual_ns(played)
     for number, sitting in enumerate(played.sittings):
         after = played.sittings[number + 1] if number + 1 < len(played.sittings) else None
@@ -77,7 +83,7 @@ def segments(played: FaultedTraining) -> Iterator[tuple[int, str, int, int]]:
                 now = marked_ns
                 continue
             first = all(m is not Mark.STEP for m, s, _ in sitting.marks if s < step)
-            longest_s = usual if first else SLOW * usual  # a first step is part of a start
+            longest_s = usual if first else SLOW * usual  # the first step includes startup work
             early = max(now, marked_ns - longest_s) if first else now
             yield number, "restart", now, early
             done = marked_ns if first else min(marked_ns, now + longest_s)
@@ -92,27 +98,27 @@ def segments(played: FaultedTraining) -> Iterator[tuple[int, str, int, int]]:
 
 
 def wall_ns(played: FaultedTraining) -> int:
-    """From the first start to the last mark."""
+    """Return the ns from the first start to the last mark."""
     return played.sittings[-1].marks[-1][2] - played.sittings[0].began_ns
 
 
 def goodput(played: FaultedTraining) -> float:
-    """The share of the wall clock that trained."""
+    """Return the share of the wall clock that was spent on steps that were kept."""
     return terms_ns(played)["train"] / wall_ns(played)
 
 
 def lost_work(played: FaultedTraining) -> float:
-    """The share of the wall clock in which steps were computed that faults undid."""
+    """Return the share of the wall clock that was spent on steps that a fault undid."""
     return terms_ns(played)["recomputed"] / wall_ns(played)
 
 
 def interruptions(played: FaultedTraining) -> float:
-    """Faults an hour of the wall clock."""
+    """Return the number of faults per hour of the wall clock."""
     return (len(played.sittings) - 1) / (wall_ns(played) / 3.6e12)
 
 
 def costs(played: Sequence[FaultedTraining]) -> Costs:
-    """The costs by trainings at least one of which had a fault."""
+    """Return the unit costs from measured trainings, at least one of which had a fault."""
     terms = [terms_ns(p) for p in played]
     faults = sum(len(p.sittings) - 1 for p in played)
     starts = sum(len(p.sittings) for p in played)
@@ -136,7 +142,7 @@ def costs(played: Sequence[FaultedTraining]) -> Costs:
 
 
 def schedule(mtbf_s: float, seed: int, ranks: int) -> Faults:
-    """A Poisson process that strikes ranks alike."""
+    """Yield the faults of a Poisson process; every rank is equally likely to be struck."""
     draw = random.Random(seed)
     at = 0.0
     while True:
@@ -147,12 +153,13 @@ def schedule(mtbf_s: float, seed: int, ranks: int) -> Faults:
 def play(
     costs: Costs, steps: int, every: int, faults: Faults, *, at_steps: bool = False
 ) -> dict[str, float]:
-    """The terms, in s, of a training that takes what ``costs`` say and has these faults.
+    """Return the seconds of each term of a simulated training with these unit costs and faults.
 
-    A fault ends whatever goes on: a start, a load, a step, a checkpoint that is then none. One that
-    strikes while the world is down already is found with the one before. ``at_steps``: a rank dies
-    before the first step that begins after its fault's time, as ranks of a Player do. A training
-    that ``FRUITLESS`` faults in a row keep from its next checkpoint is given up.
+    A fault ends the current phase: a start, a load, a step, or a checkpoint, which is then lost. A
+    fault during the downtime after an earlier fault has no further effect. If ``at_steps`` is set,
+    a rank dies before the first step that begins after the fault's time, as in the trainings of a
+    Player. A training is given up if ``FRUITLESS`` faults in a row strike before its next
+    checkpoint.
     """
     terms = dict.fromkeys(TERMS, 0.0)
     now = 0.0
@@ -188,7 +195,7 @@ def play(
 def _sitting(
     costs: Costs, saved: int, steps: int, every: int, *, again: bool
 ) -> Iterator[tuple[str, float, int]]:
-    """(Term, s, steps that are kept once it is over) of what one start does, until its end."""
+    """Yield (term, s, steps that are kept after it) of the phases of one start, until the end."""
     yield "restart", costs.restart_s, 0
     if again:
         yield "load", costs.load_s, 0
@@ -199,28 +206,32 @@ def _sitting(
 
 
 def _keep(out: dict[str, float], costs: Costs, num: int) -> None:
+    """Add the time of steps that were kept to the terms."""
     out["train"] += num * costs.step_s
     out["slow"] += num * costs.slow_s
 
 
 def share(terms: dict[str, float]) -> float:
-    """Goodput of played terms."""
+    """Return the goodput of simulated terms."""
     return terms["train"] / math.fsum(terms.values())
 
 
 def expected(costs: Costs, every: int, mtbf_s: float) -> float:
-    """The goodput of a long training, by Daly's complete model.
+    """Return the expected goodput of a long training, by Daly's complete model.
 
-    An interval takes M e^(R/M) (e^(interval/M) - 1): faults strike while it is recovered, too.
+    An interval takes M e^(R/M) (e^(interval/M) - 1), where M is the mean time between faults and R
+    the recovery time. The model allows for faults during recovery.
     """
     wall_s = mtbf_s * math.exp(costs.again_s / mtbf_s)
     return every * costs.step_s / (wall_s * math.expm1(costs.interval_s(every) / mtbf_s))
 
 
 def best_every(costs: Costs, mtbf_s: float) -> int:
-    """Steps between checkpoints that waste least, by Daly's estimate; at least 1.
+    """Return the number of steps between checkpoints that wastes least, by Daly's estimate; at
+    least 1.
 
-    sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + d / 18M) - d for a checkpoint of d < 2M, else M.
+    The interval is sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + d / 18M) - d for a checkpoint of d < 2M,
+    else M.
     """
     d = costs.save_s
     m = mtbf_s
@@ -230,18 +241,21 @@ def best_every(costs: Costs, mtbf_s: float) -> int:
 
 
 def _until_struck(sitting: TrainingAttempt) -> list[tuple[Mark, int, int]]:
-    """Marks, none later than the fault: rank 0 may come to one while another dies."""
+    """Return the marks of a sitting, none later than its fault.
+
+    Rank 0 may reach another mark while a different rank dies.
+    """
     end = sitting.struck_ns
     return [(mark, step, at if end is None else min(at, end)) for mark, step, at in sitting.marks]
 
 
 def _resumed_at(sitting: TrainingAttempt) -> int:
-    """How many steps the checkpoint had with which a sitting began."""
+    """Return the number of steps of the checkpoint that a sitting began with."""
     return next((step for mark, step, _ in sitting.marks if mark is Mark.LOADED), 0)
 
 
 def _usual_ns(played: FaultedTraining) -> int:
-    """The median of all steps."""
+    """Return the median duration (ns) of all steps."""
     took = []
     for sitting in played.sittings:
         last = sitting.began_ns

@@ -1,4 +1,4 @@
-"""The Player: a training that faults interrupt, started again each time until its end."""
+"""The Player: runs a training that faults interrupt, and restarts it each time until its end."""
 
 import math
 import shutil
@@ -16,30 +16,34 @@ from harness.launch.wire.messages import Deadlines, Play
 from harness.measure.session import Session
 from harness.record.recovery import FaultedTraining, Mark, TrainingAttempt
 
-#: Steps of the short trainings that costs are measured with, and how many checkpoints they have.
+#: Number of steps, and of checkpoints, of the short trainings that unit costs are measured with.
 SHORT = 96
 SAVES = 8
-#: Seconds that at least one of them trains.
+#: Shortest duration (s) of the longest training from which costs are measured.
 LONG_S = 15.0
-#: How often a rank is killed in the second one: each time after this share of the first's steps.
+#: Number of faults in the second short training, and the time between two faults as a share of the
+#: duration of the first training's steps.
 STRIKES = 3
 STRUCK = 0.3
-#: (Seconds since the start, rank) of a fault that no training is there for.
+#: (Seconds since the start, rank) of a fault so late that the training has ended before.
 NO_FAULT = (1e9, 0)
-#: Sittings in a row without a checkpoint after which a training gets nowhere.
+#: Number of starts in a row without a checkpoint after which a training is stopped with an error.
 STUCK = 20
 
 
 class Player:
+    """Runs trainings with faults in a session and enters them in its run."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self._run = session.run
 
     def costs(self, case: CaseSpec, every: int = SHORT // SAVES) -> goodput.Costs:
-        """Measures the cost of one of each, by two short trainings, one of which has faults.
+        """Measure the unit costs by two short trainings, one of which has faults.
 
-        Where these are over within ``LONG_S`` a third one takes that long, and saves as often as it
-        is asked for: a disk stalls once in many checkpoints, and seconds do not show it.
+        If these end within ``LONG_S``, a third training takes that long and saves every ``every``
+        steps. It is needed because a disk stalls only at some checkpoints, which a few seconds do
+        not show.
         """
         steps_between = SHORT // SAVES
         whole = self.play(case, SHORT, steps_between, iter([NO_FAULT]))
@@ -63,7 +67,9 @@ class Player:
         mtbf_s: float | None = None,
         seed: int = 0,
     ) -> FaultedTraining:
-        """Train to the end, through all faults; LaunchError where something else breaks it."""
+        """Train to the end through all faults; raise LaunchError if anything else breaks the
+        training.
+        """
         session, run = self._session, self._run
         session.describe([case])
         facts = run.described[case.hash].facts
@@ -86,7 +92,7 @@ class Player:
             message = f"fault {len(sittings)} at {due_s:.0f} s, rank {rank}, step {done}/{steps}"
             session.progress.note(f"{case.id}: {message}")
             session.bench.worlds.ready()
-            # What struck while the world was down is found with the fault before.
+            # A fault during the downtime is detected together with the one before, so skip it.
             due_s, rank = next(fault for fault in faults if began + fault[0] > time.time())
         played = FaultedTraining(
             case=case.id,
@@ -101,7 +107,9 @@ class Player:
         return played
 
     def _sit(self, case: CaseSpec, task: Play, limits: Deadlines) -> TrainingAttempt:
-        """One start, until the end or the fault; LaunchError where something else ends it."""
+        """Start the training once, until its end or its fault; raise LaunchError if anything else
+        ends it.
+        """
         began_ns = time.time_ns()
         ended, folder = self._session.bench.train(case, self._run.folder, task, limits)
         sitting = TrainingAttempt(began_ns=began_ns, marks=_marks(folder / "rank0.marks"))
@@ -113,7 +121,7 @@ class Player:
             raise LaunchError(
                 f"rank {cause.rank}: {cause.message}",
                 where=case.id,
-                expected="no fault but those that are planted",
+                expected="no fault except the injected ones",
                 fix=f"less {folder}/rank{cause.rank}.log",
             )
         struck_ns, noticed_ns = (
@@ -124,19 +132,21 @@ class Player:
 
 
 def _marks(file: Path) -> tuple[tuple[Mark, int, int], ...]:
-    """Whole lines; one that was cut by a kill is none."""
+    """Return the marks in a file; a last line without a line break was cut by a kill and is
+    ignored.
+    """
     lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.is_file() else []
     parts = (line.split() for line in lines)
     return tuple((Mark(what), int(step), int(at)) for what, step, at in parts)
 
 
 def _refuse_stuck(sittings: list[TrainingAttempt], case: CaseSpec, every: int) -> None:
-    """LaunchError for a training that faults keep from its next checkpoint."""
+    """Raise LaunchError if faults keep a training from reaching its next checkpoint."""
     recent = sittings[-STUCK:]
     saved = any(mark is Mark.SAVED for sitting in recent for mark, _, _ in sitting.marks)
     if len(recent) == STUCK and not saved:
         raise LaunchError(
-            f"{STUCK} faults in a row, and no checkpoint between them",
+            f"{STUCK} faults in a row struck without a checkpoint between them",
             where=case.id,
             expected=f"time for {every} steps between faults",
             fix="--mtbf 60s",

@@ -1,4 +1,4 @@
-"""Break a training on purpose, resume it, and time its recovery."""
+"""The Recoverer: injects a fault into a training, resumes the training, and times its recovery."""
 
 import itertools
 import json
@@ -27,20 +27,21 @@ from harness.measure.confirming import confirm
 from harness.measure.session import Session
 from harness.record import Continued, RankRestart, Trial, Update, Verdict
 
-#: Updates that are compared after the break.
+#: Number of updates after the fault that are compared with the uninterrupted training.
 AFTER = 8
-#: Relative differences of losses that a GPU's sums in another order explain.
+#: Relative difference of losses that a different order of summation on a GPU explains.
 LOSSES = 1e-3
-#: Silence is a hang if it lasts so many times the longest one of a training that was not broken.
+#: Silence counts as a hang if it lasts SILENCE times the longest silence of the uninterrupted
+#: training, and at least LEAST_S seconds.
 SILENCE = 3.0
 LEAST_S = 10.0
 
-#: What each rank of a launch wrote down.
+#: The updates that each rank of a launch has written, in the order of ranks.
 Journals: TypeAlias = Sequence[Sequence[Update]]
 
 
 def journals(out: Path, case: CaseSpec) -> Journals:
-    """The journals of a launch, in the order of ranks."""
+    """Return the journals that the ranks of a launch have written to a folder."""
     files = [out / f"rank{rank}.journal" for rank in range(case.world_size)]
     return [
         [
@@ -52,9 +53,10 @@ def journals(out: Path, case: CaseSpec) -> Journals:
 
 
 def went_on_at(broken: Journals, resumed: Journals) -> int | None:
-    """After how many updates of the broken training the resumed one goes on; None = after none.
+    """Return the number of updates of the broken training after which the resumed one continues.
 
-    Every rank has to begin with the weights that it had then.
+    At that update, every rank of the resumed training has the weights of the broken one. Return
+    None if there is no such update.
     """
     lasts = [len(b) - 1 for b in broken]
     for at in range(min(lasts), -1, -1):
@@ -64,7 +66,11 @@ def went_on_at(broken: Journals, resumed: Journals) -> int | None:
 
 
 def continued(at: int | None, whole: Journals, resumed: Journals) -> Continued:
-    """How a training goes on that was resumed after ``at`` updates."""
+    """Return how a training continues that was resumed after ``at`` updates.
+
+    ``whole`` are the journals of the uninterrupted training. Sample order is compared first, then
+    losses.
+    """
     if at is None:
         return Continued.OTHER_WEIGHTS
     if at == 0:
@@ -81,29 +87,34 @@ def continued(at: int | None, whole: Journals, resumed: Journals) -> Continued:
 
 
 def _limits(whole: Journals) -> Deadlines:
-    """How long ranks may be silent, by how long they were."""
+    """Return deadlines for ranks from the longest silence of the uninterrupted training."""
     quiet = max(b.at - a.at for j in whole for a, b in itertools.pairwise(j[1:]))
     step_s = max(LEAST_S, SILENCE * quiet)
     return replace(SCRIPTS, step_s=step_s, collective_s=step_s)
 
 
+#: Marks the module that measures fault scenarios; ``heads.modules`` finds it by this name.
 COURSES = "recovery"
-#: Steps of a training, the one after which it saves, and the one before which it breaks.
+#: Number of steps of a training, the step after which it saves a checkpoint, and the step before
+#: which the fault is injected.
 STEPS = 12
 SAVE_AFTER = 4
 BREAK_BEFORE = 7
-#: Silence that counts as a hang while recovery is measured: shorter than any rule asks for, beside
-#: the time to write a checkpoint of 16 bytes a parameter at this rate, during which all are silent.
+#: Silence (s) that counts as a hang while recovery is measured, for a step and for a collective.
+#: Both are shorter than any threshold allows. The time to write a checkpoint of 16 bytes per
+#: parameter at WRITTEN_A_SECOND (B/s) is added, because all ranks are silent during it.
 STEP_S = 10.0
 COLLECTIVE_S = 8.0
 WRITTEN_A_SECOND = 0.3e9
-#: How often it is tried to go on.
+#: Number of restarts after which a training that does not resume is an error.
 RESTARTS = 3
 
 
 def deadlines(num_params: int, stall_s: float | None = None) -> Deadlines:
-    """How long ranks may be silent. ``stall_s`` is how long saving took, where that was measured:
-    a hang is then noticed as soon as no save explains it.
+    """Return how long ranks may be silent before they count as hung.
+
+    ``stall_s`` is the measured duration (s) of a save, or None if it was not measured. If it is
+    known, a hang is detected as soon as a save cannot explain the silence.
     """
     write_s = 16 * num_params / WRITTEN_A_SECOND
     if stall_s is not None:
@@ -112,12 +123,14 @@ def deadlines(num_params: int, stall_s: float | None = None) -> Deadlines:
 
 
 def timeout_s(fault: Fault, limits: Deadlines) -> float:
-    """How long silence lasts before somebody gives up, where a fault is silent."""
+    """Return the silence (s) after which a fault is detected; 0 for faults that are not silent."""
     silent = min(limits.collective_s, limits.step_s)
     return {Fault.HANG: silent, Fault.NODE: min(silent, LOST_S)}.get(fault, 0.0)
 
 
 class Recoverer:
+    """Measures recovery trials in a session: each breaks and resumes one training."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self._bench = session.bench
@@ -126,7 +139,9 @@ class Recoverer:
         self._whole: dict[tuple[str, bool], RankRestart] = {}
 
     def measure(self, course: FaultScenario, times: int) -> None:
-        """Break and go on ``times`` times, and at most as often again to confirm a FAIL."""
+        """Break and resume a training ``times`` times, and at most ``times`` more to confirm a
+        FAIL.
+        """
         self._session.describe([course.case, course.into or course.case])
         for i in range(times):
             self._try(course, i, times)
@@ -144,7 +159,7 @@ class Recoverer:
         confirm(judged, again)
 
     def _try(self, course: FaultScenario, i: int, times: int, *, attempt: int = 0) -> None:
-        """One more trial, on the next rank in turn."""
+        """Measure one more trial and enter it in the run; trials break the ranks in turn."""
         rank = course.victim(i)
         fresh = ", to confirm a FAIL" if attempt else ""
         self._progress.note(
@@ -154,6 +169,9 @@ class Recoverer:
         self._run.add_trial(replace(self._trial(course, rank), attempt=attempt))
 
     def _trial(self, course: FaultScenario, rank: int) -> Trial:
+        """Break ``rank`` of a training, resume the training, and return the times of the
+        recovery.
+        """
         case = course.case
         into = course.into or course.case
         whole = self._uninterrupted(case, course.asynchronous)
@@ -210,7 +228,9 @@ class Recoverer:
         )
 
     def _uninterrupted(self, case: CaseSpec, later: bool) -> RankRestart:
-        """Rank 0 of the same training, never broken."""
+        """Return rank 0's record of the same training without a fault. ``later`` saves
+        asynchronously.
+        """
         key = (case.hash, later)
         if key not in self._whole:
             place = self._empty_place()
@@ -220,16 +240,21 @@ class Recoverer:
         return self._whole[key]
 
     def _limits(self, case: CaseSpec, stall_s: float | None = None) -> Deadlines:
+        """Return the deadlines for a case from its number of parameters."""
         facts = self._run.described[case.hash].facts
         return deadlines(0 if facts is None else facts.num_params, stall_s)
 
     def _empty_place(self) -> Path:
+        """Remove the checkpoint folder of the run, and return its path."""
         place = (self._run.folder / "checkpoint").resolve()
         shutil.rmtree(place, ignore_errors=True)
         return place
 
     def _go_on(self, case: CaseSpec, task: Train) -> Sequence[RankRestart]:
-        """Every rank of the world that went on; LaunchError with every attempt's cause."""
+        """Resume a training, and return the record of every rank.
+
+        Raise LaunchError with the cause of every attempt if ``RESTARTS`` attempts failed.
+        """
         tried: list[str] = []
         while True:
             ended, folder = self._bench.train(case, self._run.folder, task, self._limits(case))
@@ -240,7 +265,7 @@ class Recoverer:
             self._progress.note(f"{case.id}: restart {tried[-1]}")
             if len(tried) == RESTARTS:
                 raise LaunchError(
-                    f"all {RESTARTS} restarts are used up: {'; '.join(tried)}",
+                    f"all {RESTARTS} restarts failed: {'; '.join(tried)}",
                     where=case.id,
                     expected="a training that resumes",
                     fix=f"less {folder}/rank{cause.rank}.log",
@@ -250,12 +275,15 @@ class Recoverer:
     def _broken(
         ended: Ended, out: Path, case: CaseSpec, task: Train | Break
     ) -> tuple[int | None, float]:
-        """The rank that is blamed, and the time at which the fault struck; else LaunchError."""
+        """Return the blamed rank and the time (s since the epoch) at which the fault struck.
+
+        Raise LaunchError if the fault did not happen.
+        """
         cause = causes.attribute(ended.ranks, ended.unreachable)
         struck = out / f"rank{task.rank}.struck"
         if cause is None or not struck.is_file():
             raise LaunchError(
-                "the planted fault did not happen",
+                "the injected fault did not happen",
                 where=case.id,
                 expected=f"rank {task.rank} to break before step {task.fault_step}",
                 fix=f"ls {out}",
@@ -264,19 +292,21 @@ class Recoverer:
 
     @staticmethod
     def _well(ended: Ended, out: Path, case: CaseSpec) -> None:
-        """LaunchError with the cause if a rank did not finish."""
+        """Raise LaunchError with the cause if a rank did not finish."""
         cause = causes.attribute(ended.ranks, ended.unreachable)
         if cause is not None:
             raise LaunchError(
                 f"rank {cause.rank}: {cause.message}",
                 where=case.id,
-                expected="a training that runs to its end",
+                expected="a training that completes all of its steps",
                 fix=f"less {out}/rank{cause.rank}.log",
             )
 
     @classmethod
     def _read(cls, ended: Ended, out: Path, case: CaseSpec) -> Sequence[RankRestart]:
-        """Reads the files that every rank left."""
+        """Return the records that the ranks have written; raise LaunchError if a rank did not
+        finish.
+        """
         cls._well(ended, out, case)
         texts = [
             (out / f"rank{r}.json").read_text(encoding="utf-8") for r in range(case.world_size)
@@ -285,7 +315,11 @@ class Recoverer:
 
 
 class ScriptRecoverer(Recoverer):
-    """Strikes before update ``after``; ``words`` resume the training."""
+    """Measures the recovery of a user's training script.
+
+    The fault is injected before update ``after``. ``words`` is the command that resumes the
+    training.
+    """
 
     def __init__(self, session: Session, words: str, after: int) -> None:
         super().__init__(session)
@@ -294,6 +328,9 @@ class ScriptRecoverer(Recoverer):
         self._never_broken: dict[str, Journals] = {}
 
     def _trial(self, course: FaultScenario, rank: int) -> Trial:
+        """Break ``rank`` of a script's training, resume the training, and return the recovery
+        times.
+        """
         case = course.case
         whole = self._whole_of(case)
         limits = _limits(whole)
@@ -336,7 +373,7 @@ class ScriptRecoverer(Recoverer):
         )
 
     def _task(self, case: CaseSpec) -> Break:
-        """The training, in a folder that nothing was written to."""
+        """Return the task of the training, in a private copy of its folder."""
         settings = self._session.settings
         folder = settings.folder or str(Path.cwd())
         copies.refuse_large(Path(folder), self._run.folder, settings.data)
@@ -350,7 +387,7 @@ class ScriptRecoverer(Recoverer):
         )
 
     def _whole_of(self, case: CaseSpec) -> Journals:
-        """The journals of the same training, never broken."""
+        """Return the journals of the same training without a fault."""
         if case.hash not in self._never_broken:
             task = self._task(case)
             ended, folder = self._bench.train(case, self._run.folder, task, SCRIPTS)
@@ -360,7 +397,7 @@ class ScriptRecoverer(Recoverer):
                 raise LaunchError(
                     f"the training ends after {len(whole[0]) - 1} updates",
                     where=case.script,
-                    expected=f"more than {self._after}, before which it is broken",
+                    expected=f"more than {self._after} updates, because the fault comes after them",
                     fix=f"--break-after {max(1, len(whole[0]) // 2)}",
                 )
         return self._never_broken[case.hash]

@@ -1,4 +1,6 @@
-"""Series of interrupted trainings for rules: each trial, or each play of a schedule, is a value."""
+"""Series of recovery trials and interrupted trainings: the values that thresholds are
+applied to.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -7,17 +9,21 @@ from harness.features.recovery import goodput
 from harness.record import RunRecord, Trial
 from harness.record.recovery import FINE, FaultedTraining
 
+#: Marks a module that yields series; ``heads.modules`` finds it by this name.
 SERIES = "recovery"
 
 
 def series(run: RunRecord) -> Iterator[Series]:
-    """Trials first."""
+    """Yield the series of recovery trials, then those of trainings with a schedule of faults."""
     yield from recoveries(run.recoveries)
     yield from goodputs(run.played)
 
 
 def goodputs(played: Sequence[FaultedTraining]) -> Iterator[Series]:
-    """Trainings that faults of a schedule interrupted; each play of a case is a value."""
+    """Yield a series for each case that was trained with a schedule of faults.
+
+    Each training of the case is one value.
+    """
     drawn = [p for p in played if p.mtbf_s is not None]
     for case in dict.fromkeys(p.case for p in drawn):
         family = case.partition("@")[0]
@@ -38,13 +44,13 @@ def goodputs(played: Sequence[FaultedTraining]) -> Iterator[Series]:
 
 
 def recoveries(trials: Sequence[Trial]) -> Iterator[Series]:
-    """Trials by case, fault, way of saving and new world."""
+    """Yield a series for each combination of case, fault, way of saving and new world size."""
     for name in dict.fromkeys(trial.name for trial in trials):
         named = [trial for trial in trials if trial.name == name]
         wrong = ""
         went_on = {trial.continued for trial in named} - {None, *FINE}
         if went_on:
-            wrong = f"the resumed training goes on {' and '.join(sorted(map(str, went_on)))}"
+            wrong = f"the resumed training continues {' and '.join(sorted(map(str, went_on)))}"
         elif not all(trial.equal or trial.continued for trial in named):
             wrong = "the resumed training does not match an uninterrupted one bit for bit"
         elif not all(trial.blamed == trial.rank for trial in named):

@@ -65,7 +65,7 @@ def test_every_figure_of_the_sample_has_a_unit_and_a_value(whole: Path) -> None:
     ("edit", "message"),
     [
         (dict(complete=False), "was interrupted"),
-        (dict(software={"torch": "2", "suite": "abc-dirty"}), "changes that no commit has"),
+        (dict(software={"torch": "2", "suite": "abc-dirty"}), "uncommitted changes"),
     ],
 )
 def test_what_no_history_takes_is_refused(
@@ -114,7 +114,7 @@ def test_a_comparison_of_environments_is_no_night(tmp_path: Path) -> None:
         )
         for plan in run.plans
     ]
-    with pytest.raises(RecordError, match="other environments"):
+    with pytest.raises(RecordError, match="own environment"):
         night_of(dataclasses.replace(run, plans=tuple(plans)), tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_a_night_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     ingest(SAMPLES, tmp_path)
     path = next((tmp_path / "nights").iterdir())
     path.write_text("{")
-    with pytest.raises(RecordError, match="not a night") as error:
+    with pytest.raises(RecordError, match="not an entry of the history") as error:
         ingest(SAMPLES[:1], tmp_path)
     assert str(path) in error.value.fix or "rm" in error.value.fix
 

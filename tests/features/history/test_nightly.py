@@ -98,9 +98,9 @@ def state(folder: Path) -> dict[str, object]:
 def test_a_night_is_measured_once_and_cut_off_it_goes_on(suites: Path) -> None:
     first = call(suites)
     assert first.returncode == 0, first.stdout + first.stderr
-    assert "too few nights to tell" in first.stdout
+    assert "too few nightly runs to judge" in first.stdout
     again = call(suites)
-    assert again.returncode == 0 and "tonight is done" in again.stderr
+    assert again.returncode == 0 and "the last nightly run ended" in again.stderr
     assert len(nights(suites / "results")) == 1, "not doubled"
     (kept,) = nights(suites / "results")
     assert kept.subject["suite"] == git(suites, "rev-parse", "--short=12", "HEAD")
@@ -114,13 +114,13 @@ def test_a_night_is_measured_once_and_cut_off_it_goes_on(suites: Path) -> None:
     new = until(lambda: [p for p in runs.glob("*/*/record.json") if p.parent.name != kept.run])
     assert new, "the second night has begun"
     second = call(suites)
-    assert second.returncode == 5 and "another night is being measured here" in second.stderr
+    assert second.returncode == 5 and "another nightly run is in progress here" in second.stderr
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
     assert not load(new[0].parent).complete, "killed too late: the night was over"
     resumed = call(suites)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert "going on with night" in resumed.stderr and "resuming" in resumed.stderr
+    assert "continuing nightly run" in resumed.stderr and "resuming" in resumed.stderr
     assert [n.run for n in nights(suites / "results")] == [kept.run, new[0].parent.name]
     assert state(suites)["stage"] == "done"
 
@@ -161,14 +161,14 @@ def test_a_measurement_that_is_killed_alone_is_gone_on_with(suites: Path) -> Non
     killed = subprocess.run(["pkill", "-KILL", "-P", str(running.pid)], check=False)
     _, output = running.communicate(timeout=120)
     assert killed.returncode == 0 and running.returncode == 11, output
-    assert "was cut off" in output and "it goes on from there" in output
+    assert "was interrupted" in output and "it resumes the run" in output
     assert call(suites).returncode == 0 and len(nights(suites / "results")) == 1
 
 
 def test_uncommitted_suites_are_refused_before_anything_is_measured(suites: Path) -> None:
     (suites / "test_mine.py").write_text(SUITE + "# changed\n")
     done = call(suites)
-    assert done.returncode == 4 and "no commit has" in done.stderr
+    assert done.returncode == 4 and "uncommitted changes" in done.stderr
     assert not (suites / "results/runs").exists()
 
 
@@ -177,7 +177,7 @@ def test_uncommitted_suites_are_refused_before_anything_is_measured(suites: Path
     ("text", "message"),
     [
         ('suite = ["a"]', "did you mean 'suites'?"),
-        ('keep = "a month"', "no length of time"),
+        ('keep = "a month"', "not a duration"),
         ('rerun = "yes"', "expected a bool"),
         ('notify_when = "sometimes"', "one of news, always"),
     ],

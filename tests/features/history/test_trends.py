@@ -56,7 +56,7 @@ def test_a_cause_a_night_away_is_named_as_such() -> None:
 
 def test_a_bump_that_recovered_is_no_regression() -> None:
     trend = step(trends(noisy([0.1] * 20 + [0.11] * 10 + [0.1] * 10)))
-    assert trend.status is TrendStatus.STABLE and trend.why.startswith("back to its level")
+    assert trend.status is TrendStatus.STABLE and trend.why.startswith("back to its earlier level")
     assert [t.back for t in trend.turns] == [False, True]
 
 
@@ -68,7 +68,7 @@ def test_a_half_recovered_bump_is_still_told() -> None:
 
 def test_an_old_change_is_what_is_usual_now() -> None:
     trend = step(trends(noisy([0.1] * 20 + [0.105] * 70)))
-    assert trend.status is TrendStatus.STABLE and "as it has been since" in trend.why
+    assert trend.status is TrendStatus.STABLE and "unchanged since" in trend.why
 
 
 def test_one_wild_night_is_suspicious_and_nothing_more() -> None:
@@ -86,7 +86,7 @@ def test_nights_under_other_settings_are_not_compared() -> None:
     after = [night(20 + i, {CASE: 0.13}, settings={"NCCL_ALGO": "Tree"}) for i in range(5)]
     trend = step(trends([*before, *after]))
     assert trend.status is TrendStatus.NOT_COMPARABLE
-    assert "NCCL_ALGO: - | Tree" in trend.why and "20 nights before" in trend.why
+    assert "NCCL_ALGO: - | Tree" in trend.why and "20 earlier nights differ" in trend.why
     again = [night(25 + i, {CASE: 0.1 + i * 1e-5}) for i in range(3)]
     assert step(trends([*before, *after, *again])).status is TrendStatus.STABLE, (
         "as before: compared"
@@ -149,7 +149,7 @@ def test_a_drift_is_told_without_a_night_or_a_commit() -> None:
     newer = {**SUBJECT, "torch": "2.14.0"}
     nights = [dataclasses.replace(n, subject=newer) if i >= 30 else n for i, n in enumerate(nights)]
     trend = step(trends(nights))
-    assert trend.status is TrendStatus.DRIFTING and "slowly" in trend.why
+    assert trend.status is TrendStatus.DRIFTING and "gradually" in trend.why
     assert not trend.turns and "torch" not in trend.why
 
 
@@ -185,7 +185,7 @@ def test_one_day_confirms_nothing_however_often_it_measured() -> None:
 def test_where_nobody_noted_the_node_another_node_may_be_all() -> None:
     nights = on_nodes(noisy([0.1] * 20 + [0.105] * 10), [""])
     trend = step(trends(nights))
-    assert trend.status is TrendStatus.UNCONFIRMED and "nobody noted which nodes" in trend.why
+    assert trend.status is TrendStatus.UNCONFIRMED and "nodes were not recorded" in trend.why
 
 
 def test_a_node_that_is_slower_and_stays_is_no_regression() -> None:
@@ -198,4 +198,4 @@ def test_a_node_that_is_slower_and_stays_is_no_regression() -> None:
 def test_a_figure_whose_level_changes_all_the_time_wanders() -> None:
     levels = [0.1, 0.105, 0.102, 0.108]
     trend = step(trends(noisy([x for x in levels for _ in range(12)], sd=0.001)))
-    assert trend.status is TrendStatus.UNCONFIRMED and "it wanders" in trend.why
+    assert trend.status is TrendStatus.UNCONFIRMED and "unstable" in trend.why

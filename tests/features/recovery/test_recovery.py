@@ -149,7 +149,7 @@ def test_restarts_that_are_used_up_name_every_cause(launcher: Bench, tmp_path: P
     course = FaultScenario(
         case=case_of(launcher, "ddp"), fault=Fault.KILL, into=case_of(launcher, "faulty_ddp")
     )
-    with pytest.raises(LaunchError, match="all 3 restarts are used up: 1: .* 2: .* 3: rank"):
+    with pytest.raises(LaunchError, match="all 3 restarts failed: 1: .* 2: .* 3: rank"):
         one(launcher, tmp_path, course)
 
 

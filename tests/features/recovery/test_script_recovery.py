@@ -107,7 +107,7 @@ def test_as_its_user_runs_it(
         == Exit.NOTHING_JUDGED
     )
     screen = " ".join(capsys.readouterr().out.split())
-    assert "after kill: the training goes on exactly; 2 updates" in screen
+    assert "after kill: the training continues exactly; at most 2 updates" in screen
     assert sorted(SCRIPTS.iterdir()) == before
     (folder,) = {p.parent for p in tmp_path.rglob("record.json")}
     assert trials.lines(load(folder))

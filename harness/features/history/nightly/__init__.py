@@ -1,1 +1,1 @@
-"""A night from its measurement to its message: ``scaleproof history nightly``."""
+"""A nightly run from its measurement to its notification: ``scaleproof nightly``."""

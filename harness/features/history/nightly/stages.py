@@ -1,4 +1,6 @@
-"""The stages of a nightly run, each of which can be repeated, and its notice."""
+"""The stages of a nightly run, each of which can be repeated, and the notification of its
+result.
+"""
 
 import json
 import shutil
@@ -26,15 +28,15 @@ from harness.host import admission, machine
 from harness.host.admission import Level
 from harness.record.outcome import exit_status
 
-#: What is worth a message.
+#: Statuses of trends that are reported in a notification.
 TOLD = (TrendStatus.ERRORED, TrendStatus.REGRESSED, TrendStatus.IMPROVED)
-#: Seconds that the user's command may take.
+#: Seconds that the user's notification command may take.
 NOTIFY_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewChange:
-    """A change that no night before has told of."""
+    """A change that no earlier nightly run has reported."""
 
     machine: str
     case: str
@@ -46,16 +48,21 @@ class NewChange:
 
     @property
     def key(self) -> str:
+        """The text by which a reported change is recognised."""
         return " ".join((self.machine, self.case, self.figure, self.status, self.since))
 
     @property
     def line(self) -> str:
+        """The change in one line, for the terminal."""
         size = f" {self.change} since {self.since}" if self.change else ""
         return f"{rows.word(self.status)}: {self.case}, {self.figure}{size}: {self.why}"
 
 
 def news(trends: Sequence[Trend], results: Path) -> list[NewChange]:
-    """Changes among these that are new; one whose date moved by a night or two is the same one."""
+    """Return the changes among these trends that were not reported before.
+
+    A change whose date moved by a night or two is the same change.
+    """
     before = _told(results)
     items = []
     for trend in trends:
@@ -83,6 +90,7 @@ def news(trends: Sequence[Trend], results: Path) -> list[NewChange]:
 
 
 def _told(results: Path) -> set[str]:
+    """Return the keys of the changes that were reported before; empty if their file is damaged."""
     try:
         return set(json.loads((results / "told.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -90,7 +98,10 @@ def _told(results: Path) -> set[str]:
 
 
 def remember(results: Path, new: Sequence[NewChange], trends: Sequence[Trend]) -> None:
-    """Note what was told. What has ended may be told again when it comes again."""
+    """Record which changes were reported.
+
+    A change that has ended is removed, so that it is reported if it occurs again.
+    """
     lasting = {
         f"{trend.series.machine} {trend.series.case} {rows.name(trend)} {trend.status} "
         for trend in trends
@@ -105,7 +116,7 @@ def remember(results: Path, new: Sequence[NewChange], trends: Sequence[Trend]) -
 def notice_document(
     night: str, exit_status: int, new: Sequence[NewChange], trends: Sequence[Trend], page: Path
 ) -> dict[str, Json]:
-    """The document that the user's command reads from stdin."""
+    """Return the document that the user's command reads from stdin."""
     leapt = [
         trend
         for trend in trends
@@ -125,7 +136,7 @@ def notice_document(
 
 
 def notify(command: str, told_: dict[str, Json]) -> None:
-    """Run the user's command with the document on stdin; LaunchError if it fails."""
+    """Run the user's command with the document on stdin; raise LaunchError if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -148,18 +159,18 @@ def notify(command: str, told_: dict[str, Json]) -> None:
             f"notify failed, {message}",
             where=command,
             expected="a command that reads JSON on stdin",
-            fix="scaleproof history nightly: it tells again, and measures nothing twice",
+            fix="scaleproof nightly: it repeats the notification without measuring again",
         )
 
 
-#: Seconds between two looks at a busy host.
+#: Seconds between two examinations of a busy host.
 LOOK_S = 20.0
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageEnded:
-    """A night that is over, or one that was over before it was asked for."""
+    """The result of a nightly run that has ended, now or before this call."""
 
     tonight: NightState
     nights: Sequence[Night]
@@ -168,7 +179,7 @@ class StageEnded:
 
 
 class NightlyRun:
-    """One call of ``nightly``: goes on with the night that is open, or begins one."""
+    """One call of ``nightly``: continues the nightly run that is open, or begins one."""
 
     def __init__(self, config: Config, say: Say) -> None:
         self.config = config
@@ -178,7 +189,10 @@ class NightlyRun:
         self._new: Sequence[NewChange] = ()
 
     def make(self, *, again: bool) -> StageEnded:
-        """The night, from wherever the last call left it. ``again``: although one was done."""
+        """Run the remaining stages of the nightly run and return its result.
+
+        ``again`` begins a new nightly run even if the last one has just ended.
+        """
         with state.alone(self.results):
             tonight = self._which(again)
             steps = {
@@ -199,26 +213,29 @@ class NightlyRun:
 
     @property
     def _page(self) -> Path:
+        """The path of the history page."""
         return self.results / "history.html"
 
     def _which(self, again: bool) -> NightState:
+        """Return the nightly run to continue, the last one if it ended recently, or a new one."""
         last = state.known(self.results)
         if last is None or (last.stage is Stage.DONE and again):
             return self._begun()
         if last.stage is not Stage.DONE:
-            self.say(f"going on with night {last.name}, which was cut off: {last.stage}")
+            self.say(f"continuing nightly run {last.name}, which was interrupted: {last.stage}")
             return last
         if last.age_s() < seconds(self.config.again_after):
             hours = last.age_s() / 3600
-            self.say(f"tonight is done, {hours:.1f} h ago (--again measures once more)")
+            self.say(f"the last nightly run ended {hours:.1f} h ago (--again measures once more)")
             return last
         return self._begun()
 
     def _begun(self) -> NightState:
+        """Begin a new nightly run; raise SpecError if the suites have uncommitted changes."""
         suite = machine.suite(Path.cwd()).get("suite", "")
         if suite.endswith("-dirty"):
             raise SpecError(
-                "the suites have changes that no commit has: no history would take the night",
+                "the suites have uncommitted changes: the run could not be added to the history",
                 where=str(Path.cwd()),
                 expected="a clean tree",
                 fix="git stash, or git commit",
@@ -226,11 +243,12 @@ class NightlyRun:
         return state.note(self.results, state.begin())
 
     def _judged(self) -> tuple[list[Night], list[Trend]]:
+        """Return all nights of the history and their trends."""
         nights = nights_of.nights(self.results)
         return nights, judge.trends(nights)
 
     def _measure(self, tonight: NightState) -> NightState:
-        """The suites through pytest, or the rest of a run that was cut off."""
+        """Run the suites through pytest, or resume a run that was interrupted."""
         folder = tonight.run(self.results)
         if folder is not None and not load(folder).complete:
             self.say(f"resuming {folder}")
@@ -239,28 +257,34 @@ class NightlyRun:
         elif folder is None:
             self._calm()
             status = self._pytest(tonight.nonce, ())
-        else:  # cut off just after it had ended
+        else:  # interrupted just after the run had ended
             status = int(exit_status([verdict.counts for verdict in load(folder).verdicts]))
         folder = tonight.run(self.results)
         if folder is not None and not load(folder).complete:
             raise LaunchError(
-                f"the measurement was cut off (pytest: status {status})",
+                f"the measurement was interrupted (pytest: status {status})",
                 where=str(folder),
                 expected="a complete run",
-                fix="scaleproof history nightly: it goes on from there",
+                fix="scaleproof nightly: it resumes the run",
             )
         return state.at(self.results, tonight, Stage.KEEP, suites=status)
 
     def _calm(self) -> None:
-        """Wait for a busy host; one that stays so is measured, and its verdicts say so."""
+        """Wait until the host is idle.
+
+        A host that stays busy is measured nevertheless, and the verdicts show it.
+        """
         until = time.monotonic() + seconds(self.config.wait)
         while bad := [finding for finding in admission.examine() if finding.level is Level.BAD]:
             if time.monotonic() > until:
-                self.say(f"the host stays busy: {bad[0].text}; measured all the same")
+                self.say(f"the host stays busy: {bad[0].text}; measured nevertheless")
                 return
             time.sleep(LOOK_S)
 
     def _pytest(self, nonce: str, more: Sequence[str]) -> int:
+        """Run the suites with pytest and return its exit status. ``more`` are additional
+        arguments.
+        """
         config = self.config
         words = [sys.executable, "-m", "pytest", *config.suites, *config.arguments, *more]
         words += ["--scaling-results", config.results, "--scaling-nonce", nonce]
@@ -268,10 +292,10 @@ class NightlyRun:
         return subprocess.run(words, check=False).returncode
 
     def _keep(self, tonight: NightState) -> NightState:
-        """Add the run to the history; one that cannot be kept ends the night with its reason."""
+        """Add the run to the history; if that fails, end the nightly run with the error."""
         folder = tonight.run(self.results)
         if folder is None:
-            state.forget(self.results)  # there was no night
+            state.forget(self.results)  # nothing was measured, so the next call begins anew
             raise LaunchError(
                 f"pytest ended with status {tonight.suites} and left no run",
                 where="suites",
@@ -286,21 +310,21 @@ class NightlyRun:
         return state.at(self.results, tonight, Stage.AGAIN)
 
     def _again(self, tonight: NightState) -> NightState:
-        """Measure once more what leapt tonight: one night decides nothing."""
+        """Measure suspicious cases once more, because a single measurement decides nothing."""
         folder = tonight.run(self.results)
         leapt = self._leapt(folder) if folder is not None and self.config.rerun else []
         if leapt and tonight.run(self.results, again=True) is None:
-            self.say(f"measuring again what leapt: {', '.join(leapt)}")
+            self.say(f"measuring suspicious cases again: {', '.join(leapt)}")
             self._pytest(f"{tonight.nonce}-again", ["-k", " or ".join(leapt)])
         if (second := tonight.run(self.results, again=True)) is not None:
             try:
                 ingest([second], self.results)
             except RecordError as error:
-                self.say(f"the second measurement is not kept: {error.what}")
+                self.say(f"the second measurement is not added to the history: {error.what}")
         return state.at(self.results, tonight, Stage.PUBLISH)
 
     def _leapt(self, folder: Path) -> list[str]:
-        """Pytest's names of this run's cases that are suspicious."""
+        """Return pytest's names of the cases that are suspicious in this run."""
         run = load(folder)
         cases = {arm.case.id: arm.case.pytest_id for plan in run.plans for arm in plan.arms}
         leaps = [
@@ -314,7 +338,7 @@ class NightlyRun:
         return list(dict.fromkeys(leaps))
 
     def _publish(self, tonight: NightState) -> NightState:
-        """Our page, and asv's."""
+        """Write the history page, and the page of asv."""
         nights, trends = self._judged()
         page.write(self._page, self.results, nights, trends)
         if self.config.publish:
@@ -328,7 +352,7 @@ class NightlyRun:
         return state.at(self.results, tonight, Stage.TELL)
 
     def _tell(self, tonight: NightState) -> NightState:
-        """Run the user's command, once for each night that has something to tell."""
+        """Run the user's command once if there is something to report."""
         nights, trends = self._judged()
         new = self._new = news(trends, self.results)
         ended = self._exit(tonight, new, self._kept(tonight, nights))
@@ -344,16 +368,17 @@ class NightlyRun:
         return state.at(self.results, tonight, Stage.PRUNE, exit=int(ended))
 
     def _kept(self, tonight: NightState, nights: Sequence[Night]) -> Night | None:
-        """The entry that the history has of tonight."""
+        """Return the entry of this nightly run in the history, or None."""
         folder = tonight.run(self.results)
         name = "" if folder is None else load(folder).run
         return next((night for night in nights if night.run == name), None)
 
     def _exit(self, tonight: NightState, new: Sequence[NewChange], kept: Night | None) -> Exit:
-        """The worst of what pytest says of the verdicts and what the history says.
+        """Return the worse of pytest's exit status and the status of the history.
 
-        Suites without rules judge nothing by themselves; their nights are judged all the same. A
-        case without a figure is an error each night, not only in the one that tells of it.
+        Suites without thresholds have no verdicts, but their nightly runs are still judged by the
+        history. A case without values is an error in every nightly run, not only in the one that
+        first reports it.
         """
         statuses = {item.status for item in new}
         cases = [] if kept is None else list(kept.cases.values())
@@ -369,7 +394,9 @@ class NightlyRun:
         return Exit(tonight.suites) if tonight.suites in known else Exit.ERROR
 
     def _prune(self, tonight: NightState) -> NightState:
-        """Remove runs of nights that are old; their nights, a few kB each, are kept for ever."""
+        """Remove the records of old nightly runs; their entries in the history, a few kB each, are
+        kept.
+        """
         kept_runs = {night.run for night in nights_of.nights(self.results)}
         before = time.time() - seconds(self.config.keep)
         for path in (self.results / "runs").glob("*/*/record.json"):
@@ -379,5 +406,6 @@ class NightlyRun:
         return self._over(tonight, Exit(tonight.exit))
 
     def _over(self, tonight: NightState, status: Exit) -> NightState:
+        """Mark the nightly run as ended with this exit status."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return state.at(self.results, tonight, Stage.DONE, exit=int(status), ended_at=now)

@@ -19,7 +19,9 @@ from harness.base.toml import TomlTable, check_table, keys_of, read
 
 
 class Occasion(StrEnum):
-    """When the user's command is told of a night."""
+    """When the user's notification command runs: only if there is something to report, or
+    always.
+    """
 
     NEWS = "news"
     ALWAYS = "always"
@@ -27,13 +29,14 @@ class Occasion(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One night.
+    """The configuration of a nightly run.
 
-    ``suites`` and ``arguments`` are pytest's; ``control`` is the interpreter of the pinned
-    environment. A night that ended less than ``again_after`` ago is not measured again. A busy host
-    is given ``wait`` to calm down. Runs are removed after ``keep``, their nights never. ``notify``
-    is a command that gets one JSON document on stdin; ``rerun``: a case that leapt is measured once
-    more; ``publish``: asv's page is made, too.
+    ``suites`` and ``arguments`` are passed to pytest. ``control`` is the interpreter of the pinned
+    environment. A nightly run that ended less than ``again_after`` ago is not repeated. ``wait`` is
+    how long to wait for a busy host. Records are removed after ``keep``, entries of the history
+    never. ``notify`` is a command that receives one JSON document on stdin, at ``notify_when``. If
+    ``rerun`` is set, suspicious cases are measured once more. If ``publish`` is set, asv's page is
+    made too.
     """
 
     suites: tuple[str, ...] = ("suites/",)
@@ -50,15 +53,18 @@ class Config:
 
     @property
     def folder(self) -> Path:
+        """The results folder."""
         return Path(self.results)
 
 
-#: Fields that are lengths of time.
+#: Fields that are durations.
 _TIMES = ("again_after", "wait", "keep")
 
 
 def load(path: Path | None) -> Config:
-    """The file's configuration, or the usual one without it. ConfigError with every mistake."""
+    """Return the configuration in a file, or the default one; raise ConfigError with
+    every mistake.
+    """
     if path is None:
         return Config()
     doc, problems = read(path, "--config", "scaleproof history nightly")
@@ -66,7 +72,7 @@ def load(path: Path | None) -> Config:
     check_table(TomlTable(line=1, values=doc, lines=lines), keys_of(Config), problems, path.name)
     for name in _TIMES:
         if isinstance(doc.get(name), str) and length_s(doc[name]) is None:
-            problems.add(lines[name], f"{doc[name]!r} is no length of time", "12h, 10m, 30d")
+            problems.add(lines[name], f"{doc[name]!r} is not a duration", "12h, 10m, 30d")
     problems.raise_any()
     several = {name for name, key in keys_of(Config).items() if key.each}
     listed = {
@@ -76,18 +82,18 @@ def load(path: Path | None) -> Config:
 
 
 def seconds(length: str) -> float:
-    """``30d`` in seconds, of a length that was checked."""
+    """Return a duration such as ``30d`` in seconds. The text must be valid."""
     checked = length_s(length)
     assert checked is not None
     return checked
 
 
-#: How the texts begin that the runs of nights are sealed with.
+#: Prefix of the nonces that mark records of nightly runs.
 NONCE = "night-"
 
 
 class Stage(StrEnum):
-    """The stage of a night that is to be done next."""
+    """The next stage of a nightly run."""
 
     MEASURE = "measure"
     KEEP = "keep"
@@ -99,14 +105,18 @@ class Stage(StrEnum):
 
 
 class NightRunsError(LaunchError):
-    """Another process measures tonight."""
+    """Another process is measuring a nightly run."""
 
     exit = Exit.NOTHING_JUDGED
 
 
 @dataclass(frozen=True, kw_only=True)
 class NightState:
-    """A night in the making. ``suites`` is how pytest ended, ``again`` the same of what leapt."""
+    """The state of a nightly run.
+
+    ``suites`` is the exit status of pytest, and ``exit`` that of the nightly run. ``nonce``
+    identifies its record.
+    """
 
     nonce: str
     begun_at: str
@@ -117,10 +127,14 @@ class NightState:
 
     @property
     def name(self) -> str:
+        """The name of the nightly run: its nonce without the prefix."""
         return self.nonce.removeprefix(NONCE)
 
     def run(self, results: Path, again: bool = False) -> Path | None:
-        """The folder of its run, found by the text that the run was sealed with."""
+        """Return the folder of its run, found by the nonce in the record; None if there is none.
+
+        ``again`` selects the run that measured suspicious cases once more.
+        """
         wanted = f"{self.nonce}-again" if again else self.nonce
         for path in sorted((results / "runs").glob("*/*/record.json"), reverse=True):
             if _nonce(path) == wanted:
@@ -128,11 +142,12 @@ class NightState:
         return None
 
     def age_s(self) -> float:
-        """Since it ended."""
+        """Return the seconds since the nightly run ended."""
         return (datetime.now(UTC) - datetime.fromisoformat(self.ended_at)).total_seconds()
 
 
 def _nonce(record: Path) -> str:
+    """Return the nonce in a record, or an empty string."""
     try:
         nonce = json.loads(record.read_text(encoding="utf-8"))["settings"].get("nonce", "")
     except (OSError, ValueError, KeyError):
@@ -141,11 +156,12 @@ def _nonce(record: Path) -> str:
 
 
 def of_a_night(record: Path) -> bool:
-    """Whether a run was measured by a night, not by hand."""
+    """Return whether a record was measured by a nightly run, not by hand."""
     return _nonce(record).startswith(NONCE)
 
 
 def begin() -> NightState:
+    """Return the state of a new nightly run."""
     now = datetime.now(UTC)
     return NightState(
         nonce=f"{NONCE}{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
@@ -154,7 +170,7 @@ def begin() -> NightState:
 
 
 def known(results: Path) -> NightState | None:
-    """The last night, done or not; None before the first one, or where its file is torn."""
+    """Return the state of the last nightly run; None if there is none or its file is damaged."""
     path = _path(results)
     try:
         return from_doc(NightState, json.loads(path.read_text(encoding="utf-8")))
@@ -163,7 +179,7 @@ def known(results: Path) -> NightState | None:
 
 
 def note(results: Path, tonight: NightState) -> NightState:
-    """Write down where the night is."""
+    """Write the state of the nightly run to disk and return it."""
     path = _path(results)
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.writing_to(path.parent):
@@ -172,31 +188,32 @@ def note(results: Path, tonight: NightState) -> NightState:
 
 
 def forget(results: Path) -> None:
-    """Begin this night anew: what was noted of it is forgotten."""
+    """Remove the state, so that the next call begins a new nightly run."""
     _path(results).unlink(missing_ok=True)
 
 
 def at(results: Path, tonight: NightState, stage: Stage, **more: object) -> NightState:
-    """The night at its next stage, written down."""
+    """Write the nightly run at its next stage to disk and return it."""
     return note(results, replace(tonight, stage=stage, **more))  # type: ignore[arg-type]
 
 
 def _path(results: Path) -> Path:
+    """Return the path of the state."""
     return results / "nightly.json"
 
 
 @contextmanager
 def alone(results: Path) -> Iterator[None]:
-    """One night at a time; NightRunsError for a second one."""
+    """Hold the lock of nightly runs; raise NightRunsError if another process holds it."""
     results.mkdir(parents=True, exist_ok=True)
     with (results / ".nightly.lock").open("a+", encoding="utf-8") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise NightRunsError(
-                "another night is being measured here: nothing was done",
+                "another nightly run is in progress here: nothing was measured",
                 where=str(results),
-                expected="one night at a time",
-                fix="scaleproof history nightly, when that has ended",
+                expected="one nightly run at a time",
+                fix="scaleproof nightly, when that has ended",
             ) from None
         yield

@@ -1,1 +1,1 @@
-"""The history as people look at it: in the terminal, and as a page."""
+"""Reports on the history, for the terminal and as a page."""

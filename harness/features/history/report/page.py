@@ -1,4 +1,4 @@
-"""The history as one self-contained page."""
+"""The report on the history as one self-contained HTML page."""
 
 import itertools
 import json
@@ -19,18 +19,21 @@ from harness.features.history.report import rows
 from harness.features.history.trends import Trend, TrendStatus, changed
 from harness.interface.report.templates import templates
 
+#: Size of a chart and its margins, in px.
 WIDTH = 560
 HEIGHT = 190
 LEFT = 62
 RIGHT = 14
 TOP = 30
 BOTTOM = 30
-#: Nights whose values can be hovered over; older ones are a line only.
+#: Number of newest nights with a dot and a tooltip; older ones are only part of the line.
 HOVERED = 60
 
 
 class _NightPlane:
-    """Nights from left to right, values from the lowest to the highest with room around."""
+    """The coordinates of a chart: nights from left to right, and values with a margin
+    around them.
+    """
 
     def __init__(self, trend: Trend) -> None:
         self.values = [v.value for v in trend.series.values]
@@ -42,15 +45,17 @@ class _NightPlane:
         self.high = high + room
 
     def x(self, i: float) -> float:
+        """Return the horizontal position of a night."""
         return LEFT + (i + 0.5) / len(self.values) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
+        """Return the vertical position of a value."""
         share = (value - self.low) / (self.high - self.low)
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
 
 def chart(trend: Trend) -> str:
-    """One figure; a change of level is a dashed line with its date."""
+    """Return the chart of a series as SVG; a change of level is a dashed line with its date."""
     plane = _NightPlane(trend)
     series = trend.series
     label = f"{rows.name(trend)} of {series.case} over {len(series.values)} nights"
@@ -60,6 +65,7 @@ def chart(trend: Trend) -> str:
 
 
 def _axes(plane: _NightPlane, trend: Trend) -> Iterator[str]:
+    """Yield the grid, its labels, and the first and last date."""
     step = _nice((plane.high - plane.low) / 3)
     tick = math.ceil(plane.low / step) * step
     while tick <= plane.high:
@@ -76,12 +82,13 @@ def _axes(plane: _NightPlane, trend: Trend) -> Iterator[str]:
 
 
 def _nice(step: float) -> float:
-    """The next of 1, 2 and 5 times a power of ten."""
+    """Return the smallest of 1, 2 and 5 times a power of ten that is not below ``step``."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(f * power for f in (1, 2, 5, 10) if f * power >= step)
 
 
 def _nights(plane: _NightPlane, trend: Trend) -> Iterator[str]:
+    """Yield the line through all nights, and dots of the newest ones."""
     points = [(plane.x(i), plane.y(v)) for i, v in enumerate(plane.values)]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     yield f'<polyline class="nights" points="{line}"/>'
@@ -96,14 +103,17 @@ def _nights(plane: _NightPlane, trend: Trend) -> Iterator[str]:
 
 
 def _class(trend: Trend, i: int) -> str:
-    """Nights of a level that is worse are marked as such, not by colour alone: see ``_levels``."""
+    """Return the CSS class of a night's dot.
+
+    Nights of a worse level have their own class. ``_levels`` marks them by shape as well as colour.
+    """
     last = trend.last
     worse = trend.status is TrendStatus.REGRESSED and last is not None and i >= last.index
     return "worse" if worse else "night"
 
 
 def _levels(plane: _NightPlane, trend: Trend) -> Iterator[str]:
-    """The median of every level, and its first night."""
+    """Yield the median of every level, and a mark at its first night."""
     starts = [0, *(turn.index for turn in trend.turns), len(plane.values)]
     for a, b in itertools.pairwise(starts):
         level = sorted(plane.values[a:b])[(b - a) // 2]
@@ -117,11 +127,11 @@ def _levels(plane: _NightPlane, trend: Trend) -> Iterator[str]:
         label = escape(f"{turn.date} {rows.size(trend.series.kind, turn)}".split(" [")[0])
         end = "end" if x > WIDTH / 2 else "start"
         at = x - 5 if end == "end" else x + 5
-        y = 10 + 13 * (i % 2)  # changes may be near each other
+        y = 10 + 13 * (i % 2)  # two lines, because changes may be close to each other
         yield f'<text class="label" x="{at:.1f}" y="{y}" text-anchor="{end}">{label}</text>'
 
 
-#: How a status looks: as the verdict that a reader knows.
+#: The verdict whose colours a status has.
 _LOOKS = {
     TrendStatus.ERRORED: "ERROR",
     TrendStatus.REGRESSED: "FAIL",
@@ -134,7 +144,7 @@ _LOOKS = {
 
 
 def write(path: Path, results: Path, nights: Sequence[Night], trends: Sequence[Trend]) -> None:
-    """Write the page whole; nights whose run is still there link to its report."""
+    """Write the page atomically; nights whose run still exists link to its report."""
     commits = ledger.commits(results / asv_results.LEDGER)
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.writing_to(path.parent):
@@ -148,8 +158,10 @@ def render(
     place: Path,
     results: Path,
 ) -> str:
-    """``commits``: run -> commit of the ledger, which nights are linked by; ``place`` is the folder
-    that the page will be in.
+    """Return the page.
+
+    ``commits`` is run -> commit of the ledger, which is the anchor of a night. ``place`` is the
+    folder that the page will be in.
     """
     moved = [
         trend
@@ -181,7 +193,7 @@ def render(
 
 
 def _newest_first(nights: Sequence[Night]) -> list[tuple[Night, Night | None]]:
-    """Each night with the one before it on the same machine."""
+    """Return each night with the previous one on the same machine, newest first."""
     last: dict[str, Night] = {}
     paired = []
     for night in nights:
@@ -191,10 +203,12 @@ def _newest_first(nights: Sequence[Night]) -> list[tuple[Night, Night | None]]:
 
 
 def _looks(trend: Trend) -> str:
+    """Return the verdict whose colours a trend has."""
     return _LOOKS.get(trend.status, "SKIP")
 
 
 def _row(trend: Trend) -> dict[str, Any]:
+    """Return the fields of a trend for the template."""
     return {
         "status": rows.word(trend.status),
         "looks": _looks(trend),
@@ -211,7 +225,7 @@ def _row(trend: Trend) -> dict[str, Any]:
 
 
 def _by_case(trends: Sequence[Trend]) -> list[dict[str, Any]]:
-    """A case in one line, its figures below."""
+    """Return one entry for each case, with the rows of its trends."""
     cases: dict[tuple[str, str], list[Trend]] = {}
     for trend in sorted(trends, key=lambda t: t.series.case):
         cases.setdefault((trend.series.machine, trend.series.case), []).append(trend)
@@ -224,7 +238,9 @@ def _by_case(trends: Sequence[Trend]) -> list[dict[str, Any]]:
 def _night(
     night: Night, before: Night | None, commits: dict[str, str], way: str, results: Path
 ) -> dict[str, Any]:
-    """A row; ``way`` leads from the page to the results."""
+    """Return the fields of a night for the template. ``way`` is the path from the page to the
+    results.
+    """
     report = Path(night.folder) / "report.html"
     broken = [case for case, kept in night.cases.items() if kept.error]
     return {
@@ -242,6 +258,7 @@ def _night(
 
 
 def _data(trend: Trend) -> dict[str, Any]:
+    """Return a trend as machine-readable data."""
     series = trend.series
     return {
         "machine": series.machine,

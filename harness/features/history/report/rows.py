@@ -1,4 +1,4 @@
-"""The rows of a history, for the terminal and the page."""
+"""The rows of the history report, for the terminal and the page."""
 
 import itertools
 import statistics
@@ -12,17 +12,17 @@ from harness.features.history.night import Night, Quantity
 from harness.features.history.trends import Trend, TrendStatus, Turn, shown_size
 from harness.interface.report.text import wrap
 
-#: Eight levels of a sparkline, and how many of them a line has.
+#: The eight bars of a sparkline, and its largest number of bars.
 _LEVELS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
 
 
 def headline(trends: Sequence[Trend]) -> str:
-    """The headline for a manager: is anything slower, and since when."""
+    """Return the headline: how many figures have become worse, and since when."""
     worse = [trend for trend in trends if trend.status is TrendStatus.REGRESSED]
     broken = {trend.series.case for trend in trends if trend.status is TrendStatus.ERRORED}
     if broken:
-        return f"ERROR: {len(broken)} of the cases were not measured in their newest night"
+        return f"ERROR: {len(broken)} of the cases failed in their newest nightly run"
     if worse:
         newest = max(trend.last.date for trend in worse if trend.last is not None)
         many = "figure has" if len(worse) == 1 else "figures have"
@@ -32,51 +32,56 @@ def headline(trends: Sequence[Trend]) -> str:
         for trend in trends
     )
     if not judged:
-        return f"too few nights to tell: none of {len(trends)} figures has enough"
+        return f"too few nightly runs to judge any of {len(trends)} figures"
     return f"no figure has become worse ({judged} of {len(trends)} judged)"
 
 
 def counts(trends: Sequence[Trend]) -> str:
-    """``1 regressed, 29 stable``"""
+    """Return the number of trends of each status, for example ``1 regressed, 29 stable``."""
     count = Counter(trend.status for trend in trends)
     return ", ".join(f"{count[status]} {word(status)}" for status in TrendStatus if count[status])
 
 
 def word(status: TrendStatus) -> str:
+    """Return a status as words."""
     return str(status).replace("_", " ")
 
 
 def name(trend: Trend) -> str:
+    """Return the quantity of a trend as words."""
     return trend.series.quantity.replace("_", " ")
 
 
 def figure(kind: Quantity, value: float) -> str:
+    """Return a value with its unit."""
     return f"{value:.3f}" if kind.unit == "1" else si(value, kind.unit)
 
 
 def key(trend: Trend) -> tuple[str, str]:
-    """The name that asv gives it: its benchmark with the case, and the machine."""
+    """Return the names of a trend in asv: the benchmark with the case, and the machine."""
     series = trend.series
     return f"{asv_results.benchmark(series.quantity)}('{series.case}')", series.machine
 
 
 def newest(trend: Trend) -> str:
+    """Return the newest value of a trend, or ``-``."""
     values = trend.series.values
     return figure(trend.series.kind, values[-1].value) if values else "-"
 
 
 def change(trend: Trend) -> str:
-    """``+4.9% [+4.5, +5.3]`` of the newest change of level."""
+    """Return the size of the newest change of level, for example ``+4.9% [+4.5, +5.3]``."""
     return "" if trend.last is None else size(trend.series.kind, trend.last)
 
 
 def size(kind: Quantity, turn: Turn) -> str:
+    """Return the size of a change of level with its interval."""
     span = f"[{100 * turn.low:+.1f}, {100 * turn.high:+.1f}]"
     return f"{shown_size(kind, turn.size)} {span}"
 
 
 def spark(trend: Trend) -> str:
-    """The newest nights as bars, from the lowest to the highest of them."""
+    """Return the newest nights as a sparkline, scaled from the lowest to the highest of them."""
     values = [v.value for v in trend.series.values[-60:]]
     if not values:
         return ""
@@ -91,13 +96,13 @@ def spark(trend: Trend) -> str:
 
 
 def past(trend: Trend) -> list[str]:
-    """Every change of level, the newest first."""
+    """Return a sentence for every change of level, the newest first."""
     kind = trend.series.kind
     sentences = []
     for turn in reversed(trend.turns):
-        what = ", ".join(turn.subject) or "nothing recorded changed that night"
+        what = ", ".join(turn.subject) or "no recorded version changed"
         near = f"; within 2 nights: {', '.join(turn.near)}" if turn.near else ""
-        back = ", back to the level before" if turn.back else ""
+        back = ", back to the previous level" if turn.back else ""
         sentences.append(f"{turn.date}  {size(kind, turn)}{back}: {what}{near}")
     return sentences
 
@@ -110,7 +115,11 @@ def lines(
     every: bool,
     asv: Collection[tuple[str, str]] | None = None,
 ) -> list[str]:
-    """One block a case; stable figures only with ``every``. ``asv`` is what asv itself found."""
+    """Return the report for a terminal, with one block for each case.
+
+    Stable figures are included only with ``every``. ``asv`` are the regressions that asv itself
+    found.
+    """
     shown = [
         t for t in trends if every or t.status not in (TrendStatus.STABLE, TrendStatus.INSUFFICIENT)
     ]
@@ -139,12 +148,14 @@ def lines(
 
 
 def _case(trend: Trend) -> tuple[str, str]:
+    """Return the machine and case of a trend."""
     return trend.series.machine, trend.series.case
 
 
 def _rows(
     trend: Trend, width: int, every: bool, asv: Collection[tuple[str, str]] | None
 ) -> list[str]:
+    """Return the lines of a trend."""
     head = f"  {word(trend.status):<14}  {name(trend):<22}{newest(trend):>9}"
     last = trend.last
     since = (

@@ -1,1 +1,3 @@
-"""Time that faults took: recoveries, and the goodput of trainings that went through many."""
+"""Reports on the time that faults take: recovery trials, and the goodput of trainings with many
+faults.
+"""

@@ -1,4 +1,4 @@
-"""An interrupted training: where its wall clock went, foretold and measured; drawn on a page."""
+"""The report on an interrupted training: its wall clock by term, predicted and measured."""
 
 from collections.abc import Mapping
 from itertools import groupby
@@ -17,18 +17,18 @@ from harness.record import RunRecord
 from harness.record.recovery import FaultedTraining
 
 SECTION = dict(title="Goodput", anchor="goodput", after="fabric", place=2)
-#: What each term is, for whoever reads the table.
+#: Explanation of each term in the table.
 _TOLD = dict(
-    train="steps that counted",
-    slow="what slow steps took beyond two usual ones",
-    checkpoint="training stood still to save",
-    detect="until a fault was noticed",
-    stop="until nothing was left of the old world",
-    restart="until the ranks were there",
+    train="steps that were kept",
+    slow="time of slow steps beyond twice the usual step",
+    checkpoint="training paused to save",
+    detect="from a fault to its detection",
+    stop="until all ranks of the old world had ended",
+    restart="until the new ranks had started",
     load="until the checkpoint was loaded",
-    recomputed="steps after the last checkpoint, done again",
+    recomputed="steps after the last checkpoint, computed again",
 )
-#: Okabe and Ito.
+#: Colors of the terms, from the color-blind safe palette of Okabe and Ito.
 COLORS = {
     "train": "#0072B2", "slow": "#F0E442", "checkpoint": "#009E73", "detect": "#CC79A7",
     "stop": "#9aa0a6", "restart": "#E69F00", "load": "#56B4E9", "recomputed": "#D55E00",
@@ -36,7 +36,7 @@ COLORS = {
 
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
-    """A table for each training of a schedule of faults; nothing where there is none."""
+    """Return a table for each training with a schedule of faults, or nothing if there is none."""
     shown = []
     for played in run.played:
         if played.mtbf_s is not None:
@@ -45,7 +45,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
 
 
 def html(run: RunRecord) -> Markup:
-    """Renders the section for a page, with the wall clock of every sitting drawn."""
+    """Return the section of a page, with a drawing of the wall clock of every start."""
     trainings = [
         {
             "case": played.case,
@@ -62,12 +62,15 @@ def html(run: RunRecord) -> Markup:
 
 
 def data(run: RunRecord) -> Mapping[str, Json]:
-    """Every training as it was played."""
+    """Return the measured attempts of every training."""
     return {"played": to_doc(run.played)}
 
 
 def of_play(played: FaultedTraining, foretold: Mapping[str, float] | None, width: int) -> list[str]:
-    """The table and what it is of; ``foretold`` are its seconds by costs alone."""
+    """Return the table of a training and a sentence on its faults.
+
+    ``foretold`` are the predicted seconds of each term, or None.
+    """
     title = f"goodput: {played.case}"
     return [
         rule(title, width),
@@ -77,7 +80,7 @@ def of_play(played: FaultedTraining, foretold: Mapping[str, float] | None, width
 
 
 def tabled(played: FaultedTraining, foretold: Mapping[str, float] | None) -> Table[str]:
-    """A row a term, in s and as a share of the wall clock."""
+    """Return a table with a row for each term, in s and as a share of the wall clock."""
     terms, wall = goodput.terms_ns(played), goodput.wall_ns(played)
     expected_s = sum(foretold.values()) if foretold else 0.0
     columns = [
@@ -92,7 +95,7 @@ def tabled(played: FaultedTraining, foretold: Mapping[str, float] | None) -> Tab
 
 
 def sentence(played: FaultedTraining) -> str:
-    """How many faults there were in how long, and how often it was saved."""
+    """Return a sentence with the number of faults, the wall time and the checkpoint interval."""
     faults = len(played.sittings) - 1
     wall_s = goodput.wall_ns(played) / 1e9
     drawn = f"one in {duration(played.mtbf_s or 0.0)} on average, seed {played.seed}"
@@ -102,7 +105,7 @@ def sentence(played: FaultedTraining) -> str:
 
 
 def drawing(played: FaultedTraining) -> Markup:
-    """A lane for each sitting: what each term of the wall clock took, in s."""
+    """Return a drawing with a lane for each start, which shows the terms of the wall clock in s."""
     began = played.sittings[0].began_ns
     lanes = list[drawings.Lane]()
     for number, parts in groupby(goodput.segments(played), key=lambda part: part[0]):

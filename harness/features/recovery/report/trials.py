@@ -1,4 +1,4 @@
-"""The table of faults that were planted, and of what came after them."""
+"""The table of recovery trials: injected faults and the time to recover from them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,14 +16,14 @@ from harness.record import RunRecord, Trial
 from harness.record.recovery import PARTS
 
 SECTION = dict(title="Recovery", anchor="recovery", after="fabric", place=1)
-#: One kind of trial: its name, and its trials.
+#: A kind of trial: its name and its trials.
 Kind: TypeAlias = tuple[str, list[Trial]]
-#: How the parts are headed.
+#: Column head of each part of a recovery.
 _HEADS = dict(zip(PARTS, ("seen", "gone", "import", "start", "met", "load", "step"), strict=True))
 
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
-    """A table for each case, a line for each kind of trial; nothing where nothing was broken."""
+    """Return a table for each case, with a row for each kind of trial; nothing without trials."""
     if not run.recoveries:
         return []
     shown = [rule("recovery", width)]
@@ -34,7 +34,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
 
 
 def html(run: RunRecord) -> Markup:
-    """Renders the tables for a page."""
+    """Return the tables for a page."""
     cases = [
         (case, table.html(f"recovery of {case}"), list(map(continued, table.rows)))
         for case, table in tabled(run).items()
@@ -44,13 +44,13 @@ def html(run: RunRecord) -> Markup:
 
 
 def data(run: RunRecord) -> Mapping[str, Json]:
-    """Every trial, and the rows of the tables."""
+    """Return every trial, and the rows of the tables."""
     rows = {case: table.records() for case, table in tabled(run).items()}
     return {"recoveries": to_doc(run.recoveries), "recovered": rows}
 
 
 def tabled(run: RunRecord) -> dict[str, Table[Kind]]:
-    """Case -> a row for each kind of trial."""
+    """Return case -> table with a row for each kind of trial."""
     cases: dict[str, dict[str, list[Trial]]] = {}
     for trial in run.recoveries:
         name = trial.name.removeprefix(f"{trial.case} ")
@@ -77,28 +77,30 @@ def tabled(run: RunRecord) -> dict[str, Table[Kind]]:
     }
 
 
-#: What the columns of the table are.
+#: Explanation of the columns of the table.
 NOTE = (
     "medians in s from the fault on: seen = fault noticed, gone = ranks ended, import = lost"
     " agents replaced, start = new ranks started, met = process group ready, load = checkpoint"
     " loaded, step = first step; wait = silence after which a rank counts as hung; stall ="
-    " training stands still to save; in rows without a mark the resumed training matches an"
+    " training pauses to save; in rows without a mark the resumed training matches an"
     " uninterrupted one bit for bit"
 )
 
 
 def continued(kind: Kind) -> str:
-    """How the resumed training goes on, and what was lost; nothing where it is equal to the bit."""
+    """Return how the resumed training continues and what was lost; empty if all bits are equal."""
     name, trials = kind
     if trials[0].continued is None:
         return ""
     ways = " and ".join(sorted({str(trial.continued) for trial in trials}))
     lost = sorted({trial.lost for trial in trials if trial.lost is not None})
-    again = f"; {lost[-1]} updates at most are done again" if lost else ""
-    return f"after {name}: the training goes on {ways}{again}"
+    again = f"; at most {lost[-1]} updates are computed again" if lost else ""
+    return f"after {name}: the training continues {ways}{again}"
 
 
 def _seconds(head: str, keep: int, field: str) -> Column[Kind]:
+    """Return a column with the median of a field of the trials, in s."""
+
     def value(kind: Kind) -> float:
         return float(median(getattr(trial, field) for trial in kind[1]))
 
@@ -106,6 +108,7 @@ def _seconds(head: str, keep: int, field: str) -> Column[Kind]:
 
 
 def _wrong(kind: Kind) -> str:
+    """Return a mark for trials whose result or blamed rank is wrong, or an empty string."""
     if not all(trial.equal or trial.continued for trial in kind[1]):
         return "NOT EQUAL"
     return "" if all(trial.blamed == trial.rank for trial in kind[1]) else "WRONG RANK"

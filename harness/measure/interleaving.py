@@ -103,7 +103,7 @@ class Interleaver:
                     f"the host was too busy to compare {b} with {a}: {failed.wrong[0]}",
                     where=self._case.id,
                     expected="a host without other load",
-                    fix="scaleproof doctor",
+                    fix="scaleproof check",
                 )
             raise LaunchError(
                 f"{b} cannot be compared with {a}: {self._blame()}",
@@ -111,10 +111,10 @@ class Interleaver:
                 expected="environments that train correctly",
                 fix="scaleproof run CASE",
             )
-        why = blockers.obstacle(ContrastData.of(measured, plan, contrast))
+        why = blockers.find_blocker(ContrastData.of(measured, plan, contrast))
         if why is not None and why.status is not Status.INCONCLUSIVE:  # else one pair is missing
             raise LaunchError(
-                f"{b} and {a} cannot be compared: {why.detail}",
+                f"{b} and {a} cannot be compared: {why.sentence}",
                 where=self._case.id,
                 expected="two environments that train the same, and correctly",
                 fix=f"scaleproof report {self._session.run.folder}",

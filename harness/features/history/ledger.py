@@ -41,7 +41,7 @@ def _git(ledger: Path, *arguments: str, text: str = "") -> str:
         raise RecordError(
             f"git {arguments[0]} failed: {done.stderr.strip()}",
             where=str(ledger),
-            fix=f"rm -r {ledger} && scaleproof ingest RUN: this rebuilds the ledger",
+            fix=f"rm -r {ledger} && scaleproof history add RUN: this rebuilds the ledger",
         )
     return done.stdout
 

@@ -135,8 +135,8 @@ def nights(results: Path) -> list[Night]:
             raise RecordError(
                 f"the file is not an entry of the history: {error}",
                 where=str(path),
-                expected="a file that scaleproof ingest wrote",
-                fix=f"rm {path} && scaleproof ingest RUN",
+                expected="a file that scaleproof history add wrote",
+                fix=f"rm {path} && scaleproof history add RUN",
             ) from None
     return sorted(known, key=lambda night: (night.when, night.run))
 

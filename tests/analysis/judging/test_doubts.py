@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.judging.fingerprint import as_items, fingerprint
+from harness.analysis.judging.notices import sentences
 from harness.host.admission import Finding, Level
 from harness.record import Reason, RunRecord, Status, Verdict
 from tests.editing import bound, confirm, even, judged, timed

@@ -1,1 +1,1 @@
-"""A nightly run from its measurement to its notification: ``scaleproof nightly``."""
+"""A nightly run from its measurement to its notification: ``scaleproof history nightly``."""

@@ -159,7 +159,7 @@ def notify(command: str, told_: dict[str, Json]) -> None:
             f"notify failed, {message}",
             where=command,
             expected="a command that reads JSON on stdin",
-            fix="scaleproof nightly: it repeats the notification without measuring again",
+            fix="scaleproof history nightly: it repeats the notification without measuring again",
         )
 
 
@@ -265,7 +265,7 @@ class NightlyRun:
                 f"the measurement was interrupted (pytest: status {status})",
                 where=str(folder),
                 expected="a complete run",
-                fix="scaleproof nightly: it resumes the run",
+                fix="scaleproof history nightly: it resumes the run",
             )
         return state.at(self.results, tonight, Stage.KEEP, suites=status)
 

@@ -168,7 +168,7 @@ def test_what_is_trained_before_the_clock_is_of_other_samples(
 def test_a_step_that_ends_after_its_window_is_no_step(stand: Stand) -> None:
     """Gate and losses are right, and the window is over before the work is."""
     plan, described = stand.described("deferred/mlp-nano")
-    with pytest.raises(AssertionError, match="returned a Later, not a tensor of torch"):
+    with pytest.raises(AssertionError, match="returned a Later, not a torch.Tensor"):
         stand.launch(plan, described, Purpose.TIMED)
 
 

@@ -320,7 +320,7 @@ def test_a_codec_that_is_one_percent_short_is_not_unbiased(stand: Stand) -> None
     ("how", "seen"),
     [
         ("honest", ""),
-        ("lazy", "nothing was handed on in the last 12 steps"),
+        ("lazy", "the compressor's output was zero in the last 12 steps"),
         pytest.param("negated", "of an even share of rank 0's", marks=pytest.mark.full),
         pytest.param("leader", "of an even share of rank", marks=pytest.mark.full),
         ("absent", "of an even share of rank 2's"),

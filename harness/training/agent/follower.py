@@ -15,9 +15,9 @@ from harness.host import nvml
 from harness.launch.wire.messages import LaunchSpec, Timed, readings_file
 from harness.training.observe import threads
 
-#: Seconds between two readings in a timed launch ..
+#: Seconds between two readings in a timed launch.
 EVERY_S = 1.0
-#: .. and in a profiled one.
+#: Seconds between two readings in a profiled launch.
 EVERY_PROFILED_S = 0.1
 #: Seconds to wait for the last reading; a lost device may never answer.
 LAST_S = 2.0

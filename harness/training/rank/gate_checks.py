@@ -392,7 +392,7 @@ class WorldSizeQueries:
         thread = threading.get_ident()
 
         def switch(look: ProfileFunction | None, _: object) -> None:
-            if threading.get_ident() == thread:  # autograd compiles in a separate thread
+            if threading.get_ident() == thread:  # another thread has no profiler to switch
                 sys.setprofile(look)
 
         pause = partial(switch, None)
@@ -526,7 +526,7 @@ def switches(case: CaseSpec, device: torch.device) -> Iterator[Check]:
         yield _check(
             "priority_stream",
             bool(options.options.is_high_priority_stream),
-            "priority of NCCL's stream was read",
+            "checked on NCCL's stream",
             case,
         )
     if case.power_cap_w:

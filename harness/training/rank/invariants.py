@@ -194,9 +194,9 @@ ROUNDING = 1e-4
 SURE = 1.5
 #: Fraction of the bytes needed by Shannon's bound for the output that must have been sent.
 ENOUGH = 0.9
-#: The mean length of outputs is measured until its relative standard error is this small ..
+#: Relative standard error of the mean length of outputs at which drawing outputs stops.
 LENGTH_ERROR = 1e-3
-#: .. or until this many outputs were drawn.
+#: Number of outputs after which drawing stops in any case.
 MOST_DRAWS = 2_000
 #: Standard errors by which the mean length of outputs may differ from that of the gradient.
 SURE_OF_LENGTH = 5.0
@@ -204,9 +204,9 @@ SURE_OF_LENGTH = 5.0
 SPIKE = 10_000.0
 #: Number of test gradients, each with one such element in every tensor.
 SPIKES = 8
-#: Factor by which a compressor's error may grow with the number of its calls ..
+#: Factor by which the error of a spike may grow with the number of a hook's calls.
 WORSE = 1.25
-#: .. and the relative error that it may have in addition.
+#: Relative error of a spike that is allowed in addition to this.
 WORSE_BY = 0.02
 
 
@@ -362,8 +362,8 @@ def _telescopes(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Che
 def _heard(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
     """Check that after ``calls`` calls the output depends on the gradient of each rank.
 
-    The output must change if the gradient of one rank is negated. Otherwise identical hooks are
-    compared, and up to four ranks are examined.
+    The output must change if the gradient of one rank is negated. The two hooks whose outputs are
+    compared are identical otherwise. Up to four ranks are examined.
     """
 
     def handed_on(negated: int | None) -> bytes:

@@ -35,7 +35,7 @@ class StepObserver(Protocol):
     """An object whose ``step`` is called after each step of a window."""
 
     def step(self) -> None:
-        """Take note that a step has ended."""
+        """Record that a step has ended."""
         ...
 
 

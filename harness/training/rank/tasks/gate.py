@@ -79,11 +79,11 @@ SCALE_WIDEST = 2e-2
 #: Number of replicates (reference training runs with other rounding errors) with which an update is
 #: compared if its error is beyond the limit.
 REPLICATES = 3
-#: Factor by which its error may exceed the largest error of a replicate ..
+#: Factor by which the error of an update may exceed the largest error of a replicate.
 APART = 10.0
-#: .. but it may never exceed this. A router that sends one token to another expert moves weights
-#: farther than any rounding. With experts in bf16 on 3 ranks, correct updates have a relative error
-#: of 0.04, and the least wrong one has 0.17.
+#: Largest relative error of an update that replicates can justify. A router that sends one token to
+#: another expert moves weights farther than any rounding. With experts in bf16 on 3 ranks, correct
+#: updates have an error of 0.04, and the least wrong one has 0.17.
 WIDEST = 0.12
 #: Factor in place of ``APART`` for a first gradient, in which the roundings of several steps do not
 #: add up, and for ranks that train apart. For the latter, references whose sums begin with other
@@ -627,9 +627,9 @@ def _scaled(factor: float, world_size: int) -> str:
         return ""
     message = f"gradients are {factor:.3g} times the reference"
     if world_size > 1 and abs(factor / world_size - 1) < 0.01:
-        return f"{message}: summed over ranks, not averaged?"
+        return f"{message}; they may be summed over ranks and not averaged"
     if world_size > 1 and abs(factor * world_size - 1) < 0.01:
-        return f"{message}: averaged twice?"
+        return f"{message}; they may be averaged twice"
     return message
 
 

@@ -168,7 +168,7 @@ def test_what_is_trained_before_the_clock_is_of_other_samples(
 def test_a_step_that_ends_after_its_window_is_no_step(stand: Stand) -> None:
     """Gate and losses are right, and the window is over before the work is."""
     plan, described = stand.described("deferred/mlp-nano")
-    with pytest.raises(AssertionError, match="returned a Later, not a tensor of torch"):
+    with pytest.raises(AssertionError, match="returned a Later, not a torch.Tensor"):
         stand.launch(plan, described, Purpose.TIMED)
 
 
@@ -320,7 +320,7 @@ def test_a_codec_that_is_one_percent_short_is_not_unbiased(stand: Stand) -> None
     ("how", "seen"),
     [
         ("honest", ""),
-        ("lazy", "nothing was handed on in the last 12 steps"),
+        ("lazy", "the compressor's output was zero in the last 12 steps"),
         pytest.param("negated", "of an even share of rank 0's", marks=pytest.mark.full),
         pytest.param("leader", "of an even share of rank", marks=pytest.mark.full),
         ("absent", "of an even share of rank 2's"),

@@ -56,7 +56,7 @@ def test_what_did_nothing_is_found(launch: Any, plant: str) -> None:
     assert world.cause is None
     assert any(c.name.endswith(check) for c in world.failed), world.failed
     detail = next(c.detail for c in world.failed if c.name.endswith(check))
-    assert "asked for" in detail or not check.startswith("took_effect")
+    assert "requested" in detail or not check.startswith("took_effect")
 
 
 @pytest.mark.full
@@ -104,7 +104,7 @@ def test_settings_hold_under_other_strategies(
 def test_a_setting_without_anything_to_act_on_is_an_error(launch: Any) -> None:
     world = launch("ddp/mlp-nano", 2, attention=Attention.MATH)
     (detail,) = {c.detail for c in world.failed}
-    assert detail == "no attention ran; asked for math"
+    assert detail == "no attention ran; requested: math"
 
 
 @pytest.mark.full

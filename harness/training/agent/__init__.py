@@ -1,4 +1,4 @@
-"""The process of each node that has torch in memory, and the ranks that it forks."""
+"""The agent: the process on each node that has torch in memory and forks the ranks."""
 
 import os
 import threading
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def other_threads() -> Mapping[str, str]:
-    """Return the names of this process's threads but the first, by their ids."""
+    """Return the names of all threads of this process except the main one, by thread id."""
     others = set(os.listdir("/proc/self/task")) - {str(os.getpid())}
     return {
         thread: Path(f"/proc/self/task/{thread}/comm").read_text(encoding="utf-8").strip()
@@ -15,9 +15,9 @@ def other_threads() -> Mapping[str, str]:
     }
 
 
-#: Threads that a tool had started in this process before it ran any code (Nsight Systems does). A
-#: tool that injects itself into every process has to survive a fork. Threads of Python's are none
-#: of these: a ``sitecustomize`` may have started some.
+#: Threads, by id, that a tool started in this process before it ran any code (Nsight Systems does).
+#: They are allowed, because a tool that injects itself into every process must survive a fork.
+#: Threads that Python started are excluded, because a ``sitecustomize`` may have started them.
 INJECTED = {
     thread: name
     for thread, name in other_threads().items()
@@ -26,10 +26,10 @@ INJECTED = {
 
 
 def started_threads() -> list[str]:
-    """Return the names of the threads that this program, or what it imports, has started.
+    """Return the names of the threads that this program or its imports have started.
 
-    A tool may start its threads anew in a forked process: there they are known by their names,
-    unless they have the process's own.
+    A tool may start its threads again in a forked process. They are then recognised by their names,
+    unless that is also the name of the process.
     """
     process = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
     names = {name for name in INJECTED.values() if name != process}

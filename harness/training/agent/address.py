@@ -1,4 +1,4 @@
-"""Which network interface ranks talk over: the one that has this node's address."""
+"""Choose the network interface that ranks use: the one with this node's address."""
 
 import contextlib
 import fcntl
@@ -14,8 +14,9 @@ _SIOCGIFADDR = 0x8915
 
 
 def refuse_no_loopback() -> None:
-    """LaunchError where this machine cannot reach itself: its ranks would wait for each other until
-    their deadlines.
+    """Raise LaunchError if this machine cannot reach itself over its loopback interface.
+
+    Its ranks would otherwise wait for each other until their deadlines.
     """
     try:
         with (
@@ -33,7 +34,10 @@ def refuse_no_loopback() -> None:
 
 
 def choose_interface(address: str) -> None:
-    """Tell gloo, unless the user has; without it gloo asks for the host's name and may get lost."""
+    """Set GLOO_SOCKET_IFNAME to the interface with this address, unless the user has set it.
+
+    Without it gloo resolves the name of the host, which may lead to another interface.
+    """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return
     if (name := interface_of(address)) is not None:
@@ -41,7 +45,7 @@ def choose_interface(address: str) -> None:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface with this address; None if there is none, or the address is a name."""
+    """Return the interface with this IP address, or None if there is none."""
     if ":" in address:
         return _of_ipv6(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -57,7 +61,10 @@ def interface_of(address: str) -> str | None:
 
 
 def _of_ipv6(address: str) -> str | None:
-    """From the kernel's table: 32 hexadecimal digits, four more columns, and the name."""
+    """Return the interface with this IPv6 address from the kernel's table, or None.
+
+    Each line of the table has 32 hexadecimal digits, four more columns, and the interface's name.
+    """
     with contextlib.suppress(OSError, ValueError):
         wanted = ipaddress.IPv6Address(address.partition("%")[0]).packed.hex()
         for line in Path("/proc/net/if_inet6").read_text(encoding="utf-8").splitlines():

@@ -1,11 +1,14 @@
-"""The node agent: has torch in memory, starts no thread, touches no device, forks fresh ranks.
+"""The node agent: a process that keeps torch in memory and forks a new process for each rank.
 
-Started by exec in a session of its own, so that Ctrl-C reaches only whoever started it:
+It starts no thread and opens no device, because a forked process would inherit broken locks or a
+broken driver. It runs in a separate session, so that Ctrl-C reaches only the program that started
+it:
 
     python -m harness.training.agent.agent --fd N                              over a socket pair
     python -m harness.training.agent.agent --join HOST:PORT --token-file FILE  over the network
 
-It answers ``wire.messages``. When the other end is gone it leaves, with all that its ranks started.
+It answers the messages of ``wire.messages``. If the connection closes, it exits, and ends all
+processes that its ranks started.
 """
 
 import argparse
@@ -29,7 +32,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 if __name__ == "__main__":
-    gc.disable()  # what torch makes when it is imported stays: looking for garbage costs 0.9 s of 4
+    # The objects of torch's import stay alive. Searching them for garbage costs 0.9 s of 4 s.
+    gc.disable()
 
 import torch
 import torch._dynamo
@@ -60,16 +64,21 @@ from harness.training.observe import intake, threads
 from harness.training.rank.sources import pass_over, sources
 from harness.training.script import workplace
 
+#: Seconds between two looks at the worlds that are running.
 POLL_S = 0.1
+#: Least seconds between two reports of the ranks' heartbeats.
 BEAT_S = 0.2
-JOIN_S = 600.0  # by hand, a node may be up long before the program that waits for it
+#: Seconds to wait for the program. An agent that is started by hand may be up long before it.
+JOIN_S = 600.0
+#: Seconds to wait for a connection to another node.
 REACH_S = 1.0
 COMPILER = "torch._inductor.compile_fx"
-PIECE = 1 << 24  # bytes of a file that are sent at a time: traces can be larger than memory
+#: Bytes of a file that are sent at a time, because traces can be larger than memory.
+PIECE = 1 << 24
 
 
 def reaches(address: Address) -> bool:
-    """Whether a connection to another node's door can be made."""
+    """Return whether a connection to the listening socket of another node can be made."""
     try:
         socket.create_connection((address.host, address.port), timeout=REACH_S).close()
     except OSError:
@@ -78,7 +87,11 @@ def reaches(address: Address) -> bool:
 
 
 class Agent:
-    """Serves one program over one channel. ``scratch`` is where ranks write, if not on its disk."""
+    """An agent that serves one program over one channel.
+
+    ``scratch`` is the folder in which ranks write if they do not share a disk with the program.
+    ``order`` is the number of this node that a scheduler gave, or -1.
+    """
 
     def __init__(self, channel: Channel, address: str, order: int, scratch: Path | None) -> None:
         self.channel = channel
@@ -95,6 +108,7 @@ class Agent:
         self.reporter = trainjob.Reporter()
 
     def hello(self) -> None:
+        """Send the facts of this node to the program."""
         here = observed()
         self.near = tuple(frozenset(cpus) for cpus in here["near"])
         node = Node(
@@ -110,26 +124,31 @@ class Agent:
         self.channel.send({"hello": to_doc(node)})
 
     def serve(self) -> None:
-        """Answer until the other end is gone; leave no process behind."""
+        """Answer messages until the connection closes, and leave no process behind."""
         try:
             while self.turn():
                 pass
         except Exception as error:
             why = error.what if isinstance(error, ScaleproofError) else last_line(error)
-            with contextlib.suppress(OSError):  # nobody is left to tell
+            with contextlib.suppress(OSError):  # the program may be gone
                 self.channel.send({"ends": why})
             raise
         finally:
+            # SIGTERM often arrives when the channel closes. If it arrives right here, ``_stop``
+            # raises once, and the worlds must still be ended.
             try:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes with the channel's end,
-            finally:  # maybe just now: ``_stop`` raises here then, once
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            finally:
                 for world in self.worlds:
                     world.kill()
                 self.reporter.close()
                 evidence.end()
 
     def turn(self) -> bool:
-        """Take what has come, then look after every world; whether the other end is still there."""
+        """Handle the messages that have arrived, then examine every world.
+
+        Return whether the connection is still open.
+        """
         for key, _ in self.selector.select(POLL_S if self.worlds else None):
             if key.data is not None:
                 world, rank = key.data
@@ -138,7 +157,7 @@ class Agent:
                 continue
             messages = self.channel.receive()
             if messages is None:
-                return False  # nobody is left to tell
+                return False  # the connection is closed
             for message, blob in messages:
                 self.obey(message, blob)
         beat = time.monotonic() - self.beaten_at > BEAT_S
@@ -155,11 +174,11 @@ class Agent:
         return True
 
     def say(self, world: World, message: dict[str, Json], blob: bytes = b"") -> None:
-        """One message about a launch."""
+        """Send a message about the launch of a world."""
         self.channel.send({**message, "of": world.spec.launch}, blob)
 
     def obey(self, message: dict[str, Json], blob: bytes) -> None:
-        """Do what one message asks for."""
+        """Execute one message of the program."""
         if "describe" in message:
             self.channel.send({"described": describe_all(message["describe"])})
         elif "launch" in message:
@@ -195,25 +214,33 @@ class Agent:
         self.worlds.append(world)
 
     def dismiss(self, world: World) -> None:
-        """A world that is over: nothing of it stays but what its ranks left."""
+        """Clean up after a world that has ended, and report how its ranks ended.
+
+        Only the result files of its ranks stay.
+        """
         self.worlds.remove(world)
-        if not self.worlds:  # whose an orphan is cannot be told
+        # The world that an orphaned process belongs to is unknown, so orphans are only ended when
+        # no world is running.
+        if not self.worlds:
             evidence.end()
         world.beats_file.unlink(missing_ok=True)  # a script may have removed the folder
         for copy in (*world.out.glob("work*"), *workplace.temporaries(world.out)):
-            shutil.rmtree(copy, ignore_errors=True)  # what a script has left there
+            shutil.rmtree(copy, ignore_errors=True)  # files that a script has left there
         if self.scratch is not None:
             self.ship(world)
         self.say(world, {"ended": [to_doc(world.ends[end]) for end in sorted(world.ends)]})
 
     def empty_door(self) -> None:
-        """Close connections that others have tried, or the queue would be full one day."""
+        """Close the connections that other nodes have opened, so that the queue never fills up."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 self.door.accept()[0].close()
 
     def ship(self, world: World) -> None:
-        """Send what the ranks left, and forget it; a rank may have removed the folder."""
+        """Send the files that the ranks left to the program, and remove them.
+
+        A rank may already have removed the folder.
+        """
         for path in sorted(world.out.glob("*")):
             with path.open("rb") as file:
                 begins = True
@@ -224,36 +251,41 @@ class Agent:
 
 
 def last_line(error: Exception) -> str:
-    """An error that nobody expected, as Python would end its traceback, and where it came from."""
+    """Return an unexpected error as the last line of its traceback, with file and line number."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
 
 
 def not_forkable() -> str:
-    """Names what was started here that a forked rank would inherit broken; empty if nothing."""
+    """Return what was started in this process that a forked rank would inherit in a broken state.
+
+    These are threads or a GPU driver. The result is "" if there is neither.
+    """
     if started := started_threads():
         return f"threads {', '.join(started)}"
     return "a CUDA driver" if driver_started() else ""
 
 
 def stay_forkable() -> None:
-    """LaunchError where a rank forked from here would inherit a broken lock or a driver."""
+    """Raise LaunchError if a rank forked now would inherit a broken lock or driver."""
     if started := not_forkable():
         raise LaunchError(
             f"the agent has started {started}: it cannot fork ranks",
             where="agent",
-            expected="one thread and no driver, in spite of what torch's plugins import",
+            expected="a single thread and no GPU driver, whatever plugins of torch import",
             fix="python -X importtime -c 'import torch' 2>&1 | grep -v ' torch'",
         )
 
 
 def preload_compiler() -> None:
-    """Import Inductor, which costs every rank that compiles 0.9 s, where no thread comes with it.
+    """Import Inductor, unless its import starts a thread.
 
-    A child tries that first: what Inductor imports may ask for GPUs, and thereby start threads.
+    Otherwise the import would cost 0.9 s in every rank that compiles. A child process tries it
+    first, because Inductor's imports may look for GPUs and thereby start threads.
     """
 
     def tried() -> str:
+        """Import Inductor, and return what that has started."""
         importlib.import_module(COMPILER)
         return not_forkable()
 
@@ -262,26 +294,30 @@ def preload_compiler() -> None:
 
 
 def preload() -> None:
-    """Import what torch imports lazily: else it costs every rank that trains 1.0 s."""
+    """Import the modules that torch imports lazily.
+
+    Otherwise this would cost 1.0 s in every rank that trains.
+    """
     parameter: Any = torch.nn.Parameter(torch.empty(0))
     torch.optim.AdamW([parameter])
     torch.optim.SGD([parameter], lr=0.1)
     shipped = Catalogue().entries
     for entry in (e for kind in ("strategies", "compressors") for e in shipped[kind].values()):
         if entry.shipped:  # a user's file is imported after the fork, by the rank that needs it
-            with contextlib.suppress(ImportError):  # what it needs is not installed: it says so
+            with contextlib.suppress(ImportError):  # reported when a case uses the file
                 importlib.import_module(entry.module)
-    sources()  # this package's: what is edited from now on is not what ranks run
+    sources()  # digests this package now, because later edits do not affect the forked ranks
     intake.prepare()
     for name in ("torch.profiler._cupti_monitor", "torch.testing._internal.distributed.fake_pg"):
-        with contextlib.suppress(ImportError):  # not in every supported torch
+        with contextlib.suppress(ImportError):  # not every supported version of torch has it
             importlib.import_module(name)
     pass_over()
 
 
 def scheduled_order() -> int:
-    """Where Slurm or Kubernetes put this agent among the others; -1 elsewhere."""
-    first = int(os.environ.get("SCALEPROOF_FIRST", "0"))  # of this group of equal nodes
+    """Return this agent's number among all agents as Slurm or Kubernetes set it, or -1."""
+    # The number of the first agent in this group of equal nodes.
+    first = int(os.environ.get("SCALEPROOF_FIRST", "0"))
     for name in ("SLURM_PROCID", "JOB_COMPLETION_INDEX"):
         if name in os.environ:
             return first + int(os.environ[name])
@@ -289,33 +325,35 @@ def scheduled_order() -> int:
 
 
 def secret(file: Path | None) -> bytes:
-    """The token: from its file, or from a variable that a cluster gives to this pod alone."""
+    """Return the token, from its file or from a variable that a cluster gives to this pod only."""
     if file is not None:
         return read_token(file)
     return os.environ.pop("SCALEPROOF_TOKEN", "").encode()
 
 
 def _stop(number: int = 0, frame: FrameType | None = None) -> NoReturn:
-    """Leave, and let nothing break into that."""
+    """Exit, and ignore further SIGTERM signals on the way; a signal handler."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(0)
 
 
 def main(argv: list[str]) -> int:
-    """See the top of this file; the exit status."""
-    parser = argparse.ArgumentParser(prog="scaleproof jobs join", description=__doc__)
+    """Run the agent as the top of this file describes, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="scaleproof join", description=__doc__)
     parser.add_argument("--fd", type=int, help="an inherited socket")
-    parser.add_argument("--parent", type=int, help="parent process: the agent ends with it")
+    parser.add_argument(
+        "--parent", type=int, help="process id of the parent; the agent ends with it"
+    )
     parser.add_argument("--join", metavar="HOST:PORT")
     parser.add_argument("--token-file", type=Path, metavar="FILE")
     parser.add_argument(
-        "--wait", type=float, default=JOIN_S, metavar="S", help="how long to wait for the program"
+        "--wait", type=float, default=JOIN_S, metavar="S", help="seconds to wait for the program"
     )
     parser.add_argument("--address", help="this node's address for other nodes")
     parser.add_argument("--order", type=int, default=scheduled_order(), help="this node's number")
     asked = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
-    # Ctrl-C is for whoever started this.
+    # Ctrl-C is meant for the program that started this agent.
     signal.signal(signal.SIGINT, _stop if asked.fd is None else signal.SIG_IGN)
     if asked.parent:
         threads.die_with_parent(asked.parent, signal.SIGTERM)
@@ -336,7 +374,7 @@ def main(argv: list[str]) -> int:
             choose_interface(address)
             preload()
             gc.freeze()
-            gc.unfreeze()  # all is as old as if it had been looked through on the way
+            gc.unfreeze()  # moves all objects to the oldest generation
             gc.enable()
             agent = Agent(channel, address, asked.order, scratch)
             agent.hello()
@@ -353,7 +391,7 @@ def main(argv: list[str]) -> int:
 if __name__ == "__main__":
     status = main(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or missing
             stream.flush()
-    # The interpreter's own end takes all of torch apart: 0.8 s that a program would wait for.
+    # A normal exit of the interpreter tears torch down, which takes 0.8 s.
     os._exit(status)

@@ -1,6 +1,6 @@
-"""Answers of an agent about cases and devices, made in forked children.
+"""Answer questions about cases and devices in forked children of the agent.
 
-No file of a user's is imported into the agent, and no driver is started in it.
+The agent itself imports no user's file and starts no driver.
 """
 
 import gc
@@ -27,23 +27,26 @@ from harness.training.contract import placed, problems
 from harness.training.describe import describe
 from harness.training.observe import threads
 
-DESCRIBE_S = 60.0  # importing a user's files and building a model on meta tensors
-#: Cases that are alike in these share most of what is counted.
+#: Seconds for an answer. It includes importing a user's files and building a model on meta tensors.
+DESCRIBE_S = 60.0
+#: Fields of a case. Cases with equal values in all of them share most of the computed facts.
 MODEL = ("model", "size", "seq_len", "precision", "checkpoint")
 
 
 def in_child(function: Callable[[], Json]) -> Json:
-    """Calls a function in a forked child: ``ok`` with its result, or the ``error`` that it ended
-    with.
+    """Call a function in a forked child, and return ``{"ok": result}`` or ``{"error": message}``.
 
-    So a user's files are never imported into the agent. Whatever they print is dropped, and a child
-    that does not answer is ended.
+    A user's files are thus never imported into the agent. Their output is discarded, and a child
+    that does not answer is killed.
     """
     return in_children([function])[0]
 
 
 def in_children(functions: Sequence[Callable[[], Json]]) -> list[Json]:
-    """Calls each in a forked child, a core to each; the answers stand in their order."""
+    """Call each function in a forked child, and return the answers in the same order.
+
+    At most one child per available core runs at a time.
+    """
     left = dict(enumerate(functions))
     answers: dict[int, Json] = {}
     children: dict[int, _Child] = {}
@@ -66,7 +69,7 @@ def in_children(functions: Sequence[Callable[[], Json]]) -> list[Json]:
 
 @dataclass
 class _Child:
-    """A forked process that writes one answer, and what it has written until now."""
+    """A forked process that writes one answer, and the bytes that it has written so far."""
 
     pid: int
     reader: int
@@ -75,27 +78,32 @@ class _Child:
     closed: bool = False
 
     def hear(self) -> None:
+        """Read what the child has written, and note if it has closed the pipe."""
         chunk = os.read(self.reader, 1 << 16)
         self.text += chunk
         self.closed = not chunk
 
     def answer(self) -> Json:
-        """Ends it: whatever it still does is not waited for."""
+        """Kill the child, and return its answer, or an error if the answer is incomplete."""
         os.close(self.reader)
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         try:
             return json.loads(self.text)
         except ValueError:
-            return {"error": f"its files crashed, or took more than {DESCRIBE_S:.0f} s to answer"}
+            return {
+                "error": f"the case's files crashed, or took more than {DESCRIBE_S:.0f} s to answer"
+            }
 
 
 def _begin(function: Callable[[], Json]) -> _Child:
+    """Fork a child that calls a function and writes its answer as JSON into a pipe."""
     reader, writer = os.pipe()
     agent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        gc.freeze()  # torch's modules stay: to look at them again and again is a tenth of the time
+        # Torch's objects stay alive. Searching them for garbage would cost a tenth of the time.
+        gc.freeze()
         try:
             threads.die_with_parent(agent)
             os.close(reader)
@@ -115,7 +123,11 @@ def _begin(function: Callable[[], Json]) -> _Child:
 
 
 def describe_all(requests: Sequence[Mapping[str, Json]]) -> list[Json]:
-    """The answers in order; a file that cannot be imported makes its cases unsupported."""
+    """Return the descriptions of these cases in order.
+
+    A case whose file cannot be imported has a description with an error. If a child crashes with
+    several cases, each of them is described in a separate child.
+    """
     answers: dict[int, Json] = {}
     parts = _parts(requests)
     while parts:
@@ -124,7 +136,7 @@ def describe_all(requests: Sequence[Mapping[str, Json]]) -> list[Json]:
         for part, answer in zip(parts, in_children(asked), strict=True):
             if "ok" in answer:
                 answers |= dict(zip(part, answer["ok"], strict=True))
-            elif len(part) > 1:  # one that crashes does not take the others
+            elif len(part) > 1:  # one case of the part crashed: describe each one separately
                 alone += [[i] for i in part]
             else:
                 answers[part[0]] = to_doc(Described(error=answer["error"]))
@@ -133,8 +145,11 @@ def describe_all(requests: Sequence[Mapping[str, Json]]) -> list[Json]:
 
 
 def _parts(requests: Sequence[Mapping[str, Json]]) -> list[list[int]]:
-    """Which are asked in one process: those of a model share what is known of it, and those of the
-    same files of users' share what these import. Models are dealt out to all cores.
+    """Return the indices of the requests that each child answers.
+
+    Cases of the same model are together, because they share the facts of the model. Cases with the
+    same user's files are together, because they share the imports. Models are distributed over all
+    cores.
     """
     by_files: dict[str, list[int]] = {}
     by_model: dict[str, list[int]] = {}
@@ -152,13 +167,14 @@ def _parts(requests: Sequence[Mapping[str, Json]]) -> list[list[int]]:
 
 
 def _describe(requests: Sequence[Mapping[str, Json]]) -> Json:
-    """The answers to these, in order."""
+    """Return the descriptions of these cases in order."""
     return [
         _described(from_doc(CaseSpec, request["case"]), request["files"]) for request in requests
     ]
 
 
 def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
+    """Return the description of one case, or why it has an error or is not supported."""
     try:
         loaded = load(files)
     except Exception as error:
@@ -173,7 +189,8 @@ def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
     try:
         if lacks := [package for package in loaded.supports.packages if not _installed(package)]:
             message = (
-                f"needs {' and '.join(lacks)} where its ranks run: pip install {' '.join(lacks)}"
+                f"needs {' and '.join(lacks)} on the nodes of its ranks:"
+                f" pip install {' '.join(lacks)}"
             )
             return to_doc(Described(unsupported=message))
         if case.power_cap_w and (why := nvml.refused_power_cap(case.power_cap_w)):
@@ -184,7 +201,7 @@ def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
 
 
 def _installed(package: str) -> bool:
-    """Whether pip knows of it here, ``ray[train]`` for example by its name."""
+    """Return whether a package is installed here; extras, as in ``ray[train]``, are ignored."""
     try:
         metadata.version(package.partition("[")[0])
     except metadata.PackageNotFoundError:
@@ -193,9 +210,9 @@ def _installed(package: str) -> bool:
 
 
 def observed() -> dict[str, Json]:
-    """The facts of this machine: fields of ``wire.messages.Node``, and ``near``.
+    """Return the facts of this machine: fields of ``wire.messages.Node``, and ``near``.
 
-    Of a forked child: NVML's library may start threads of its own, and they would stay.
+    A forked child collects them, because NVML's library may start threads that would stay.
     """
     here: dict[str, Json] = answered(
         lambda: {
@@ -210,12 +227,12 @@ def observed() -> dict[str, Json]:
 
 
 def examined() -> Json:
-    """How this machine is now, as a forked child found it."""
+    """Return the current state of this machine, as a forked child has examined it."""
     return answered(examination)
 
 
 def answered(function: Callable[[], Json]) -> Json:
-    """A forked child's answer; LaunchError where it gives none."""
+    """Return the result of a function in a forked child; raise LaunchError if it fails."""
     answer = in_child(function)
     if "error" in answer:
         raise LaunchError(
@@ -228,7 +245,10 @@ def answered(function: Callable[[], Json]) -> Json:
 
 
 def usable() -> Accelerators:
-    """The GPUs that ranks can use here, as a forked child found them: this process starts none."""
+    """Return the GPUs that ranks can use here.
+
+    A forked child looks for them, because this process must not start a driver.
+    """
     build = torch_build()
     if not build.startswith(("cuda", "hip")):
         return Accelerators(build=build)

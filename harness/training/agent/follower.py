@@ -1,8 +1,8 @@
-"""A process beside a world's ranks that reads their devices: clocks, power, throttling, energy.
+"""A process that reads the GPUs of a world while it runs: clocks, power, throttling, energy.
 
-It also holds them at a case's power cap, and takes that back when the world is over.
-
-The agent itself may load no driver and start no thread, or it could fork no ranks.
+It also sets the case's power cap on them, and restores the old limit when the world is over. It is
+a separate process, because the agent could not fork ranks if it loaded a driver or started a
+thread.
 """
 
 import os
@@ -15,19 +15,22 @@ from harness.host import nvml
 from harness.launch.wire.messages import LaunchSpec, Timed, readings_file
 from harness.training.observe import threads
 
-#: Seconds between readings, of a timed and of a profiled launch.
+#: Seconds between two readings in a timed launch.
 EVERY_S = 1.0
+#: Seconds between two readings in a profiled launch.
 EVERY_PROFILED_S = 0.1
-#: Seconds for the last reading; a lost device may never answer.
+#: Seconds to wait for the last reading; a lost device may never answer.
 LAST_S = 2.0
-#: Seconds in which a process that was killed is gone, unless it hangs in the driver.
+#: Seconds after which a killed process is gone, unless it hangs in the driver.
 KILLED_S = 0.5
 
 
 class Follower:
-    """Follows the devices at these places until it is stopped; ``first`` is the agent's first rank.
+    """A forked process that reads the devices until it is stopped.
 
-    ``private`` are the agent's sockets.
+    ``first`` is the agent's first rank, after which the file of the readings is named. ``places``
+    returns the indices of the devices; it is called in the forked process. ``private`` are the
+    agent's sockets, which the process closes.
     """
 
     def __init__(
@@ -46,7 +49,8 @@ class Follower:
         if self._pid == 0:
             try:
                 os.setpgid(0, 0)
-                # Whoever holds a cap has to take it back, also behind an agent that was killed.
+                # A process that has set a power cap must restore the old one even if the agent is
+                # killed, so it gets a signal that it can handle.
                 capped = self._cap_w > 0
                 threads.die_with_parent(agent, signal.SIGTERM if capped else signal.SIGKILL)
                 for descriptor in private:
@@ -57,12 +61,16 @@ class Follower:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _follow(self, file: Path, places: Collection[int]) -> None:
+        """Write readings of the devices to ``file`` until the agent's signal arrives."""
         every_s = EVERY_PROFILED_S if self._profiled else EVERY_S
         with nvml.capped_power(places, self._cap_w):
             nvml.follow(file, places, every_s, _stopped, links=self._profiled)
 
     def ended(self) -> bool:
-        """Whether it has ended; it is asked to, and after a while it is made to."""
+        """Return whether the process has ended.
+
+        The first call asks it to end. It is killed if it still runs after ``LAST_S`` seconds.
+        """
         if self._pid is None:
             return True
         if self._stopped_at is None:
@@ -76,9 +84,10 @@ class Follower:
         return self._pid is None
 
     def kill(self) -> None:
-        """End it at once; what it has read is written. One that holds a cap takes that back first.
+        """End the process at once; its readings are already written.
 
-        Nobody waits for one that hangs in the driver: no signal reaches it there.
+        A process that has set a power cap may restore the old one first. A process that hangs in
+        the driver is not waited for, because no signal reaches it there.
         """
         for number in (signal.SIGTERM, signal.SIGKILL) if self._cap_w else (signal.SIGKILL,):
             if self._pid is None:
@@ -94,5 +103,5 @@ class Follower:
 
 
 def _stopped(seconds: float) -> bool:
-    """Wait for the agent's signal, for so long."""
+    """Wait for the agent's signal for some seconds, and return whether it has arrived."""
     return signal.sigtimedwait({signal.SIGTERM}, seconds) is not None

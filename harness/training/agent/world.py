@@ -1,4 +1,4 @@
-"""The ranks of one launch on this node, from fork to the last exit."""
+"""Manage the ranks of one launch on this node, from the fork to the last exit."""
 
 import contextlib
 import os
@@ -22,9 +22,9 @@ from harness.training.observe import threads
 from harness.training.rank.rank import leave, run_rank
 from harness.training.rank.setup import RankPlace, cpus_of
 
-#: One turn of computing and standing still: shorter than most steps.
+#: Seconds of one period of running and waiting of a slowed rank. It is shorter than most steps.
 PERIOD_S = 0.02
-#: Where processes are put for a quota, and the file that takes it: cgroup v2, then v1.
+#: Root folder, quota file and format of the quota, for cgroup v2 and then v1.
 GROUPS = (
     (Path("/sys/fs/cgroup"), "cpu.max", "{quota} {period}"),
     (Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us", "{quota}"),
@@ -32,7 +32,11 @@ GROUPS = (
 
 
 class Straggler:
-    """A process that gets ``share`` of its core's time until ``release``; ``way`` says how."""
+    """A process that is slowed down on purpose: it gets ``share`` of its core's time.
+
+    ``way`` is "quota" if a control group limits it, or "duty cycle" if a helper process stops and
+    continues it.
+    """
 
     def __init__(
         self, pid: int, share: float, groups: Sequence[tuple[Path, str, str]] = GROUPS
@@ -45,7 +49,7 @@ class Straggler:
             self._helper = _fork_duty(pid, share)
 
     def release(self) -> None:
-        """Let it run, so that what it was at can be seen."""
+        """Let the process run again, so that its state can be examined."""
         if self._helper:
             os.kill(self._helper, signal.SIGKILL)
             os.waitpid(self._helper, 0)
@@ -54,7 +58,7 @@ class Straggler:
                 os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Leave nothing behind, once the process has ended."""
+        """Remove the control group after the process has ended."""
         self.release()
         if self._group is not None:
             with contextlib.suppress(OSError):
@@ -62,12 +66,15 @@ class Straggler:
 
 
 def _limited(pid: int, share: float, root: Path, file: str, form: str) -> Path | None:
-    """A group of its own with a quota, or None where this user may not make one."""
+    """Move a process into a new control group with a quota, and return the group's folder.
+
+    Return None if this user may not make one.
+    """
     group = root / f"scaleproof-{pid}"
     period = round(PERIOD_S * 1e6)
     if not (root / "cgroup.procs").is_file():
         return None
-    for stale in root.glob("scaleproof-*"):  # of agents that were killed: empty ones go
+    for stale in root.glob("scaleproof-*"):  # empty groups of agents that were killed
         with contextlib.suppress(OSError):
             stale.rmdir()
     try:
@@ -84,13 +91,16 @@ def _limited(pid: int, share: float, root: Path, file: str, form: str) -> Path |
 
 
 def _tell(file: Path, text: str) -> None:
-    """Write to a file of the kernel's; OSError where there is none."""
+    """Write to an existing file of the kernel; raise OSError if there is none."""
     with file.open("r+", encoding="utf-8") as handle:
         handle.write(text)
 
 
 def _fork_duty(pid: int, share: float) -> int:
-    """A child that stops and continues the process for as long as we are there."""
+    """Fork a child that stops and continues a process periodically, and return the child's id.
+
+    The child ends with this process.
+    """
     parent = os.getpid()
     helper = os.fork()
     if helper:
@@ -108,14 +118,16 @@ def _fork_duty(pid: int, share: float) -> int:
         os._exit(0)
 
 
-GRACE_S = 1.0  # after the first rank has failed: time for the others to write down what they saw
-CONFIRM_S = 0.5  # a rank counts as silent when it still is after this
+#: Seconds after the first failure of a rank in which the other ranks can write their errors.
+GRACE_S = 1.0
+#: Seconds after which a rank that has exceeded its deadline is examined again before it is ended.
+CONFIRM_S = 0.5
 
 
 def device_of(rank: int, share: Share, num_visible: int, per_rank: int = 1) -> int:
-    """Which of the devices that this agent sees is a rank's first.
+    """Return the index of a rank's first device among the devices that this agent sees.
 
-    A scheduler may show every task of a node all devices of it, or each its own.
+    A scheduler may show all devices of a node to each of its tasks, or a part of them to each task.
     """
     if share.agents > 1 and num_visible < share.agents * per_rank:
         return (rank - share.first) * per_rank
@@ -123,10 +135,11 @@ def device_of(rank: int, share: Share, num_visible: int, per_rank: int = 1) -> i
 
 
 class World:
-    """This node's share of a world. ``address`` is where rank 0 can be met by other nodes.
+    """The ranks of a world that run on this node.
 
-    ``near`` are the CPUs next to each visible GPU; ``private`` are the agent's own sockets, which
-    no rank may hold.
+    ``address`` is the address of this node for other nodes, at which rank 0 serves the rendezvous.
+    ``near`` are the CPUs next to each visible GPU. ``private`` are the agent's sockets, which ranks
+    must close.
     """
 
     def __init__(
@@ -149,7 +162,7 @@ class World:
         self.ranks = range(share.first, share.first + share.count)
         self.ends: dict[int, RankEnd] = {}
         self.failing = False
-        self.reported = False  # that it fails
+        self.reported = False  # whether the failure was reported
         self._doomed: set[int] = set()
         self._states: dict[int, str] = {}
         self._kills_before = memory_kills()
@@ -185,7 +198,7 @@ class World:
             )
 
     def _become(self, rank: int, listener: socket.socket | None, agent: int) -> None:
-        """Become a rank, in the forked process: never returns."""
+        """Run a rank in the forked process. This never returns."""
         code = 1
         try:
             os.setpgid(0, 0)
@@ -219,7 +232,11 @@ class World:
             leave(code)
 
     def _meet(self, rank: int, listener: socket.socket | None) -> dist.Store:
-        """Rank 0 serves on the socket that the agent bound: no port is ever raced for."""
+        """Return a rank's client of the rendezvous store; rank 0 also serves the store.
+
+        Rank 0 serves on the socket that the agent has already bound, so no other process can take
+        the port in between.
+        """
         timeout = timedelta(seconds=self.spec.deadlines.start_s)
         size = self.spec.case.world_size
         host = self.store.host
@@ -238,7 +255,7 @@ class World:
         )
 
     def _places(self) -> set[int]:
-        """The visible devices of this node's ranks."""
+        """Return the indices of the visible devices of this node's ranks."""
         visible = torch.cuda.device_count()
         if StandIn.SHARED_GPU in self.spec.case.stand_in:
             return set(range(visible))
@@ -248,17 +265,18 @@ class World:
 
     @property
     def over(self) -> bool:
-        """Whether all ranks have ended, and whoever read their devices."""
+        """Whether all ranks have ended, and the process that reads their devices, too."""
         if len(self.ends) < self.share.count:
             return False
         return self._follower is None or self._follower.ended()
 
     def seen(self) -> list[tuple[int, int, float]]:
-        """Phase, step and seconds of silence of every rank."""
+        """Return the phase, the step and the seconds since the last heartbeat of every rank."""
         beats = (self.beats.read(rank) for rank in self.ranks)
         return [(int(phase), step, silent) for phase, step, silent in beats]
 
     def reap(self, rank: int) -> None:
+        """Collect the exit status of a rank that has ended, with its evidence."""
         straggler = self.stragglers.pop(rank, None)
         if straggler is not None:
             straggler.release()
@@ -290,7 +308,7 @@ class World:
             self.failing = True
 
     def watch(self) -> None:
-        """End the world when a rank failed a grace ago, or has been silent past its deadline."""
+        """End the world if a rank failed ``GRACE_S`` ago or has exceeded its deadline."""
         now = time.monotonic()
         if self._failed_at is not None:
             if now - self._failed_at > GRACE_S:
@@ -299,12 +317,12 @@ class World:
         if not self._overdue():
             self._overdue_at = None
         elif self._overdue_at is None:
-            self._overdue_at = now  # ended only if it is still overdue a little later
+            self._overdue_at = now  # the world ends only if it is still overdue a little later
         elif now - self._overdue_at > CONFIRM_S:
             self.end()
 
     def end(self) -> None:
-        """End what is left of the world, and know first what every rank was doing."""
+        """End the remaining ranks of the world, after recording what each of them was doing."""
         for straggler in self.stragglers.values():
             straggler.release()
         if set(self.fds) - self._doomed:
@@ -314,7 +332,7 @@ class World:
         self._failed_at = self._failed_at or time.monotonic()
 
     def _overdue(self) -> bool:
-        """Whether a rank has been silent for longer than its phase allows."""
+        """Return whether a rank has been silent for longer than its phase allows."""
         limits = self.spec.deadlines
         for rank in self.fds:
             phase, step, silent = self.beats.read(rank)
@@ -323,7 +341,7 @@ class World:
         return False
 
     def kill(self) -> None:
-        """SIGKILL every rank that is left, and whatever it started."""
+        """Send SIGKILL to all remaining ranks and to the processes in their process groups."""
         if self._follower is not None:
             self._follower.kill()
         for rank in self.fds:

@@ -1,1 +1,1 @@
-"""A rank's observations of itself: spans, sockets, memory, collectives, threads."""
+"""Tools with which a rank observes itself: spans, sockets, memory, collectives, threads."""

@@ -1,4 +1,4 @@
-"""The clock of a rank: its offset to rank 0, and time stamps of the kernel."""
+"""Compare a rank's clock with that of rank 0, and with time stamps of the kernel."""
 
 import os
 import time
@@ -7,29 +7,35 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-#: A stamp and a reading of the rank's clock this close are one moment; so often it is tried.
+#: Seconds within which a time stamp and a reading of the rank's clock count as simultaneous.
 CLOSE_S = 0.0005
+#: Number of attempts to get such a pair.
 TRIES = 20
 
-# Bound here, before any file of a user's is imported.
+# Bound here, before a file of the user could replace them.
 _utime, _fstat, _memfd_create = os.utime, os.fstat, os.memfd_create
 
 
 class Stamps:
-    """The kernel stamps the file; it knows the time to its tick, 1 to 10 ms."""
+    """A source of times that the kernel takes, as modification times of a file in memory.
+
+    Their resolution is the kernel's tick, 1 to 10 ms. They stay correct if a user's file replaces
+    Python's clocks.
+    """
 
     def __init__(self) -> None:
         self._file = _memfd_create("stamp")
 
     def now_s(self) -> float:
-        """The kernel's wall clock, in s."""
+        """Return the kernel's wall clock in s."""
         _utime(self._file)
         return _fstat(self._file).st_mtime_ns / 1e9
 
     def with_clock(self, clock: Callable[[], float]) -> tuple[float, float]:
-        """The kernel's clock and another one at the same moment, in s.
+        """Return the kernel's clock and another clock at the same moment, in s.
 
-        On a busy host others run between the two readings: the closest of some tries is taken.
+        On a busy host other processes may run between the two readings. The pair with the shortest
+        time between them is returned.
         """
         closest = float("inf")
         nearest = (0.0, 0.0)
@@ -45,21 +51,25 @@ class Stamps:
         return nearest
 
 
+#: Number of messages back and forth with which the offset of a clock is bounded.
 PINGS = 50
 
 
 class Clock:
-    """Bounds the offset of this rank's clock to rank 0's, before and after a window."""
+    """Bounds for the offset of this rank's clock to rank 0's, over a whole window."""
 
     def __init__(self) -> None:
-        # A group of its own: over sockets whatever the backend, and not in the way of any other.
+        # A separate group uses sockets whatever the backend is, and does not disturb other groups.
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo") if several else None
         self._low = -(1 << 62)
         self._high = 1 << 62
 
     def handshake(self) -> None:
-        """PINGS ping-pongs of every rank with rank 0, one rank after another (4 ms each)."""
+        """Exchange PINGS messages between every rank and rank 0, one rank at a time (4 ms each).
+
+        This is a collective of all ranks. The bounds of several calls are combined.
+        """
         if self._group is None:
             self._low = self._high = 0
             return
@@ -72,6 +82,7 @@ class Clock:
             self._low = self._high = 0
 
     def _serve(self, peer: int) -> None:
+        """Bound the offset of a peer's clock on rank 0, and send the bounds to the peer."""
         bounds = torch.tensor([-(1 << 62), 1 << 62])
         pong = torch.zeros(1, dtype=torch.int64)
         for _ in range(PINGS):
@@ -85,6 +96,7 @@ class Clock:
         dist.send(bounds, peer, self._group)
 
     def _answer(self) -> None:
+        """Answer rank 0 with this rank's times, and receive the bounds of the offset."""
         ping = torch.zeros(1, dtype=torch.int64)
         for _ in range(PINGS):
             dist.recv(ping, 0, self._group)
@@ -93,7 +105,8 @@ class Clock:
         bounds = torch.zeros(2, dtype=torch.int64)
         dist.recv(bounds, 0, self._group)
         low, high = bounds.tolist()
-        if self._low > -(1 << 62):  # seen before: whatever lies between is possible by drift
+        # After the first handshake the bounds only widen: the clock may have drifted in between.
+        if self._low > -(1 << 62):
             self._low = min(self._low, low)
             self._high = max(self._high, high)
         else:
@@ -102,10 +115,10 @@ class Clock:
 
     @property
     def offset_ns(self) -> int:
-        """This clock minus rank 0's, the middle of what is possible."""
+        """This rank's clock minus rank 0's in ns: the middle of the bounds."""
         return (self._low + self._high) // 2
 
     @property
     def half_width_ns(self) -> int:
-        """The offset is known to this."""
+        """The largest error of ``offset_ns`` in ns."""
         return (self._high - self._low + 1) // 2

@@ -1,4 +1,4 @@
-"""Collectives that a rank issued, from torch's flight recorder."""
+"""Read the collectives that a rank issued from torch's flight recorder."""
 
 import ctypes
 import faulthandler
@@ -19,13 +19,14 @@ from harness.launch.wire.messages import Collective
 from harness.record import CollectiveCount
 from harness.record.store import write_text
 
-#: A C function: Python's own handlers would run in the main thread, after the end.
+#: The type of a signal handler in C. Python's handlers would run in the main thread, which never
+#: gets that far when the process aborts.
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
-_HANDLERS: list[Any] = []  # they must outlive the signal
+_HANDLERS: list[Any] = []  # keeps the handlers alive for as long as a signal may arrive
 
 
 def dump(path: Path, backend: str) -> None:
-    """Write the last collectives of this rank, every process group's own numbers beside them."""
+    """Write the last collectives of this rank, with their numbers in each process group."""
     collectives = []
     for entry in entries(backend):
         group = entry.get("process_group") or ["", ""]
@@ -43,15 +44,17 @@ def dump(path: Path, backend: str) -> None:
 
 
 def dump_when_asked(path: Path, backend: str) -> None:
-    """On SIGUSR2, also while the main thread waits inside a collective: a thread listens for it.
+    """Write the last collectives to a file whenever SIGUSR2 arrives, and on SIGABRT.
 
-    And on SIGABRT, by which gloo ends a rank that got another message than it expected: maybe
-    another rank's fault. To be called before any other thread exists: they all inherit that
-    SIGUSR2 is blocked.
+    A separate thread waits for SIGUSR2, so this works while the main thread waits inside a
+    collective. gloo aborts a rank that receives another message than expected, which may be the
+    fault of another rank. Call this before any other thread exists, because all threads must
+    inherit that SIGUSR2 is blocked.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 
     def listen() -> None:
+        """Wait for SIGUSR2 and write the collectives, again and again."""
         while signal.sigwait({signal.SIGUSR2}):
             dump(path, backend)
 
@@ -59,6 +62,7 @@ def dump_when_asked(path: Path, backend: str) -> None:
     libc = ctypes.CDLL(None)
 
     def aborting(number: int) -> None:
+        """Write the collectives and all stacks before the process aborts."""
         libc.signal(number, signal.SIG_DFL)
         dump(path, backend)
         faulthandler.dump_traceback(all_threads=True)
@@ -67,6 +71,7 @@ def dump_when_asked(path: Path, backend: str) -> None:
     libc.signal(int(signal.SIGABRT), _HANDLERS[-1])
 
 
+#: Bytes of one element by the name of its dtype in the flight recorder.
 _BYTES = {
     "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2,
     "Byte": 1, "Char": 1, "Bool": 1, "UInt16": 2, "UInt32": 4, "UInt64": 8,
@@ -76,7 +81,7 @@ _BYTES = {
 }  # fmt: skip
 
 
-#: What NCCL's entries call the operations that gloo's call by their public names.
+#: Public names of operations whose entries have another name under NCCL than under gloo.
 _NAMES = {
     "_all_gather_base": "all_gather",
     "_allgather_base": "all_gather",
@@ -85,61 +90,72 @@ _NAMES = {
 }
 
 
-#: Bytes of a collective of a few values, as of a loss; more than these are gradients or parameters.
+#: Largest payload in bytes of a collective that carries a few values, such as a loss.
 SMALL = 64
+#: Collectives with more bytes than this carry gradients or parameters.
 LARGE = 1024
-#: Entries that are kept: enough to count a gate's, and the last ones that tell where ranks part.
-#: More would grow a rank's memory for as long as they are new.
+#: Number of entries that the recorder keeps in a correctness check, enough to count its traffic.
 COUNTED = 20_000
+#: Number of entries that it keeps otherwise, enough to see where ranks diverge. With more entries
+#: the memory of a rank would grow until all of them have been used once.
 LAST = 200
 
 
 def enable(num_entries: int) -> None:
-    """Switch the recorder on; before the first process group of this process."""
+    """Switch the flight recorder on. Call this before the process makes its first process group."""
     os.environ["TORCH_FR_BUFFER_SIZE"] = str(num_entries)
 
 
 def entries(backend: str) -> list[dict[str, Any]]:
-    """The recorder's entries, oldest first. NCCL has one of its own; gloo's is the generic one."""
+    """Return the entries of the flight recorder, oldest first.
+
+    NCCL has a separate recorder; gloo uses the generic one.
+    """
     dump: Any = torch._C._distributed_c10d
     read = dump._dump_nccl_trace_json if backend == "nccl" else dump._dump_fr_trace_json
     return list(json.loads(read()).get("entries", []))
 
 
 def name_of(entry: dict[str, Any]) -> str:
-    """An entry's operation by its public name, without the backend's."""
+    """Return the public name of an entry's operation, without the name of the backend."""
     name = str(entry["profiling_name"]).split(":", 1)[-1].split(" ")[0]
     return _NAMES.get(name, name)
 
 
 def mark(backend: str) -> int:
-    """A position in the recorder to count from."""
+    """Return the current position in the recorder, from which ``since`` counts."""
     return len(entries(backend))
 
 
 def since(position: int, backend: str) -> Mapping[str, CollectiveCount]:
-    """Collectives issued after ``mark``: operation -> count and input bytes of this rank."""
+    """Return the collectives issued after ``mark``: operation -> count and input bytes."""
     return _totals(entries(backend)[position:])
 
 
 def between(backend: str, begin_ns: int, end_ns: int) -> Mapping[str, CollectiveCount]:
-    """Totals the collectives of a time by the wall clock, among the entries that are kept."""
+    """Return the collectives between two wall clock times: operation -> count and input bytes.
+
+    Only the entries that the recorder has kept are counted.
+    """
     return _totals(
         [entry for entry in entries(backend) if begin_ns <= entry["time_created_ns"] < end_ns]
     )
 
 
 def small(backend: str, begin_ns: int, end_ns: int) -> int:
-    """How many of them carry single values: no gradient, but a loss, a norm or a flag. What is
-    broadcast may be a buffer, as of batch norm.
+    """Return how many collectives between two times carry single values: a loss, a norm or a flag.
+
+    Broadcasts are not counted, because they may carry a buffer, such as one of batch norm.
     """
     issued = [entry for entry in entries(backend) if begin_ns <= entry["time_created_ns"] < end_ns]
     return sum(0 < _payload(e) <= SMALL and name_of(e) != "broadcast" for e in issued)
 
 
 def within(backend: str, spans_ns: Iterable[tuple[int, int]], only: str = "") -> int:
-    """Bytes of the collectives within these times, of one operation ``only`` or of all but
-    broadcasts, as of DDP's buffers.
+    """Return the input bytes of the collectives within these intervals.
+
+    ``only`` selects one operation. Otherwise all operations count except broadcasts, with which DDP
+    sends buffers.
     """
     records = [
         record
@@ -155,10 +171,10 @@ def within(backend: str, spans_ns: Iterable[tuple[int, int]], only: str = "") ->
 
 
 def exchanged(backend: str, edges_ns: Sequence[int]) -> list[int]:
-    """Bytes of each step's collectives that carry more than a few values.
+    """Return for each step the input bytes of its collectives that are larger than ``LARGE``.
 
-    ``edges_ns`` are the times at which steps begin, and the end. Steps of which the recorder has
-    not kept the beginning are left out.
+    ``edges_ns`` are the times at which steps begin, and the end of the last step. Steps whose
+    beginning the recorder has not kept are left out.
     """
     records = entries(backend)
     oldest = records[0]["time_created_ns"] if records else 0
@@ -172,17 +188,18 @@ def exchanged(backend: str, edges_ns: Sequence[int]) -> list[int]:
 
 
 def _payload(entry: dict[str, Any]) -> int:
-    """Input bytes of one collective."""
+    """Return the input bytes of one collective."""
     sizes, kinds = entry["input_sizes"], entry["input_dtypes"]
     return sum(math.prod(size) * _BYTES[kind] for size, kind in zip(sizes, kinds, strict=False))
 
 
 def _totals(collectives: list[dict[str, Any]]) -> Mapping[str, CollectiveCount]:
+    """Return the count and the input bytes of these collectives by operation."""
     totals: dict[str, tuple[int, int]] = {}
     for entry in collectives:
         name = name_of(entry)
         if name == "recv":
-            continue  # the other end's send
+            continue  # the sending rank counts it
         count, seen = totals.get(name, (0, 0))
         totals[name] = (count + 1, seen + _payload(entry))
     return {

@@ -1,7 +1,7 @@
-"""Which samples reached the model: told by their content, whoever handed them out.
+"""Record which samples reached the model, identified by their content.
 
-A strategy may drop samples, train on old ones, or leave a rank idle, and still be handed every
-batch. A hook on the model's first block notes its inputs; they are hashed after the window.
+A strategy may receive every batch, and still drop samples, train on old ones, or leave a rank idle.
+A hook on the model's first block therefore records its inputs, which are hashed after the window.
 """
 
 import functools
@@ -16,23 +16,25 @@ from harness.training.context import parts
 from harness.training.data import hashed
 from harness.training.observe.tensor_values import pieces
 
-#: Elements that are hashed at a time: their 64-bit copies are in memory.
+#: Number of elements that are hashed at a time. It limits the memory for their 64-bit copies.
 CHUNK = 1 << 22
-#: So few multipliers are made once: a row of tokens is hashed in a tenth of the time.
+#: Up to this number of multipliers are cached, so that a row of tokens is hashed in a tenth of the
+#: time.
 KEPT = 1 << 16
-#: Multipliers that an agent makes before it forks ranks, which read them where they are.
+#: Number of multipliers that an agent makes before it forks ranks, which then share its memory.
 PREPARED = 1 << 18
-#: Integers of as many bytes as an element.
+#: The integer dtype for an element of this many bytes.
 _WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: As many as a loop of torch's computes without threads: an agent may have none.
+#: Number of elements that torch computes without starting threads, which an agent must not have.
 _ALONE = 1 << 14
 
 
 class Intake:
-    """Notes the inputs of the model's first block, step by step.
+    """A recorder of the inputs of the model's first block, step by step.
 
-    Batches of the pool stay in memory anyhow, so they are hashed after the window. Whatever else
-    reaches the model (loaded in the step, copied, cast) is hashed at once: it must not be kept.
+    Batches that were made beforehand (the pool) stay in memory, so they are hashed after the
+    window. Other inputs (loaded in the step, copied, cast) are hashed at once, because keeping them
+    would take memory.
     """
 
     def __init__(self) -> None:
@@ -41,17 +43,21 @@ class Intake:
         self._ends: list[int] = []
 
     def pool(self, batch: Tensor) -> None:
-        """Inputs that stay as they are until the window is over."""
+        """Register inputs that do not change until the window is over."""
         self._pool.add(batch.untyped_storage().data_ptr())
 
     def watch(self, model: nn.Sequential) -> None:
-        """Before a strategy wraps or cuts it: hooks stay with the block."""
+        """Add the hook to a plain model.
+
+        Call this before a strategy wraps or shards the model; the hook stays with the block.
+        """
         pool = self._pool
         append = self._noted.append
 
-        def note(_: nn.Module, inputs: tuple[Any, ...]) -> None:  # as little as can be: it is timed
+        def note(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            """Record the inputs. It does little work, because it is part of the timed step."""
             x = inputs[0]
-            if x.is_meta:  # shapes are asked for
+            if x.is_meta:  # a pass that only infers shapes
                 return
             stays = x.data_ptr() in pool or x.untyped_storage().data_ptr() in pool
             append((x if stays else row_hashes(x), stays))
@@ -59,21 +65,23 @@ class Intake:
         parts(model)[0].register_forward_pre_hook(note)
 
     def restart(self) -> None:
-        """Forget what was noted: another window begins."""
+        """Clear the record before another window begins."""
         self._noted.clear()
         self._ends.clear()
 
     def end_step(self) -> None:
+        """Mark the end of a step."""
         self._ends.append(len(self._noted))
 
     def rows(self) -> np.ndarray:
-        """int64 hashes of the distinct samples of each step (steps, largest step), 0 = none.
+        """Return int64 hashes of the distinct samples of each step, shape (steps, largest step).
 
-        Ranks that do not hold the first block see none.
+        Rows are filled up with 0. Ranks that do not have the first block record no samples.
         """
         return padded(list(self._by_step()))
 
     def _by_step(self) -> Iterator[np.ndarray]:
+        """Yield the hashes of the distinct samples of each step."""
         late = iter(every_row_hashed([tensor for tensor, stays in self._noted if stays]))
         hashes = [next(late) if stays else tensor for tensor, stays in self._noted]
         begin = 0
@@ -84,7 +92,7 @@ class Intake:
 
 
 def padded(steps: list[np.ndarray]) -> np.ndarray:
-    """Rows of unequal length as one int64 array, filled up with 0."""
+    """Return rows of unequal length as one int64 array, filled up with 0."""
     filled = np.zeros((len(steps), max((len(step) for step in steps), default=0)), np.int64)
     for row, values in zip(filled, steps, strict=True):
         row[: len(values)] = values
@@ -92,7 +100,10 @@ def padded(steps: list[np.ndarray]) -> np.ndarray:
 
 
 def every_row_hashed(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """``row_hashes`` of each; many small ones of one kind at once, in a tenth of the time."""
+    """Return ``row_hashes`` of each tensor.
+
+    Many small tensors with rows of one kind are hashed together, in a tenth of the time.
+    """
     kinds = {(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in tensors}
     if len(kinds) == 1 and sum(tensor.numel() for tensor in tensors) <= CHUNK:
         return list(
@@ -102,10 +113,10 @@ def every_row_hashed(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def row_hashes(x: Tensor, room: Tensor | None = None) -> Tensor:
-    """An int64 hash of each row's bits, on the device; never 0.
+    """Return an int64 hash of the bits of each row, on the tensor's device; a hash is never 0.
 
-    ``room`` (int64) is where the work is done if it is large enough: fresh memory of this size has
-    to be mapped anew each time, which takes several times as long as the work.
+    ``room`` (int64) is used as work space if it is large enough. New memory of this size would have
+    to be mapped each time, which takes several times as long as the work itself.
     """
     rows = x.detach().reshape(len(x), -1).contiguous()
     width = _WIDTHS[rows.element_size()]
@@ -123,7 +134,10 @@ def row_hashes(x: Tensor, room: Tensor | None = None) -> Tensor:
 
 
 def digest(tensors: Iterator[Tensor]) -> str:
-    """16 hex digits of all bits of these tensors, in order; of sharded ones of this rank's part."""
+    """Return a digest of all bits of these tensors in order, as 16 hexadecimal digits.
+
+    Of sharded tensors only this rank's part is included.
+    """
     total = 0
     for number, piece in enumerate(piece for tensor in tensors for piece in pieces(tensor)):
         hashed_row = int(row_hashes(piece.reshape(1, -1))) if piece.numel() else 0
@@ -132,7 +146,7 @@ def digest(tensors: Iterator[Tensor]) -> str:
 
 
 def prepare() -> None:
-    """Make the multipliers of the first columns: what every rank would make for itself."""
+    """Make the multipliers of the first columns in the agent, so that ranks need not do so."""
     if _prepared:
         return
     weights = torch.empty(PREPARED, dtype=torch.int64)
@@ -141,18 +155,19 @@ def prepare() -> None:
     _prepared.append(weights)
 
 
-#: What ``prepare`` made.
+#: The multipliers that ``prepare`` made; empty before.
 _prepared: list[Tensor] = []
 
 
 def _weights(start: int, count: int, device: torch.device) -> Tensor:
-    """Odd pseudo-random multipliers of these columns."""
+    """Return odd pseudo-random multipliers for these columns."""
     if _prepared and device.type == "cpu" and start + count <= PREPARED:
         return _prepared[0][start : start + count]
     return (_kept if count <= KEPT else _made)(start, count, device)
 
 
 def _made(start: int, count: int, device: torch.device) -> Tensor:
+    """Compute the multipliers for these columns."""
     return hashed(torch.arange(start, start + count, device=device), 1)[:, 0] | 1
 
 

@@ -1,4 +1,4 @@
-"""Counters of the kernel: bytes on sockets, bytes past them, and CPU time of a window."""
+"""Read counters of the kernel for a window: bytes on sockets, bytes written, and CPU time."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from harness.host import cores, machine, ranks
 from harness.host.cores import RunQueue
 from harness.training.observe.clock import Stamps
 
-# Offsets in struct tcp_info (Linux >= 4.19); the returned length is checked before use.
+# Offsets in struct tcp_info (Linux >= 4.19). The returned length is checked before they are used.
 _ACKED = 120
 _RETRANSMITTED = 208
 _NEEDED = 216
 _SIOCOUTQ = 0x5411
-#: How often a socket is read again that is acknowledged while it is read.
+#: Number of times that a socket is read if acknowledgements arrive while it is read.
 _TRIES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """Bytes since the sockets were opened."""
+    """Bytes that were sent and resent on the sockets since they were opened."""
 
     sent_bytes: int
     resent_bytes: int
 
     def since(self, before: Wire) -> Wire:
-        """The difference to an earlier reading."""
+        """Return the difference to an earlier reading."""
         return Wire(
             sent_bytes=self.sent_bytes - before.sent_bytes,
             resent_bytes=self.resent_bytes - before.resent_bytes,
         )
 
     def __add__(self, other: Wire) -> Wire:
-        """Both together."""
+        """Return the sum of both."""
         return Wire(
             sent_bytes=self.sent_bytes + other.sent_bytes,
             resent_bytes=self.resent_bytes + other.resent_bytes,
@@ -50,7 +50,7 @@ class Wire:
 
 
 def read() -> Wire | None:
-    """All TCP sockets of this process; None where the kernel does not say."""
+    """Return the bytes of all TCP sockets of this process, or None if the kernel reports none."""
     sent = resent = 0
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -58,7 +58,7 @@ def read() -> Wire | None:
                 continue
             duplicate = os.dup(int(name))
         except OSError:
-            continue  # closed since it was listed
+            continue  # it was closed after it was listed
         with socket.socket(fileno=duplicate) as sock:
             if (
                 sock.family not in (socket.AF_INET, socket.AF_INET6)
@@ -77,7 +77,7 @@ def read() -> Wire | None:
 
 
 def _queued(sock: socket.socket) -> int:
-    """Bytes that wait to be sent or acknowledged; one that only listens has none."""
+    """Return the bytes that wait to be sent or acknowledged; 0 for a listening socket."""
     try:
         return int(struct.unpack("i", fcntl.ioctl(sock, _SIOCOUTQ, b"\0" * 4))[0])
     except OSError:
@@ -85,7 +85,10 @@ def _queued(sock: socket.socket) -> int:
 
 
 def _written(sock: socket.socket) -> tuple[int, int] | None:
-    """Bytes written to a socket, and bytes sent again; None where the kernel does not say."""
+    """Return the bytes written to a socket and the bytes sent again.
+
+    Return None if the kernel does not report them.
+    """
     acked = -1
     for _ in range(_TRIES):
         queued = _queued(sock)
@@ -99,16 +102,19 @@ def _written(sock: socket.socket) -> tuple[int, int] | None:
     return acked + queued, struct.unpack_from("Q", info, _RETRANSMITTED)[0]
 
 
-#: Shared with the kernel alone: libuv submits its reads and writes of sockets through it.
+#: A mapping that is shared with the kernel only. libuv submits its socket operations through it.
 KERNELS_OWN = "anon_inode:[io_uring]"
-#: Descriptors that a process prints to.
+#: The file descriptors of standard output and standard error.
 OUTPUT = (1, 2)
-#: How much of what was printed is looked at.
+#: Bytes of printed text that are examined at most.
 MOST_READ = 1 << 26
 
 
 def written_bytes() -> int | None:
-    """Bytes that this process passed to write calls so far, sockets included; None if untold."""
+    """Return the bytes that this process has passed to write calls, including those of sockets.
+
+    Return None if the kernel does not report them.
+    """
     try:
         lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -117,7 +123,7 @@ def written_bytes() -> int | None:
 
 
 def printed() -> Mapping[tuple[int, int], tuple[int, int]]:
-    """Files that this process prints to: device and inode -> descriptor and size."""
+    """Return the files that this process prints to: (device, inode) -> (descriptor, size)."""
     sizes = {}
     for descriptor in OUTPUT:
         try:
@@ -130,32 +136,33 @@ def printed() -> Mapping[tuple[int, int], tuple[int, int]]:
 
 
 def repeated_bytes(before: Mapping[tuple[int, int], tuple[int, int]]) -> int:
-    """Of what was printed since then, bytes that say nothing: what compressing it saves.
+    """Return the bytes that compression would save of the text printed since ``before``.
 
-    Warnings that are repeated hand on no gradients; gradients do not compress.
+    They cannot carry information to another process. Repeated warnings compress well, but gradients
+    that a rank might print to a file do not.
     """
     saved = 0
     for file, (descriptor, size) in printed().items():
         _, start = before.get(file, (descriptor, 0))
         try:
             text = os.pread(descriptor, min(size - start, MOST_READ), start)
-        except (OSError, ValueError):  # it can't be read, or is shorter than it was
+        except (OSError, ValueError):  # the file cannot be read, or has become shorter
             continue
         saved += max(0, len(text) - len(zlib.compress(text, 1)))
     return saved
 
 
 def helpers_cpu_s(pids: Sequence[int]) -> float:
-    """CPU seconds so far of processes that work for this one, and of those that have ended."""
+    """Return the CPU seconds of these helper processes, and of all children that have ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ended.ru_utime + ended.ru_stime + sum(map(ranks.cpu_s, pids))
 
 
 def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
-    """Writable memory that this process shares with others, by what it is a map of.
+    """Return the names of the writable mappings that this process shares with other processes.
 
-    But for that which its ``helpers`` made: a DataLoader's workers hand over batches in it, and
-    wait for each other by semaphores.
+    Mappings made by its ``helpers`` are left out: the workers of a DataLoader pass batches in
+    shared memory, and use semaphores.
     """
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
@@ -176,9 +183,13 @@ def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class MeterReading:
-    """Counters at one moment, or what they grew by; None where the kernel does not say.
+    """The values of counters at one moment, or their growth between two moments.
 
-    ``kernel_s`` and ``own_s`` are the kernel's clock and the rank's at that moment.
+    A counter is None if the kernel does not report it. ``kernel_s`` is the kernel's clock,
+    ``own_s`` the rank's clock. ``cpu_s`` is the CPU time of the rank and its helpers. ``busy_s`` is
+    the time for which the rank's cores worked for any process. ``throttled_s`` is the time for
+    which a quota held the rank back. ``waited_s`` is the time for which its threads were ready but
+    had no core. All times are in s.
     """
 
     kernel_s: float
@@ -193,10 +204,11 @@ class MeterReading:
 
 
 class Meter:
-    """Reads at ``start``, at ``stop``, and once more when all that was sent is acknowledged.
+    """A reader of the kernel's counters at the beginning and the end of the kept window.
 
-    ``clock`` is the one that times the window, in s; ``helpers`` are processes that work for this
-    one, as it does.
+    The bytes are read later, by ``grown``, after all sent bytes were acknowledged. ``clock`` is the
+    clock that times the window, in s. ``helpers`` returns the ids of processes that work for this
+    one, whose CPU time is included.
     """
 
     def __init__(
@@ -210,7 +222,10 @@ class Meter:
         self._before = self._at_end = self.start()
 
     def start(self) -> MeterReading:
-        """The kept window begins; also its own warm-up."""
+        """Read the counters at the beginning of the kept window.
+
+        The constructor also calls it, so that the first call is not slower than later ones.
+        """
         wire = read()
         written = written_bytes()
         self._printed = printed()
@@ -218,11 +233,11 @@ class Meter:
         return self._before
 
     def stop(self) -> None:
-        """The last step is over."""
+        """Read the counters at the end of the last step."""
         self._at_end = self._now()
 
     def grown(self) -> MeterReading:
-        """The growth of the counts in between; bytes up to now."""
+        """Return the growth of the counters over the window, and that of the bytes until now."""
         before = self._before
         end = self._at_end
         wire = read()
@@ -241,6 +256,7 @@ class Meter:
         )
 
     def _now(self) -> MeterReading:
+        """Return the current values of all counters except the bytes."""
         kernel_s, own_s = self._stamps.with_clock(self._clock)
         return MeterReading(
             queue=cores.read(),
@@ -255,4 +271,5 @@ class Meter:
 
 
 def _since(before: float | None, after: float | None) -> float | None:
+    """Return the difference of two readings, or None if one is missing."""
     return None if before is None or after is None else after - before

@@ -1,6 +1,7 @@
-"""Time that a compressor takes of each step: encoding, adding, decoding.
+"""Measure the time that a compressor takes in each step: encoding, adding, decoding.
 
-On a CPU by the host's clock. A device only queues the work: there events in its own queue say when.
+On a CPU the host's clock measures it. A device only queues the work, so events in its queue measure
+it there.
 """
 
 import statistics
@@ -15,7 +16,7 @@ from harness.training.observe.spans import span
 
 
 class EventTimer(NamedTuple):
-    """One part of a step, between two events of a device."""
+    """The timer of one part of a step: two events in the queue of a device."""
 
     step: int
     name: str
@@ -23,26 +24,28 @@ class EventTimer(NamedTuple):
     last: torch.Event
 
 
-#: Seconds by part, step by step; ranks of a world are processes of their own.
+#: Seconds by part for each step. These are globals, because each rank is a separate process.
 _STEPS: list[dict[str, float]] = []
+#: Timers whose events were not read yet.
 _MARKED: list[EventTimer] = []
+#: The device of the current step's gradients; empty on a CPU.
 _DEVICES: list[torch.device] = []
 
 
 def begin(device: torch.device) -> None:
-    """A step begins, with gradients on this device."""
+    """Begin a step whose gradients are on this device."""
     _STEPS.append({})
     _DEVICES[:] = [] if device.type == "cpu" else [device]
 
 
 def event(device: torch.device) -> torch.Event:
-    """A mark in the device's queue."""
+    """Return an event with a time stamp for the device's queue."""
     return torch.Event(device=device, enable_timing=True)
 
 
 @contextmanager
 def lap(name: str) -> Iterator[None]:
-    """One part of a step: a span, and its time."""
+    """Return a context that measures one part of a step, and records it as a span."""
     began = time.perf_counter()
     step = len(_STEPS) - 1
     marks = [(event(device), event(device)) for device in _DEVICES]
@@ -58,7 +61,7 @@ def lap(name: str) -> Iterator[None]:
 
 
 def medians() -> Mapping[str, float] | None:
-    """Seconds of each part in the median step; None where nothing was timed."""
+    """Return the seconds of each part in a median step, or None if nothing was timed."""
     if _MARKED:
         _MARKED[-1].last.synchronize()
     for marked in _MARKED:
@@ -70,4 +73,5 @@ def medians() -> Mapping[str, float] | None:
 
 
 def _add(step: int, name: str, seconds: float) -> None:
+    """Add seconds to one part of a step."""
     _STEPS[step][name] = _STEPS[step].get(name, 0.0) + seconds

@@ -1,6 +1,8 @@
-"""Peak memory of a rank: the allocator of its accelerator, or the process's high-water mark.
+"""Measure the peak memory of a rank.
 
-A forked rank inherits the agent's high-water mark, so it is reset first and counted from there.
+On an accelerator its allocator reports the peak. On a CPU it is the high-water mark of the process.
+A forked rank inherits the agent's high-water mark, so the mark is reset first, and the memory in
+use at that time is subtracted.
 """
 
 import os
@@ -9,16 +11,21 @@ from pathlib import Path
 from harness.record import Allocator
 from harness.training.accelerator import Accelerator
 
-#: Memory is looked at every so many steps: that costs more than all else that is noted, most of it
-#: where an allocator makes a table of all it knows.
+#: Number of steps between two readings of the memory. Readings cost more than all other recording
+#: in a step, most of all on a device, whose allocator then makes a table of all its statistics.
 _EVERY = 2
 _EVERY_ON_DEVICE = 16
-#: So many looks show a slope; a longer window asks for no more.
+#: Number of readings that suffice to see a slope. A longer window has fewer readings per step.
 LOOKS = 10
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Memory:
+    """The memory of a rank, now and at its peak.
+
+    ``every`` is the number of steps between two readings.
+    """
+
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self.every = _EVERY_ON_DEVICE if accelerator.present else _EVERY
@@ -34,24 +41,27 @@ class Memory:
                 self._base = None
 
     def spread(self, num_kept: int) -> None:
-        """Look as rarely as gives ``LOOKS`` in so many steps."""
+        """Reduce the number of readings to about ``LOOKS`` in a window of ``num_kept`` steps."""
         self.every = max(self.every, num_kept // LOOKS)
 
     def settle(self) -> None:
-        """Forget the peak of construction: from here on only what training needs counts."""
+        """Reset the peak, so that it covers only the training and not the construction."""
         if self._accelerator.present:
             self._accelerator.forget_peak()
         elif self._base is not None:
             Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
     def now(self) -> int:
-        """Bytes in use: allocated on the device, or resident (10 us)."""
+        """Return the bytes in use: allocated on the device, or resident on a CPU (10 us)."""
         if self._accelerator.present:
             return self._accelerator.allocated()
         return int(os.pread(self._statm, 64, 0).split()[1]) * _PAGE
 
     def peak(self) -> int | None:
-        """Most bytes above the start since ``settle``; None where it cannot be counted."""
+        """Return the peak in bytes since ``settle``, less the memory in use at the start.
+
+        Return None if it cannot be measured.
+        """
         if self._base is None:
             return None
         if self._accelerator.present:
@@ -62,5 +72,5 @@ class Memory:
         return None
 
     def allocator(self) -> Allocator | None:
-        """The device allocator's peaks since ``settle``; None on CPU, which has none."""
+        """Return the peaks of the device's allocator since ``settle``, or None on a CPU."""
         return self._accelerator.allocator()

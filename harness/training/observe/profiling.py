@@ -1,4 +1,8 @@
-"""Profiles of a window: torch.profiler on devices, and the light outline of CPU ranks."""
+"""Profile steps of a window, with torch.profiler on devices or with a light outline on CPUs.
+
+The outline records spans, waits and peers, but no operators, so that it hardly slows CPU ranks
+down.
+"""
 
 import contextlib
 import functools
@@ -35,7 +39,10 @@ _CPU = {ProfilerActivity.CPU}
 
 
 class Outline:
-    """Outlines the steps of a window that are to be; ``step`` is called after each."""
+    """A light profiler of CPU ranks, which records user annotations but no operators.
+
+    It records the steps that ``Window.outlined`` selects. ``step`` must be called after each step.
+    """
 
     def __init__(self, window: Window, rank: int, world_size: int) -> None:
         self._window = window
@@ -47,7 +54,7 @@ class Outline:
         none = (False, False, False, False)
         config = ProfilerConfig(ProfilerState.KINETO, True, *none, _ExperimentalConfig())
         torch.autograd._prepare_profiler(config, _CPU)
-        enable: Any = torch.autograd._enable_profiler  # its stub lacks the scopes
+        enable: Any = torch.autograd._enable_profiler  # its type stub lacks the scopes
         with self._silenced():
             enable(config, _CPU, {RecordScope.USER_SCOPE})
         backend = dist.get_backend() if dist.is_initialized() else ""
@@ -56,6 +63,7 @@ class Outline:
         self._turn(False)
 
     def step(self) -> None:
+        """Note that a step has ended, and switch recording for the next step."""
         self._done += 1
         if self._step is not None:
             self._step.__exit__(None, None, None)
@@ -72,18 +80,23 @@ class Outline:
             self._step.__enter__()
 
     def stop(self) -> None:
+        """Stop the profiler, and keep its result."""
         self._turn(False)
         with self._silenced():
             self._result = torch.autograd._disable_profiler()
 
     def export(self, file: Callable[[str], Path]) -> str:
-        """Leave trace and spans in the files that ``file`` names; the trace's sha256."""
+        """Write the trace and the spans to the files that ``file`` names.
+
+        Return the SHA-256 of the trace.
+        """
         trace = file("trace.json.gz")
         self._result.save(str(trace))
         write_text(file("spans.json"), json.dumps(to_doc(tuple(spans.logged()))))
         return hashlib.sha256(trace.read_bytes()).hexdigest()
 
     def _turn(self, on: bool) -> None:
+        """Switch recording on or off."""
         self._on = on
         spans.outline(on)
         with self._silenced():
@@ -91,7 +104,11 @@ class Outline:
 
     @contextlib.contextmanager
     def _silenced(self) -> Iterator[None]:
-        """Kineto tells each start, and torch warns of GPUs at each switch: none takes part."""
+        """Return a context without standard error.
+
+        Kineto prints a line at each start, and torch warns about GPUs at each switch, although no
+        GPU is profiled.
+        """
         standard_error = os.dup(2)
         os.dup2(self._quiet, 2)
         try:
@@ -102,12 +119,17 @@ class Outline:
 
 
 def _follow(on: Callable[[], bool]) -> None:
-    """Make waits and peers ranges from now on while ``on`` says so, for the rest of this rank."""
+    """Patch torch so that waits and the peers of sends appear as ranges while ``on()`` is true.
+
+    The patches stay for the rest of this process.
+    """
     waits = label("work", Category.WAIT)
     wait, send, recv = dist.Work.wait, dist.ProcessGroup.send, dist.ProcessGroup.recv
     backward: Callable[..., Any] = Tensor.backward
 
     def waited(call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``call`` within a range of the category wait."""
+
         @functools.wraps(call)
         def seen(*args: Any, **more: Any) -> Any:
             if not on():
@@ -118,6 +140,8 @@ def _follow(on: Callable[[], bool]) -> None:
         return seen
 
     def with_peer(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``call`` after an empty range that names the peer."""
+
         @functools.wraps(call)
         def seen(group: Any, tensors: Any, peer: int, *args: Any, **more: Any) -> Any:
             if on():
@@ -129,7 +153,11 @@ def _follow(on: Callable[[], bool]) -> None:
 
     @functools.wraps(backward)
     def seen_backward(loss: Any, *args: Any, **more: Any) -> Any:
-        """Reducers wait in a callback after the last gradient; one that is queued first sees it."""
+        """Run the backward pass, and record the time for which a reducer waits at its end.
+
+        Reducers such as DDP's wait in a callback after the last gradient. The range begins in a
+        callback that is queued before theirs, and ends with the backward pass.
+        """
         if not on():
             return backward(loss, *args, **more)
         tail = record_function(label("reducer", Category.WAIT))
@@ -149,7 +177,7 @@ def _follow(on: Callable[[], bool]) -> None:
 
     places: tuple[tuple[Any, str, Any], ...] = (
         (dist.Work, "wait", waited(wait)),
-        (functional, "wait_tensor", waited(functional.wait_tensor)),  # what DTensor waits with
+        (functional, "wait_tensor", waited(functional.wait_tensor)),  # the wait of DTensor
         (dist.ProcessGroup, "send", with_peer("send", send)),
         (dist.ProcessGroup, "recv", with_peer("recv", recv)),
         (Tensor, "backward", seen_backward),
@@ -158,14 +186,14 @@ def _follow(on: Callable[[], bool]) -> None:
         setattr(owner, name, call)
 
 
-#: Steps of the warm-up whose allocations are followed: the first makes what stays.
+#: Number of warm-up steps whose allocations are recorded. The first step allocates what stays.
 MEMORY_STEPS = 2
 
 
 class Allocations:
-    """Follows the allocations of the first steps on a device, and leaves them in a file.
+    """A recorder of the device allocations of the first steps, which writes them to a file.
 
-    Following them slows a step too much for timing, so only steps of the warm-up are followed.
+    Recording slows a step down too much for timing, so only warm-up steps are recorded.
     """
 
     def __init__(self, accelerator: Accelerator, file: Path) -> None:
@@ -175,13 +203,17 @@ class Allocations:
         accelerator.follow_memory()
 
     def step(self) -> None:
+        """Note that a step has ended, and write the file after the last recorded step."""
         self._done += 1
         if self._done == MEMORY_STEPS:
             self._accelerator.leave_memory(self._file)
 
 
 class Profiler:
-    """Profiles the last ``active`` of ``steps`` steps, after one that only warms it up."""
+    """A profiler of the last ``active`` of ``steps`` steps, based on torch.profiler.
+
+    The step before them only warms the profiler up.
+    """
 
     def __init__(self, steps: int, active: int, accelerator: Accelerator) -> None:
         self._first = steps - active
@@ -196,6 +228,7 @@ class Profiler:
         self._profile.start()
 
     def step(self) -> None:
+        """Note that a step has ended, and start recording spans with the first profiled step."""
         self._done += 1
         self._profile.step()
         if self._done == self._first:
@@ -203,10 +236,14 @@ class Profiler:
             threads.tell()
 
     def stop(self) -> None:
+        """Stop the profiler."""
         self._profile.stop()
 
     def export(self, file: Callable[[str], Path]) -> str:
-        """Leave trace and spans in the files that ``file`` names; the trace's sha256."""
+        """Write the trace and the spans to the files that ``file`` names.
+
+        Return the SHA-256 of the trace.
+        """
         trace = file("trace.json.gz")
         self._profile.export_chrome_trace(str(trace))
         write_text(file("spans.json"), json.dumps(to_doc(tuple(spans.logged()))))

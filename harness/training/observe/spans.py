@@ -1,8 +1,8 @@
-"""``span``: one named range, seen wherever anyone looks.
+"""``span``: a named range that appears in every tool that records one.
 
-It is an NVTX range in the domain ``scaleproof`` (Nsight Systems shows it), a range in the trace
-while a profiler runs, and a row in our own log while one is kept. Without any of these it costs
-about a microsecond.
+It is an NVTX range in the domain ``scaleproof`` (Nsight Systems shows it). While a profiler runs,
+it is also a range in the profiler's trace and a row in this module's log. If nothing records it, it
+costs about a microsecond.
 """
 
 import functools
@@ -29,12 +29,12 @@ _COLORS = {
     Category.GATE: "yellow",
 }
 _domain = nvtx.get_domain(DOMAIN)
-#: Whether a tool reads NVTX ranges: it is there from the start of a process.
+#: Whether a tool reads NVTX ranges. Such a tool is present from the start of the process.
 _is_heard = _domain.get_event_attributes(message="") is not None
 
 
 class Span:
-    """A range that can be entered again and again, also within itself."""
+    """A range that can be entered repeatedly, also within itself; a context manager."""
 
     def __init__(self, name: str, category: Category) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Span:
         self._open: list[tuple[AbstractContextManager[Any], int, int]] = []
 
     def __enter__(self) -> None:
-        if self.attributes is not None:  # None: no tool listens
+        if self.attributes is not None:  # None if no tool reads NVTX ranges
             self.attributes.payload = self.payload
             _domain.push_range(self.attributes)
         if _log.range is not None:
@@ -73,7 +73,10 @@ class Span:
 
 
 class _Log:
-    """The spans of this process that are left behind while a profiler runs."""
+    """The spans that this process has recorded while a profiler runs.
+
+    ``range`` makes a range of the profiler, and is None if none runs.
+    """
 
     def __init__(self) -> None:
         self.range: Callable[[str, int], AbstractContextManager[Any]] | None = None
@@ -81,7 +84,7 @@ class _Log:
 
 
 class Tracing:
-    """``on``: whether anyone looks at spans now: a profiler, or a tool that reads NVTX ranges."""
+    """The state of tracing. ``on`` is whether a profiler or a reader of NVTX ranges is active."""
 
     on = _is_heard
 
@@ -92,13 +95,15 @@ tracing = Tracing()
 
 @functools.cache
 def _made(name: str, category: Category) -> Span:
+    """Return the only span with this name and category."""
     return Span(name, category)
 
 
 def span(name: str, category: Category = Category.STEP, payload: int = 0) -> Span:
-    """A range called ``name``; ``payload`` is the step or the micro-batch.
+    """Return a range called ``name``; ``payload`` is the number of the step or micro-batch.
 
-    Made once for each name, so keep names few and put what counts up into the payload.
+    A range is made once for each name and then kept. Use few names, and put counters into the
+    payload.
     """
     new_span = _made(name, category)
     new_span.payload = payload
@@ -106,34 +111,41 @@ def span(name: str, category: Category = Category.STEP, payload: int = 0) -> Spa
 
 
 def profile(on: bool) -> None:
-    """Whether spans are logged, and entered in the profiler's trace, from now on."""
+    """Switch recording of spans in the log and as operators in the profiler's trace on or off."""
     _look(_as_operator if on else None)
 
 
 def outline(on: bool) -> None:
-    """Marks spans for a profiler without operators: spans are then the user's own ranges."""
+    """Switch recording of spans on or off for a profiler that does not record operators.
+
+    Spans then appear in its trace as user annotations.
+    """
     _look(_as_users if on else None)
 
 
 def _look(traced: Callable[[str, int], AbstractContextManager[Any]] | None) -> None:
+    """Record spans with the ranges that ``traced`` makes, or not at all if it is None."""
     _log.range = traced
     tracing.on = _is_heard or traced is not None
 
 
 def _as_operator(label: str, payload: int) -> AbstractContextManager[Any]:
+    """Return a range that the profiler records like an operator."""
     return cast(
         AbstractContextManager[Any], torch._C._profiler._RecordFunctionFast(label, [payload])
     )
 
 
 def _as_users(label: str, _: int) -> AbstractContextManager[Any]:
+    """Return a range that the profiler records as a user annotation."""
     return record_function(label)
 
 
 def forget() -> None:
-    """Forget what was logged."""
+    """Clear the log of spans."""
     _log.rows.clear()
 
 
 def logged() -> Iterable[SpanRow]:
+    """Return the rows of the log of spans."""
     return tuple(_log.rows)

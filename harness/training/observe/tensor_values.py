@@ -1,4 +1,4 @@
-"""The plain numbers of tensors of any kind: sharded, nested, sparse, quantized, complex."""
+"""Access the plain values of tensors of any kind: sharded, nested, sparse, quantized, complex."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def local(x: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor; any other one as it is."""
+    """Return this rank's part of a sharded tensor, and any other tensor as it is."""
     if type(x) is Tensor or not hasattr(x, "to_local"):
         return x
     part: Tensor = x.to_local()
@@ -15,11 +15,11 @@ def local(x: Tensor) -> Tensor:
 
 
 def pieces(x: Tensor) -> Iterator[Tensor]:
-    """The strided tensors without a wrapper that one of any kind consists of, in a fixed order."""
+    """Yield the plain strided tensors of which a tensor of any kind consists, in a fixed order."""
     if hasattr(x, "__tensor_flatten__"):
         names, _ = x.__tensor_flatten__()
         for part in (getattr(x, name) for name in names):
-            if isinstance(part, Tensor):  # a mesh is a part, too
+            if isinstance(part, Tensor):  # a part may also be something else, such as a mesh
                 yield from pieces(part)
     elif x.layout is torch.strided and not x.is_nested:
         yield bits(x)
@@ -28,7 +28,7 @@ def pieces(x: Tensor) -> Iterator[Tensor]:
 
 
 def bits(x: Tensor) -> Tensor:
-    """A strided tensor whose elements can be viewed as integers of their size."""
+    """Return a strided tensor in a form whose elements can be viewed as integers of their size."""
     x = x.detach()
     if x.is_quantized:
         return x.int_repr()
@@ -38,8 +38,10 @@ def bits(x: Tensor) -> Tensor:
 
 
 def rows(x: Tensor) -> Tensor:
-    """A strided tensor (rows, ...) that tells the rows of ``x`` apart: its own elements; for those
-    of unequal length with zeros behind; for sparse ones a sum over what each row stores.
+    """Return a strided tensor (rows, ...) whose rows differ wherever those of ``x`` differ.
+
+    It contains the elements of ``x``. Rows of unequal length are filled up with zeros. A row of a
+    sparse tensor becomes one number, a weighted sum over the values that it stores.
     """
     x = local(x).detach()
     if x.is_nested:

@@ -1,4 +1,4 @@
-"""Pin a rank to cores, and control the loop threads of gloo."""
+"""Control the threads and signals of a rank, and find the threads of its process groups."""
 
 import ctypes
 import functools
@@ -15,15 +15,18 @@ from torch.distributed import distributed_c10d
 
 from harness.record.spans import GROUPS
 
+#: The process group that a thread serves, as the ranks of the group. Groups of equal ranks are
+#: numbered.
 _served: dict[int, str] = {}
 
 
 def follow() -> None:
-    """Know the threads of new groups from now on, for the rest of this rank."""
+    """Record from now on which threads belong to which new process group."""
     make: Callable[..., Any] = distributed_c10d._new_process_group_helper
 
     @functools.wraps(make)
     def seen(size: int, rank: int, ranks: list[int], *args: Any, **more: Any) -> Any:
+        """Make a process group, and record the threads that this has started."""
         before = running()
         operation = make(size, rank, ranks, *args, **more)
         if dist.is_initialized() and 0 < len(ranks) < dist.get_world_size():
@@ -38,7 +41,7 @@ def follow() -> None:
 
 
 def tell() -> None:
-    """Leave what is known in the trace that is being taken."""
+    """Add the threads of the process groups to the metadata of the trace that is being recorded."""
     torch.autograd._add_metadata_json(GROUPS, json.dumps({str(t): n for t, n in _served.items()}))
 
 
@@ -48,26 +51,28 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Get this signal when the parent is gone; leave at once when it is gone already."""
+    """Make the kernel send this signal when the parent ends; exit if it has already ended."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def precise_sleep() -> None:
-    """Timer slack of 1 ns, so that a paced wait ends within tens of microseconds."""
+    """Set the timer slack to 1 ns, so that sleeping ends within tens of microseconds."""
     _LIBC.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def running() -> frozenset[int]:
+    """Return the ids of all threads of this process."""
     return frozenset(int(task.name) for task in Path("/proc/self/task").iterdir())
 
 
 def tune_loop_thread(before: frozenset[int]) -> int:
-    """Put gloo's loop thread under SCHED_BATCH; the number of threads that took it.
+    """Schedule gloo's loop thread as SCHED_BATCH, and return the number of changed threads.
 
-    ``before`` is ``running()`` from before the process group: the loop is the new thread that is
-    not one of torch's own (``pt_...``). torch names it only since 2.12.
+    ``before`` is the result of ``running()`` before the process group was made. The loop thread is
+    the new thread that is not one of torch's pools (``pt_...``). It has a name only since torch
+    2.12.
     """
     tuned = 0
     for thread in running() - before:

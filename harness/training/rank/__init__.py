@@ -1,1 +1,1 @@
-"""The work of one rank in one launch: one task a file."""
+"""The code that one rank runs during one launch. Each kind of task has its own file."""

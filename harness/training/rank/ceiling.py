@@ -1,9 +1,10 @@
-"""The ceilings of a rank's device, as it is: one large matrix product, and one large copy.
+"""Measure the ceilings of a rank's device: a large matrix product and a large copy.
 
-A second or two in a world of its own, so that speeds can be held against what the device really
-does, whatever its data sheet says. Back to back and on normal random numbers: matrices of ones need
-less power, and the first milliseconds run at clocks that no training holds (Horace He, "Strangely,
-Matrix Multiplications on GPUs Run Faster When Given Predictable Data", 2024).
+The measurement takes a second or two in a separate world of one rank. Training speeds are then
+compared with what the device really reaches, and not with its data sheet. The operations run back
+to back, because clocks in the first milliseconds are higher than any training sustains. Their
+inputs are normal random numbers, because constant matrices need less power and run faster (Horace
+He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given Predictable Data", 2024).
 """
 
 import statistics
@@ -17,18 +18,22 @@ from harness.record import Ceiling
 from harness.training.accelerator import Accelerator
 from harness.training.tuning import float8
 
-#: Rows of the square matrices, and bytes that are copied: on a CPU's core, on a device.
+#: Rows of the square matrices, and the number of bytes that are copied. The first entry is for a
+#: CPU core, the second for an accelerator.
 ROWS = (1024, 8192)
 COPIED = (64 << 20, 1 << 30)
-#: How long a kind of work goes on, in s: on a CPU's core, on a device, whose clocks settle by then.
+#: Seconds for which each operation is repeated: on a CPU core, and on an accelerator, whose clocks
+#: have settled after that time.
 LASTS_S = (0.2, 1.0)
-#: Of so many parts of that time the median counts.
+#: Number of parts into which that time is divided; the result is the median over the parts.
 PARTS = 5
 
 
 def ceiling(accelerator: Accelerator, case: CaseSpec) -> Ceiling:
-    """FLOP/s of a matrix product in the dtype that the case computes in, and B/s of a copy within
-    the device's memory, each byte read and written.
+    """Measure the FLOP/s of a matrix product and the B/s of a copy within the device's memory.
+
+    The product is computed in the case's dtype. Each copied byte counts twice: it is read and
+    written.
     """
     dtype = torch.float32 if case.tf32 else getattr(torch, case.dtype)
     rows = ROWS[accelerator.present]
@@ -52,7 +57,11 @@ def ceiling(accelerator: Accelerator, case: CaseSpec) -> Ceiling:
 
 
 def _steady_s(work: Callable[[], object], accelerator: Accelerator) -> float:
-    """Seconds of one of many, back to back, in the median of several parts; the first warms up."""
+    """Return the seconds that one call of ``work`` takes when calls run back to back.
+
+    The result is the median over several parts of the measured time. One call before that only
+    warms up.
+    """
 
     def taken_s(count: int) -> float:
         accelerator.synchronize()

@@ -1,4 +1,7 @@
-"""Checks of the correctness gate: bytes, samples, communication, world-size queries, settings."""
+"""Checks of the correctness check stage: bytes, samples, communication, queries, settings.
+
+The stage is called ``gate``. It runs before any speed is measured (``tasks/gate.py``).
+"""
 
 from __future__ import annotations
 
@@ -45,22 +48,26 @@ from harness.training.tuning import kernels
 from harness.training.tuning.recompute import OnHost
 from harness.training.tuning.tuned import Tuned
 
-#: The headers of what the flight recorder does not see (sends, barriers), for one step and other
-#: rank.
+#: Bytes of message headers, for one step and one other rank, that a gate may send in operations
+#: that the flight recorder does not see (sends, barriers).
 WIRE_SLACK = 16_384
-#: Steps of the gate.
+#: Training steps that the correctness check compares with the reference.
 STEPS = 4
 
 
 class Seen(NamedTuple):
-    """One step's collectives, and its bytes on this rank's sockets (None: not carried there)."""
+    """The traffic of one or more steps of this rank.
+
+    ``issued`` are its collectives by operation. ``wire`` are the bytes on its sockets, or None if
+    the kernel does not count them.
+    """
 
     issued: Mapping[str, CollectiveCount]
     wire: kernel_counters.Wire | None
 
 
 class ByteCounter:
-    """Counts this rank's bytes in the steps of one whole period, as gate's steps are taken."""
+    """Counts this rank's traffic in the steps of one whole period of exchanges."""
 
     def __init__(self, ctx: RankContext, steps: range) -> None:
         self.ctx = ctx
@@ -69,14 +76,17 @@ class ByteCounter:
 
     @contextlib.contextmanager
     def of(self, step: int) -> Iterator[None]:
-        """Counts what is sent inside, if the step is one of those. A collective of all ranks."""
+        """Return a context that counts the traffic within it, if ``step`` is one of the steps.
+
+        Entering and leaving it are collectives of all ranks.
+        """
         backend = self.ctx.case.backend
         meet(self.ctx)
         position = collectives.mark(backend)
         before = kernel_counters.read()
         yield
         passed = collectives.since(position, backend)
-        meet(self.ctx)  # everything sent is acknowledged
+        meet(self.ctx)  # after it all sent bytes are acknowledged
         after = kernel_counters.read()
         over = after.since(before) if after and before else None
         if step not in self.steps:
@@ -88,26 +98,32 @@ class ByteCounter:
 
 
 def meet(ctx: RankContext) -> None:
-    """A barrier, where there is more than one rank."""
+    """Wait for all ranks, if there is more than one."""
     if ctx.world_size > 1:
         dist.barrier()
 
 
 def period(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> int:
-    """Steps from one exchange to the next; the gate's steps are whole periods."""
+    """Return the number of steps from one exchange to the next.
+
+    Raise ValueError if the steps of the correctness check are not a multiple of it.
+    """
     steps = 1
     if ctx.world_size > 1:
         facts, model = model_facts(loaded, case)
         steps = expect(loaded, case, model, facts).period
     if STEPS % steps:
-        raise ValueError(f"a period of {steps} is not checked in {STEPS} steps: state TWIN")
+        raise ValueError(
+            f"ranks exchange every {steps} steps, but the correctness check has {STEPS} steps:"
+            " state a TWIN with a period that divides them"
+        )
     return steps
 
 
 def added(
     calls: Mapping[str, CollectiveCount], other: Mapping[str, CollectiveCount]
 ) -> Mapping[str, CollectiveCount]:
-    """Collectives of two steps together."""
+    """Return the sum of the collectives of two steps, by operation."""
     none = CollectiveCount(count=0, payload_bytes=0)
     pairs = {key: (calls.get(key, none), other.get(key, none)) for key in {*calls, *other}}
     return {
@@ -119,10 +135,11 @@ def added(
 
 
 def byte_checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen) -> list[Check]:
-    """One step's traffic against the strategy's closed form.
+    """Compare the traffic of one period with the strategy's closed form.
 
-    Issued payloads, operation by operation, where the flight recorder sees them (gloo's send is
-    not recorded); and bytes on the sockets, where those carry the traffic.
+    The issued payloads are compared operation by operation, if the flight recorder sees them (it
+    does not record gloo's sends). The bytes on the sockets are compared if sockets carry the
+    traffic, as under gloo.
     """
     if ctx.world_size == 1:
         return []
@@ -141,7 +158,9 @@ def byte_checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen)
             traffic.issued[operation].payload_bytes if operation in traffic.issued else 0
         )
         ratio = (
-            f"{payload_bytes / want:.3f}x of the closed form" if want else "not in the closed form"
+            f"{payload_bytes / want:.3f}x of the closed form"
+            if want
+            else "the closed form has no such operation"
         )
         checked.append(
             check(
@@ -153,7 +172,9 @@ def byte_checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen)
             )
         )
     if case.backend == "gloo" and traffic.wire is None:
-        checked.append(Check(name="bytes.sent", ok=True, detail="not counted: no TCP_INFO here"))
+        checked.append(
+            Check(name="bytes.sent", ok=True, detail="not counted: the kernel reports no TCP_INFO")
+        )
     elif case.backend == "gloo" and traffic.wire is not None:
         want = expected.sent_bytes[ctx.rank] * times
         sent = traffic.wire.sent_bytes
@@ -165,7 +186,7 @@ def byte_checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen)
 
 
 def _against(sent: float, want: float, expected: Expected) -> str:
-    """``50.3x of (N-1) 8 k, 1.00x of dense``"""
+    """Return sent bytes relative to those expected: ``50.3x of (N-1) 8 k, 1.00x of dense``."""
     if not want:
         return expected.formula
     dense = f", {sent / expected.dense_bytes:.2f}x of dense" if expected.dense_bytes else ""
@@ -173,14 +194,20 @@ def _against(sent: float, want: float, expected: Expected) -> str:
 
 
 def check(name: str, ok: bool, value: float, limit: float, detail: str = "") -> Check:
+    """Return a check whose value and limit are converted to float."""
     return Check(name=name, ok=ok, value=float(value), limit=float(limit), detail=detail)
 
 
-STEPS_PER_EPOCH = 2  # so that the gate crosses an epoch
+#: Steps of an epoch in the correctness check, whose ``STEPS`` therefore cover two epochs.
+STEPS_PER_EPOCH = 2
 
 
 def sample_checks(loaded: Loaded, ctx: RankContext, rank: Rank) -> Iterator[Check]:
-    """The case's own input over two epochs: content as the samples' numbers say, all of it."""
+    """Check the batches of the case's input over two epochs.
+
+    Their content must be that of the samples whose ids they state, and each epoch must contain all
+    samples.
+    """
     whole = replace(ctx.batching, last=ctx.batching.global_batch)
     sampler = Sampler(whole, steps_per_epoch=STEPS_PER_EPOCH, seed=ctx.case.seed)
     feed = loaded.feed(rank.source(loaded, ctx, STEPS, sampler=sampler))
@@ -192,7 +219,7 @@ def sample_checks(loaded: Loaded, ctx: RankContext, rank: Rank) -> Iterator[Chec
         same = torch.equal(batch.inputs, wanted.inputs)
         wrong += not (same and torch.equal(batch.targets, wanted.targets))
         drawn.append(batch.ids.tolist())
-    message = f"{wrong} of {STEPS} batches hold other samples than they say"
+    message = f"{wrong} of {STEPS} batches do not contain the samples whose ids they state"
     yield Check(name="input.content", ok=not wrong, detail=message if wrong else "")
     yield from sampling(drawn, ctx, sampler.epoch, "input.")
 
@@ -200,7 +227,11 @@ def sample_checks(loaded: Loaded, ctx: RankContext, rank: Rank) -> Iterator[Chec
 def sampling(
     drawn: list[list[int]], ctx: RankContext, samples: int, of: str = ""
 ) -> Iterator[Check]:
-    """Every epoch each of its samples once over all shards, and in another order than the last."""
+    """Check that an epoch has each sample once over all shards, and that two epochs' orders differ.
+
+    ``drawn`` are this rank's sample ids step by step, ``samples`` is the number of samples of an
+    epoch, and ``of`` a prefix for the names of the checks. This is a collective of all ranks.
+    """
     per_rank: list[list[list[int]]] = ctx.gather(drawn)
     shards = list({ctx.mesh.shard(rank): ids for rank, ids in enumerate(per_rank)}.values())
     epochs = [
@@ -210,26 +241,32 @@ def sampling(
     once = all(sorted(epoch) == list(range(samples)) for epoch in epochs)
     yield check(f"{of}samples_once_per_epoch", once, len(set(epochs[0])), samples)
     differ = epochs[0] != epochs[1]
-    yield Check(name=f"{of}epochs_differ", ok=differ, detail="order of two epochs")
+    yield Check(name=f"{of}epochs_differ", ok=differ, detail="order of the samples in two epochs")
 
 
-#: The least part of their change that has to come over.
+#: The least change that must reach the other ranks, as a fraction of the change of the ranks that
+#: trained on other samples.
 LEAST_HEARD = 0.01
-#: Shards that every rank takes in turn; of more each rank takes its own.
+#: Up to this number of shards every rank computes the reference for all shards in turn. With more
+#: shards each rank computes its own shard.
 IN_TURN = 2
-#: Ranks that a sentence names.
+#: Number of ranks that a message names at most.
 SHOWN = 8
 
 
 def communication_checks(
     loaded: Loaded, ctx: RankContext, seen: Sequence[Sequence[object]], steps: int
 ) -> Iterator[Check]:
-    """Looks at cuts of the ranks in two, by one bit of their numbers; all ranks call it.
+    """Check that training on some ranks changes the parameters of the others.
 
-    Up to eight ranks by every bit, beyond by the lowest, the middle and the highest one: what a
-    gate costs does not grow with the world. ``seen`` is what ranks had seen of the others in each
-    step, where that depends on what came in. Across a cut something must come over one way or the
-    other: of few ranks that are drawn, as in federated averaging, others hear.
+    The ranks are divided in two halves by one bit of their numbers. One half trains on other
+    samples, and the parameters of the other half must then change, too. It is enough if one of the
+    two directions works, because strategies such as federated averaging draw a few ranks whose
+    updates reach the rest. Up to eight shards are divided by every bit. More shards are divided by
+    the lowest, the middle and the highest bit, so that the cost does not grow with the world.
+
+    ``seen`` is what each rank had received from the others in each step, for strategies whose
+    result depends on it. This is a collective of all ranks.
     """
     if loaded.supports.jobs > 1:
         return
@@ -255,7 +292,10 @@ def communication_checks(
             apart = [shard for shard in range(shards) if shard >> bit & 1]
             more = ", ..." if len(apart) > SHOWN else ""
             names = ", ".join(map(str, apart[:SHOWN]))
-            worst = f"of what ranks {names}{more} train comes to the others, or back"
+            worst = (
+                f"fraction of a change on ranks {names}{more} that reaches the other ranks,"
+                " or the reverse"
+            )
     yield Check(
         name="ranks_hear_each_other",
         ok=least >= LEAST_HEARD,
@@ -267,7 +307,10 @@ def communication_checks(
 
 
 def in_turn(ctx: RankContext) -> bool:
-    """Whether every rank takes all shards in turn: of many each takes its own."""
+    """Return whether every rank computes the reference for all shards in turn.
+
+    With many shards each rank computes its own shard.
+    """
     shards = ctx.batching.shards
     return shards <= IN_TURN or shards < ctx.world_size
 
@@ -279,7 +322,10 @@ def _trained(
     seen: Sequence[Sequence[object]],
     steps: int,
 ) -> Tensor:
-    """This rank's parameters after so many steps, where the changed shards take later samples."""
+    """Return this rank's parameters (flat) after some steps of the simulated reference.
+
+    The shards that are marked in ``changed`` train on other samples than usual.
+    """
     case = ctx.case
     with ctx.device:
         simulated = Simulated(build_model(loaded, case, case.seed), loaded, ctx)
@@ -299,17 +345,19 @@ def _trained(
     return vector(simulated.model)
 
 
-#: Variables that launchers set.
+#: Environment variables from which a process can read its rank or the size of the world.
 VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID")
 _TORCH = Path(dist.__file__).parents[1]
+#: Functions of torch that return the rank or the size of the world.
 _TELLS: frozenset[CodeType] = frozenset(
     function.__code__ for function in (dist.get_world_size, dist.get_rank)
 )
 ProfileFunction: TypeAlias = Callable[[FrameType, str, object], object]
-#: Of a process group.
+#: Methods of a process group that return them.
 _METHODS = ("size", "rank")
-#: What pybind's methods are bound to, by its version.
+#: Beginnings of the type names to which methods from pybind are bound; they depend on its version.
 _BOUND = ("PyCapsule", "pybind11")
+#: Functions that read an environment variable.
 _READS: frozenset[CodeType] = frozenset(
     function.__code__ for function in (os._Environ.__getitem__, os.getenv)
 )
@@ -317,11 +365,16 @@ _READS: frozenset[CodeType] = frozenset(
 
 @functools.cache
 def _resolved(file: str) -> Path:
+    """Return the resolved path of a file."""
     return Path(file).resolve()
 
 
 class WorldSizeQueries:
-    """Who asked, as ``file.py:line``; ``allowed`` are files that may, ``model`` is none of them."""
+    """Finds code that reads the size of the world or a rank.
+
+    ``where`` lists the places as ``file.py:line``. A model must train the same function in every
+    world, so its file ``model`` must not read them. The files in ``allowed`` may.
+    """
 
     def __init__(self, model: str, allowed: Sequence[str]) -> None:
         self.where: list[str] = []
@@ -330,13 +383,16 @@ class WorldSizeQueries:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Calls of this thread are looked at, a compiler's left out: it makes millions."""
+        """Return a context in which the calls of this thread are watched.
+
+        Calls of torch's compiler are left out, because it makes millions.
+        """
         before = sys.getprofile()
         sys.setprofile(self._look)
         thread = threading.get_ident()
 
         def switch(look: ProfileFunction | None, _: object) -> None:
-            if threading.get_ident() == thread:  # autograd compiles in one of its own
+            if threading.get_ident() == thread:  # another thread has no profiler to switch
                 sys.setprofile(look)
 
         pause = partial(switch, None)
@@ -351,6 +407,7 @@ class WorldSizeQueries:
             sys.setprofile(before)
 
     def _look(self, frame: FrameType, event: str, called: object) -> None:
+        """Note a call that reads the rank or the size of the world; a profile function."""
         if event == "c_call":
             bound = type(getattr(called, "__self__", None)).__name__
             if getattr(called, "__name__", "") in _METHODS and bound.startswith(_BOUND):
@@ -361,9 +418,11 @@ class WorldSizeQueries:
                 self._note(frame.f_back)
 
     def _note(self, caller: FrameType | None) -> None:
-        """By whom a call was made: the nearest of the case's files decides, else the caller itself.
+        """Note the place of a call if its code may not read the rank or the size of the world.
 
-        A library may ask for itself, and for a strategy that uses it, not for a model.
+        The nearest of the case's files on the stack decides. If there is none, the code of the
+        caller itself does. A library may read them on its own behalf, or on behalf of a strategy,
+        but not on behalf of a model.
         """
         asks = ""
         while caller is not None:
@@ -374,7 +433,7 @@ class WorldSizeQueries:
                 self.where.append(place)
                 return
             backend = isinstance(caller.f_locals.get("self"), dist.ProcessGroup)
-            if str(path) in self._allowed or backend:  # one that is written in Python
+            if str(path) in self._allowed or backend:  # a process group written in Python
                 return
             if path.is_relative_to(PACKAGE) or path.is_relative_to(_TORCH):
                 break
@@ -385,14 +444,14 @@ class WorldSizeQueries:
             self.where.append(asks)
 
     def check(self) -> Check:
-        """The check of what was noted."""
+        """Return a check that fails if any place was noted."""
         places = ", ".join(dict.fromkeys(self.where[:3]))
-        detail = f"{places} asks for the size of the world, or for a rank" if places else ""
+        detail = f"the size of the world or a rank is read in {places}" if places else ""
         return Check(name="model.knows_no_world", ok=not self.where, detail=detail)
 
 
 def inquiries(loaded: Loaded) -> WorldSizeQueries:
-    """Who asks for the world's size in a case: its strategy, codec and input may."""
+    """Return a ``WorldSizeQueries`` for a case: its strategy, compressor and input may ask."""
     files = {kind: str(module.__file__) for kind, module in loaded.modules.items()}
     return WorldSizeQueries(
         files["model"], [file for kind, file in files.items() if kind != "model"]
@@ -400,7 +459,7 @@ def inquiries(loaded: Loaded) -> WorldSizeQueries:
 
 
 def asked(case: CaseSpec) -> bool:
-    """Whether a case asks for anything that is seen in a step."""
+    """Return whether a case has a setting whose effect can be observed in a training step."""
     return bool(
         case.checkpoint
         or case.offload
@@ -412,9 +471,9 @@ def asked(case: CaseSpec) -> bool:
 
 
 def setting_checks(model: Any, trainer: Trainer, batch: Batch, ctx: RankContext) -> Iterator[Check]:
-    """One more step, watched: every setting of the case against what ran on all ranks.
+    """Run one more step, and check that every setting of the case took effect on all ranks.
 
-    ``model`` is the plain one, as it was made for this trainer.
+    ``model`` is the plain model that was made for this trainer.
     """
     tuned: Tuned = model.tuned
     case = ctx.case
@@ -432,7 +491,7 @@ def setting_checks(model: Any, trainer: Trainer, batch: Batch, ctx: RankContext)
     if case.compiled is not Compiled.NO:
         regions = kernels.regions_of(total)
         wanted = max(ctx.gather(tuned.num_compiled))
-        message = f"{regions} compiled regions ran, of {wanted} blocks"
+        message = f"{regions} compiled regions ran, for {wanted} blocks"
         yield _check("compiled", regions >= wanted > 0, message, case)
     if case.stepping is not Stepping.USUAL:
         stepping = kernels.stepping_of(total)
@@ -443,35 +502,39 @@ def setting_checks(model: Any, trainer: Trainer, batch: Batch, ctx: RankContext)
             pair for rank in ctx.gather(counts_before) for pair in rank
         ]
         kept_out, repeated = sum(kept for kept, _ in counts), sum(again for _, again in counts)
-        message = f"{repeated} of {kept_out} blocks were computed again"
+        message = f"{repeated} of {kept_out} checkpointed blocks were recomputed"
         done = kept_out > 0 and all(again >= kept for kept, again in counts)
         yield _check("checkpoint", done, message, case)
     if case.offload:
         to_host = sum(ctx.gather(OnHost.moved_bytes - moved))
-        yield _check("offload", to_host > 0, f"{to_host} bytes went to the host", case)
+        yield _check("offload", to_host > 0, f"{to_host} bytes were moved to the host", case)
     if case.precision is Precision.FP8:
         count = sum(n for name, n in total.items() if name.startswith("_scaled_mm"))
-        message = f"{count} products in 8 bits, of {tuned.num_narrow} layers"
+        message = f"{count} matrix products ran in 8 bits, for {tuned.num_narrow} layers"
         yield _check("precision", count >= 3 * tuned.num_narrow > 0, message, case)
 
 
 def switches(case: CaseSpec, device: torch.device) -> Iterator[Check]:
-    """Checks the settings that only a device has: no step has to be watched for them."""
+    """Check the settings of an accelerator that can be read without running a step."""
     if device.type == "cpu":
         return
     bits = kernels.mantissa_bits(device)
-    message = f"products of fp32 keep {bits} bits of 23"
+    message = f"matrix products in fp32 keep {bits} of 23 mantissa bits"
     yield _check("tf32", (bits < 23) == case.tf32, message, case)
     if case.priority_stream:
         options: Any = torch.distributed.distributed_c10d._get_default_group()._get_backend(device)
         yield _check(
-            "priority_stream", bool(options.options.is_high_priority_stream), "of NCCL", case
+            "priority_stream",
+            bool(options.options.is_high_priority_stream),
+            "checked on NCCL's stream",
+            case,
         )
     if case.power_cap_w:
         held_w = nvml.power_limits()[device.index or 0].now_w
-        yield _check("power_cap_w", held_w == case.power_cap_w, f"held at {held_w} W", case)
+        yield _check("power_cap_w", held_w == case.power_cap_w, f"power limit is {held_w} W", case)
 
 
 def _check(name: str, ok: bool, seen: str, case: CaseSpec) -> Check:
+    """Return the check that the setting ``name`` of the case took effect."""
     asked_for = getattr(case, name)
-    return Check(name=f"took_effect.{name}", ok=ok, detail=f"{seen}; asked for {asked_for}")
+    return Check(name=f"took_effect.{name}", ok=ok, detail=f"{seen}; requested: {asked_for}")

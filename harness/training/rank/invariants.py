@@ -1,4 +1,8 @@
-"""Checks of a compressor: its claims about its mathematics, and what it sends of each gradient."""
+"""Check a compressor: the mathematical claims of its file, and each rank's share of its output.
+
+A compressor's hook receives a gradient on every rank, and returns to all ranks an approximation of
+the mean gradient. That approximation is called its output here.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +21,26 @@ from torch import Tensor, nn
 from harness.record import Check
 from harness.training.context import Compressor, RankContext
 
-#: Numbers that a gradient is folded into: each is a sum of elements with signs that were drawn.
+#: Number of sums that a gradient is folded into. Each is a sum of elements with random signs.
 WIDTH = 65_536
-#: Steps of a block, and parts of the parameters in their order.
+#: Steps that are examined together as one block.
 BLOCK = 8
+#: Number of consecutive parts of the parameters that are also examined separately.
 PARTS = 16
-#: Parts of fewer numbers than that, in all, say nothing of so many ranks.
+#: Parts are not examined if a folded gradient has fewer numbers than this in all, because a part
+#: then has too few numbers to tell the gradients of the ranks apart.
 LEAST_WIDTH = 16_384
-#: A rank has too little with less than this part of an even share; all of them, with less than
-#: this part of their gradients.
+#: The least share of a rank, relative to an even share of all ranks.
 LEAST_SHARE = 0.25
+#: The least even share: the fraction of the ranks' gradients that the output contains on average.
 LEAST_EVEN = 0.01
 
 
 class Fit(NamedTuple):
-    """Shares of the ranks, 1 where their mean is handed on, and how far they may be off."""
+    """The shares of the ranks in an output, and the bounds of their errors.
+
+    A share is 1 if the output contains the rank's gradient with its weight in the mean.
+    """
 
     shares: list[float]
     errors: list[float]
@@ -39,20 +48,25 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class GradientSums:
-    """Folded sums over steps: of this rank's gradients, and of what all ranks were given."""
+    """Folded gradients, summed over steps: this rank's, and the compressor's output."""
 
     of_rank: Tensor
     made: Tensor
     steps: int = 1
 
     def __add__(self, other: Self) -> GradientSums:
+        """Return the sums over the steps of both."""
         return GradientSums(
             self.of_rank + other.of_rank, self.made + other.made, self.steps + other.steps
         )
 
 
 class CodecShares:
-    """Looks at a block of steps at a time, and at all of them; all ranks call it."""
+    """Estimates the share of each rank's gradients in a compressor's output.
+
+    It does so for each block of steps and for all steps together. ``add`` and ``check`` are
+    collectives of all ranks.
+    """
 
     def __init__(self, ctx: RankContext) -> None:
         self._ctx = ctx
@@ -64,7 +78,7 @@ class CodecShares:
         self._of_parts: list[tuple[Fit, str]] = []
 
     def add(self, of_rank: Sequence[Tensor], made: Sequence[Tensor]) -> None:
-        """A step's gradients of this rank, and what all ranks were given."""
+        """Add one step: the gradients of this rank, and the compressor's output ``made``."""
         step = GradientSums(self._folded(of_rank), self._folded(made))
         self._all = self._all + step if self._all else step
         self._block = self._block + step if self._block else step
@@ -79,6 +93,7 @@ class CodecShares:
             self._silent = 0
 
     def _folded(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Return the gradients as a vector of at most ``WIDTH`` sums with random signs."""
         flat = torch.cat([gradient.detach().flatten().float() for gradient in gradients])
         if len(flat) <= WIDTH:
             return flat
@@ -90,7 +105,7 @@ class CodecShares:
         return signed.view(PARTS, -1, WIDTH // PARTS).sum(1).flatten()
 
     def _look_at_parts(self, gradients: Tensor, made: Tensor, when: str) -> None:
-        """Fits each part of the parameters by itself, where there are enough of them."""
+        """Fit each part of the parameters separately, if the parts are large enough."""
         if len(made) < LEAST_WIDTH:
             return
         parts = zip(gradients.chunk(PARTS, 1), made.chunk(PARTS), strict=True)
@@ -99,35 +114,43 @@ class CodecShares:
             self._of_parts.append((fit, f"in part {number + 1} of {PARTS} {when}"))
 
     def _gathered(self, sums: GradientSums) -> tuple[Tensor, Tensor]:
-        """All ranks' sums (ranks, numbers), and what was made of them (numbers)."""
+        """Return the sums of all ranks (ranks, numbers) and the output (numbers); a collective."""
         sums_of_ranks = [torch.zeros_like(sums.of_rank) for _ in range(self._ctx.world_size)]
         dist.all_gather(sums_of_ranks, sums.of_rank)
         return torch.stack(sums_of_ranks).double().cpu(), sums.made.double().cpu()
 
     def _fitted(self, gradients: Tensor, handed_on: Tensor) -> Fit:
+        """Fit the output as a linear combination of the ranks' gradients by least squares.
+
+        The error of a share is at most the norm of the residual over the length of the component
+        of the rank's gradient that is orthogonal to all other gradients.
+        """
         ranks = len(gradients)
         finite = gradients.isfinite().all() and handed_on.isfinite().all()
-        if not finite or not handed_on.any():  # told elsewhere: by the losses, by the silence
+        # Other checks report these: the losses are not finite, or the output stays zero for long.
+        if not finite or not handed_on.any():
             return Fit([1.0] * ranks, [math.inf] * ranks)
         inverse = torch.linalg.pinv(gradients @ gradients.T)
         shares = inverse @ (gradients @ handed_on)
         rest = handed_on - shares @ gradients
-        # The length of what a gradient has and no other rank's; none without samples.
+        # The length of the component of a gradient that is orthogonal to all others. It is 0 for a
+        # rank without samples.
         alone = inverse.diagonal().clamp(min=1e-300).rsqrt()
         alone[gradients.norm(dim=1) == 0] = 0.0
         return Fit((ranks * shares).tolist(), (ranks * rest.norm() / alone).tolist())
 
     def check(self) -> Check:
-        """The smallest share of a rank, in a block or in all of them, over the mean of all ranks'.
+        """Check the smallest share of a rank, relative to the mean share of all ranks.
 
-        A codec whose threshold is far may hand on nothing for a while: it is silent for good where
-        that takes a block of steps and twice as many as ever before.
+        All blocks, all parts and the whole training are examined. A compressor with a high
+        threshold may return zeros for a while. The check fails if this lasts for a block of steps
+        and for more than twice as long as ever before.
         """
         name = "codec.shares"
         if self._all is None:
-            return Check(name=name, ok=False, detail="no gradient went through the codec")
+            return Check(name=name, ok=False, detail="no gradient passed through the compressor")
         if self._silent > max(BLOCK - 1, 2 * self._longest):
-            detail = f"nothing was handed on in the last {self._silent} steps"
+            detail = f"the compressor's output was zero in the last {self._silent} steps"
             return Check(
                 name=name, ok=False, value=0.0, limit=LEAST_SHARE, at_least=True, detail=detail
             )
@@ -144,41 +167,51 @@ class CodecShares:
                 ok = share + error > LEAST_SHARE * even and even + error > LEAST_EVEN
                 of_even = share / even if even else 0.0
                 if worst.value is not None and (ok, of_even) < (worst.ok, worst.value):
-                    detail = f"of an even share of rank {rank}'s gradients was handed on {when}"
+                    detail = (
+                        f"fraction of an even share of rank {rank}'s gradients that is in the"
+                        f" compressor's output {when}"
+                    )
                     worst = replace(worst, ok=ok, value=of_even, detail=detail)
         return worst
 
 
 def _steps(block: int) -> str:
+    """Return the steps of a block as text."""
     return f"in steps {block * BLOCK} to {block * BLOCK + BLOCK - 1}"
 
 
-#: Shapes of the parameters of a trial; their elements are no multiple of any block.
+#: Shapes of the parameters of a trial. Their numbers of elements are not multiples of any block
+#: size.
 SHAPES = ((37, 64), (129,), (64, 33), (5,))
-#: Steps of a trial with feedback, and draws of one without bias.
+#: Steps of a trial with error feedback.
 STEPS = 12
+#: Outputs for the same gradient that are drawn to test for a bias.
 DRAWS = 100
-#: Relative errors of sums in fp32; how many times its standard error a mean of thousands of
-#: elements may be off: that of their norm is a few percent of it.
+#: Relative error that sums in fp32 may have.
 ROUNDING = 1e-4
+#: Standard errors by which the mean of the draws may differ from the gradient. The norm over
+#: thousands of elements has an uncertainty of only a few percent, so a small factor suffices.
 SURE = 1.5
-#: Of the bytes that what was handed on must have taken, this part must have been sent.
+#: Fraction of the bytes needed by Shannon's bound for the output that must have been sent.
 ENOUGH = 0.9
-#: How long draws are on average is looked at until its standard error is this, or this often; and
-#: how many of it they may be too long or too short.
+#: Relative standard error of the mean length of outputs at which drawing outputs stops.
 LENGTH_ERROR = 1e-3
+#: Number of outputs after which drawing stops in any case.
 MOST_DRAWS = 2_000
+#: Standard errors by which the mean length of outputs may differ from that of the gradient.
 SURE_OF_LENGTH = 5.0
-#: An element that nothing else comes near to (it fits fp16), gradients in which one of each tensor
-#: is that, and by how much more than a new codec's an old one's may be off.
+#: Value of an element that is far larger than all others of its tensor. It fits in fp16.
 SPIKE = 10_000.0
+#: Number of test gradients, each with one such element in every tensor.
 SPIKES = 8
+#: Factor by which the error of a spike may grow with the number of a hook's calls.
 WORSE = 1.25
+#: Relative error of a spike that is allowed in addition to this.
 WORSE_BY = 0.02
 
 
 class CodecBucket:
-    """The bucket that DDP gives a communication hook."""
+    """A substitute for the ``GradBucket`` that DDP passes to a communication hook."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = list(parameters)
@@ -187,22 +220,28 @@ class CodecBucket:
         )
 
     def fill(self, flat: Tensor) -> CodecBucket:
+        """Set the gradients from a flat tensor, and return the bucket."""
         self._flat.copy_(flat)
         return self
 
     def index(self) -> int:
+        """Return the number of the bucket; there is only one."""
         return 0
 
     def is_last(self) -> bool:
+        """Return True: a step has a single bucket."""
         return True
 
     def buffer(self) -> Tensor:
+        """Return the flat gradient of all parameters."""
         return self._flat
 
     def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the bucket."""
         return self._parameters
 
     def gradients(self) -> list[Tensor]:
+        """Return a view of the flat gradient for each parameter."""
         parts = self._flat.split([parameter.numel() for parameter in self._parameters])
         return [
             part.view_as(parameter) for part, parameter in zip(parts, self._parameters, strict=True)
@@ -210,7 +249,7 @@ class CodecBucket:
 
 
 class CodecTrial:
-    """A fresh hook on gradients that are drawn for this rank."""
+    """A new hook of a compressor, which is called with random gradients."""
 
     def __init__(self, ctx: RankContext, compressor: Compressor) -> None:
         self.ctx = ctx
@@ -218,7 +257,10 @@ class CodecTrial:
         self.hook = compressor.build(ctx)
 
     def drawn(self, step: int, rank: int | None = None) -> Tensor:
-        """A gradient of this rank, or the same for all; in every other step of two magnitudes."""
+        """Return a random gradient for a rank, or the same one for all ranks if ``rank`` is None.
+
+        In odd steps one element in ten is a hundred times larger than the rest on average.
+        """
         source = torch.Generator().manual_seed(step * 1009 + (rank or 0) * 7 + (rank is None))
         size = len(self.bucket.buffer())
         few = torch.rand(size, generator=source) < (0.1 if step % 2 else 1.0)
@@ -226,12 +268,12 @@ class CodecTrial:
         return (torch.randn(size, generator=source) * spread).to(self.ctx.device)
 
     def sent(self, gradient: Tensor) -> Tensor:
-        """Gives a gradient to the hook, and returns what all ranks get of it; a collective."""
+        """Call the hook with a gradient, and return its output. A collective of all ranks."""
         handed_on: Tensor = self.hook(self.bucket.fill(gradient)).wait()
         return handed_on.clone()
 
     def owed(self) -> Tensor:
-        """The part that the mean over ranks is still to be given."""
+        """Return the mean over ranks of the errors that the hook keeps for later steps."""
         feedback = self.hook.feedback
         parts = [
             feedback.owed[parameter].flatten()
@@ -240,7 +282,7 @@ class CodecTrial:
         ]
         size = len(self.bucket.buffer())
         residual = torch.cat(parts) if parts else torch.zeros(size, device=self.ctx.device)
-        if residual.numel() != size:  # some are sent as they are
+        if residual.numel() != size:  # the hook sends some parameters without compression
             residual = torch.cat(
                 [
                     feedback.owed.get(parameter, torch.zeros_like(parameter)).flatten()
@@ -250,12 +292,12 @@ class CodecTrial:
         for total, part in getattr(self.hook, "of_sums", {}).items():
             sums = torch.zeros(total, device=residual.device)
             rows = sums.view(self.ctx.world_size, -1)
-            rows[self.ctx.rank] = part[0] * self.ctx.world_size  # nobody else has it
+            rows[self.ctx.rank] = part[0] * self.ctx.world_size  # only this rank keeps its error
             residual = residual + sums[:size]
         return self.mean(residual)
 
     def mean(self, gradient: Tensor) -> Tensor:
-        """Over all ranks."""
+        """Return the mean of a gradient over all ranks, in float64. A collective of all ranks."""
         total = gradient.double()
         if self.ctx.world_size > 1:
             dist.all_reduce(total)
@@ -263,7 +305,7 @@ class CodecTrial:
 
 
 def checks(ctx: RankContext, compressor: Compressor) -> Iterator[Check]:
-    """All that a compressor's file claims. Collectives of all ranks."""
+    """Check all claims of a compressor's file. These are collectives of all ranks."""
     yield _telescopes(ctx, compressor)
     yield _alike(ctx, compressor)
     yield _alone(ctx, compressor)
@@ -282,7 +324,7 @@ def checks(ctx: RankContext, compressor: Compressor) -> Iterator[Check]:
 
 
 def aged(ctx: RankContext, compressor: Compressor, calls: int) -> Iterator[Check]:
-    """Asks what can be asked of a hook that has been called so often. Collectives of all ranks."""
+    """Run the checks that apply to a hook after ``calls`` calls. Collectives of all ranks."""
     yield _heard(ctx, compressor, calls)
     yield _as_when_new(ctx, compressor, calls)
     trial = CodecTrial(ctx, compressor)
@@ -293,19 +335,21 @@ def aged(ctx: RankContext, compressor: Compressor, calls: int) -> Iterator[Check
 
 
 def _claim(trial: CodecTrial, compressor: Compressor) -> str:
+    """Return the claim of a compressor's hook or file: contracts, unbiased, descends or ""."""
     claim: str = getattr(trial.hook, "claim", getattr(compressor.module, "CLAIM", ""))
     return claim
 
 
 def _telescopes(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Check:
-    """Checks that the sent and the owed parts add up to the gradients, after ``calls`` more of
-    them.
+    """Check that the outputs and the remaining error feedback add up to the sum of the gradients.
+
+    The sum covers ``calls`` calls and ``STEPS`` more.
     """
     knobs = {**compressor.knobs, **getattr(compressor.module, "TELESCOPES", {})}
     trial = CodecTrial(ctx, replace(compressor, knobs=knobs))
     name = "codec.telescopes"
     if getattr(trial.hook, "feedback", None) is None:
-        return Check(name=name, ok=True, detail="nothing is owed: without error feedback")
+        return Check(name=name, ok=True, detail="not checked: without error feedback")
     wanted = sent = torch.zeros(len(trial.bucket.buffer()), dtype=torch.float64).to(ctx.device)
     for step in range(calls + STEPS):
         gradient = trial.drawn(step, ctx.rank)
@@ -316,32 +360,39 @@ def _telescopes(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Che
 
 
 def _heard(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
-    """After ``calls`` gradients, what is handed on is another one where one rank's is negated.
+    """Check that after ``calls`` calls the output depends on the gradient of each rank.
 
-    Hooks that were built and called alike are compared, of up to four ranks.
+    The output must change if the gradient of one rank is negated. The two hooks whose outputs are
+    compared are identical otherwise. Up to four ranks are examined.
     """
 
     def handed_on(negated: int | None) -> bytes:
+        """Return the bytes of the output of a new hook, with one rank's last gradient negated."""
         trial = CodecTrial(ctx, compressor)
         for step in range(calls):
             trial.sent(trial.drawn(step, ctx.rank))
         sign = -1.0 if ctx.rank == negated else 1.0
-        result = trial.sent(sign * trial.drawn(calls, ctx.rank)) + 0.0  # no zero is negative
+        result = trial.sent(sign * trial.drawn(calls, ctx.rank)) + 0.0  # turns -0.0 into 0.0
         return bytes(result.cpu().numpy().tobytes())
 
     last = ctx.world_size - 1
     usual = handed_on(None)
     asked = sorted({0, last // 3, 2 * last // 3, last})
     deaf = [rank for rank in asked if handed_on(rank) == usual]
-    detail = f"deaf to rank {deaf[0]}'s gradient, after {calls} calls" if deaf else ""
+    detail = (
+        f"the output does not depend on rank {deaf[0]}'s gradient after {calls} calls"
+        if deaf
+        else ""
+    )
     return Check(name="codec.hears_every_rank", ok=not deaf, detail=detail)
 
 
 def _as_when_new(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
-    """A spike comes through after ``calls`` gradients as it did at first.
+    """Check that a hook passes a spike on after ``calls`` calls as well as a new hook does.
 
-    One element of each tensor is larger than all others, on one rank in turn: whatever a codec
-    leaves out, it is not that. How far off it is made is a new hook's own measure for the old one.
+    In each test gradient one element of each tensor is much larger than all others, on one rank at
+    a time. No compressor may leave that element out. The limit for the relative error of the old
+    hook follows from the error of a new hook.
     """
     new = _spikes_off(CodecTrial(ctx, compressor))
     trial = CodecTrial(ctx, compressor)
@@ -355,12 +406,13 @@ def _as_when_new(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
         ok=not excess[worst] > 0,
         value=float(old[worst]),
         limit=float(WORSE * new.max(0).values[worst] + WORSE_BY),
-        detail=f"of the largest element of a {SHAPES[worst]} tensor is lost after {calls} calls",
+        detail=f"relative error of the largest element of a {SHAPES[worst]} tensor"
+        f" after {calls} calls",
     )
 
 
 def _spikes_off(trial: CodecTrial) -> Tensor:
-    """Relative errors (spikes, tensors) of what is made of an element of each tensor."""
+    """Return the relative errors of the largest elements in the output, shape (spikes, tensors)."""
     sizes = [math.prod(shape) for shape in SHAPES]
     errors = []
     for number in range(SPIKES):
@@ -376,7 +428,10 @@ def _spikes_off(trial: CodecTrial) -> Tensor:
 
 
 def _exact(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Check:
-    """The mean over ranks, within the stated error, of gradients that have nothing in common."""
+    """Check that the output is the mean over ranks, within the error that the file states.
+
+    The gradients of the ranks are independent of each other.
+    """
     trial = CodecTrial(ctx, compressor)
     worst = 0.0
     for step in range(calls + STEPS):
@@ -386,17 +441,21 @@ def _exact(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Check:
             wanted = trial.mean(gradient)
             worst = max(worst, float((result - wanted).norm() / wanted.norm()))
     limit = max(compressor.error_bound, ROUNDING)
-    detail = f"of the mean over ranks, after {calls} calls" if calls else "of the mean over ranks"
+    detail = (
+        f"relative error of the mean over ranks, after {calls} calls"
+        if calls
+        else "relative error of the mean over ranks"
+    )
     return Check(name="codec.exact", ok=worst <= limit, value=worst, limit=limit, detail=detail)
 
 
 def _enough(ctx: RankContext, compressor: Compressor) -> Check:
-    """The bytes that it states can hold what it hands on of the other ranks' gradients.
+    """Check that the stated bytes can hold the information in the output about other ranks.
 
-    Of n numbers of a normal distribution that nobody else knows, whoever has them with a share d of
-    their variance wrong was told n / 2 * log2(1 / d) bits at least, whatever the code (Shannon,
-    Coding theorems for a discrete source with a fidelity criterion, 1959). What came another way
-    than the stated bytes is not counted in them.
+    A receiver that reconstructs n secret numbers of a normal distribution, with an error that is a
+    fraction d of their variance, must have received at least n / 2 * log2(1 / d) bits, whatever the
+    code (Shannon, Coding theorems for a discrete source with a fidelity criterion, 1959). The check
+    therefore finds information that arrived in another way than in the stated bytes.
     """
     trial = CodecTrial(ctx, compressor)
     secret = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "big"))
@@ -415,12 +474,12 @@ def _enough(ctx: RankContext, compressor: Compressor) -> Check:
         value=stated,
         limit=ENOUGH * needed,
         at_least=True,
-        detail=f"bytes a rank that it states; what it hands on takes {needed:.0f} at least",
+        detail=f"stated bytes per rank; the output needs at least {needed:.0f} bytes",
     )
 
 
 def _alike(ctx: RankContext, compressor: Compressor) -> Check:
-    """All ranks are given the same bits."""
+    """Check that all ranks receive the same bits."""
     trial = CodecTrial(ctx, compressor)
     digest = hashlib.sha256()
     for step in range(3):
@@ -429,12 +488,12 @@ def _alike(ctx: RankContext, compressor: Compressor) -> Check:
     if ctx.world_size > 1:
         digests = [None] * ctx.world_size
         dist.all_gather_object(digests, digest.hexdigest())
-    message = f"{len(set(digests))} different of {len(digests)}"
+    message = f"{len(set(digests))} different outputs on {len(digests)} ranks"
     return Check(name="codec.same_bits", ok=len(set(digests)) == 1, detail=message)
 
 
 def _alone(ctx: RankContext, compressor: Compressor) -> Check:
-    """Torch's global random numbers, of which dropout draws, stay as they are."""
+    """Check that the hook leaves torch's global random generator, from which dropout draws."""
     trial = CodecTrial(ctx, compressor)
     before = torch.get_rng_state()
     trial.sent(trial.drawn(0))
@@ -445,7 +504,10 @@ def _alone(ctx: RankContext, compressor: Compressor) -> Check:
 def _worst(
     ctx: RankContext, compressor: Compressor, of: Callable[[Tensor, Tensor], float]
 ) -> float:
-    """The largest figure of what is made of several gradients, each the same on all ranks."""
+    """Return the largest value of ``of(output, gradient)`` over several gradients.
+
+    Each gradient is the same on all ranks.
+    """
     figures = []
     for draw in range(4):
         trial = CodecTrial(ctx, compressor)
@@ -455,13 +517,13 @@ def _worst(
 
 
 def _contracts(ctx: RankContext, compressor: Compressor) -> Check:
-    """|C(x) - x| < |x|, or what is owed would grow without end."""
+    """Check that |C(x) - x| < |x|. Otherwise the error feedback would grow without bound."""
     error = _worst(ctx, compressor, lambda made, given: float((made - given).norm() / given.norm()))
     return Check(name="codec.contracts", ok=error < 1, value=error, limit=1.0)
 
 
 def _descends(ctx: RankContext, compressor: Compressor) -> Check:
-    """Checks that the message made of a gradient points to its side."""
+    """Check that the output for a gradient has a positive scalar product with it."""
     against = _worst(
         ctx, compressor, lambda made, given: -float(made @ given / made.norm() / given.norm())
     )
@@ -469,7 +531,7 @@ def _descends(ctx: RankContext, compressor: Compressor) -> Check:
 
 
 def _unbiased(ctx: RankContext, compressor: Compressor) -> Check:
-    """The mean of many draws is as near to the gradient as their number says."""
+    """Check that the mean of many outputs approaches the gradient as their number predicts."""
     trial = CodecTrial(ctx, compressor)
     gradient = trial.drawn(0)
     total = torch.zeros_like(gradient, dtype=torch.float64)
@@ -480,27 +542,31 @@ def _unbiased(ctx: RankContext, compressor: Compressor) -> Check:
         squares += float((result - gradient).square().sum())
     bias = float((total / DRAWS - gradient).norm())
     limit = SURE * (squares / DRAWS / DRAWS) ** 0.5
-    message = f"of the mean of {DRAWS} draws"
+    message = f"error of the mean of {DRAWS} draws"
     return Check(name="codec.unbiased", ok=bias <= limit, value=bias, limit=limit, detail=message)
 
 
 def _as_long(ctx: RankContext, compressor: Compressor) -> Check:
-    """The check that the mean of many draws is as long as the gradient, in its direction.
+    """Check that the mean of many outputs has the gradient's length in the gradient's direction.
 
-    What is a percent short in all elements hides in their noise, but not in this sum over them.
+    A factor of one percent on all elements is hidden by the noise of each element, but not by the
+    noise of this sum over all elements.
     """
     trial = CodecTrial(ctx, compressor)
     gradient = trial.drawn(0).double()
     size = float(gradient @ gradient)
 
     def length() -> float:
+        """Return the length of one output along the gradient, relative to the gradient's."""
         return float(trial.sent(trial.drawn(0)).double() @ gradient) / size
 
     lengths = [length() for _ in range(DRAWS)]
     wanted = min(MOST_DRAWS, math.ceil((stdev(lengths) / LENGTH_ERROR) ** 2))
-    lengths += [length() for _ in range(max(ctx.gather(wanted)) - DRAWS)]  # all ranks as often
+    lengths += [
+        length() for _ in range(max(ctx.gather(wanted)) - DRAWS)
+    ]  # equally often on all ranks
     error = stdev(lengths) / len(lengths) ** 0.5
     off = abs(fmean(lengths) - 1)
     limit = SURE_OF_LENGTH * error + ROUNDING
-    detail = f"mean length of {len(lengths)} draws: {fmean(lengths):.4f} of the gradient's"
+    detail = f"the mean of {len(lengths)} draws has {fmean(lengths):.4f} of the gradient's length"
     return Check(name="codec.length", ok=off <= limit, value=off, limit=limit, detail=detail)

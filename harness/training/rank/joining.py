@@ -1,4 +1,4 @@
-"""How a rank joins its world, and the barrier outside of the timed window."""
+"""Open the process group of a rank, and the barrier that is used outside of the timed window."""
 
 import contextlib
 import itertools
@@ -15,19 +15,23 @@ from harness.cases import CaseSpec, Dim, Supports
 from harness.cases.heads import facts, read_head
 from harness.launch.wire.messages import LaunchSpec
 
-#: Pings and the like are of the host whatever a case's ranks exchange.
+#: The backend for tensors in the host's memory, if a case exchanges such tensors besides those on
+#: its GPUs.
 HOST_BACKEND = "gloo"
 
 
 def join(spec: LaunchSpec, store: dist.Store, rank: int, device: torch.device) -> None:
-    """Open the process group that a case asks for."""
+    """Open the default process group with the backend that the case states.
+
+    A world that does not communicate gets torch's ``fake`` backend.
+    """
     case = spec.case
     backend = case.backend if case.communicate else "fake"
     nccl = backend == "nccl"
     supports = _supports(spec)
     if nccl and _exchanges_on_host(case, supports):
         backend = f"cpu:{HOST_BACKEND},{device.type}:{backend}"
-    alone = case.world_size == 1  # it needs no communicator
+    alone = case.world_size == 1  # a single rank needs no communicator
     at_once = nccl and not alone and not _in_pairs(case, supports)
     dist.init_process_group(
         backend,
@@ -41,7 +45,7 @@ def join(spec: LaunchSpec, store: dist.Store, rank: int, device: torch.device) -
 
 
 def carrier(device: torch.device) -> str:
-    """The backend that carries a device's tensors; empty without a process group."""
+    """Return the backend that carries a device's tensors, or "" if there is no process group."""
     if not dist.is_initialized():
         return ""
     backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
@@ -49,9 +53,10 @@ def carrier(device: torch.device) -> str:
 
 
 def _supports(spec: LaunchSpec) -> Supports | None:
-    """The strategy's own statement of what it supports, before a user's file is imported.
+    """Return what the case's strategy supports, as its file states it; None without a strategy.
 
-    None where none is used: a script trains by itself, a sweep trains nothing.
+    A user's file is parsed and not imported here. A user's script and a sweep of collectives have
+    no strategy.
     """
     file = spec.files.get("strategies")
     if file is None:
@@ -63,33 +68,39 @@ def _supports(spec: LaunchSpec) -> Supports | None:
 
 
 def _in_pairs(case: CaseSpec, supports: Supports | None) -> bool:
-    """Whether ranks send to each other in pairs.
+    """Return whether ranks send to each other in pairs, as the stages of a pipeline do.
 
-    If the world has a communicator from the start, NCCL runs all sends and receives on its stream.
-    Otherwise those that torch issues one by one open a communicator for each pair
-    (https://github.com/pytorch/pytorch/issues/132900). Batches that mix both, as in the steady
-    state of 1F1B, use the world's communicator in either case
+    If the world has a communicator from the start, NCCL runs all sends and receives on the stream
+    of that communicator. Otherwise torch opens a communicator for each pair of ranks when it issues
+    a single send or receive (https://github.com/pytorch/pytorch/issues/132900). Batches of sends
+    and receives, as in the steady state of 1F1B, use the world's communicator in either case
     (torch.distributed.pipelining.schedules, ``_batch_p2p``).
     """
     return supports is not None and supports.mesh(case).size(Dim.PP) > 1
 
 
 def _prioritised() -> Any:
-    """NCCL's kernels go before others that wait for the device."""
+    """Return options with which NCCL's kernels run on a stream of high priority."""
     options = dist.ProcessGroupNCCL.Options()
     options.is_high_priority_stream = True
     return options
 
 
 def _exchanges_on_host(case: CaseSpec, supports: Supports | None) -> bool:
-    """Whether tensors of the host are exchanged, too, as those of shards that are kept there."""
+    """Return whether ranks also exchange tensors in the host's memory.
+
+    Strategies that keep shards on the host do, if their knob for it is set.
+    """
     if supports is None or not supports.on_host:
         return False
     return bool(case.knobs.get(f"{case.strategy}.{supports.on_host}"))
 
 
 class Barrier:
-    """A barrier: the process group's, or over the store for a world that does not communicate."""
+    """A barrier of all ranks.
+
+    It uses the process group. A world that does not communicate uses the rendezvous store instead.
+    """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, communicate: bool) -> None:
         self._store = store
@@ -99,6 +110,7 @@ class Barrier:
         self._count = itertools.count()
 
     def __call__(self) -> None:
+        """Wait until all ranks have called this."""
         if not self._others:
             return
         if self._communicate:
@@ -110,11 +122,15 @@ class Barrier:
         self._store.wait([f"{key}/all"])
 
     def part(self) -> None:
-        """The last meeting: rank 0 hosts the store, so nobody may lose it early."""
+        """Wait for all ranks for the last time.
+
+        Rank 0 hosts the store, so it must not exit before all other ranks are done with it.
+        """
         if self._communicate or not self._others:
             self()
         elif self._rank:
-            with contextlib.suppress(dist.DistNetworkError):  # rank 0 may be gone before it answers
+            # Rank 0 may exit before its answer to this request arrives.
+            with contextlib.suppress(dist.DistNetworkError):
                 self._store.add("parted", 1)
         else:
             while self._store.add("parted", 0) < self._others:

@@ -1,4 +1,7 @@
-"""The reference: repeat a step of a world with the plain model on one device."""
+"""Single-device references that strategies are compared with.
+
+A reference repeats the steps of a world with the plain model, without any parallel wrapper.
+"""
 
 import contextlib
 import copy
@@ -20,21 +23,25 @@ from harness.training.trainer import constant
 
 
 class Oracle:
-    """A plain model, trained on shards. ``weighted``: samples of all shards count alike.
+    """A plain model that is trained on the shards of a world in rank order.
+
+    If ``weighted``, each sample has the same weight, whichever shard it is in.
 
     Args:
-        parts: how often a shard's batch is cut: accumulation steps, or a pipeline's micro-batches.
-        scale_last: divide the summed gradient once at the end, as pipeline schedules do, rather
-            than each loss.
-        order: of the parts, in which their gradients are added; empty = as they are cut.
-        rounding: what becomes of a shard's gradients before they are added.
-        buffers: "own" if every rank keeps the buffers that its forward passes change, "broadcast"
-            if all begin a step with rank 0's, as with DistributedDataParallel.
+        parts: number of parts of a shard's batch: accumulation steps, or a pipeline's
+            micro-batches.
+        scale_last: divide the summed gradient once at the end, as pipeline schedules do, and not
+            the loss of each part.
+        order: order in which the gradients of the parts are added; empty = the order of the parts.
+        rounding: changes a shard's gradients before they are added to those of other shards.
+        buffers: "own" if each rank keeps the buffers that its forward passes change, "broadcast"
+            if all ranks begin a step with rank 0's buffers, as under DistributedDataParallel.
     """
 
     weighted = True
-    #: Whether each shard has frozen parameters of its own: a forward pass may change them (a
-    #: momentum teacher). A model that is too large for its device leaves no memory for that.
+    #: Whether each shard has a separate copy of the frozen parameters, because a forward pass may
+    #: change them (a momentum teacher). A model that is too large for its device leaves no memory
+    #: for these copies.
     keeps_frozen = True
 
     def __init__(
@@ -56,11 +63,11 @@ class Oracle:
         self.rounding = rounding or Rounding()
         self.optimizer = ctx.optimizer(model.parameters())
         self.buffers = Buffers(model, of_rank_0=buffers == "broadcast", frozen=self.keeps_frozen)
-        self._reached = set[int]()  # of the trained parameters: those that get gradients
+        self._reached = set[int]()  # indices of the trained parameters that got gradients
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """The parameters that are not frozen, in the model's order."""
+        """The parameters that are not frozen, in the order of the model."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @classmethod
@@ -71,7 +78,7 @@ class Oracle:
         ctx: RankContext,
         rounding: Rounding | None = None,
     ) -> Self:
-        """The reference that the case's strategy names in its head."""
+        """Return the reference that the strategy of the case names in its ``SUPPORTS``."""
         supports = loaded.supports
         parts = int(loaded.knobs(ctx.case)[supports.parts]) if supports.parts else 0
         ordered = getattr(loaded.strategy, "order", None)
@@ -88,7 +95,7 @@ class Oracle:
 
     @torch.no_grad()
     def forward(self, shards: Sequence[Batch]) -> float:
-        """The mean loss over the shards in rank order; nothing is trained."""
+        """Return the mean loss over the shards in rank order, without training."""
         total = 0.0
         for batch in shards:
             cut = batch.inputs.chunk(self.parts), batch.targets.chunk(self.parts)
@@ -100,7 +107,7 @@ class Oracle:
         return total / len(shards)
 
     def step(self, shards: Sequence[Batch]) -> float:
-        """One optimizer step over the shards in rank order; the mean loss."""
+        """Do one optimizer step over the shards in rank order, and return their mean loss."""
         total: list[Tensor] | None = None
         losses = 0.0
         self.begin_step()
@@ -120,7 +127,11 @@ class Oracle:
         return losses / len(shards)
 
     def together(self, batch: Batch) -> float:
-        """Trains each rank on its own shard: gradients are exchanged and added in rank order."""
+        """Do one optimizer step in which each rank computes only its own shard.
+
+        Gradients are exchanged and added in rank order. Return the mean loss of all shards. This is
+        a collective of all ranks.
+        """
         self.begin_step()
         loss, gradients = self.backward(batch)
         shards = self.ctx.batching.shards
@@ -131,12 +142,14 @@ class Oracle:
         return sum(map(float, losses[:shards])) / shards
 
     def begin_step(self) -> None:
-        """Forget which parameters got a gradient in the step before."""
+        """Forget which parameters got a gradient in the previous step."""
         self._reached = set()
 
     def share(self, shards: int) -> None:
-        """Exchange what ranks that train their own shard must know of each other beside gradients:
-        which parameters any of them has reached, and rank 0's buffers if these are broadcast.
+        """Exchange the state besides gradients that ranks with one shard each need of each other.
+
+        This is the set of parameters that got a gradient on any rank, and rank 0's buffers if these
+        are broadcast.
         """
         if shards == 1:
             return
@@ -147,8 +160,9 @@ class Oracle:
         self.buffers.broadcast()
 
     def backward(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """A shard's loss, as its rank would state it, and the gradients of what is ``trained``:
-        zeros for a parameter that the loss does not depend on.
+        """Return the loss of a shard as its rank would report it, and the gradients of ``trained``.
+
+        A parameter that the loss does not depend on has a gradient of zeros.
         """
         self.model.zero_grad(set_to_none=True)
         batching = self.ctx.batching
@@ -167,7 +181,7 @@ class Oracle:
             torch.zeros_like(weights) if weights.grad is None else weights.grad
             for weights in trained
         ]
-        if self.ctx.loss_scale != 1.0:  # a power of two: exact
+        if self.ctx.loss_scale != 1.0:  # a power of two, so the division is exact
             grads = [grad / self.ctx.loss_scale for grad in grads]
         if self.scale_last:
             return torch.stack(losses).mean(), [grad / len(inputs) for grad in grads]
@@ -177,34 +191,43 @@ class Oracle:
         return total, grads
 
     def descend(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
-        """The scaled loss of a part of a batch, its gradients added to the parameters'."""
+        """Add the gradients of one part of a batch to the parameters, and return its scaled loss.
+
+        ``x`` and ``y`` are the inputs and targets of the part, ``scale`` the factor of its loss.
+        """
         with self.ctx.forward():
             loss = self.ctx.loss(self.model(x), y) * scale
         (loss * self.ctx.loss_scale).backward()
         return loss.detach()
 
     def update(self, gradients: Sequence[Tensor]) -> None:
-        """One optimizer step with these gradients; what none has reached is not stepped."""
+        """Do one optimizer step with these gradients.
+
+        A parameter that no shard's loss depends on is not stepped.
+        """
         for i, (weights, gradient) in enumerate(zip(self.trained, gradients, strict=True)):
             weights.grad = gradient if i in self._reached else None
         self.optimizer.step()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the gradient of each parameter that has one."""
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
                 yield name, parameter.grad
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the value of each parameter."""
         for name, parameter in self.model.named_parameters():
             yield name, parameter.detach()
 
 
 class Buffers:
-    """The tensors that forward passes may change in a model that stands for several ranks: its
-    buffers, and if ``frozen`` its frozen parameters.
+    """The tensors that forward passes may change, kept separately for each rank.
 
-    Each shard's passes see those of its rank; with ``of_rank_0`` the buffers are those that rank 0
-    ended the step before with. What a model tells DDP to leave alone is constant, and not kept.
+    One model represents several ranks here. The tensors are its buffers and, if ``frozen``, its
+    frozen parameters. Passes of a shard see the tensors of the rank that the shard belongs to. With
+    ``of_rank_0``, all shards begin a step with the buffers with which rank 0 ended the previous
+    step. Tensors that a model tells DDP to ignore are constant, so no copies of them are kept.
     """
 
     def __init__(self, model: nn.Module, *, of_rank_0: bool, frozen: bool) -> None:
@@ -213,18 +236,18 @@ class Buffers:
         self._buffers = [b for name, b in model.named_buffers() if name not in ignored]
         self._frozen = [p for p in model.parameters() if frozen and not p.requires_grad]
         self._start = self._copy()
-        self._begin: dict[int, list[Tensor]] = {}  # by shard, as the step begins
-        self._end: dict[int, list[Tensor]] = {}
+        self._begin: dict[int, list[Tensor]] = {}  # by shard, at the beginning of the step
+        self._end: dict[int, list[Tensor]] = {}  # by shard, at its end
 
     @contextlib.contextmanager
     def of(self, shard: int) -> Iterator[None]:
-        """Within it the model has what the rank has that this shard belongs to."""
+        """Return a context in which the model has the tensors of this shard's rank."""
         self._fill(self._begin.get(shard, self._start))
         yield
         self._end[shard] = self._copy()
 
     def end_step(self) -> None:
-        """The next step begins with what this one has left."""
+        """End a step: the next one begins with the tensors that this one has left."""
         of_rank_0 = self._end[0][: len(self._buffers)]
         self._begin = {
             shard: [*of_rank_0, *kept[len(of_rank_0) :]] if self._of_rank_0 else kept
@@ -233,14 +256,16 @@ class Buffers:
         self._fill(self._begin[0])
 
     def broadcast(self) -> None:
-        """Give all ranks the buffers of rank 0, if that is how they are kept."""
+        """Give all ranks the buffers of rank 0, if buffers are broadcast. A collective then."""
         for buffer in self._buffers if self._of_rank_0 else ():
             dist.broadcast(buffer, src=0)
 
     def _copy(self) -> list[Tensor]:
+        """Return copies of the current values."""
         return [tensor.detach().clone() for tensor in (*self._buffers, *self._frozen)]
 
     def _fill(self, values: Sequence[Tensor]) -> None:
+        """Write these values into the model."""
         for tensor, value in zip((*self._buffers, *self._frozen), values, strict=True):
             tensor.detach().copy_(value)
 
@@ -251,11 +276,12 @@ def relative_error(
     origin: dict[str, Tensor] | None = None,
     ulps: int = 0,
 ) -> float:
-    """norm(seen - wanted) / norm(wanted - origin) over all tensors that ``seen`` yields.
+    """Return norm(seen - wanted) / norm(wanted - origin) over all tensors that ``seen`` yields.
 
-    Per-tensor errors mean nothing for zero-initialised biases in bf16, so it is one vector.
-    Infinite when nothing was seen: what was not compared is not right. ``ulps`` of a tensor's own
-    dtype are no difference: an update smaller than one flips to either side.
+    All tensors count as one vector, because per-tensor errors mean nothing for zero-initialised
+    biases in bf16. The result is infinite if ``seen`` yields nothing, because a missing comparison
+    must not pass. Differences of up to ``ulps`` units in the last place of a tensor's dtype count
+    as zero, because an update smaller than one unit may round either way.
     """
     difference = size = 0.0
     compared = 0
@@ -274,10 +300,11 @@ def relative_error(
 
 
 def scale(seen: Iterator[tuple[str, Tensor]], wanted: dict[str, Tensor]) -> float:
-    """<seen, wanted> / <wanted, wanted> over all tensors: how many times too long ``seen`` is.
+    """Return <seen, wanted> / <wanted, wanted> over all tensors, the scale of ``seen``.
 
-    Rounding goes either way and cancels, a wrong factor does not: in bf16 it tells 1 % apart where
-    the norm of the difference cannot.
+    It is 1 if ``seen`` has the right length in the direction of ``wanted``. Rounding errors have
+    either sign and cancel in this sum, but a wrong factor does not. In bf16 it therefore detects a
+    factor of 1 % that the norm of the difference cannot detect.
     """
     product = size = 0.0
     for name, tensor in seen:
@@ -288,17 +315,18 @@ def scale(seen: Iterator[tuple[str, Tensor]], wanted: dict[str, Tensor]) -> floa
 
 
 def _ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The distance from each value to the next one that the dtype has."""
+    """Return the distance from each value to the next value that the dtype can represent."""
     _, exponent = torch.frexp(values)
     return torch.ldexp(torch.full_like(values, torch.finfo(dtype).eps), exponent - 1)
 
 
 def snapshot(named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Return copies of these tensors by name."""
     return {name: tensor.detach().clone() for name, tensor in named}
 
 
 def grad_norm(named: Iterator[tuple[str, Tensor]]) -> float:
-    """Euclidean norm over all tensors, in float64."""
+    """Return the Euclidean norm over all tensors, computed in float64."""
     return float(
         sum(
             (tensor.double().square().sum() for _, tensor in named),
@@ -309,9 +337,10 @@ def grad_norm(named: Iterator[tuple[str, Tensor]]) -> float:
 
 
 def added(gradients: Sequence[Tensor], shards: int) -> list[Tensor]:
-    """The mean of all ranks' gradients, added in rank order: equal bits on every rank.
+    """Return the mean of all ranks' gradients, with equal bits on every rank.
 
-    Each rank adds one part of them, and hands it to the others.
+    Each rank adds one part of the gradients in rank order, and sends the result to all ranks. This
+    is a collective of all ranks.
     """
     if shards == 1:
         return list(gradients)
@@ -327,7 +356,7 @@ def added(gradients: Sequence[Tensor], shards: int) -> list[Tensor]:
 
 
 def shaped(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Views of a flat tensor, shaped like these in turn."""
+    """Return views of consecutive parts of a flat tensor, shaped like the tensors in ``like``."""
     parts = flat.split([tensor.numel() for tensor in like])
     return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
 
@@ -336,10 +365,12 @@ T = TypeVar("T")
 
 
 class Simulated(Oracle):
-    """Shows the model of one rank: that of its context.
+    """A reference for strategies whose ranks train apart for some steps.
 
-    ``begin``: the rank that sums begin with. They are rounded in their order, so another one gives
-    another right training, where an exchange treats all ranks alike.
+    It has a model and an optimizer for each rank, and applies the strategy's ``Simulation`` to all
+    of them. ``model`` is that of the rank in its context. ``begin`` is the rank with which sums
+    over ranks begin. Rounding depends on the order of a sum, so another ``begin`` gives another
+    correct training run if the exchange treats all ranks equally.
     """
 
     def __init__(
@@ -360,12 +391,18 @@ class Simulated(Oracle):
         self.model, self.optimizer = self.workers[self.place]
 
     def note_seen(self, seen: Sequence[object]) -> None:
-        """Notes what each rank has seen of the others, where that depends on what came in."""
+        """Pass on what each rank has received from the other ranks so far.
+
+        It applies only to strategies whose result depends on the order in which messages arrive.
+        """
         if seen[0] is not None:
             self.rules.seen = seen
 
     def step(self, shards: Sequence[Batch]) -> float:
-        """A step of every worker on its shard, and what they exchange after it; the mean loss."""
+        """Do a step of every rank's model on its shard, then their exchange.
+
+        Return the mean loss.
+        """
         losses = 0.0
         every = []
         self.begin_step()
@@ -385,7 +422,11 @@ class Simulated(Oracle):
         return losses / len(shards)
 
     def together(self, batch: Batch) -> float:
-        """Trains with each rank on its own shard; parameters are exchanged to the bit."""
+        """Do a step in which each rank computes only its own shard.
+
+        All ranks then exchange their exact parameters. Return the mean loss. This is a collective
+        of all ranks.
+        """
         self.begin_step()
         loss, gradients = self.backward(batch)
         if hasattr(self.rules, "before"):
@@ -401,25 +442,36 @@ class Simulated(Oracle):
         return sum(map(float, losses)) / len(losses)
 
     def _from_all(self, gradient: Tensor) -> list[Tensor]:
-        """Every rank's, in the order of sums."""
+        """Gather a tensor from every rank, in the order in which sums add them."""
         every = [torch.empty_like(gradient) for _ in self.workers]
         dist.all_gather(every, gradient)
         return self._in_order(every)
 
     def _in_order(self, by_rank: Sequence[T]) -> list[T]:
+        """Return values in rank order in the order in which sums add them, ``begin`` first."""
         return [*by_rank[self.begin :], *by_rank[: self.begin]]
 
 
 class Streamed(Oracle):
-    """Takes the blocks of an nn.Sequential in turn."""
+    """A reference for a model that does not fit its device: an ``nn.Sequential``.
+
+    The model stays on the host, and its blocks are moved to the device one at a time.
+    """
 
     keeps_frozen = False
 
     def descend(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
-        """The scaled loss of a part, its gradients added to the parameters', which stay here."""
+        """Add the gradients of one part of a batch to the parameters, and return its scaled loss.
+
+        The forward pass keeps only the input of each block on the host. The backward pass computes
+        each block once more. Parameters and gradients stay on the host between these passes.
+        """
         if not isinstance(self.model, nn.Sequential):
             made = type(self.model).__name__
-            raise TypeError(f"{made} is too large for its device, and no nn.Sequential to stream")
+            raise TypeError(
+                f"{made} is too large for its device, and it is not an nn.Sequential, whose blocks"
+                " could be streamed"
+            )
         given = []
         output = x
         for block in self.model.children():
@@ -443,7 +495,7 @@ class Streamed(Oracle):
 
     @contextlib.contextmanager
     def _there(self, block: nn.Module) -> Iterator[None]:
-        """The block on the device, and back on the host with its gradients."""
+        """Return a context in which a block is on the device; it leaves with its gradients."""
         block.to(self.ctx.device)
         try:
             yield

@@ -1,4 +1,7 @@
-"""The work of one rank in one launch, from its first line to its result. Any engine starts this."""
+"""Run one rank of a launch, from its first line of code to its result file.
+
+Every launch engine (local agents, torchrun, Slurm, ..) starts its ranks through this module.
+"""
 
 import contextlib
 import faulthandler
@@ -26,12 +29,13 @@ from harness.training.rank.setup import RankPlace, set_up
 from harness.training.rank.tasks import script
 from harness.training.script import workplace
 
-#: What tasks do, by the tags of their types: ``prepare`` before there is a process group, ``run``.
+#: The module of each task by the tag of its message type. Each module has two functions:
+#: ``prepare``, which is called before the process group exists, and ``run``.
 TASKS: Mapping[str, ModuleType] = {
     file.name: importlib.import_module(f"{tasks.__name__}.{file.name}")
     for file in pkgutil.iter_modules(tasks.__path__)
 }
-#: Texts by which a rank only reports that another one is gone, in any case.
+#: Parts of error messages which say only that another rank is gone. Letter case is ignored.
 PEER_ERRORS = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -51,14 +55,18 @@ PEER_ERRORS = (
 )
 
 
-#: What is kept of a rank's output.
+#: Bytes of a rank's log file that are kept: half of them from its beginning, half from its end.
 LOG_BYTES = 1 << 20
-#: Files that are held open, so that a rank which can open no more can still say why.
+#: Number of file descriptors that are held open as a reserve. They are closed when the rank fails,
+#: so that a rank which has run out of descriptors can still write its error file.
 SPARE_FILES = 8
 
 
 def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
-    """Do the launch; the exit code: 0 with a result file left behind, 1 with an error file."""
+    """Run the task of this launch in this process, and return the exit code.
+
+    The code is 0 if the rank has written its result file, and 1 if it has written an error file.
+    """
     folder = Path(spec.out)
     if place.parent:
         threads.die_with_parent(place.parent)
@@ -97,7 +105,10 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
 
 
 def _cap(log: int) -> None:
-    """Keep beginning and end of a long log: it stays with every launch."""
+    """Shorten the log file behind this descriptor to ``LOG_BYTES``.
+
+    The log is stored with every launch, so a long one keeps only its beginning and its end.
+    """
     size = os.fstat(log).st_size
     if size <= LOG_BYTES:
         return
@@ -108,7 +119,10 @@ def _cap(log: int) -> None:
 
 
 def _message(error: BaseException, spec: LaunchSpec, place: RankPlace) -> str:
-    """An error's words, with a line of the case's files, or of the folder of a user's script."""
+    """Return the message of an error with the source line that raised it.
+
+    The line is one of the case's own files, or one below the folder of a user's script.
+    """
     if spec.case.script:
         line = placed_below(error, workplace.of(spec, place.node))
     else:
@@ -117,7 +131,7 @@ def _message(error: BaseException, spec: LaunchSpec, place: RankPlace) -> str:
 
 
 def _tidy(out: Path, rank: int) -> int:
-    """Remove what is only there for the case of an error; the exit code of a rank that is well."""
+    """Remove the files that only matter after an error, and return the exit code 0."""
     (out / f"rank{rank}.stack").unlink(missing_ok=True)
     log = out / f"rank{rank}.log"
     if log.is_file() and log.stat().st_size == 0:
@@ -126,7 +140,7 @@ def _tidy(out: Path, rank: int) -> int:
 
 
 def _work(spec: LaunchSpec, place: RankPlace, beats: Beats) -> None:
-    """Set up, do the task, write down what it came to, and leave together with the others."""
+    """Set the rank up, run its task, write its result file, and wait for all other ranks."""
     task = TASKS[str(type(spec.task).__struct_config__.tag)]
     prepare: Callable[[Path], None] = lambda nccl_log: task.prepare(spec, nccl_log)  # noqa: E731
     rank = set_up(spec, place, beats, prepare)
@@ -137,7 +151,10 @@ def _work(spec: LaunchSpec, place: RankPlace, beats: Beats) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this rank at once: torch's teardown costs a third of a second and measures nothing."""
+    """End this process at once, without the interpreter's teardown.
+
+    Tearing torch down takes a third of a second, which contributes nothing to the measurement.
+    """
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,14 +1,15 @@
-"""Trainings that round otherwise: how far honest launches of one case may differ.
+"""Replicates: reference training runs with other rounding errors.
 
-A strategy may add in another order, split a product or fuse operators. Each changes results by some
-roundings of the dtype they are computed in, and training makes of it what it does. So a replicate
-multiplies what every layer gives, and every rank's gradients, by 1 + u eps, with u drawn from
-[-1, 1) and eps that of the dtype.
+They show how far correct launches of one case may differ. A strategy may add in another order,
+split a product or fuse operators. Each of these changes results by a few roundings of the dtype
+they are computed in, and further training steps may enlarge the difference. A replicate therefore
+multiplies the output of every layer, and the gradients of every rank, by 1 + u eps, with u drawn
+from [-1, 1) and eps that of the dtype.
 
-A model that chooses, as a router does between experts, may choose otherwise where two values are
-nearly equal, and each step from there on differs by far more than roundings. In fp32 that is rare:
-one honest launch meets such a tie, and the replicates may meet none. So a replicate settles a tie
-of each choice the other way, in the first step that has one.
+A model that makes discrete choices, such as a router between experts, may choose differently if two
+values are nearly equal. Each step from there on differs by far more than roundings. In fp32 such a
+tie is rare: one correct launch may meet it while no replicate does. A replicate therefore decides
+one tie of each choice the other way, in the first step that has a tie.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,36 +23,38 @@ from torch.overrides import TorchFunctionMode
 
 from harness.cases import CaseSpec, Compiled
 
-#: Elements that are changed at a time: what is drawn for them takes memory, too.
+#: Number of elements that are changed at a time. It limits the memory for the random numbers.
 AT_ONCE = 1 << 24
-#: Values are tied that are closer than this to each other, relatively. Roundings of fp32 move them
-#: by 1e-6 and more, but a small model has few values, of which none may be that close.
+#: Two values with a smaller relative difference than this are tied. Roundings of fp32 change values
+#: by 1e-6 and more, but a small model has so few values that none of them may be that close.
 TIE = 2.0**-10
 
 
 class Rounding:
-    """The reference itself."""
+    """The rounding of the reference itself: this base class changes nothing."""
 
     def case(self, case: CaseSpec) -> CaseSpec:
-        """The case that is built."""
+        """Return the case whose model is built."""
         return case
 
     def watch(self, model: nn.Module) -> None:
-        """Nothing is changed."""
+        """Prepare a model; the reference's model stays as it is."""
 
     def gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The gradients that this rank hands out."""
+        """Return the gradients that this rank sends to the other ranks."""
         return gradients
 
     def choosing(self) -> AbstractContextManager[object]:
-        """Within it the model trains its next step."""
+        """Return a context in which the model does its next training step."""
         return nullcontext()
 
 
 class OtherRounding(Rounding):
-    """A replicate. ``coarse``: what is computed or exchanged is cast to 16 bits on the way.
+    """The rounding of a replicate.
 
-    Each rank has its own ``seed``; all settle the ``tie``-th closest tie the other way.
+    ``coarse`` is set if the strategy casts values that it computes or exchanges to 16 bits; the
+    errors are then those of bfloat16. Each rank has a different ``seed``. All ranks decide the
+    ``tie``-th closest tie (from 0) the other way.
     """
 
     def __init__(self, device: torch.device, seed: int, *, coarse: bool, tie: int = 0) -> None:
@@ -60,9 +63,11 @@ class OtherRounding(Rounding):
         self._eps = torch.finfo(torch.bfloat16).eps if coarse else 0.0
 
     def case(self, case: CaseSpec) -> CaseSpec:
-        """Eager: compiled layers round otherwise, too, and have no place for a hook.
+        """Return the case without compilation.
 
-        They also keep less for backward, so eager ones keep nothing and compute it again.
+        Compiled layers round differently, too, and cannot have the hooks of ``watch``. They also
+        keep fewer activations than eager layers. If the case is compiled and does not offload
+        activations, the eager layers therefore recompute them in the backward pass.
         """
         if case.compiled is Compiled.NO:
             return case
@@ -72,7 +77,7 @@ class OtherRounding(Rounding):
         )
 
     def watch(self, model: nn.Module) -> None:
-        """Change what each layer with weights of its own gives."""
+        """Add a hook that changes the output of each module which directly owns parameters."""
 
         def changed(_: nn.Module, __: object, out: object) -> object:
             if isinstance(out, Tensor) and out.is_floating_point():
@@ -84,14 +89,18 @@ class OtherRounding(Rounding):
                 module.register_forward_hook(changed)
 
     def gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Each rounded in its own way."""
+        """Return the gradients with a random relative error in each element."""
         return [self._changed(gradient) for gradient in gradients]
 
     def choosing(self) -> AbstractContextManager[object]:
-        """A tie of each choice is settled the other way, in the first step that has one."""
+        """Return a context that decides a tie of each choice the other way.
+
+        It does so only until the end of the first step that has a tie.
+        """
         return nullcontext() if self._choices.settled() else self._choices
 
     def _changed(self, x: Tensor) -> Tensor:
+        """Return ``x`` times 1 + u eps, with u drawn for each element from [-1, 1)."""
         eps = max(self._eps, torch.finfo(x.dtype).eps)
         flat = x.reshape(-1)
         made = torch.empty_like(flat)
@@ -103,34 +112,38 @@ class OtherRounding(Rounding):
 
 
 class _Changed(torch.autograd.Function):
-    """Changes what passes, forwards and backwards, and keeps nothing for it.
+    """An autograd function that changes activations and gradients without saving any tensor.
 
-    Were it a product, as it is on the way, every layer would keep its factors in fp32: a training
-    that fits its device would not fit as a replicate.
+    A differentiable product would save its factors in fp32 for every layer. A training run that
+    fits its device would then not fit as a replicate.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the changed activation."""
         ctx.change = change
         return change(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Return the changed gradient."""
         return ctx.change(gradient), None
 
 
 class _Choices(TorchFunctionMode):
-    """Settles a tie of each ``topk`` and ``argmax`` the other way: the ``number``-th closest, so
-    that a block that is computed once more in its backward pass chooses as it did.
+    """A torch function mode that decides one tie of each ``topk`` and ``argmax`` the other way.
+
+    It is always the ``number``-th closest tie of a call. A block that is recomputed in its backward
+    pass therefore chooses as it did in its forward pass.
     """
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self._number = number
-        self._tied: list[Tensor] = []  # whether there was one, of each choice
+        self._tied: list[Tensor] = []  # for each choice, whether there was a tie
 
     def settled(self) -> bool:
-        """Whether a tie was found."""
+        """Return whether a tie was found."""
         return any(map(bool, self._tied))
 
     def __torch_function__(
@@ -140,6 +153,7 @@ class _Choices(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        """Replace ``topk`` and ``argmax`` of floating-point tensors; run other functions as is."""
         options = dict(kwargs or {})
         given = args[0] if args else None
         if func not in (*_TOPK, *_ARGMAX) or not _ties(given) or options.keys() - _OPTIONS:
@@ -151,17 +165,23 @@ class _Choices(TorchFunctionMode):
     def _topk(
         self, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
     ) -> torch.return_types.topk:
+        """Return what ``torch.topk`` returns, with one tie decided the other way."""
         indices = self._chosen(x if largest else -x, k, dim)
         return torch.return_types.topk((x.gather(dim, indices), indices))
 
     def _argmax(self, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        """Return what ``torch.argmax`` returns, with one tie decided the other way."""
         if dim is None:
             return self._chosen(x.flatten(), 1, 0)[0]
         indices = self._chosen(x, 1, dim)
         return indices if keepdim else indices.squeeze(dim)
 
     def _chosen(self, x: Tensor, k: int, dim: int) -> Tensor:
-        """The places of the ``k`` largest values, in their order, but for a tie."""
+        """Return the indices of the ``k`` largest values along ``dim``, with one exception.
+
+        In the row with the ``number``-th smallest gap between the k-th and the next value, the next
+        value takes the place of the k-th if the two are tied.
+        """
         x = x.detach()
         if not 0 < k < x.size(dim):
             return x.topk(k, dim).indices
@@ -179,7 +199,7 @@ class _Choices(TorchFunctionMode):
 
 
 def _ties(x: object) -> TypeGuard[Tensor]:
-    """Whether rounding may move values of this kind past each other."""
+    """Return whether ``x`` is a plain floating-point tensor, whose values rounding may reorder."""
     return type(x) is Tensor and bool(x.dim() and x.numel()) and x.is_floating_point()
 
 

@@ -1,4 +1,4 @@
-"""One rank in its launch: its place, device and process group, and what it leaves behind."""
+"""Set one rank up: its device, cores and process group, and the record that it leaves behind."""
 
 import dataclasses
 import hashlib
@@ -39,8 +39,12 @@ from harness.training.tuning import kernels
 
 @dataclasses.dataclass(frozen=True)
 class RankPlace:
-    """Where a rank is. ``device`` is its first among the devices that its agent sees, ``cpus`` are
-    what it runs on. ``store`` makes the rendezvous store after the process was set up.
+    """The position of a rank in its world and on its node.
+
+    ``device`` is the index of the rank's first device among those that its agent sees. ``cpus`` are
+    the cores that the rank is pinned to. ``parent`` is the process id of the agent, or 0 if the
+    rank must not end with it. ``store`` returns the rendezvous store; it is called once the process
+    has been set up.
     """
 
     rank: int
@@ -54,25 +58,34 @@ class RankPlace:
 
 
 class StartupTimes:
-    """Where a rank's time goes before its first step, in s by phase."""
+    """A stopwatch for the phases before a rank's first step. ``seconds`` maps phase -> seconds."""
 
     def __init__(self) -> None:
         self._began = self._last = time.monotonic()
         self.seconds: dict[str, float] = {}
 
     def __call__(self, phase: str) -> None:
+        """Charge the time since the last call to ``phase``."""
         now = time.monotonic()
         self.seconds[phase] = now - self._last
         self._last = now
 
     @property
     def total_s(self) -> float:
+        """The seconds since this stopwatch was made."""
         return time.monotonic() - self._began
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rank:
-    """A rank that has met the others, as its task is given it."""
+    """A rank that has joined its world; every task receives one.
+
+    ``out`` is the folder of the launch, ``meet`` a barrier of all ranks, and ``lap`` times the
+    phases of the set-up. ``tuned_threads`` is the number of gloo threads that were given another
+    scheduling policy. ``known_modules`` are the modules that were imported before the rank was
+    forked. ``shared`` names the writable shared memory that the rank had mapped after its set-up.
+    ``prefix`` is put before the suffix of the files that the rank writes.
+    """
 
     spec: LaunchSpec
     place: RankPlace
@@ -87,22 +100,31 @@ class Rank:
     prefix: str = ""
 
     def beat(self, phase: Phase, step: int = 0) -> None:
-        """A sign of life: silence is told from work by it."""
+        """Write a heartbeat. The agent ends a world if one of its ranks is silent for too long."""
         self.beats.write(self.place.rank, phase, step)
 
     def file(self, suffix: str) -> Path:
-        """The file that this rank leaves, as ``rank0.json``; behind the window with a prefix."""
+        """Return the path of a file that this rank leaves, for example ``rank0.json``.
+
+        Files about the steps after the timed window have a prefix before the suffix.
+        """
         return self.out / f"rank{self.place.rank}.{self.prefix}{suffix}"
 
     def slow_down(self, loaded: Loaded) -> None:
-        """Where a node is slow on purpose: stand-ins need no core, so they wait for longer."""
+        """Slow the model down if the case makes this rank's node slow on purpose.
+
+        Simulated compute needs no core, so it is slowed down by longer waits instead of a CPU
+        quota.
+        """
         slow_down = getattr(loaded.model, "slow_down", None)
         if slow_down is not None:
             slow_down(self.spec.case.slow_nodes.get(self.place.node, 1.0))
 
     def context(self, loaded: Loaded, case: CaseSpec) -> RankContext:
-        """The context that a strategy is given of a case. A world of another size trains its
-        shards.
+        """Return the context that a strategy receives for ``case``.
+
+        If the world has another size than the case's mesh (a reference launch has one rank for each
+        shard), the mesh is plain data parallelism over the ranks of the world.
         """
         mesh = loaded.supports.mesh(case)
         if self.place.world_size != mesh.ranks:
@@ -132,7 +154,11 @@ class Rank:
         pooled: Callable[[Tensor], None] = lambda inputs: None,
         sampler: Sampler | None = None,
     ) -> Source:
-        """The source that an input is given: by default whole batches, and never a sample twice."""
+        """Return the source from which an input makes its batches.
+
+        By default all batches are whole, and no sample comes twice within ``steps``. ``pooled`` is
+        called with the inputs that are made beforehand.
+        """
         place = self.place
         local_rank, size = within(self.spec.case.nodes, place.rank)
         return Source(
@@ -155,7 +181,10 @@ class Rank:
         samples: Samples | None = None,
         **more: Any,
     ) -> RankRecord:
-        """Records what this rank measured or checked, its samples written down beside."""
+        """Return the record of this rank's measurements and checks, and write its samples.
+
+        The samples go to this rank's ``npz`` file; the record holds their digest.
+        """
         if measured is not None:
             samples = measured.samples
         losses = [] if samples is None else [v for v in samples.loss.tolist() if not math.isnan(v)]
@@ -165,7 +194,8 @@ class Rank:
         loaded = {
             module for module in sys.modules if module.startswith("torch")
         } - self.known_modules
-        digest = "" if samples is None else _write(self.file("npz"), samples)  # part of the set-up
+        # Writing the samples counts as set-up time, so it happens before ``setup_s`` is read.
+        digest = "" if samples is None else _write(self.file("npz"), samples)
         return RankRecord(
             rank=self.place.rank,
             local_rank=self.place.local_rank,
@@ -206,6 +236,7 @@ class Rank:
         )
 
     def _sources(self) -> dict[str, str]:
+        """Return the digests of the code that this rank ran."""
         task = self.spec.task
         if isinstance(task, Script):
             return sources.of_copy(Path(task.folder))
@@ -215,9 +246,10 @@ class Rank:
 def set_up(
     spec: LaunchSpec, place: RankPlace, beats: Beats, prepare: Callable[[Path], None]
 ) -> Rank:
-    """Device, cores and process group, as the case asks for; all ranks have met afterwards.
+    """Set up the cores, the device and the process group of a rank, and return the rank.
 
-    ``prepare`` is the task's own, before there is a process group.
+    All ranks have met when this returns. ``prepare`` is the function of the task that runs before
+    the process group exists; it receives the path of NCCL's log.
     """
     lap = StartupTimes()
     case = spec.case
@@ -225,7 +257,7 @@ def set_up(
     known = frozenset(sys.modules)
     sources.watch(spec.files.values())
     set_backend(case.environment or {})
-    os.sched_setaffinity(0, place.cpus)  # before any thread exists
+    os.sched_setaffinity(0, place.cpus)  # threads inherit it, so it is set before any exists
     threads.precise_sleep()
     torch.set_num_threads(len(place.cpus))
     accelerator = Accelerator(device_of(case, place))
@@ -243,7 +275,7 @@ def set_up(
     lap("process group")
     if place.world_size > 1:
         dist.all_reduce(torch.zeros(1, device=device))
-        accelerator.synchronize()  # a device only queues it
+        accelerator.synchronize()  # a device only queues the collective: wait until it has run
     meet = Barrier(store, place.rank, place.world_size, case.communicate)
     lap("first collective")
     tuned = threads.tune_loop_thread(earlier) if case.backend == "gloo" else 0
@@ -263,9 +295,10 @@ def set_up(
 
 
 def set_backend(environment: Mapping[str, str]) -> None:
-    """Sets what the case says of its backend, wherever its ranks run.
+    """Set the environment variables that the case states for its communication backend.
 
-    But for names of interfaces, where a node knows better.
+    A variable that names a network interface keeps the node's value if it is already set, because
+    interfaces have different names on different nodes.
     """
     for name, value in environment.items():
         if names_interface(name):
@@ -275,7 +308,7 @@ def set_backend(environment: Mapping[str, str]) -> None:
 
 
 def device_of(case: CaseSpec, place: RankPlace) -> torch.device:
-    """One device per rank, but for a GPU shared on purpose."""
+    """Return the device of a rank: one per rank, unless the case shares one GPU on purpose."""
     if case.device is Device.CPU:
         return torch.device("cpu")
     index = case.first_device + place.device
@@ -286,7 +319,12 @@ def device_of(case: CaseSpec, place: RankPlace) -> torch.device:
 def cpus_of(
     case: CaseSpec, device: int, core: int, near: Sequence[frozenset[int]], agents: int = 1
 ) -> tuple[int, ...]:
-    """The cores of a rank: next to its GPU, or where it computes, as many as are asked."""
+    """Return the CPUs that a rank is pinned to.
+
+    On GPUs they are the CPUs next to the rank's devices (``near`` lists them for each GPU). On CPUs
+    they are ``devices_per_rank`` cores, counted from ``core`` on. ``agents`` is the number of
+    agents on the node.
+    """
     if case.device is Device.CPU:
         allowed = os.sched_getaffinity(0)
         return cores.in_turn(case.first_device + core, case.devices_per_rank, allowed)
@@ -294,7 +332,7 @@ def cpus_of(
 
 
 def _write(path: Path, samples: Samples) -> str:
-    """Write the arrays; their sha256."""
+    """Write the arrays of the samples to a compressed ``.npz`` file, and return its SHA-256."""
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer, **{name: array for name, array in vars(samples).items() if array is not None}

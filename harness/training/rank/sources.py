@@ -1,4 +1,8 @@
-"""Digests of the code that a rank ran: user files, this package, and text that was executed."""
+"""Compute digests of the code that a rank ran.
+
+They cover the user's files, this package, and source texts that were compiled or executed without
+being files.
+"""
 
 import ast
 import functools
@@ -19,35 +23,46 @@ from harness.host import copies
 
 @functools.cache
 def is_installed(folder: str) -> bool:
-    """Whether the files of a folder are nobody's own; links are followed."""
+    """Return whether a folder belongs to Python, to an installed package or to this package.
+
+    All other files are the user's. Symbolic links are followed.
+    """
     resolved = Path(folder).resolve()
     return any(resolved.is_relative_to(other) for other in _installed())
 
 
 @functools.cache
 def _installed() -> tuple[Path, ...]:
+    """Return the folders of this package, the standard library and the installed packages."""
     python = sysconfig.get_paths()
     paths = [python[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths += [*site.getsitepackages(), site.getusersitepackages()]
     return (PACKAGE, *(Path(path).resolve() for path in paths))
 
 
-#: Python's own files that execute what they are given, for whoever calls them.
+#: Files of the standard library that execute code on behalf of their caller. The search for the
+#: user's file that executes something goes on through their frames.
 _THROUGH = (
     *("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>", "<frozen runpy>"),
     *("runpy.py", "code.py", "timeit.py", "ast.py"),
 )
-#: Different texts of one file that are kept.
+#: Number of different executed texts that are recorded for each user's file.
 MOST_TEXTS = 64
 
-#: A user's file by itself, by each file that it executed, and by the names that its texts have.
+#: The user's file that is responsible for a code object, by the file name of that object. The name
+#: is that of the user's file itself, of a file that it executed, or of a text that it compiled.
 _own: dict[str, str] = {}
+#: Digests of the texts that each user's file executed, in their order.
 _texts: dict[str, dict[str, None]] = {}
+#: Digests of the files that user's files executed or loaded.
 _files: dict[Path, str] = {}
 
 
 def watch(named: Iterable[str]) -> None:
-    """Notes from now on what these files execute; a process cannot stop that."""
+    """Record from now on all code that these files execute.
+
+    It uses an audit hook, which Python cannot remove again.
+    """
     paths = {str(Path(name).resolve()) for name in named if name.endswith(".py")}
     if paths and not _own:
         sys.addaudithook(_note)
@@ -55,18 +70,17 @@ def watch(named: Iterable[str]) -> None:
 
 
 def texts() -> dict[Path, tuple[str, ...]]:
-    """Digests of the different texts, in their order, by the file that executed them."""
+    """Return the digests of the different texts in their order, by the file that executed them."""
     return {Path(file): tuple(of_file) for file, of_file in _texts.items()}
 
 
 def executed_files() -> dict[Path, str]:
-    """Digests of the files that were executed and of the libraries that were loaded, as they were
-    then.
-    """
+    """Return the digests of executed files and of loaded libraries, taken when that happened."""
     return dict(_files)
 
 
 def _note(event: str, args: tuple[Any, ...]) -> None:
+    """Record an audit event by which a user's file compiles, executes or loads code."""
     if event == "compile" and args[0] is not None:
         if by := _executing():
             _add(by, str(args[1]), digests.digest_of_bytes(_content(args[0])))
@@ -81,14 +95,14 @@ def _note(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _content(source: Any) -> bytes:
-    """The text, or the syntax tree, that is compiled."""
+    """Return the source text that is compiled, or a dump of the syntax tree, as bytes."""
     if isinstance(source, ast.AST):
         source = ast.dump(source)
     return source.encode(errors="replace") if isinstance(source, str) else bytes(source)
 
 
 def _executing() -> str:
-    """The user's file that executes something now; empty where another one does."""
+    """Return the user's file that executes code now, or "" if another file does."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -101,7 +115,10 @@ def _executing() -> str:
 
 
 def _add(by: str, name: str, digest: str = "") -> None:
-    """Notes a file where this is its text, else a text of the file that executes it."""
+    """Record executed code: as a file if ``name`` is a file with this digest, else as a text.
+
+    A text is recorded under ``by``, the user's file that executes it.
+    """
     path = Path(name).resolve()
     if path.is_file() and digest in ("", of_path := digests.digest_of_file(path)):
         if not is_installed(str(path.parent)):
@@ -113,22 +130,21 @@ def _add(by: str, name: str, digest: str = "") -> None:
 
 
 def sources(named: Iterable[str] = ()) -> dict[str, str]:
-    """Digests of the user's files, by path (relative to the working folder if inside), and the
-    versions that a result rests on.
+    """Return digests of the user's files by path, and the versions that a result depends on.
 
-    Files that the case has ``named`` are among them wherever they lie, and whatever they say of
-    themselves; so is what these executed without importing it.
+    Paths in the working folder are relative to it. The result always contains the files that the
+    case has ``named``, wherever they are, and the code that these executed without importing it.
     """
     files = [Path(name).resolve() for name in named if name.endswith(".py")]
     return {**_versions(), **_user_files(), **_digests(files), **_executed()}
 
 
 def of_copy(home: Path) -> dict[str, str]:
-    """``sources`` of a rank that works in a copy of a user's folder.
+    """Return ``sources`` for a rank that works in a copy of the user's folder ``home``.
 
-    A file that the launch itself has written, or changed, is no change of the user's: in its place
-    stands the file that it was copied from, or if there is none all Python files of the folder,
-    since it was made of some of them.
+    A file that the launch itself has written or changed is not a change by the user. It is replaced
+    by the file that it was copied from. If there is no such file, it is replaced by all Python
+    files of the folder, because it was generated from some of them.
     """
     here = Path.cwd()
     loaded = sources()
@@ -155,11 +171,12 @@ def of_copy(home: Path) -> dict[str, str]:
 
 
 def _written_at(path: Path) -> int:
+    """Return the time of a file's last modification in ns."""
     return path.stat().st_mtime_ns
 
 
 def _executed() -> dict[str, str]:
-    """Files that user's files executed, and texts, numbered."""
+    """Return digests of the files and of the numbered texts that the user's files executed."""
     paths = {_named(path): digest for path, digest in executed_files().items()}
     numbered = {
         f"{_named(path)}, text {i}": digest
@@ -170,6 +187,7 @@ def _executed() -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
+    """Return the digest of this package and the versions of torch and, on GPUs, of NCCL."""
     versions = {"scaleproof": digests.digest_of_package(), "torch": str(torch.__version__)}
     if torch.cuda.is_initialized():
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -177,10 +195,10 @@ def _versions() -> dict[str, str]:
 
 
 def pass_over() -> None:
-    """Pass over what is loaded now and surely nobody's own, in this process and in its forks.
+    """Skip the installed modules that are loaded now, in this process and in its forks.
 
-    To look at a module after a fork copies the pages that it and its names lie in: thousands of
-    them take longer than all else here.
+    Looking at a module after a fork copies the memory pages of the module and of its names. For
+    thousands of modules that takes longer than everything else in this file.
     """
     _passed_over[:] = [
         module
@@ -191,19 +209,24 @@ def pass_over() -> None:
     _known.update(map(id, _passed_over))
 
 
-#: Modules that are passed over. They are held, so that no other one ever has the id of one.
+#: The modules that are skipped. References to them are held, so that no other module can ever get
+#: the id of one of them.
 _passed_over: list[Any] = []
 _known: set[int] = set()
-#: Whose modules may import something when they are asked for their file.
+#: Prefixes of modules that may import something when their ``__file__`` is read.
 _NEVER = ("torch.", "triton.")
 
 
 def _file(module: Any) -> str:
+    """Return the file of a module, or "" if it has none."""
     return str(getattr(module, "__file__", None) or "")
 
 
 def _others_than_known() -> list[tuple[str, Any]]:
-    """(Name, module) of what was loaded, or put in another one's place, since: newest first."""
+    """Return (name, module) of all modules that ``pass_over`` did not skip, newest first.
+
+    They were loaded, or put in the place of another module, since then.
+    """
     unknown = sum(id(module) not in _known for module in sys.modules.values())
     modules: list[tuple[str, Any]] = []
     for name, module in reversed(sys.modules.items()):
@@ -215,7 +238,7 @@ def _others_than_known() -> list[tuple[str, Any]]:
 
 
 def _user_files() -> dict[str, str]:
-    """Python files of loaded modules that belong neither to Python, nor to what was installed."""
+    """Return digests of the Python files of loaded modules that are not installed."""
     files = {
         file
         for name, module in _others_than_known()
@@ -230,18 +253,20 @@ def _user_files() -> dict[str, str]:
 
 
 def _digests(paths: Iterable[Path]) -> dict[str, str]:
+    """Return the digests of these files by their names in the record."""
     return {_named(path): digests.digest_of_file(path) for path in paths}
 
 
 def _named(path: Path) -> str:
-    """As it is called from the working folder, if it lies there."""
+    """Return a path relative to the working folder if it is inside, else the path as it is."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _others(file: str) -> bool:
-    """Whether a file is surely nobody's own: thousands are, in some hundred folders.
+    """Return whether a file is certainly installed and not the user's.
 
-    A link may lead elsewhere.
+    This must be fast, because thousands of files in some hundred folders are. A link does not
+    count, because its target may be a user's file.
     """
     return is_installed(os.path.dirname(file)) and not os.path.islink(file)  # noqa: PTH114,PTH120

@@ -1,4 +1,8 @@
-"""The transport of a launch: gloo's interface, or the algorithm and protocol in NCCL's log."""
+"""Find out which transport a launch used.
+
+For gloo it is the network interface. For NCCL it is read from NCCL's log: the connections, and the
+algorithm and protocol of each collective.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +16,28 @@ import torch.distributed as dist
 
 from harness.record import Check
 
-#: NCCL's own order of both (nccl_common.h).
+#: NCCL's algorithms and protocols in the order of its enumerations (nccl_common.h). Some versions
+#: log the number in place of the name.
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
-#: As "AllReduce: 8388608 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..15}", as
-#: "AllGather: 37756928 Bytes -> Algo 1 proto 2 time 2860.208008", and without a name.
+#: A line of NCCL's log about the choice for one collective. It has one of these forms, and the name
+#: of the operation may be missing:
+#: "AllReduce: 8388608 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..15}" or
+#: "AllGather: 37756928 Bytes -> Algo 1 proto 2 time 2860.208008".
 _CHOSEN = re.compile(
     r"NCCL INFO (?:(?P<operation>\w+): +)?(?P<bytes>\d+) Bytes -> Algo (?P<algo>\w+) proto"
     r" (?P<proto>\w+)(?: channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\})?"
 )
-#: What a collective without a name is called.
+#: The operation of a log line that does not name one.
 ANY = "any"
 
-#: (operation, algorithm, protocol, channels or 0 where that is not told) -> how often.
+#: Maps (operation, algorithm, protocol, channels) to the number of log lines that report it.
+#: ``channels`` is 0 if the line does not report it.
 Ran = Counter[tuple[str, str, str, int]]
 
 
 def ran(log: str) -> Ran:
-    """The choices that NCCL logs, collective by collective."""
+    """Count the choices (operation, algorithm, protocol, channels) that NCCL's log reports."""
     counts: Ran = Counter()
     for line in _CHOSEN.finditer(log):
         high, low = line["high"], line["low"]
@@ -41,7 +49,7 @@ def ran(log: str) -> Ran:
 
 
 def _named(word: str, names: tuple[str, ...]) -> str:
-    """A number's name; what NCCL named itself as it is, in capitals."""
+    """Return the upper-case name that NCCL logged, or the name that belongs to its number."""
     if not word.isdigit():
         return word.upper()
     number = int(word)
@@ -49,10 +57,10 @@ def _named(word: str, names: tuple[str, ...]) -> str:
 
 
 def allowed(asked: str, operation: str, names: tuple[str, ...]) -> set[str]:
-    """Which names a value of NCCL_ALGO or NCCL_PROTO leaves for an operation.
+    """Return the names that a value of NCCL_ALGO or NCCL_PROTO allows for an operation.
 
-    ``ring``, ``^tree``, ``ring,tree``, and since 2.24 ``ring;allreduce:tree``: what stands behind
-    an operation's name holds for it alone.
+    Values have the forms ``ring``, ``^tree`` (all but tree) and ``ring,tree``. Since NCCL 2.24 they
+    may also be ``ring;allreduce:tree``: a part with the name of an operation applies to it alone.
     """
     all_names = set(names)
     chosen = all_names
@@ -68,13 +76,14 @@ def allowed(asked: str, operation: str, names: tuple[str, ...]) -> set[str]:
 
 
 def _alike(name: str) -> str:
+    """Return a name in the form in which names are compared: lower case without underscores."""
     return name.strip().replace("_", "").lower()
 
 
 def checks(log: str, environment: Mapping[str, str]) -> Iterator[Check]:
-    """Checks what ran against what the case's environment asks for."""
+    """Compare the choices in NCCL's log with those that the case's environment allows."""
     counts = ran(log)
-    yield Check(name="nccl.ran", ok=True, detail=listed(counts) or "not told by NCCL's log")
+    yield Check(name="nccl.ran", ok=True, detail=listed(counts) or "NCCL's log does not report it")
     for variable, place, names in (("NCCL_ALGO", 1, ALGORITHMS), ("NCCL_PROTO", 2, PROTOCOLS)):
         asked = environment.get(variable, "")
         if not asked or not counts:
@@ -86,24 +95,32 @@ def checks(log: str, environment: Mapping[str, str]) -> Iterator[Check]:
 
 
 def listed(seen: Ran) -> str:
-    """``AllReduce: RING SIMPLE, 16 channels (12), TREE LL (3)``"""
+    """Return the choices and how often each was made, as text.
+
+    For example ``AllGather by TREE LL (3); AllReduce by RING SIMPLE, 16 channels (12)``.
+    """
     return "; ".join(f"{_one(key)} ({count})" for key, count in sorted(seen.items()))
 
 
 def _one(key: tuple[str, str, str, int]) -> str:
+    """Return one choice as text, for example ``AllReduce by RING SIMPLE, 16 channels``."""
     operation, algorithm, protocol, channels = key
     width = f", {channels} channels" if channels else ""
     return f"{operation} by {algorithm} {protocol}{width}"
 
 
-#: As "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/3/GDRDMA" or "via P2P/direct pointer/read".
+#: A line of NCCL's log about one connection, for example
+#: "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/3/GDRDMA" or "via P2P/direct pointer/read".
 _CHANNEL = re.compile(r"Channel \d+.*? via (\S.*?)\s*$", re.M)
 _DEVICE = re.compile(r"/\d+(?=/|$)")
 _MULTICAST = "Connected NVLS tree"
 
 
 def listen(backend: str, log: Path, subsystems: str = "INIT") -> None:
-    """Have NCCL write down how it connects; to be called before the process group is made."""
+    """Make NCCL log to ``log``. Call this before the process group is made.
+
+    ``subsystems`` selects what is logged: INIT reports connections, TUNING reports algorithms.
+    """
     if backend == "nccl":
         os.environ |= {
             "NCCL_DEBUG": "INFO",
@@ -113,13 +130,16 @@ def listen(backend: str, log: Path, subsystems: str = "INIT") -> None:
 
 
 def of_log(text: str) -> set[str]:
-    """The ways that NCCL says it uses, as ``NET/IB/GDRDMA``; devices are not told apart."""
+    """Return the kinds of connections in NCCL's log, for example ``NET/IB/GDRDMA``.
+
+    The numbers of the devices are left out.
+    """
     ways = {_DEVICE.sub("", way) for way in _CHANNEL.findall(text)}
     return ways | {"NVLS"} if _MULTICAST in text else ways
 
 
 def name(backend: str, log: Path) -> str:
-    """The transport of all ranks together; a collective."""
+    """Return the transports that all ranks of the world use. This is a collective of all ranks."""
     ways: set[str] = set()
     if backend == "gloo":
         ways = {os.environ.get("GLOO_SOCKET_IFNAME", "(any interface)")}
@@ -131,6 +151,7 @@ def name(backend: str, log: Path) -> str:
 
 
 def _transport_named(backend: str, ways: Iterable[str]) -> str:
+    """Return a backend and its connections as text, for example ``nccl NET/IB, P2P``."""
     listed = ", ".join(sorted(ways))
     if backend == "gloo":
         return f"tcp {listed}"

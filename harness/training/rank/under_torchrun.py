@@ -1,5 +1,7 @@
-"""The program that torchrun starts as every rank: ``python -m harness.training.rank.under_torchrun
-SPEC``.
+"""The program that torchrun starts for each rank.
+
+It is called as ``python -m harness.training.rank.under_torchrun SPEC``; SPEC is the path of a
+``LaunchSpec`` in JSON.
 """
 
 import json
@@ -8,7 +10,7 @@ import sys
 from pathlib import Path
 
 import torch.distributed as dist
-import torch.distributed.pipelining  # noqa: F401  (loaded before the rank counts its modules)
+import torch.distributed.pipelining  # noqa: F401  (the rank reports modules that load after this)
 from torch.distributed.distributed_c10d import rendezvous
 
 from harness.base import programs
@@ -22,17 +24,18 @@ from harness.training.rank.setup import RankPlace, cpus_of
 
 
 def env_store() -> dist.Store:
-    """The store that torchrun's environment names."""
+    """Return the rendezvous store that torchrun's environment variables describe."""
     store: dist.Store = next(iter(rendezvous("env://")))[0]
     return store
 
 
 def main() -> None:
-    """Read the place from torchrun's environment and do the launch."""
-    os.environ.pop("PYTHONSAFEPATH", None)  # no script's is it
+    """Read this rank's position from torchrun's environment, and run its task."""
+    os.environ.pop("PYTHONSAFEPATH", None)  # a user's script must not inherit it
     programs.own_folder()
     program = int(os.environ[evidence.FAMILY].partition("-")[0])
-    if os.getppid() in (1, program):  # torchrun is gone already: nobody waits for this rank
+    # A parent with one of these ids means that torchrun is gone: no process waits for this rank.
+    if os.getppid() in (1, program):
         leave(1)
     spec = from_doc(LaunchSpec, json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     env = os.environ

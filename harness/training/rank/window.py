@@ -1,7 +1,8 @@
-"""The timed window: warm-up, one barrier, then steps that run free. The only place that times.
+"""Run the timed window of a training: a barrier, warm-up steps, then the steps that are kept.
 
-No per-step barrier and no per-step device synchronisation: on CUDA each step records an event,
-and the device is synchronised once at either end of the kept window.
+All step times of the project are measured here. There is no barrier and no device synchronisation
+between steps. On CUDA each step records an event, and the device is synchronised once at each end
+of the kept window.
 """
 
 import functools
@@ -10,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter, sleep, time_ns  # before any file of a user's is imported
+from time import perf_counter, sleep, time_ns  # bound before a user's file could replace them
 from typing import Protocol
 
 import numpy as np
@@ -31,18 +32,21 @@ from harness.training.observe.spans import span
 
 
 class StepObserver(Protocol):
-    """Who is called after each step of a window."""
+    """An object whose ``step`` is called after each step of a window."""
 
-    def step(self) -> None: ...
+    def step(self) -> None:
+        """Record that a step has ended."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The measurements of one rank over its kept window (the steps after the cut).
+    """The measurements of one rank over its kept window (the steps after the warm-up).
 
-    ``grown`` is what the kernel counted in it, ``counted`` whether its sockets carry the traffic,
-    ``shared`` writable memory that was mapped since the rank was set up. ``window_ns`` is when it
-    began and ended, by the wall clock.
+    ``window_s`` is the duration of the window, ``window_ns`` its beginning and end by the wall
+    clock. ``misses`` is the number of deadlines that a paced training missed. ``grown`` are the
+    differences of the kernel's counters. ``counted`` is whether the rank's sockets carry the
+    traffic. ``shared`` names the writable shared memory that was mapped since the rank was set up.
     """
 
     samples: Samples
@@ -55,12 +59,13 @@ class Measured:
 
 
 class StepLog:
-    """Runs steps and notes when each ended, its loss and the memory: all that a step is charged.
+    """Runs steps, and records when each ended, its loss and the memory in use.
 
-    ``marks_s[i]`` is the time after step i, ``marks_s[0]`` the start. ``period_s`` paces a
-    scheduled stand-in: steps end a period apart from the start of the window, and again from the
-    start of what is kept of it; a deadline already over is a miss. The training has made
-    ``behind`` steps before.
+    A timed step contains this recording and nothing else besides the training. ``marks_s[0]`` is
+    the time of the start in s, ``marks_s[i]`` the time after step i - 1. ``period_s`` paces
+    simulated compute: steps end at multiples of this period, counted from the start of the window
+    and anew from the start of the kept window. A step that ends after its deadline is counted in
+    ``misses``. ``behind`` is the number of steps that the training made before this window.
     """
 
     def __init__(  # noqa: PLR0913  (what the one window needs)
@@ -81,7 +86,8 @@ class StepLog:
         self.memory = memory
         self.beat = beat
         self.period_s = period_s
-        # Lists: an array's code would be another thing that a step leaves no room for in caches.
+        # These are lists and not arrays. The code of an array would have to be loaded in every
+        # step, because the step itself fills the CPU's caches.
         self.marks_s = [0.0] * (steps + 1)
         self.rss_bytes = [0] * steps
         self.losses: torch.Tensor | list[float] | None = None
@@ -94,13 +100,14 @@ class StepLog:
         self._batch_span = span("batch", Category.DATA)
 
     def start(self, i: int) -> None:
-        """Before step i: the window, or what is kept of it, begins now."""
+        """Begin the window, or the kept window, now. The next step is step ``i``."""
         self.first = i
         self.marks_s[i] = perf_counter()
         if self.events:
             self.events[i].record()
 
     def run(self, i: int, feed: Feed, phase: Phase) -> None:
+        """Run step ``i`` on a batch from ``feed``, and record its results."""
         self.beat(phase, i)
         self._step_span.payload = self._batch_span.payload = i
         with self._step_span:
@@ -113,7 +120,7 @@ class StepLog:
             due = self.marks_s[self.first] + (i + 1 - self.first) * self.period_s
             until_due_s = due - perf_counter()
             if until_due_s > 0:
-                with span("slot", Category.COMPUTE):  # stands in for it
+                with span("slot", Category.COMPUTE):  # the wait simulates compute
                     sleep(until_due_s)
             else:
                 self.misses += 1
@@ -124,15 +131,18 @@ class StepLog:
         self.marks_s[i + 1] = perf_counter()
 
     def _note(self, i: int, loss: torch.Tensor | None) -> None:
-        """Into one tensor: one of its own for each step is small, but keeps the heap around it
-        from being used again (45 kB a step of FSDP). On cores, where nothing has to be waited for,
-        into a list: that takes a third of the time. An object of a user's own could be read when
-        the window is over, and so could its step end then.
+        """Record the loss of step ``i``; raise TypeError if it is not one of torch's tensors.
+
+        On devices all losses go into one tensor. A separate tensor for each step is small, but it
+        would keep the allocator from reusing the memory around it (45 kB in each step of FSDP). On
+        CPUs, where reading a loss does not wait for a device, they go into a list, which takes a
+        third of the time. An object of a user's class is refused, because it could finish the work
+        of its step only when it is read after the window.
         """
         if loss is None:
             return
         if not _of_torch(type(loss)):
-            raise TypeError(f"step() returned a {type(loss).__name__}, not a tensor of torch")
+            raise TypeError(f"step() returned a {type(loss).__name__}, not a torch.Tensor")
         if self.losses is None:
             self.losses = (
                 [math.nan] * self.steps
@@ -145,16 +155,17 @@ class StepLog:
             self.losses[i] = loss.detach()
 
     def _losses(self, steps: int) -> np.ndarray:
-        """NaN on ranks that have none."""
+        """Return the losses of the first ``steps`` steps, NaN on ranks that do not compute one."""
         if self.losses is None:
             return np.full(steps, np.nan)
         noted = self.losses[:steps]
         return noted.cpu().numpy() if isinstance(noted, torch.Tensor) else np.array(noted)
 
     def samples(self, feed: Feed) -> Samples:
-        """The samples that were noted; on CUDA the steps' times are the device's own.
+        """Return the recorded samples; on CUDA the step times come from the device's events.
 
-        The content of what was handed out is looked at once more: a sample depends on its id only.
+        Each batch is made once more here, and its content is hashed. A sample depends on its id
+        only, so these hashes must agree with those of the inputs that reached the model.
         """
         steps = range(len(self.sample_ids))
         marks_s = np.array(self.marks_s)
@@ -180,7 +191,7 @@ class StepLog:
 
 @functools.cache
 def _of_torch(kind: type) -> bool:
-    """Whether a class is torch's own: torch has it under the name that it gives itself."""
+    """Return whether a class belongs to torch: torch has it under the name that it states."""
     module = sys.modules.get(kind.__module__)
     torchs = kind.__module__.partition(".")[0] == "torch"
     return torchs and getattr(module, kind.__qualname__, None) is kind
@@ -202,10 +213,11 @@ def measure(  # noqa: PLR0913  (what the one window needs)
     observers: Sequence[StepObserver] = (),
     behind: int = 0,
 ) -> Measured:
-    """Run the window's steps: all ranks meet before the first, and not between them.
+    """Run and time the steps of a window, and return the measurements of the kept window.
 
-    ``known`` is the shared memory that a rank has anyhow. ``observers`` are called after each
-    step. ``behind`` is the number of steps that the training has made before.
+    All ranks wait for each other before the first step, and not between steps. ``known`` names the
+    shared memory that the rank had mapped before. ``observers`` are called after each step.
+    ``behind`` is the number of steps that the training made before this window.
     """
     steps, cut = window.steps, window.cut
     memory.spread(steps - cut)
@@ -237,7 +249,7 @@ def measure(  # noqa: PLR0913  (what the one window needs)
     log.marks_s[steps] = end = perf_counter()
     meter.stop()
     ended_ns = time_ns()
-    meet()  # everything sent is acknowledged before the sockets are read
+    meet()  # after it all sent bytes are acknowledged, so the sockets can be read
     grown = meter.grown()
     beat(Phase.FINISH, steps)
     window_s = float(end - log.marks_s[cut])

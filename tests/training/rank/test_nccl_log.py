@@ -72,4 +72,4 @@ def test_what_did_not_run_as_asked_is_wrong(
     checks = list(transport.checks(log, environment))
     assert [c.name for c in checks if not c.ok] == wrong
     assert checks[0].name == "nccl.ran"
-    assert ("not told" in checks[0].detail) == (not log)
+    assert ("does not report" in checks[0].detail) == (not log)

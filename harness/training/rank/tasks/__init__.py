@@ -1,1 +1,1 @@
-"""Tasks of a rank in a launch. One file is one task: ``prepare`` and ``run``."""
+"""The tasks of a rank in a launch. Each file is one task with functions ``prepare`` and ``run``."""

@@ -1,10 +1,11 @@
-"""Task ``bits``: several ranks compute the same micro-batches, and hash every bit of them.
+"""Task ``bits``: compute the same micro-batches on several ranks, and hash the results.
 
     step: three micro-batches on the plain model, each also computed by two other ranks
-          -> hashes of output and of each gradient; the first one's gradients are gathered by all
+          -> hashes of the output and of each gradient; all ranks gather the gradients of the first
     end:  the parameters are written to a file, read back, and hashed
 
-Who is right is decided offline (``analysis/samples/bits.py``). No rank sees another's hashes.
+The analysis decides later which rank is correct (``analysis/samples/bits.py``). No rank receives
+the hashes of another rank.
 """
 
 import contextlib
@@ -29,12 +30,13 @@ from harness.training.rank.setup import Rank
 
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
-    """Import what is trained; a device that rounds as it likes cannot be compared."""
+    """Import the case's files, and make kernels deterministic, so that bits can be compared."""
     Accelerator(torch.device(spec.case.device)).repeatable()
     load(spec.files)
 
 
 def run(task: Bits, rank: Rank) -> RankRecord:
+    """Compute this rank's micro-batches of all steps, and return the record with the hashes."""
     loaded = load(rank.spec.files)
     case = loaded.at_once(rank.spec.case)
     memory = Memory(rank.accelerator)
@@ -89,18 +91,19 @@ def run(task: Bits, rank: Rank) -> RankRecord:
 
 
 def _bits_of(output: object) -> Tensor:
-    """A model's output; of several the first."""
+    """Return the model's output, or the first output if the model returns several."""
     first = output[0] if isinstance(output, tuple | list) else output
     assert isinstance(first, Tensor)
     return first
 
 
 def _hash(x: Tensor) -> int:
+    """Return an int64 hash of all bits of a tensor."""
     return int(row_hashes(x.detach().reshape(1, -1)))
 
 
 def _gathered(flat: Tensor, ranks: int) -> list[Tensor]:
-    """Every rank's gradients, as they arrive here."""
+    """Return the gradients of every rank as they arrive here. A collective of all ranks."""
     if ranks == 1:
         return [flat.clone()]
     gathered = [torch.empty_like(flat) for _ in range(ranks)]
@@ -109,7 +112,7 @@ def _gathered(flat: Tensor, ranks: int) -> list[Tensor]:
 
 
 def _stored(model: nn.Module, file: Path, planted: "_Planted") -> list[int]:
-    """Hashes of the parameters, and of what a file gives back of them."""
+    """Return the hashes of the parameters before they are written to a file, and when read back."""
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
     torch.save(flat, file)
     again = torch.load(file, weights_only=True)
@@ -119,19 +122,19 @@ def _stored(model: nn.Module, file: Path, planted: "_Planted") -> list[int]:
 
 
 class _Planted:
-    """The flip that this rank is to suffer, if any."""
+    """The bit flip that is injected into this rank, if any. It is a fault with a known answer."""
 
     def __init__(self, flip: InjectedBitFlip | None) -> None:
         self._flip = flip
 
     def strike(self, place: Place, x: Tensor, step: int, copy: int) -> None:
-        """Flip a bit of an element of a tensor, where and when it is asked for."""
+        """Flip a bit of one element of a tensor if the fault is due at this place and step."""
         if self._due(place, step, copy):
             self._toggle(x, step)
 
     @contextlib.contextmanager
     def weight(self, model: nn.Module, step: int, copy: int) -> Iterator[None]:
-        """The flip is there for one micro-batch."""
+        """Return a context in which a parameter has the flipped bit, if the fault is due."""
         parameters = list(model.parameters())
         if not self._due(Place.WEIGHT, step, copy):
             yield
@@ -142,13 +145,14 @@ class _Planted:
 
     @contextlib.contextmanager
     def activation(self, model: nn.Module, step: int, copy: int) -> Iterator[None]:
-        """Flip the bit in what a block in the middle gives to the next."""
+        """Return a context in which the output of the middle block has the flipped bit, if due."""
         if not self._due(Place.ACTIVATION, step, copy):
             yield
             return
         blocks = parts(model)
 
         def flipped(_: nn.Module, __: object, output: Tensor) -> Tensor:
+            """Return the output with a flipped bit; gradients pass through it unchanged."""
             changed = output.detach().clone()
             self._toggle(changed, step)
             return output + (changed - output.detach())
@@ -158,7 +162,10 @@ class _Planted:
         handle.remove()
 
     def _due(self, place: Place, step: int, copy: int) -> bool:
-        """Whether the flip is due: in one copy of a step, so that computing twice shows it."""
+        """Return whether the flip is due at this place, step and copy.
+
+        It affects only one copy of a step, so that computing the step again detects it.
+        """
         flip = self._flip
         if flip is None or flip.place is not place:
             return False
@@ -166,6 +173,7 @@ class _Planted:
         return hit and copy == 0
 
     def _toggle(self, x: Tensor, step: int) -> None:
+        """Flip the bit in one element of a tensor; the step determines which one."""
         assert self._flip is not None
         number = (step + 1) * 2654435761 % x.numel()
         with torch.no_grad():

@@ -1,9 +1,11 @@
-"""The correctness gate: is this case's training right, before any speed is looked at?
+"""Task ``gate``: check that a case trains correctly, before any speed is measured.
 
-A loss curve is no oracle: without any all-reduce it stays within 4e-4 over ten steps, and AdamW
-hides a wrong gradient scale. So the twin (smallest size) is compared with the single-device
-reference: start, step-1 gradient, parameters after K steps of SGD and then AdamW; replicas must
-be equal to the bit, samples drawn once per epoch, bytes issued as the closed form says.
+A loss curve is not a sufficient test. Without any all-reduce it stays within 4e-4 of the correct
+one over ten steps, and AdamW hides a wrong gradient scale. The twin of the case (its smallest size)
+is therefore compared with the single-device reference: the initial parameters, the gradient of the
+first step, and the parameters after several steps of SGD and of AdamW. In addition replicas must
+have equal bits, an epoch must draw each sample once, and the issued bytes must match the closed
+form.
 """
 
 import functools
@@ -53,44 +55,52 @@ from harness.training.rank.rounding import OtherRounding
 from harness.training.rank.setup import Rank
 from harness.training.tuning import kernels
 
-#: Shorter than any twin's gradient.
+#: The largest norm to which a twin's gradients are clipped. The gradient of every twin is longer,
+#: so clipping takes effect in every step.
 CLIPPED = 0.1
-#: Steps on one batch, and the share of the dense progress that a compressed training must make.
+#: Number of steps on one batch after which the progress of a compressed training is compared with
+#: that of a dense one.
 PROGRESS_STEPS = 8
+#: Fraction of the dense progress that a compressed training must make.
 PROGRESS = 0.05
-#: Of lossless codecs. In 16 bits and less the dense gradient itself is rounded, on other ways, and
-#: weights that differ by little round a step otherwise: as far as a step-1 gradient may be.
+#: Largest relative error of the gradients of a lossless compressor in fp32.
 LOSSLESS = 1e-4
+#: The same in 16 bits and less. The dense gradient itself is then rounded in another way, and small
+#: differences of the weights change the rounding of a step. The limit is that of a first gradient.
 LOSSLESS_ROUNDED = 3e-2
 
-#: Largest wrong factor of a gradient; rounding to bf16 on 8 ranks makes 2e-3 of one, in mlp-nano.
-#: Where layers round otherwise and the gradient is short it may be more, and no more than the last.
+#: Largest relative error of a gradient's scale. Rounding to bf16 on 8 ranks gives 2e-3 in mlp-nano.
 SCALE = 5e-3
+#: Number of shards up to which ``SCALE`` applies; with more it grows with the root of their number.
 SCALE_SHARDS = 8
+#: The limit of the same if layers round differently from the reference and the gradient is short.
 SCALE_WIDEST = 2e-2
 
-#: An update beyond its limit is compared with so many trainings that round otherwise, and may be
-#: so many times farther off than the farthest of them, but no more than ``WIDEST``: a router that
-#: sends one token elsewhere moves weights farther than any rounding. With experts in bf16 honest
-#: updates of 3 ranks are off by 0.04, the least wrong one by 0.17.
+#: Number of replicates (reference training runs with other rounding errors) with which an update is
+#: compared if its error is beyond the limit.
 REPLICATES = 3
+#: Factor by which the error of an update may exceed the largest error of a replicate.
 APART = 10.0
+#: Largest relative error of an update that replicates can justify. A router that sends one token to
+#: another expert moves weights farther than any rounding. With experts in bf16 on 3 ranks, correct
+#: updates have an error of 0.04, and the least wrong one has 0.17.
 WIDEST = 0.12
-#: The same of a first gradient, to which roundings of several steps do not add up, and of ranks
-#: that train apart: sums that begin with other ranks end as far off as honest ranks do (0.9 to 1.1
-#: of it; 0.2 at most, of experts in bf16).
+#: Factor in place of ``APART`` for a first gradient, in which the roundings of several steps do not
+#: add up, and for ranks that train apart. For the latter, references whose sums begin with other
+#: ranks have 0.9 to 1.1 of the error of correct training runs (0.2 at most for experts in bf16).
 NEAR = 2.0
-#: Where signs of what was moved are sent, one that flips is as large as what is sent on the whole:
-#: no more is allowed than a wrong training has.
+#: Limit in place of ``WIDEST`` if ranks send the signs of the changes of their parameters. A sign
+#: that flips is then as large as what is sent. The limit is the error of an incorrect training run.
 FLIPPED_WIDEST = 0.5
 
 MakeContext = Callable[[CaseSpec], RankContext]
 
 
 def prepare(spec: LaunchSpec, nccl_log: Path) -> None:
-    """Import what is trained; every collective is kept, to be counted, and CUDA made repeatable.
+    """Import the case's files, and switch on what this task needs.
 
-    NCCL is asked to say which algorithms it takes.
+    The flight recorder keeps every collective, so that they can be counted. Kernels are made
+    deterministic, and NCCL logs which algorithms it chooses.
     """
     transport.listen(spec.case.backend, nccl_log, "TUNING")
     collectives.enable(collectives.COUNTED)
@@ -99,7 +109,7 @@ def prepare(spec: LaunchSpec, nccl_log: Path) -> None:
 
 
 def run(task: Gate, rank: Rank) -> RankRecord:
-    """Check the twin, then one step of the case at full size."""
+    """Check the twin, then one step of the case at full size, and return the record."""
     loaded = load(rank.spec.files)
     case = rank.spec.case
     memory = Memory(rank.accelerator)
@@ -109,7 +119,7 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     checks, sent, trainer = run_gate(loaded, twin, context, lambda: rank.beat(Phase.GATE))
     checks += gate_checks.switches(case, rank.accelerator.device)
     checks += gate_checks.sample_checks(loaded, context(twin), rank)
-    rank.accelerator.usual()  # at full size only kernels fit that are not repeatable
+    rank.accelerator.usual()  # at full size deterministic kernels may need too much memory
     kernels.choose(case)
     more, norm = full_size(loaded, case, context(case))
     if (log := rank.file("nccl")).is_file():
@@ -119,7 +129,7 @@ def run(task: Gate, rank: Rank) -> RankRecord:
                 log.read_text(errors="replace", encoding="utf-8"), case.environment or {}
             ),
         ]
-    alone = case.plain and not case.stand_in  # a device that waits has no ceiling
+    alone = case.plain and not case.stand_in  # simulated compute has no ceiling
     return rank.record(
         trainer.ran(),
         memory,
@@ -133,39 +143,46 @@ def run(task: Gate, rank: Rank) -> RankRecord:
 def limits(
     case: CaseSpec, mesh: Mesh, oracle: str, expected: Expected
 ) -> tuple[float, float, float]:
-    """Largest relative error of step-1 gradient, of SGD's update, of AdamW's update.
+    """Return the largest relative errors of the first gradient, of SGD's and of AdamW's update.
 
-    A pipeline adds its micro-batches in the reference's order at any size. On CUDA kernels may
-    differ in order.
+    They are all 0 on CPUs if the mesh adds gradients in the order of the reference, and nothing is
+    cast or reordered. A pipeline adds its micro-batches in the reference's order at any size. On
+    CUDA, kernels may add in another order.
     """
     on_cpu = case.device is Device.CPU
     casts = expected.casts
     if on_cpu and mesh.exact and not (casts or expected.reorders):
         return 0.0, 0.0, 0.0
-    # AdamW divides by a root that can be near zero: its limit is wide, SGD's is not.
-    apart = oracle == "simulated"  # parameters that are averaged round more than gradients
+    # The limit of AdamW is wide, because it divides by a root that can be near zero. SGD's is not.
+    apart = oracle == "simulated"  # averages of parameters have larger rounding errors
     if case.precision is Precision.FP32 and (apart or not casts):
         return 1e-5, 2e-3 if apart else 2e-5, 2e-3 if apart else 1e-3
-    # Autocast on the CPU: the same batches round alike in both, as long as the weights are alike.
+    # Autocast on CPUs rounds the same batches in the same way, as long as the weights are equal.
     if case.precision is Precision.AUTOCAST and on_cpu and not (casts or apart):
         return 1e-5, 2e-5, 6e-2
-    if case.precision is Precision.FP8:  # three bits of mantissa: one flip is 6 % of an element
+    if case.precision is Precision.FP8:  # three mantissa bits: one rounding is 6 % of an element
         return 3e-2, 6e-2, 0.25
-    # Signs of next to nothing flip in 8 bits: 0.11 was seen on 4 ranks. Wrong training has 0.5.
+    # In 8 bits the signs of tiny values flip: errors of up to 0.11 were measured on 4 ranks. An
+    # incorrect training run has 0.5.
     return 3e-2, 3e-2, 0.25
 
 
 def run_gate(
     loaded: Loaded, case: CaseSpec, context: MakeContext, beat: Callable[[], None]
 ) -> tuple[list[Check], Mapping[str, CollectiveCount], Trainer]:
-    """All checks of the twin; the collectives of one step; the last trainer built."""
+    """Run all checks of the twin.
+
+    Return the checks, the collectives of one period of SGD steps, and the trainer that was built
+    last. ``context`` makes the context of a case, and ``beat`` writes a heartbeat.
+    """
     if case.phase is Passes.FORWARD:
         return forward_only(loaded, replace(case, optimizer=Optimizer.SGD), context)
     checks: list[Check] = []
-    if case.clip:  # so that gradients are clipped in every step
+    if case.clip:  # clip to a norm so small that it takes effect in every step
         case = replace(case, clip=min(case.clip, CLIPPED))
     for optimizer in dict.fromkeys((Optimizer.SGD, Optimizer.ADAMW, case.optimizer)):
-        # Only its own optimizer steps as the case asks: torch has no fused SGD of DTensors.
+        # The case's ``stepping`` applies to its own optimizer only, because torch has no fused SGD
+        # for DTensors.
         as_timed = optimizer is case.optimizer
         stepping = case.stepping if as_timed else Stepping.USUAL
         twin = replace(case, optimizer=optimizer, stepping=stepping)
@@ -174,7 +191,7 @@ def run_gate(
         if optimizer is Optimizer.SGD:
             checks += gate_checks.byte_checks(loaded, twin, context(twin), traffic)
             first = traffic.issued
-        elif optimizer is Optimizer.MUON:  # what it gathers is in the closed form
+        elif optimizer is Optimizer.MUON:  # its own collectives are part of the closed form
             again = gate_checks.byte_checks(loaded, twin, context(twin), traffic)
             checks += [replace(check, name=f"{optimizer}.{check.name}") for check in again]
     if loaded.supports.oracle == "simulated":
@@ -193,9 +210,10 @@ def run_gate(
 def _in_fp32(
     loaded: Loaded, case: CaseSpec, context: MakeContext, beat: Callable[[], None]
 ) -> Iterator[Check]:
-    """Of ranks that train apart: the twin in fp32, too, where nothing is rounded to speak of.
+    """Repeat the checks of ranks that train apart in fp32, where rounding errors are negligible.
 
-    In 16 bits their means are, and signs flip: an error which is not handed on looks like that.
+    In 16 bits the averages of parameters are rounded, and signs flip. A missing error feedback has
+    the same effect there, and could not be detected.
     """
     if case.precision is Precision.FP32:
         return
@@ -209,7 +227,11 @@ def _in_fp32(
 def forward_only(
     loaded: Loaded, case: CaseSpec, context: MakeContext
 ) -> tuple[list[Check], Mapping[str, CollectiveCount], Trainer]:
-    """Losses must be the reference's, weights must stay, and no gradient may be sent."""
+    """Check a case that has forward passes only.
+
+    Its losses must equal the reference's, its weights must not change, and the bytes that are sent
+    must match the closed form, which has no gradients. Return the same as ``run_gate``.
+    """
     ctx = context(case)
     trainer, reference, sampler, origin = _start(loaded, case, ctx)
     counter = gate_checks.ByteCounter(ctx, range(STEPS - 1, STEPS))
@@ -226,7 +248,7 @@ def forward_only(
         wanted = reference.forward(batches)
         checks.append(_loss(f"forward{step}", loss, wanted, ctx, case))
     change = relative_error(trainer.parameters(), origin)
-    checks.append(_limit(f"parameters_after_{STEPS}", change, 0.0, "weights stay"))
+    checks.append(_limit(f"parameters_after_{STEPS}", change, 0.0, "weights must not change"))
     checks.append(_whole("all_parameters", trainer.parameters(), origin, ctx))
     checks += gate_checks.byte_checks(loaded, case, ctx, counter.seen)
     checks += [*gate_checks.sampling(drawn, ctx, sampler.epoch), *_dtype(trainer, case)]
@@ -234,7 +256,7 @@ def forward_only(
 
 
 class TwinTraining(NamedTuple):
-    """Trainer and reference of a gate, from the same weights, and where these were."""
+    """A trainer and its reference, which begin with the same parameters ``origin``."""
 
     trainer: Trainer
     reference: Oracle
@@ -245,7 +267,11 @@ class TwinTraining(NamedTuple):
 def _train(
     loaded: Loaded, case: CaseSpec, ctx: RankContext, beat: Callable[[], None], *, watch: bool
 ) -> tuple[list[Check], Seen, Trainer]:
-    """``watch``: one more step shows whether the case's settings took effect."""
+    """Train the twin and its reference for ``STEPS`` steps, and compare them.
+
+    With ``watch`` one more step shows whether the case's settings took effect. Return the checks,
+    the traffic of one period, and the trainer.
+    """
     supports = loaded.supports
     name = case.optimizer
     checks = []
@@ -258,7 +284,8 @@ def _train(
     update_limit = sgd_limit if name == "sgd" else adamw_limit
     compressed = supports.oracle == "compressed" and ctx.compressor is not None
     if compressed and ctx.compressor is not None:
-        # Both are cut to one norm: an error e turns a gradient by asin e, and ends sqrt(2) e apart.
+        # Both gradients are clipped to the same norm. A relative error e turns a gradient by an
+        # angle of at most asin(e), which leaves a distance of at most sqrt(2) e after clipping.
         cut = math.sqrt(2) if case.clip else 1.0
         gradient_limit = max(gradient_limit, ctx.compressor.error_bound * cut)
     start_error = relative_error(trainer.parameters(), origin)
@@ -268,7 +295,8 @@ def _train(
     trained: list[list[Batch]] = []
     seen: list[Sequence[object]] = []
     period = gate_checks.period(loaded, case, ctx)
-    first = STEPS - period - bool(sampler.of(STEPS - 1))  # the first of a whole period and batch
+    # The first step of the last whole period that has no short batch.
+    first = STEPS - period - bool(sampler.of(STEPS - 1))
     counter = gate_checks.ByteCounter(ctx, range(first, first + period))
     finite = True
     for step in range(STEPS):
@@ -302,7 +330,7 @@ def _train(
     if name == "sgd":
         checks += gate_checks.sampling(drawn, ctx, sampler.epoch)
         checks += _dtype(trainer, case)
-    counted_by = counter.seen  # of training, not of the step that is watched now
+    counted_by = counter.seen  # read before the watched step, which is not part of the training
     if watch and gate_checks.asked(case):
         checks += gate_checks.setting_checks(watched[0], trainer, own_batch(loaded, ctx, ids), ctx)
     return checks, counted_by, trainer
@@ -316,22 +344,25 @@ def _parameters(
     twin: TwinTraining,
     trained: Sequence[list[Batch]],
 ) -> Check:
-    """How far trainer and reference ended apart, of the way from where both began.
+    """Check the relative error of the parameters after ``STEPS`` steps.
 
-    Beyond ``limit`` right trainings that round otherwise say how far that may be.
+    The error is relative to the change of the reference's parameters. If it is beyond ``limit``,
+    replicates (references with other rounding errors) determine how large it may be.
     """
     trainer, reference, _, origin = twin
     ctx = reference.ctx
-    ulps = STEPS // 2 if case.precision is Precision.BF16 else 0  # one flip in two steps
+    # One unit in the last place per two steps is allowed in bf16.
+    ulps = STEPS // 2 if case.precision is Precision.BF16 else 0
     wanted = dict(reference.parameters())
     error = relative_error(trainer.parameters(), wanted, dict(origin), ulps)
     detail = ""
-    # Of a shard shorter than a vector torch's CPU kernels round a bf16 update otherwise.
+    # Torch's CPU kernels round a bf16 update differently in a shard shorter than a vector register.
     sharded = any("Shard(" in placement for placement in expected.placements)
     apart = isinstance(reference, Simulated)
     rounds = limit or (sharded and case.precision is Precision.BF16)
     signs = apart and expected.casts
-    # Where a rule has what came in until then, no order of sums says what another rank would have.
+    # If a rule uses whatever messages have arrived, another order of sums says nothing about what
+    # another rank would have received.
     timely = hasattr(getattr(trainer, "rule", None), "seen")
     sums_round = not timely and (signs or case.precision is not Precision.FP32)
     if (sums_round if apart else rounds) and any(ctx.gather(error > limit)):
@@ -345,7 +376,7 @@ def _parameters(
         times = NEAR if apart else APART
         widest = FLIPPED_WIDEST if signs else WIDEST
         limit = min(max(limit, times * farthest), max(limit, widest))
-        detail = f"other roundings of the reference make {farthest:.2g}"
+        detail = f"references with other roundings have an error of {farthest:.2g}"
     return _limit(f"{case.optimizer}.parameters_after_{STEPS}", error, limit, detail)
 
 
@@ -356,9 +387,10 @@ def _farthest(
     ulps: int,
     ctx: RankContext,
 ) -> float:
-    """How far, of the update, the farthest of these ends from ``wanted``, where the reference did.
+    """Return the largest relative error of the parameters of these references, over all ranks.
 
-    All of them began at ``origin``; so many ``ulps`` are no difference.
+    ``wanted`` are the parameters of the usual reference. All of them began at ``origin``.
+    Differences of up to ``ulps`` units in the last place count as zero.
     """
     farthest = 0.0
     for other in others:
@@ -375,7 +407,10 @@ def _rounded_otherwise(
     *,
     layers: bool,
 ) -> Iterator[Oracle]:
-    """Trained replicates; without ``layers`` gradients alone round otherwise."""
+    """Yield replicates that were trained on these batches.
+
+    With ``layers`` the outputs of layers have other rounding errors, too, and not only gradients.
+    """
     for replicate in _replicates(loaded, case, ctx, layers=layers):
         for batches in trained:
             _dense(replicate, batches, ctx)
@@ -385,7 +420,7 @@ def _rounded_otherwise(
 def _begun_elsewhere(
     loaded: Loaded, case: CaseSpec, ctx: RankContext, trained: Sequence[list[Batch]]
 ) -> Iterator[Oracle]:
-    """Trained simulations whose sums begin with another rank, as a ring's parts do."""
+    """Yield trained simulations whose sums begin with another rank, as in parts of a ring."""
     for begin in range(1, min(ctx.batching.shards, REPLICATES + 1)):
         with ctx.device:
             model = build_model(loaded, case, case.seed)
@@ -398,7 +433,10 @@ def _begun_elsewhere(
 def _replicates(
     loaded: Loaded, case: CaseSpec, ctx: RankContext, *, layers: bool
 ) -> Iterator[Oracle]:
-    """References that round otherwise: their gradients, and with ``layers`` what layers give."""
+    """Yield references with other rounding errors in their gradients.
+
+    With ``layers`` the outputs of their layers have other rounding errors, too.
+    """
     for number in range(REPLICATES):
         rounding = OtherRounding(ctx.device, seed=number * ctx.world_size + ctx.rank, coarse=False)
         with ctx.device:
@@ -409,7 +447,7 @@ def _replicates(
 
 
 def _staleness(name: str, trainer: Trainer, expected: Expected) -> Iterator[Check]:
-    """How far behind the slowest rank was, where ranks take what has come in."""
+    """Check how many steps the slowest rank was behind, if ranks do not wait for each other."""
     if (behind := trainer.ran().staleness) is not None:
         limit = math.inf if expected.staleness is None else float(expected.staleness)
         yield _limit(f"{name}.staleness", float(behind), limit, "steps behind")
@@ -423,10 +461,11 @@ def _gradient(
     twin: TwinTraining,
     batches: list[Batch],
 ) -> Iterator[Check]:
-    """The step-1 gradient against the reference's: how far it is off, and how much too long.
+    """Check the relative error and the scale of the gradient of the first step.
 
-    Where layers round otherwise, right trainings that do say beyond these limits how far that may
-    be: a gradient that happens to be short is all rounding.
+    If layers round differently from the reference and a limit is exceeded, replicates (references
+    with other rounding errors) determine how large the error may be. A gradient that happens to be
+    short may consist of rounding errors.
     """
     trainer, reference, _, _ = twin
     ctx = reference.ctx
@@ -434,7 +473,7 @@ def _gradient(
     factor = scale(trainer.gradients(), wanted)
     words = _scaled(factor, ctx.world_size)
     error = relative_error(trainer.gradients(), wanted)
-    most = SCALE * max(1.0, ctx.batching.shards / SCALE_SHARDS) ** 0.5  # roundings add up
+    most = SCALE * max(1.0, ctx.batching.shards / SCALE_SHARDS) ** 0.5  # as random errors add up
     layers = bool(ctx.mesh.splits or expected.casts or expected.reorders)
     rounds = layers and limit and case.precision is not Precision.FP32
     replicated = rounds and ctx.compressor is None and not isinstance(reference, Simulated)
@@ -451,7 +490,10 @@ def _gradient(
             limit = max(limit, min(NEAR * farthest, WIDEST))
         if scale_beyond:
             most = max(most, min(NEAR * longest, SCALE_WIDEST))
-        words += f"; other roundings of the reference make {farthest:.2g}, and {longest:.2g} of it"
+        words += (
+            f"; references with other roundings have an error of {farthest:.2g},"
+            f" and of {longest:.2g} in scale"
+        )
     yield _limit(f"{case.optimizer}.step1_gradient", error, limit, words.removeprefix("; "))
     if ctx.compressor is None:
         check = f"{case.optimizer}.step1_gradient_scale"
@@ -464,10 +506,10 @@ def _start(
     ctx: RankContext,
     watch: Callable[[nn.Sequential], None] = lambda model: None,
 ) -> TwinTraining:
-    """Trainer and reference from the same weights.
+    """Build a trainer and its reference with the same initial weights.
 
-    A strategy that must broadcast its start is given different weights on every rank, so that a
-    missing broadcast shows.
+    A strategy that must broadcast the initial weights receives different ones on every rank, so
+    that a missing broadcast is detected. ``watch`` receives the plain model.
     """
     supports = loaded.supports
     own_seed = case.seed + (ctx.rank if supports.initial == "broadcast" else 0)
@@ -483,7 +525,10 @@ def _start(
 def _whole(
     name: str, seen: Iterator[tuple[str, Tensor]], wanted: Mapping[str, Tensor], ctx: RankContext
 ) -> Check:
-    """Checks that the comparison covers all there is, over all ranks: nothing left out is right."""
+    """Check that all ranks together have exactly the tensors of the reference, by their names.
+
+    A tensor that is missing in the comparison could not be found wrong.
+    """
     present = {n for names in ctx.gather([n for n, _ in seen]) for n in names}
     missing = sorted(set(wanted) - present)
     extra = sorted(present - set(wanted))
@@ -492,7 +537,10 @@ def _whole(
 
 
 def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
-    """With nothing thrown away, a compressor must give the dense gradient, step after step."""
+    """Check that a compressor returns the dense gradient if its knobs make it discard nothing.
+
+    ``case`` has these knobs. The gradients of every step are compared.
+    """
     trainer, reference, sampler, _ = _start(loaded, case, ctx)
     error = 0.0
     dense: list[tuple[list[Batch], dict[str, Tensor]]] = []
@@ -514,17 +562,17 @@ def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
                 off = relative_error(replicate.gradients(), wanted)
                 farthest = max([farthest, *ctx.gather(off)])
         limit = min(max(limit, APART * farthest), WIDEST)
-        detail += f"; other roundings of the reference make {farthest:.2g}"
+        detail += f"; references with other roundings have an error of {farthest:.2g}"
     return [_limit("lossless_gradient", error, limit, detail)]
 
 
 def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
-    """A compressed training must learn: how far the loss of one batch falls, of what dense does.
+    """Check that the loss of one batch decreases, compared with dense training.
 
-    A compressor that threw everything away would agree with a reference that does so, too, and so
-    would a strategy that nobody but its own simulation is compared with. Weights
-    in bf16 swallow the small updates of one batch, whoever makes them, and clipped ones are all of
-    one length: this twin has fp32, and is not clipped.
+    A compressor that discards everything would agree with a reference that does the same. So would
+    a strategy that is compared with its own simulation only. The twin is trained in fp32 and
+    without clipping here: weights in bf16 absorb the small updates of one batch, and clipped
+    updates all have the same length.
     """
     wide = Precision.FP32 if case.precision is Precision.BF16 else case.precision
     twin = loaded.at_once(replace(case, optimizer=Optimizer.SGD, precision=wide, clip=0.0))
@@ -541,7 +589,7 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
         losses = [x for x in ctx.gather(None if loss is None else float(loss)) if x is not None]
         mean_losses.append(sum(losses) / len(losses))
     share = (mean_losses[0] - mean_losses[-1]) / (dense[0] - dense[-1])
-    message = f"of the dense progress in {PROGRESS_STEPS} steps on one batch"
+    message = f"fraction of the dense progress in {PROGRESS_STEPS} steps on one batch"
     return Check(
         name="progress",
         ok=share >= PROGRESS,
@@ -555,7 +603,7 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
 def _shards(
     loaded: Loaded, case: CaseSpec, ctx: RankContext, sampler: Sampler, step: int
 ) -> Mapping[int, Batch]:
-    """A step's batches by shard: of few all of them, of many this rank's own."""
+    """Return the batches of a step by shard: all of them, or this rank's if there are many."""
     whole = range(ctx.batching.shards)
     return {
         shard: make_batch(loaded, case, sampler.ids(step, shard), ctx.device, sampler.of(step))
@@ -564,30 +612,34 @@ def _shards(
 
 
 def _dense(reference: Oracle, batches: list[Batch], ctx: RankContext) -> float:
-    """A step of the reference: all shards in turn, or each rank its own, however many there are."""
+    """Do one step of the reference, and return its mean loss.
+
+    Each rank computes all shards if it has all batches, else its own shard in a collective step.
+    """
     if len(batches) == ctx.batching.shards:
         return reference.step(batches)
     return reference.together(batches[0])
 
 
 def _scaled(factor: float, world_size: int) -> str:
-    """Words the factor between gradient and reference; empty for none to speak of."""
+    """Return a sentence about the factor between gradient and reference, or "" if it is near 1."""
     if not math.isfinite(factor) or abs(factor - 1) < SCALE:
         return ""
     message = f"gradients are {factor:.3g} times the reference"
     if world_size > 1 and abs(factor / world_size - 1) < 0.01:
-        return f"{message}: summed over ranks, not averaged?"
+        return f"{message}; they may be summed over ranks and not averaged"
     if world_size > 1 and abs(factor * world_size - 1) < 0.01:
-        return f"{message}: averaged twice?"
+        return f"{message}; they may be averaged twice"
     return message
 
 
 def _limit(name: str, value: float, limit: float, detail: str = "") -> Check:
+    """Return a check that passes if ``value`` is at most ``limit``."""
     return Check(name=name, ok=value <= limit, value=value, limit=limit, detail=detail)
 
 
 def _loss(name: str, loss: Tensor | None, wanted: float, ctx: RankContext, case: CaseSpec) -> Check:
-    """The mean of the ranks' step-1 losses against the reference's."""
+    """Compare the mean of the ranks' losses in the first step with the reference's loss."""
     values = [v for v in ctx.gather(None if loss is None else float(loss)) if v is not None]
     mean_loss = sum(values) / len(values)
     limit = 1e-5 if case.precision is Precision.FP32 else 2e-2
@@ -595,28 +647,33 @@ def _loss(name: str, loss: Tensor | None, wanted: float, ctx: RankContext, case:
 
 
 def _dtype(trainer: Trainer, case: CaseSpec) -> list[Check]:
-    """Layers must really have computed in the dtype that was asked for."""
+    """Check that layers returned the dtype that follows from the case's precision."""
     dtype = trainer.ran().compute_dtype
     if not dtype:
         return []
     wants = {Precision.BF16: "bfloat16", Precision.AUTOCAST: "bfloat16", Precision.FP16: "float16"}
-    want = wants.get(case.precision, "float32")  # float8 is of the products alone
-    return [Check(name="compute_dtype", ok=dtype == want, detail=f"{dtype}, asked for {want}")]
+    want = wants.get(case.precision, "float32")  # float8 applies inside of matrix products only
+    return [Check(name="compute_dtype", ok=dtype == want, detail=f"{dtype}, requested: {want}")]
 
 
 def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
-    """Ranks of the same part of the model must hold the same bits."""
+    """Check that ranks with the same part of the model hold the same parameters, to the bit."""
     parameters = list(trainer.parameters())
     names = hashlib.sha256("\n".join(key for key, _ in parameters).encode()).hexdigest()
     bits = digest(tensor.detach() for _, tensor in parameters)
     digests = ctx.gather((ctx.part, names, bits))
     unlike = len(set(digests)) - len({part for part, *_ in digests})
-    message = f"{unlike + 1} different of {len(digests)}"
+    message = f"{unlike + 1} different versions on {len(digests)} ranks"
     return Check(name=name, ok=not unlike, detail=message)
 
 
 def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Check], float | None]:
-    """One step at the case's own size: finite loss, equal replicas, and the gradient's norm."""
+    """Run one step of the case at full size, and check it.
+
+    The loss must be finite, the replicas equal, and the model may not read the size of the world.
+    Return the checks and the norm of the whole gradient. The norm is None if ranks train apart, or
+    if there is no backward pass.
+    """
     supports = loaded.supports
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
     ids = sampler.ids(0, ctx.shard)
@@ -627,7 +684,7 @@ def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Ch
     finite = loss is None or math.isfinite(float(loss))
     checks = [who.check(), Check(name="full_size.finite_loss", ok=finite)]
     if supports.oracle == "simulated" or case.phase is Passes.FORWARD:
-        return checks, None  # after one step every rank has gone its own way
+        return checks, None  # ranks that train apart differ after a step
     if supports.replicas:
         checks.append(replicas(trainer, ctx, "full_size.replicas"))
     norm = grad_norm(trainer.gradients())

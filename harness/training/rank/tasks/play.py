@@ -1,7 +1,8 @@
-"""Task ``play``: train with checkpoints until the end or the next fault: how goodput is measured.
+"""Task ``play``: train with checkpoints until the end or the next fault, to measure goodput.
 
-resume from the latest whole checkpoint -> steps; after every few of them a checkpoint in a
-folder of its own, and then, at once, the name of that one -> a mark of each on rank 0
+The training resumes from the latest complete checkpoint. After every few steps it writes a
+checkpoint into a new folder, and then names that folder as the latest one. Rank 0 writes a mark
+with the time of each event.
 """
 
 import shutil
@@ -19,17 +20,19 @@ from harness.training.observe.memory import Memory
 from harness.training.rank.setup import Rank
 from harness.training.rank.tasks import train
 
-#: Steps whose batches are made: a long training has them again, so that it starts no later.
+#: Number of steps for which batches are made. A longer training repeats them, so that making
+#: batches does not delay its start.
 BATCHES = 24
-#: Names the checkpoint that is whole.
+#: The file that contains the name of the latest complete checkpoint.
 LATEST = "latest"
 
 
-#: A training that is interrupted begins as one that is broken once.
+#: This task begins like the task ``train``.
 prepare = train.prepare
 
 
 def run(task: Play, rank: Rank) -> RankRecord:
+    """Train to the last step, or until this rank is killed at the time of the fault."""
     named = load(rank.spec.files)
     case = rank.spec.case
     memory = Memory(rank.accelerator)
@@ -43,6 +46,7 @@ def run(task: Play, rank: Rank) -> RankRecord:
     with rank.file("marks").open("a", buffering=1, encoding="utf-8") as marks:
 
         def mark(what: Mark) -> None:
+            """Write an event, the number of steps done and the time in ns, on rank 0 only."""
             if ctx.rank == 0:
                 marks.write(f"{what} {done} {time.time_ns()}\n")
 
@@ -67,7 +71,7 @@ def run(task: Play, rank: Rank) -> RankRecord:
 
 
 def _name(folder: Path, done: int) -> None:
-    """Name the checkpoint that a training resumes from, and remove the one before."""
+    """Name the checkpoint from which a training resumes, and remove the previous one."""
     before = (folder / LATEST).read_text(encoding="utf-8") if (folder / LATEST).is_file() else ""
     write_text(folder / LATEST, str(done))
     if before:

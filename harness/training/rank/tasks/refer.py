@@ -1,11 +1,13 @@
-"""Task ``refer``: train the plain model as the harness itself does, for its losses.
+"""Task ``refer``: train the plain model as a reference, to obtain the correct losses.
 
-Each rank takes its own shard; gradients are exchanged and added in rank order, so that no strategy
-and no collective that adds has a part in it. A compressor's gradients go through the compressor,
-one bucket a step: there is no other truth for what a lossy compressor should train. Where the model
-is too large for a device, one rank takes the shards in turn, a block of the model at a time.
+Each rank computes its own shard. Gradients are exchanged and added in rank order, so neither a
+strategy nor a collective that adds has an influence. If the case has a compressor, gradients pass
+through it in one bucket per step, because nothing else defines what a lossy compressor should
+train. If the model is too large for a device, one rank computes all shards in turn, with one block
+of the model on the device at a time.
 
-Replicates are the same training with other roundings: so far honest launches may differ.
+Replicates are the same training with other rounding errors. They show how far the losses of correct
+launches may differ.
 """
 
 import dataclasses
@@ -34,25 +36,28 @@ from harness.training.rank.rounding import OtherRounding, Rounding
 from harness.training.rank.setup import Rank
 from harness.training.transports import Hook, Late
 
-#: Calls after which a compressor is old: those of a timed window, but no more than this.
+#: Largest number of calls after which a compressor's hook is checked once more. It is the number of
+#: steps of the timed window, if that is smaller.
 OLD = 200
-#: Parts of a training whose gradients' squares are kept apart.
+#: Number of equal parts of a training for which mean squares of gradients are recorded.
 PARTS = 16
-#: By so much, relatively, training must change a loss, after so many steps: one that hardly depends
-#: on the weights would not show an update that was left out. It is two roundings of fp32; honest
-#: losses change by 4e-4 and more in eight steps, and by less while the learning rate warms up.
+#: Least relative change of a loss by training. A loss that hardly depends on the weights would not
+#: show that an update was left out. The limit is two roundings in fp32. Losses of correct training
+#: runs change by 4e-4 and more in eight steps, and by less while the learning rate warms up.
 SHOWN = 2.4e-7
+#: Number of steps from which on this change is required.
 SHOWN_AFTER = 4
-#: The batches of a shard, step by step.
+#: Returns the feed of a shard, which returns the shard's batch of each step.
 Batches: TypeAlias = Callable[[int], Feed]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One training of the plain model, and how it rounds.
+    """One training of the plain model, with its rounding.
 
-    ``shares`` looks at what a compressor makes of the gradients; ``squares`` takes the square of
-    this shard's gradient, and that of all shards' mean, of every step.
+    ``shares`` estimates the ranks' shares in a compressor's output, if there is a compressor.
+    ``squares`` receives for every step the square of the norm of this shard's gradient and that of
+    the mean of all shards.
     """
 
     loaded: Loaded
@@ -66,10 +71,12 @@ class Training:
 
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
+    """Import the case's files."""
     load(spec.files)
 
 
 def run(task: Refer, rank: Rank) -> RankRecord:
+    """Train the reference and its replicates, and return the record with their losses."""
     loaded = load(rank.spec.files)
     case = loaded.at_once(task.of)
     memory = Memory(rank.accelerator)
@@ -80,10 +87,12 @@ def run(task: Refer, rank: Rank) -> RankRecord:
     squares: list[tuple[float, float]] = []
 
     def batches(shard: int) -> Feed:
+        """Return the feed of a shard."""
         of_shard = dataclasses.replace(ctx, shard=shard)
         return loaded.feed(rank.source(loaded, of_shard, task.steps), plain=True)
 
     def losses(rounding: Rounding, shares: CodecShares | None = None) -> list[float]:
+        """Train a new model with this rounding, and return the loss of every step."""
         nonlocal made
         with torch.device("cpu") if task.streamed else ctx.device:
             model = build_model(loaded, rounding.case(case), case.seed)
@@ -112,7 +121,9 @@ def run(task: Refer, rank: Rank) -> RankRecord:
     coded = ctx.compressor is not None and case.phase is not Passes.FORWARD
     shares = CodecShares(ctx) if coded and not alone else None
     who = inquiries(loaded)
-    with who.noted():  # a model may ask late, when its gate has long been passed
+    # A model may read the size of the world in a late step, which the correctness check does not
+    # reach.
+    with who.noted():
         usual = losses(Rounding(), shares)
     replicates = [
         losses(
@@ -153,11 +164,11 @@ def run(task: Refer, rank: Rank) -> RankRecord:
 
 
 def shows_updates(trained: float, untrained: float) -> Check:
-    """Whether a loss of the same batch tells weights that were trained from those that were not."""
+    """Check that the losses of trained and of untrained weights on the same batch differ."""
     change = abs(trained - untrained) / max(abs(untrained), 1e-12)
     return Check(
         name="loss.shows_updates",
-        ok=not change < SHOWN,  # what is not finite is told elsewhere
+        ok=not change < SHOWN,  # other checks report losses that are not finite
         value=change,
         limit=SHOWN,
         at_least=True,
@@ -166,11 +177,15 @@ def shows_updates(trained: float, untrained: float) -> Check:
 
 
 def _square(gradients: Sequence[Tensor]) -> float:
+    """Return the squared Euclidean norm of these gradients together."""
     return sum(float(gradient.float().square().sum()) for gradient in gradients)
 
 
 def _by_parts(squares: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Means over equal parts of a training, so that a record says how they scatter."""
+    """Return the means of both columns over ``PARTS`` equal parts of a training.
+
+    The record thus shows how much they vary. The result is empty for fewer steps than parts.
+    """
     if len(squares) < PARTS:
         return ()
     means = [part.mean(0).tolist() for part in np.array_split(np.array(squares), PARTS)]
@@ -178,7 +193,10 @@ def _by_parts(squares: Sequence[tuple[float, float]]) -> tuple[tuple[float, floa
 
 
 def _side_by_side(training: Training) -> Iterator[float]:
-    """This rank's loss of every step, its gradients added to those of the other shards."""
+    """Train with each rank on its own shard, and yield this rank's loss of every step.
+
+    The gradients of all shards are added, or passed through the compressor.
+    """
     ctx = training.ctx
     model = training.model
     oracle = Oracle.of(model, training.loaded, ctx)
@@ -207,7 +225,7 @@ def _side_by_side(training: Training) -> Iterator[float]:
 
 
 def _in_turn(training: Training) -> Iterator[float]:
-    """The mean loss of every step over all shards."""
+    """Train with all shards on this rank, and yield the mean loss over the shards of every step."""
     ctx = training.ctx
     loaded = training.loaded
     simulated = loaded.supports.oracle == "simulated"
@@ -222,10 +240,11 @@ def _in_turn(training: Training) -> Iterator[float]:
 
 
 class Encoder:
-    """Puts every rank's gradients through a compressor, in the order in which DDP lays them out.
+    """Passes the gradients of a rank through a compressor, in the order in which DDP lays them out.
 
-    As the model has them in the first step, as backward made them in that step from then on: a
-    compressor that works on blocks of a bucket depends on the order.
+    In the first step this is the order of the model's parameters. From then on it is the order in
+    which the backward pass of the first step completed the gradients. A compressor that works on
+    blocks of a bucket depends on that order.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -238,6 +257,7 @@ class Encoder:
         ]
 
     def __call__(self, gradients: Sequence[Tensor], hook: Any) -> list[Tensor]:
+        """Call the hook with all gradients as one bucket, and return its output by parameter."""
         laid_out = [gradients[i] for i in self._order]
         flat = torch.cat([tensor.flatten() for tensor in laid_out])
         trained = [self._parameters[i] for i in self._order]
@@ -252,23 +272,28 @@ class Encoder:
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """The bucket that DDP gives a communication hook, for all parameters at once."""
+    """A substitute for DDP's ``GradBucket`` that contains the gradients of all parameters."""
 
     flat: Tensor
     parts: list[Tensor]
     trained: list[nn.Parameter]
 
     def index(self) -> int:
+        """Return the number of the bucket; there is only one."""
         return 0
 
     def is_last(self) -> bool:
+        """Return True: a step has a single bucket."""
         return True
 
     def buffer(self) -> Tensor:
+        """Return the flat gradient of all parameters."""
         return self.flat
 
     def gradients(self) -> list[Tensor]:
+        """Return a view of the flat gradient for each parameter."""
         return self.parts
 
     def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the bucket."""
         return self.trained

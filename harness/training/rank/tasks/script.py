@@ -1,10 +1,13 @@
-"""Task ``script``: run a user's own training in this rank, unchanged, and watch it.
+"""Task ``script``: run a user's training script in this rank, unchanged, and observe it.
 
-    forked     variables, a folder of its own -> hooks -> the script in this process
+The script is started in one of three ways:
+
+    forked     variables and a private folder are set up -> hooks -> the script in this process
     fresh      the same in a new interpreter, which finds its hooks by a badge (``shepherd.py``)
-    launcher   the user's own launcher starts the ranks; each finds its badge
+    launcher   the user's launcher starts the ranks, each of which finds its badge
 
-Either way: hooks -> the window is over -> evidence -> the end.
+The hooks observe the steps until the window is over. They then write the evidence, and the process
+ends.
 """
 
 from collections.abc import Callable
@@ -22,14 +25,14 @@ from harness.training.rank.setup import RankPlace
 from harness.training.script import process, shepherd, workplace
 from harness.training.script.evidence import begin, ended, finish_measured, rank_of
 
-#: Collectives that are kept: those of the last step are looked at.
+#: Number of collectives that the flight recorder keeps. Those of the last step are examined.
 KEPT = 2000
 
 
 def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], NoReturn]) -> None:
-    """Run the script until its window is over; then ``leave`` ends this process.
+    """Run the script until its window is over; ``leave`` then ends this process.
 
-    Raises what the script raises, LaunchError where it ends before.
+    Raise what the script raises, or LaunchError if the script exits with an error before that.
     """
     assert isinstance(spec.task, Script | Break)
     copies.read_only([Path(spec.task.folder) / name for name in spec.task.data])
@@ -54,7 +57,7 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
     watch = begin(rank, command, "forked", leave)
     try:
         process.run(command, folder, Path(spec.task.folder))
-    except Exception:  # of the script, whatever it is; it is raised on
+    except Exception:  # an error of the script, which is raised again
         finish_measured(watch)
         raise
     except SystemExit as left:
@@ -62,13 +65,13 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
         if left.code not in (None, 0):
             log = Path(spec.out) / f"rank{place.rank}.log"
             status = left.code if isinstance(left.code, int) else 1
-            last = process.last_line(log) or "it said nothing"
-            if isinstance(left.code, str):  # the interpreter would print it at its end
+            last = process.last_line(log) or "it printed nothing"
+            if isinstance(left.code, str):  # a message that the interpreter would print at exit
                 last = left.code
             raise LaunchError(
                 f"the script left with status {status}: {last}",
                 where=spec.case.script,
-                expected="a training",
+                expected="a script that trains",
                 fix=f"less {log}",
             ) from None
     ended(watch, spec, leave)

@@ -1,4 +1,4 @@
-"""Task ``sweep``: every collective at every size, checked and timed, in one launch."""
+"""Task ``sweep``: check and time every collective at every payload size, in one launch."""
 
 import statistics
 import time
@@ -20,19 +20,22 @@ from harness.training.observe import collectives
 from harness.training.rank import transport
 from harness.training.rank.setup import Rank
 
-#: Seconds that the timed iterations of one operation at one size may take, and how many they are.
+#: Seconds that the timed iterations of one operation at one size should take together.
 BUDGET_S = 0.1
+#: Least and largest number of these iterations.
 FEWEST_ITERATIONS = 3
 MOST_ITERATIONS = 30
-#: Runs of a device that follow each other between two marks of its clock: one alone would count
-#: the time that it takes to ask for it.
+#: Number of runs between two events on a device. A single run would include the time that the host
+#: takes to queue it.
 IN_A_ROW = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """A collective on ready buffers, whether it left what it should, and what it needs to be run
-    again and again.
+    """A collective on prepared buffers.
+
+    ``run`` executes it, and ``right`` returns whether its result is correct. ``ready`` prepares the
+    buffers for repeated runs.
     """
 
     run: Callable[[], object]
@@ -41,7 +44,10 @@ class Operation:
 
 
 def all_reduce(rank: int, n: int, count: int, device: torch.device) -> Operation:
-    """The sum over ranks of rank + 1; then of zeros, which stay what they are."""
+    """Make an all-reduce of ``count`` float32 elements on ``n`` ranks.
+
+    Each rank contributes rank + 1. Repeated runs add zeros, which do not grow.
+    """
     data = torch.full((count,), float(rank + 1), device=device)
     return Operation(
         run=lambda: dist.all_reduce(data),
@@ -51,7 +57,7 @@ def all_reduce(rank: int, n: int, count: int, device: torch.device) -> Operation
 
 
 def all_gather(rank: int, n: int, count: int, device: torch.device) -> Operation:
-    """Part i holds i + 1."""
+    """Make an all-gather with ``count`` elements in its result, whose part i holds i + 1."""
     part = torch.full((max(1, count // n),), float(rank + 1), device=device)
     whole = torch.zeros(part.numel() * n, device=device)
     return Operation(
@@ -60,7 +66,7 @@ def all_gather(rank: int, n: int, count: int, device: torch.device) -> Operation
 
 
 def reduce_scatter(rank: int, n: int, count: int, device: torch.device) -> Operation:
-    """The sum over ranks of rank + 1, a part on each."""
+    """Make a reduce-scatter of ``count`` elements; each rank receives a part of the sum."""
     whole = torch.full((max(1, count // n) * n,), float(rank + 1), device=device)
     part = torch.zeros(whole.numel() // n, device=device)
     return Operation(
@@ -70,7 +76,7 @@ def reduce_scatter(rank: int, n: int, count: int, device: torch.device) -> Opera
 
 
 def all_to_all(rank: int, n: int, count: int, device: torch.device) -> Operation:
-    """Part i comes from rank i."""
+    """Make an all-to-all of ``count`` elements, whose received part i comes from rank i."""
     given = torch.full((max(1, count // n) * n,), float(rank + 1), device=device)
     received = torch.zeros_like(given)
     return Operation(
@@ -79,17 +85,19 @@ def all_to_all(rank: int, n: int, count: int, device: torch.device) -> Operation
 
 
 def broadcast(rank: int, n: int, count: int, device: torch.device) -> Operation:
+    """Make a broadcast of ``count`` elements from rank 0."""
     data = torch.full((count,), float(rank + 1), device=device)
     return Operation(run=lambda: dist.broadcast(data, 0), right=lambda: bool((data == 1.0).all()))
 
 
 def send_recv(rank: int, n: int, count: int, device: torch.device) -> Operation:
-    """Round the ring: what the rank before has."""
+    """Make a ring of sends: each rank receives ``count`` elements from the rank before it."""
     given = torch.full((count,), float(rank + 1), device=device)
     received = torch.zeros(count, device=device)
     after, before = (rank + 1) % n, (rank - 1) % n
 
     def run() -> None:
+        """Send to the next rank and receive from the previous one, and wait for both."""
         ops = [dist.P2POp(dist.isend, given, after), dist.P2POp(dist.irecv, received, before)]
         for work in dist.batch_isend_irecv(ops):
             work.wait()
@@ -98,6 +106,7 @@ def send_recv(rank: int, n: int, count: int, device: torch.device) -> Operation:
 
 
 def _parts(whole: Tensor, n: int) -> bool:
+    """Return whether part i of ``n`` equal parts holds i + 1."""
     wanted = torch.arange(1.0, n + 1, device=whole.device)
     return bool((whole.view(n, -1) == wanted[:, None]).all())
 
@@ -111,17 +120,19 @@ MAKERS: Mapping[str, Callable[[int, int, int, torch.device], Operation]] = {
     "send_recv": send_recv,
 }
 if set(MAKERS) != set(OPERATIONS):
-    raise AssertionError("an operation of the sweep has no maker, or a maker no operation")
+    raise AssertionError(
+        "MAKERS must have exactly the operations of harness.record.fabric.OPERATIONS"
+    )
 
 
 def prepare(spec: LaunchSpec, nccl_log: Path) -> None:
-    """Nothing is trained; NCCL is asked to say which way its bytes go."""
+    """Make NCCL log which connections it uses. This task has no model to import."""
     collectives.enable(collectives.LAST)
     transport.listen(spec.case.backend, nccl_log)
 
 
 def run(task: Sweep, rank: Rank) -> tuple[Row, ...]:
-    """Every row, alike on all ranks."""
+    """Measure all rows of the sweep, and return them. They are equal on all ranks."""
     rows = sweep(
         rank.spec.case,
         rank.place.rank,
@@ -141,10 +152,12 @@ def sweep(
     beat: Callable[[], None],
     log: Path,
 ) -> list[Row]:
-    """Every row, alike on all ranks: a time is the slowest rank's, a check holds on all of them.
+    """Check and time the collectives, and return a row for each operation and payload size.
 
-    ``only`` one operation, at the largest payload; empty = all of them at all. ``log`` is
-    NCCL's, read at the end: connections are made when they are needed.
+    Rows are equal on all ranks: a time is that of the slowest rank, and a result is right if it is
+    right on all ranks. ``only`` selects one operation, at the largest payload; "" selects all
+    operations at all payloads. ``log`` is the path of NCCL's log. It is read at the end, because
+    NCCL makes connections when they are needed.
     """
     n = case.world_size
     rows = list[Row]()
@@ -160,9 +173,9 @@ def sweep(
             except (RuntimeError, NotImplementedError) as error:
                 reason = str(error).splitlines()[0]
                 if not any(word in reason.lower() for word in ("not support", "not implement")):
-                    raise  # a fabric that breaks refuses nothing
+                    raise  # any other error means that the fabric is broken
                 rows.append(replace(row, refused=reason))
-                break  # refused alike on all ranks, and at every size
+                break  # the backend refuses it on all ranks and at every size
             right = torch.tensor([float(made.right())], device=device)
             dist.all_reduce(right, dist.ReduceOp.MIN)
             made.ready()
@@ -180,7 +193,10 @@ def sweep(
 
 
 def _timed(run: Callable[[], object], times: int, accelerator: Accelerator) -> list[float]:
-    """Seconds of each of ``times`` runs, of the slowest rank; a device's are means of a few."""
+    """Return the seconds of each of ``times`` runs on the slowest rank.
+
+    On a device each value is the mean of ``IN_A_ROW`` runs. This is a collective of all ranks.
+    """
     seconds = []
     for _ in range(times):
         dist.barrier()
@@ -196,7 +212,7 @@ def _timed(run: Callable[[], object], times: int, accelerator: Accelerator) -> l
 
 
 def _in_a_row(run: Callable[[], object], accelerator: Accelerator) -> float:
-    """Seconds of one of several runs, on the device's own clock."""
+    """Return the mean seconds of ``IN_A_ROW`` runs, measured with events on the device."""
     first, last = accelerator.events(2)
     first.record()
     for _ in range(IN_A_ROW):

@@ -1,6 +1,7 @@
-"""Task ``timed``: train, and time every step; with a profiler where steps are to be traced.
+"""Task ``timed``: train, and time every step, with a profiler if steps are to be traced.
 
-The steps behind a window are of the same training, and a record of their own.
+The task may add further steps after the timed window, which are profiled. They continue the same
+training, and have a separate record.
 """
 
 import json
@@ -30,7 +31,10 @@ from harness.training.rank.window import StepObserver, measure
 
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
-    """Import what is trained; of its collectives only the last ones are kept, as evidence."""
+    """Import the case's files, and switch on what this task needs.
+
+    The flight recorder keeps only the last collectives, as evidence in case the launch fails.
+    """
     collectives.enable(collectives.LAST)
     if isinstance(spec.task, Timed) and (spec.task.profiled or spec.task.behind):
         threads.follow()
@@ -39,7 +43,11 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Training:
-    """A training and its observers; ``period_s`` paces a scheduled stand-in."""
+    """A training and its observers.
+
+    ``period_s`` is the period of the steps in s if compute is simulated on a schedule.
+    ``counted`` are the observers of expert routing, by layer.
+    """
 
     loaded: Loaded
     ctx: RankContext
@@ -53,11 +61,12 @@ class _Training:
 
 
 def run(task: Timed, rank: Rank) -> RankRecord:
-    """Measure the window, then, if asked, profile the steps behind it."""
+    """Measure the window, then profile the steps after it if the task has any."""
     training = _built(task, rank)
     record = _window(task, rank, training, 0)
     if task.behind is not None:
-        write_text(rank.file("json"), json.dumps(to_doc(record)))  # whatever comes behind it
+        # The record is written first, so that it is kept if the profiled steps fail.
+        write_text(rank.file("json"), json.dumps(to_doc(record)))
         training.intake.restart()
         apart = replace(rank, prefix=BEHIND)
         profile = _window(task.behind, apart, training, task.steps)
@@ -66,7 +75,7 @@ def run(task: Timed, rank: Rank) -> RankRecord:
 
 
 def _built(task: Timed, rank: Rank) -> _Training:
-    """Everything until the first step."""
+    """Build everything that is needed before the first step."""
     loaded = load(rank.spec.files)
     case = rank.spec.case
     memory = Memory(rank.accelerator)
@@ -79,6 +88,7 @@ def _built(task: Timed, rank: Rank) -> _Training:
     counted: dict[str, Routing] = {}
 
     def watch(model: nn.Sequential) -> None:
+        """Add observers to the plain model before its strategy wraps it."""
         intake.watch(model)
         counted.update(routings(model))
 
@@ -103,7 +113,7 @@ def _built(task: Timed, rank: Rank) -> _Training:
 
 
 def _window(task: Timed, rank: Rank, training: _Training, behind: int) -> RankRecord:
-    """One window of a training that has made so many steps before."""
+    """Run one window of a training, after ``behind`` earlier steps, and return its record."""
     ctx = training.ctx
     case = rank.spec.case
     window = Window(steps=task.steps, cut=task.cut, profiled=task.profiled, pairs=task.pairs)
@@ -150,11 +160,11 @@ def _window(task: Timed, rank: Rank, training: _Training, behind: int) -> RankRe
 
 
 def _seen(training: _Training) -> dict[str, Any]:
-    """The fields of a record that do not follow from a window's samples."""
+    """Return the fields of the record that do not follow from the samples of the window."""
     loaded, ctx = training.loaded, training.ctx
     seen: dict[str, Any] = dict(planted_s=training.period_s, part=ctx.part)
     agree = loaded.supports.replicas and not loaded.supports.beside and ctx.case.communicate
-    if agree and ctx.mesh.uncut:  # else parameters would have to be gathered
+    if agree and ctx.mesh.uncut:  # sharded parameters would have to be gathered first
         seen["replica"] = digest(parameter for _, parameter in training.trainer.parameters())
     routed = {name: inquiry.noted for name, inquiry in training.counted.items()}
     seen["routed"] = {name: noted for name, noted in routed.items() if any(noted.asked)} or None

@@ -1,4 +1,4 @@
-"""Task ``train``: save a checkpoint, break on purpose, go on: how recovery is measured."""
+"""Task ``train``: save a checkpoint, fail on purpose, and resume, to measure recovery."""
 
 import json
 import os
@@ -29,13 +29,18 @@ from harness.training.observe.spans import span
 from harness.training.rank.setup import Rank
 from harness.training.trainer import LocalTrainer
 
-#: How large a checkpoint's files were when it was whole.
+#: The file with the sizes of a checkpoint's files at the time when the checkpoint was complete.
 SIZES = "sizes.json"
 
 
 @dataclass
 class Took:
-    """The duration of each part, s; ``first_step_at`` is on the clock of the machine."""
+    """The durations of saving and loading in s.
+
+    ``stall_s`` is the time for which saving stopped the training. ``first_step_at`` is the wall
+    clock time at the end of the first step, in s since the epoch. ``written`` is set once an
+    asynchronous checkpoint is complete.
+    """
 
     load_s: float = 0.0
     save_s: float = 0.0
@@ -45,14 +50,21 @@ class Took:
 
 
 def prepare(spec: LaunchSpec, _: Path) -> None:
-    """Import what is trained. Training that goes on is compared to the bit: so it is repeatable."""
+    """Import the case's files, and make kernels deterministic.
+
+    A resumed training is compared with an uninterrupted one to the bit.
+    """
     collectives.enable(collectives.LAST)
     Accelerator(torch.device(spec.case.device)).repeatable()
     load(spec.files)
 
 
 def run(task: Train, rank: Rank) -> RankRestart:
-    """All steps, or those after the checkpoint; saves on the way, breaks where it is told to."""
+    """Train all steps, or those after the checkpoint, and return the record of this rank.
+
+    A checkpoint is saved after step ``task.save_after``. If the task has a fault, it strikes its
+    rank before step ``task.fault_step``.
+    """
     named = load(rank.spec.files)
     case = rank.spec.case
     ctx = rank.context(named, case)
@@ -65,6 +77,7 @@ def run(task: Train, rank: Rank) -> RankRestart:
     losses: list[float] = []
 
     def looked_at() -> str:
+        """Return the digest of the current training state."""
         return digest(trainer, lambda: rank.beat(Phase.STEADY, first + len(losses)))
 
     folder = Path(task.folder)
@@ -73,12 +86,13 @@ def run(task: Train, rank: Rank) -> RankRestart:
         loaded = looked_at()
     pending: Any = None
     saved = ""
-    # Saving goes on behind the next steps: it must not meet their collectives in one group.
+    # An asynchronous save runs during the next steps, so it needs a process group that is separate
+    # from that of their collectives.
     aside = dist.new_group(backend="gloo") if task.asynchronous else None
     for step in range(first, task.steps):
         rank.beat(Phase.STEADY, step)
         if task.fault is not Fault.NONE and (ctx.rank, step) == (task.rank, task.fault_step):
-            if pending is not None:  # what is measured goes on from a whole checkpoint
+            if pending is not None:  # the recovery that is measured needs a complete checkpoint
                 pending.result()
             note_sizes(folder)
             strike(task.fault, rank)
@@ -110,7 +124,10 @@ def run(task: Train, rank: Rank) -> RankRestart:
 
 
 def resumable(trainer: Trainer, verb: str) -> LocalTrainer:
-    """The trainer; ValueError where a checkpoint does not hold all of its state."""
+    """Return the trainer, or raise ValueError if a checkpoint cannot hold all of its state.
+
+    ``verb`` is the command that the message names.
+    """
     if not isinstance(trainer, LocalTrainer) or not trainer.resumable:
         raise ValueError(f"{verb} cannot save the state of this strategy in a checkpoint")
     return trainer
@@ -123,7 +140,10 @@ def save_state(
     took: Took,
     aside: dist.ProcessGroup | None = None,
 ) -> Any:
-    """Save all; the future of what goes on behind the next steps, or None."""
+    """Save the training state in ``folder``; return the future of an asynchronous save, or None.
+
+    ``aside`` is the process group of an asynchronous save.
+    """
     with span("checkpoint", Category.CHECKPOINT, step):
         began = time.perf_counter()
         if of_rank := trainer.own_state():
@@ -139,6 +159,7 @@ def save_state(
         took.stall_s = took.save_s = time.perf_counter() - began
 
     def done(_: Any) -> None:
+        """Record that the asynchronous save is complete."""
         took.save_s = time.perf_counter() - began
         took.written.set()
 
@@ -148,12 +169,15 @@ def save_state(
 
 
 def _own(folder: Path, trainer: LocalTrainer) -> Path:
-    """Where a rank keeps what no other has."""
+    """Return the file for the state that only this rank has."""
     return folder / f"own{trainer.ctx.rank}.pt"
 
 
 def load_state(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
-    """The step to go on with, and how long loading took."""
+    """Load the training state, and return the next step and the seconds that loading took.
+
+    Raise ValueError if the checkpoint is damaged.
+    """
     began = time.perf_counter()
     model, optimizer = get_state_dict(trainer.module, trainer.optimizer)
     state: dict[str, Any] = {"model": model, "optimizer": optimizer, "step": 0}
@@ -167,13 +191,14 @@ def load_state(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
         model_state_dict=state["model"],
         optim_state_dict=state["optimizer"],
     )
-    if (state_file := _own(folder, trainer)).is_file():  # of a rank that was not there it has none
+    # The file is missing if the world that saved the checkpoint was smaller.
+    if (state_file := _own(folder, trainer)).is_file():
         trainer.remember(torch.load(state_file, weights_only=True))
     return int(state["step"]), time.perf_counter() - began
 
 
 def _damage(folder: Path, error: CheckpointException) -> str:
-    """Which file of a checkpoint is not what was written, and what the library says of it."""
+    """Return a message with the damaged file of a checkpoint and the error of the library."""
     errors = [wrapped[0] for wrapped in error.failures.values()]
     reason = f"{type(errors[0]).__name__}: {errors[0]}" if errors else str(error)
     sizes = (
@@ -192,7 +217,7 @@ def _damage(folder: Path, error: CheckpointException) -> str:
 
 
 def note_sizes(folder: Path) -> None:
-    """Notes the size of a checkpoint's files, so that a damaged one is named."""
+    """Write down the sizes of a checkpoint's files, so that a damaged file can be named later."""
     files = [path for path in folder.iterdir() if path.is_file() and path.name != SIZES]
     write_text(
         folder / SIZES, json.dumps({path.name: path.stat().st_size for path in sorted(files)})
@@ -200,9 +225,14 @@ def note_sizes(folder: Path) -> None:
 
 
 def digest(trainer: LocalTrainer, beat: Callable[[], None]) -> str:
-    """The digest of all that is saved, whole and in order: equal on every rank of any world."""
+    """Return the digest of all saved tensors, unsharded and in order.
+
+    It is equal on every rank, and does not depend on the size of the world. ``beat`` is called for
+    each tensor.
+    """
 
     def saved() -> Iterator[torch.Tensor]:
+        """Yield the parameters and the optimizer's state."""
         for _, tensor in trainer.parameters():
             beat()
             yield tensor
@@ -216,14 +246,14 @@ def digest(trainer: LocalTrainer, beat: Callable[[], None]) -> str:
 
 
 def strike(fault: Fault, rank: Rank) -> None:
-    """Break this rank, its agent or its node, and leave the time at which that was done."""
+    """Inject a fault into this rank, its agent or its node, and write down the time of it."""
     write_text(rank.file("struck"), str(time.time()))
     if fault is Fault.KILL:
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault is Fault.AGENT:
         os.kill(os.getppid(), signal.SIGKILL)
     elif fault is Fault.NODE:
-        for device in ("eth0", "tun0"):  # of an emulated node
+        for device in ("eth0", "tun0"):  # the network interfaces of an emulated node
             subprocess.run(["ip", "link", "set", device, "down"], capture_output=True)
         os.kill(os.getppid(), signal.SIGSTOP)
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -339,7 +339,7 @@ def _stop(number: int = 0, frame: FrameType | None = None) -> NoReturn:
 
 def main(argv: list[str]) -> int:
     """Run the agent as the top of this file describes, and return the exit status."""
-    parser = argparse.ArgumentParser(prog="scaleproof join", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scaleproof jobs join", description=__doc__)
     parser.add_argument("--fd", type=int, help="an inherited socket")
     parser.add_argument(
         "--parent", type=int, help="process id of the parent; the agent ends with it"

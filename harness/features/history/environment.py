@@ -2,8 +2,8 @@
 
 Nothing is checked out or installed. A commit of the ledger is a run that was ingested, and
 ``benchmarks/records.py`` reads it. ``benchmarks/core.py`` measures this project itself. ``asv run``
-therefore accepts asv's ranges of commits, and its values join the series that ``scaleproof history add``
-writes.
+therefore accepts asv's ranges of commits, and its values join the series that
+``scaleproof history add`` writes.
 """
 
 import os

@@ -229,14 +229,14 @@ def test_a_launcher_that_starts_nothing_is_quoted(measured: Measured) -> None:
 def test_a_process_that_is_told_no_rank_does_not_train_for_ever(measured: Measured) -> None:
     launch = measured.once("bash", "untold.sh", "{ranks}")
     assert launch.cause is not None and "CalledProcess" not in launch.cause.message
-    assert "its launcher has told it none (RANK)" in launch.cause.message
+    assert "its launcher has not set RANK" in launch.cause.message
 
 
 def test_a_launcher_that_starts_one_rank_of_two_keeps_nobody_waiting(measured: Measured) -> None:
     """As accelerate's without a GPU; nor does one that starts two where there is one."""
     launch = measured.once("bash", "one.sh", "{ranks}")
     assert launch.cause is not None
-    assert "what starts the ranks has started 1, not 2" in launch.cause.message
+    assert "the launcher has started 1 ranks, not 2" in launch.cause.message
 
 
 @pytest.mark.full

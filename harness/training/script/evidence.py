@@ -126,7 +126,7 @@ def _close(journal: Journal) -> None:
 
 
 def _record(watch: Watch, rank: Rank, command: ScriptCommand, way: str) -> None:
-    """Write the record of this rank, and leave the barrier that all ranks share."""
+    """Write the record of this rank, and pass the launch's last barrier."""
     source = process.source(command, workplace.of(rank.spec, rank.place.node))
     write_text(rank.file("json"), json.dumps(to_doc(document_of(watch, rank, source, way))))
     rank.meet.part()
@@ -162,7 +162,7 @@ def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> Laun
     done = watch.sentences.done
     period = watch.sentences.period(len(watch.hooks.optimizers))
     if not watch.hooks.optimizers:
-        what = "the script ended, and no optimizer of torch's was made"
+        what = "the script ended without making an optimizer of torch"
     elif done < 2 and watch.sentences.alone:
         what = "the script ended, and its optimizers stepped without a backward pass"
     elif done < 2:
@@ -444,7 +444,7 @@ def _main(watch: Watch) -> Rows:
 
 
 def _drawn(watch: Watch) -> float:
-    """Samples that loaders hand out for a median step."""
+    """Return the number of samples that loaders hand out for a median step."""
     return float(np.median(_as_drawn(watch) or _of_steps(watch, watch.drawn)))
 
 

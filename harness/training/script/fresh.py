@@ -63,8 +63,8 @@ def watch_once_grouped(folder: Path) -> None:
         if next(updates) >= PATIENCE and not dist.is_initialized():
             error = _not_started(
                 badges.read(badges.path_of(folder, 0)).spec.case.script,
-                "a process trains without a rank: its launcher has not set RANK, and the process has"
-                " joined no process group",
+                "a process trains without a rank: its launcher has not set RANK, and it has joined"
+                " no process group",
             )
             # Write the error here, because a launcher would report only that the process failed.
             _tell(folder / "rank0.error.json", error, error.what, str(error))
@@ -127,7 +127,7 @@ def _refuse_fewer(case: CaseSpec, file: Path) -> None:
         stated = int(variable) if variable.isdigit() else case.world_size
         size = dist.get_world_size() if dist.is_initialized() else stated
         if size < case.world_size:
-            what = f"the launcher has started {size} ranks, not {case.world_size}"
+            what = f"the launcher has started {size} of {case.world_size} ranks"
             error = _not_started(case.script, what)
             _tell(file, error, error.what, str(error))
             raise error

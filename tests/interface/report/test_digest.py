@@ -98,7 +98,7 @@ def test_ranks_that_accelerate_starts_alone_are_told_of_each_other(sample_run: R
     settings = replace(sample_run.settings, argv=tuple(words.split()))
     cause = Cause(
         rank=0, kind="exception", phase="build", step=0, sure=True,
-        message=f"a process trains that is no rank; {ONE_PROCESS}",
+        message=f"a process trains without a rank; {ONE_PROCESS}",
     )  # fmt: skip
     (first, *others) = sample_run.launches
     run = replace(sample_run, settings=settings, launches=(replace(first, cause=cause), *others))

@@ -131,10 +131,10 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
         ("broadcast", "gradients: a step only broadcasts"),
         (
             "sampler seeds",
-            "DistributedSamplers of ranks are unlike (rank 0: 2 replicas, seed 0; rank 1: 2 replicas,",
+            "DistributedSamplers of ranks differ (rank 0: 2 replicas, seed 0; rank 1: 2 replicas,",
         ),
-        ("outside", "ended with different parameters in 1 (the other module is alike)"),
-        ("schedule", "learning rates are unlike, 0.001 on rank 0 and"),
+        ("outside", "ended with different parameters in 1 (the other module is equal)"),
+        ("schedule", "learning rates differ, 0.001 on rank 0 and"),
         ("alone", "ended with different values of a trained parameter that no called module has"),
         ("shared out twice", "samples: 16 of the 32 that a DistributedSampler gives rank 0"),
     ],
@@ -614,7 +614,7 @@ def _told(folder: Path, launch: str, rank: int) -> list[int]:
 def test_a_gan_is_counted_as_its_user_says(measured: Measured) -> None:
     launch = measured.once("styles.py", "gan")
     (why,) = launch.wrong
-    assert "several modules are called with rows of their own" in why
+    assert "several modules are called with different rows" in why
     assert "--samples-per-step" in why
     watched = launch.ranks[0].watched
     assert watched is not None and len(watched.optimizers) == 2 and watched.backwards == 2

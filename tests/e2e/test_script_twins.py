@@ -107,8 +107,8 @@ def test_gradients_that_are_thrown_away_are_a_remark(measured: Measured) -> None
 @pytest.mark.parametrize(
     ("mistake", "remark"),
     [
-        ("split", "has random_split a seed?"),
-        ("saves", "2cpu: ranks 0, 1 save one file, last.pt, all at once"),
+        ("split", "does random_split have a seed?"),
+        ("saves", "2cpu: ranks 0, 1 all write the file last.pt"),
         ("left behind", "is a batch left out behind its forward pass?"),
         ("no zero_grad", "1cpu, 2cpu: gradients are there still as the next update begins"),
         ("steps twice", "1cpu, 2cpu: an optimizer steps twice with one gradient"),

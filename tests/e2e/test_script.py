@@ -127,7 +127,7 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
         ("half", "work: a sample takes 0.5 of the FLOPs that it takes on one rank"),
         pytest.param("frozen", "work: a sample takes 0.", marks=pytest.mark.full),
         ("evaluates", "work: of one rank one computes"),
-        ("repeated", "samples: 50% of the rows of a step are not like another one here"),
+        ("repeated", "samples: 50% of the rows of a step are distinct here"),
         ("broadcast", "gradients: a step only broadcasts"),
         (
             "sampler seeds",

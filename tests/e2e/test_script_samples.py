@@ -123,7 +123,7 @@ def test_what_only_looks_like_a_mistake_is_none(measured: Measured, right: str) 
     [
         ("searches", "find_unused_parameters=True searches the graph in every step"),
         ("rank 0 evaluates", "rank 0 evaluates within the window (3 forward passes)"),
-        ("made up", "a data set that stores none: right if each rank makes others"),
+        ("made up", "a data set that stores none: correct if each rank generates others"),
     ],
 )
 def test_what_costs_time_and_is_right_is_a_remark(

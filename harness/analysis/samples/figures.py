@@ -382,7 +382,9 @@ def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterat
         much = f"{beside / steps:.3g} B a step past its sockets, to files or its output"
         yield f"bytes: rank {rank.rank} wrote {much}"
     if rank.shared:
-        yield f"bytes: rank {rank.rank} shared memory with others: {', '.join(rank.shared)}"
+        yield (
+            f"bytes: rank {rank.rank} shares memory with other processes: {', '.join(rank.shared)}"
+        )
 
 
 def _clock(rank: RankRecord) -> Iterator[str]:

@@ -88,7 +88,7 @@ def test_a_script_that_knows_no_local_rank_is_given_torchs_newer_launcher(
     (first, *others) = sample_run.launches
     run = replace(sample_run, settings=settings, launches=(replace(first, cause=cause), *others))
     assert decide(run) == [
-        "as its launcher gives it --local-rank: scaleproof run --script --cpus 2 --"
+        "because its launcher passes --local-rank: scaleproof run --script --cpus 2 --"
         " python -m torch.distributed.run train.py"
     ]
 
@@ -103,7 +103,7 @@ def test_ranks_that_accelerate_starts_alone_are_told_of_each_other(sample_run: R
     (first, *others) = sample_run.launches
     run = replace(sample_run, settings=settings, launches=(replace(first, cause=cause), *others))
     assert decide(run) == [
-        "with ranks that know of each other: ACCELERATE_USE_CPU=true scaleproof run --script"
+        "with ranks that form one group: ACCELERATE_USE_CPU=true scaleproof run --script"
         " --cpus 2 -- train.py --lr 1"
     ]
 
@@ -131,7 +131,7 @@ SPAWNING = (
         (
             "plain.py", "KeyError: 'OMPI_COMM_WORLD_RANK' (plain.py:1)",
             [
-                "with what mpirun would tell each rank: OMPI_COMM_WORLD_RANK=0"
+                "with the variables that mpirun sets: OMPI_COMM_WORLD_RANK=0"
                 " OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1"
                 " OMPI_COMM_WORLD_NODE_RANK=0 {} -- plain.py"
             ],

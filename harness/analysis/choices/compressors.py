@@ -15,7 +15,8 @@ from harness.record import LaunchRecord, Purpose, RunRecord
 
 #: The name of a plan's first case, which sends uncompressed gradients.
 DENSE = "dense"
-#: A smaller share of 1 / rate is a rounding error of two figures that cancel.
+#: If 1 / break-even rate is below this share of 1 / link rate, it is the rounding error of a
+#: difference.
 ROUNDING = 1e-9
 #: Error probability of an interval; its confidence is 1 - ``ALPHA``.
 ALPHA = 0.05
@@ -36,12 +37,11 @@ class Pays:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingCost:
-    """The measured cost of a compressor or of dense training: s, and bytes per step of the busiest
-    rank.
+    """The measured cost of a compressor or of dense training, in s and bytes per step.
 
-    ``exchange_s`` is the exposed exchange: the step time beyond that of ranks that do not
-    communicate. It is None for compressors, and if no such ranks were measured. ``pays`` maps the
-    name of each alternative to the break-even against it.
+    ``sent_bytes`` are those of the busiest rank. ``exchange_s`` is the exposed exchange: the step
+    time beyond that of ranks that do not communicate. It is None for compressors, and if no such
+    ranks were measured. ``pays`` maps the name of each alternative to the break-even against it.
     """
 
     name: str

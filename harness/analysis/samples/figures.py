@@ -153,8 +153,8 @@ def final_loss(samples: Sequence[Samples]) -> float | None:
 
 
 def target(plan: Plan, described: Described) -> float | None:
-    """Return the target loss of a plan: its margin above the floor that the noise of the data
-    sets.
+    """Return the target loss of a plan: the loss floor of the data's noise plus the plan's
+    margin.
     """
     floor = described.facts.loss_floor if described.facts else None
     return None if plan.to_loss is None or floor is None else floor + plan.to_loss

@@ -17,7 +17,8 @@ COARSE_NORMS = 2e-2
 SUMMED = 1.4
 #: Relative difference of a step's samples from the mode's number that ragged batches explain.
 RAGGED = 0.02
-#: Limit in standard errors if the samples of steps vary, and the largest such limit.
+#: If the samples of steps vary, the limit is this many standard errors, but at most
+#: ``MOST_RAGGED``.
 SIGMAS = 3.0
 MOST_RAGGED = 0.25
 #: Beginning of the message on the number of samples.

@@ -629,9 +629,10 @@ def _where(
 
 
 def extra_exchange(watched: ScriptObservations) -> str:
-    """Return an error if gradients are exchanged more often than weights are updated; else empty.
+    """Return an error message if gradients are exchanged more often than weights are updated.
 
-    A step of several updates, as of a GAN, needs an exchange for each.
+    The message is empty otherwise. A step of several updates, as of a GAN, needs an exchange for
+    each.
     """
     times = _exchanges(watched)
     if times <= ONCE[1] * _updates(watched) or _in_each_pass(watched) or watched.cleared:

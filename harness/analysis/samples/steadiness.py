@@ -167,9 +167,11 @@ def sd_of_launches(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _variance_between(a: tuple[float, ...], b: tuple[float, ...]) -> float:
-    """Return the part of the difference between two launches that the scatter of steps leaves.
+    """Return the squared difference of two launches that the scatter of their steps does not
+    explain.
 
-    The result is cached, because each plan of a run uses all pairs of pilots before it.
+    It is halved, because both launches contribute. The result is cached, because each plan of a run
+    uses all pairs of pilots before it.
     """
     d = math.log((math.fsum(a) / len(a)) / (math.fsum(b) / len(b)))
     scatter = long_run_variance(a) / len(a) + long_run_variance(b) / len(b)

@@ -171,8 +171,9 @@ class Loading:
         return self.source.batch(step, self.source.ids(step), made[0], made[1])
 
     def _check(self) -> None:
-        """Raise RuntimeError if the requested workers did not make the batches, or no disk was
-        read.
+        """Raise RuntimeError if the requested workers did not make the batches.
+
+        With ``cold``, raise it also if no disk delivered data.
         """
         asked = int(self.knobs["workers"])
         pids = {pid for pid, *_ in self.work}

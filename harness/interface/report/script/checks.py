@@ -145,7 +145,7 @@ def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
     if not same_training.begin_alike(pair):
         seen = all(launch.ranks[0].watched and launch.ranks[0].watched.start for launch in pair)
         if not seen:
-            return "a start was not seen"
+            return "the start of a launch was not seen"
         return (
             "different parameters at the start"
             if same_training.seeded(pair)

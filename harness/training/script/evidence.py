@@ -170,7 +170,7 @@ def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> Laun
     elif isinstance(spec.task, Break):
         what = f"the script ended after {done} updates, before it was broken"
     elif period is None:
-        what = f"the script ended after {done} updates without a period of optimizers"
+        what = f"the script ended after {done} updates without a repeating period of steps"
     else:
         assert isinstance(spec.task, Script)
         what = f"the script ended after {done // period} of the {spec.task.steps + 1} steps wanted"

@@ -211,7 +211,9 @@ def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]
         return BatchLayout(count=many, listed=True)
     if not parts:
         kind = type(given[0]).__name__
-        return BatchLayout(unclear=f"the model gets a list of {many} of {kind}: samples, or inputs")
+        return BatchLayout(
+            unclear=f"the model gets a list of {many} of {kind}: these may be samples or inputs"
+        )
     if heads <= set(known):
         return BatchLayout(count=len(parts[0]), elements=elements)
     beside = any(isinstance(other, list | tuple) and len(other) == many for other in others)
@@ -221,7 +223,7 @@ def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]
         return BatchLayout(count=len(parts[0]), elements=elements)
     shape = _shape(parts[0])
     return BatchLayout(
-        unclear=f"the model gets a list of {many} tensors {shape}: samples, or inputs"
+        unclear=f"the model gets a list of {many} tensors {shape}: these may be samples or inputs"
     )
 
 

@@ -124,7 +124,7 @@ def _replicas(
         if all(w.parallel for w in watched) and not any(list(script.shards(w)) for w in watched):
             yield "shards exchanged as often as needed", None
         return
-    yield f"replicas equal at both ends{beside}", None
+    yield f"replicas equal at the start and the end{beside}", None
     if any(w.evaluations or w.aside for w in watched):
         yield "models other than the trained one, if any (a teacher, an average of weights)", ""
     if not any(map(script.accumulated, watched)):

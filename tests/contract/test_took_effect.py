@@ -130,7 +130,7 @@ def test_what_belongs_before_the_window_is_wrong_inside(launch: Any) -> None:
 
     assert wrong(world.case) == ""
     assert wrong(world.case, skipped=(0, 1)) == ""
-    assert "1 steps of the window were left out" in wrong(world.case, skipped=(1, 5))
+    assert "1 steps of the window skipped" in wrong(world.case, skipped=(1, 5))
     assert "compiled again inside" in wrong(world.case, recompiled=True)
     compiled = replace(world.case, compiled=Compiled.INDUCTOR)
     assert "nothing was compiled" in wrong(compiled)

@@ -127,14 +127,14 @@ def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
         ("half", "work: a sample takes 0.5 of the FLOPs that it takes on one rank"),
         pytest.param("frozen", "work: a sample takes 0.", marks=pytest.mark.full),
         ("evaluates", "work: of one rank one computes"),
-        ("repeated", "samples: 50% of the rows of a step are not like another one here"),
+        ("repeated", "samples: 50% of the rows of a step are distinct here"),
         ("broadcast", "gradients: a step only broadcasts"),
         (
             "sampler seeds",
-            "DistributedSamplers of ranks are unlike (rank 0: 2 replicas, seed 0; rank 1: 2 replicas,",
+            "DistributedSamplers of ranks differ (rank 0: 2 replicas, seed 0; rank 1: 2 replicas,",
         ),
-        ("outside", "ended with different parameters in 1 (the other module is alike)"),
-        ("schedule", "learning rates are unlike, 0.001 on rank 0 and"),
+        ("outside", "ended with different parameters in 1 (the other module is equal)"),
+        ("schedule", "learning rates differ, 0.001 on rank 0 and"),
         ("alone", "ended with different values of a trained parameter that no called module has"),
         ("shared out twice", "samples: 16 of the 32 that a DistributedSampler gives rank 0"),
     ],
@@ -229,14 +229,14 @@ def test_a_launcher_that_starts_nothing_is_quoted(measured: Measured) -> None:
 def test_a_process_that_is_told_no_rank_does_not_train_for_ever(measured: Measured) -> None:
     launch = measured.once("bash", "untold.sh", "{ranks}")
     assert launch.cause is not None and "CalledProcess" not in launch.cause.message
-    assert "its launcher has told it none (RANK)" in launch.cause.message
+    assert "its launcher has not set RANK" in launch.cause.message
 
 
 def test_a_launcher_that_starts_one_rank_of_two_keeps_nobody_waiting(measured: Measured) -> None:
     """As accelerate's without a GPU; nor does one that starts two where there is one."""
     launch = measured.once("bash", "one.sh", "{ranks}")
     assert launch.cause is not None
-    assert "what starts the ranks has started 1, not 2" in launch.cause.message
+    assert "the launcher has started 1 of 2 ranks" in launch.cause.message
 
 
 @pytest.mark.full
@@ -614,7 +614,7 @@ def _told(folder: Path, launch: str, rank: int) -> list[int]:
 def test_a_gan_is_counted_as_its_user_says(measured: Measured) -> None:
     launch = measured.once("styles.py", "gan")
     (why,) = launch.wrong
-    assert "several modules are called with rows of their own" in why
+    assert "several modules are called with different rows" in why
     assert "--samples-per-step" in why
     watched = launch.ranks[0].watched
     assert watched is not None and len(watched.optimizers) == 2 and watched.backwards == 2

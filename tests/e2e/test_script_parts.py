@@ -68,7 +68,7 @@ def test_exchanges_of_a_part_are_counted_by_that_part(measured: Measured) -> Non
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        ("lazy", "is the update left out on several ranks?"),
+        ("lazy", "is the update skipped on several ranks?"),
         pytest.param("lazy everywhere", "", marks=pytest.mark.full),
     ],
 )

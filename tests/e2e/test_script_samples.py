@@ -46,7 +46,10 @@ def test_samples_are_counted_as_what_they_are(measured: Measured, shape: str) ->
         ("packed", "1 row reaches the model in a step for which its loader hands out 16 samples"),
         ("graph", "47 rows reach the model"),
         pytest.param("ambiguous", "a batch of 16 reaches the model as", marks=pytest.mark.full),
-        ("no loader", "the model gets a list of 16 tensors (3, 8, 8): samples, or inputs"),
+        (
+            "no loader",
+            "the model gets a list of 16 tensors (3, 8, 8): these may be samples or inputs",
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(
@@ -123,7 +126,7 @@ def test_what_only_looks_like_a_mistake_is_none(measured: Measured, right: str) 
     [
         ("searches", "find_unused_parameters=True searches the graph in every step"),
         ("rank 0 evaluates", "rank 0 evaluates within the window (3 forward passes)"),
-        ("made up", "a data set that stores none: right if each rank makes others"),
+        ("made up", "a data set that stores none: correct if each rank generates others"),
     ],
 )
 def test_what_costs_time_and_is_right_is_a_remark(

@@ -65,7 +65,7 @@ TWINS = {
 #: What a right training is never told.
 REMARKS = (
     "find_unused_parameters", "comes to its backward pass", "wait for it", "zero_grad()",
-    "save one file", "left out behind its forward pass", "step() called twice", "random_split", "no optimizer has",
+    "all write the file", "skipped after its forward pass", "step() called twice", "random_split", "no optimizer has",
 )  # fmt: skip
 WINDOW = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
 
@@ -107,12 +107,12 @@ def test_gradients_that_are_thrown_away_are_a_remark(measured: Measured) -> None
 @pytest.mark.parametrize(
     ("mistake", "remark"),
     [
-        ("split", "has random_split a seed?"),
-        ("saves", "2cpu: ranks 0, 1 save one file, last.pt, all at once"),
-        ("left behind", "is a batch left out behind its forward pass?"),
-        ("no zero_grad", "1cpu, 2cpu: gradients are there still as the next update begins"),
+        ("split", "does random_split have a seed?"),
+        ("saves", "2cpu: ranks 0, 1 all write the file last.pt"),
+        ("left behind", "is a batch skipped after its forward pass?"),
+        ("no zero_grad", "1cpu, 2cpu: gradients still exist when the next update begins"),
         ("steps twice", "1cpu, 2cpu: an optimizer steps twice with one gradient"),
-        ("head left out", "1cpu, 2cpu: parameters of 2 get gradients, and no optimizer has them"),
+        ("head left out", "1cpu, 2cpu: parameters of 2 get gradients, but no optimizer has them"),
     ],
 )
 def test_what_costs_time_or_samples_is_a_remark(

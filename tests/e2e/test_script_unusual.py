@@ -13,7 +13,7 @@ __all__ = ["measured", "session"]
 FORMS = {
     "heads by rank": "ranks ended with different",
     "experts": "ranks ended with different parameters in Linear",
-    "partial classes": "beside parts that each has of its own",
+    "partial classes": "in addition to rank-specific parts",
     "plain tensors": "ranks ended with different parameters: are gradients all-reduced",
     "functional": "ranks ended with different parameters: are gradients all-reduced",
     "shards by hand": "ranks ended with different parameters",
@@ -21,7 +21,7 @@ FORMS = {
     "frozen half": "is there a second all-reduce",
     "manual": "ranks ended with different parameters",
     "armed": "ranks ended with different parameters",
-    "wrapped eval": "eval: weights are stepped after passes through a model in eval mode",
+    "wrapped eval": "eval: weights are updated after passes through a model in eval mode",
 }
 #: Samples cannot be counted there, and are said.
 STATED = {"armed": 16, "plain tensors": 16, "functional": 16, "frozen half": 16}

@@ -1,1 +1,3 @@
-"""Choices of a user: the micro-batch that fits, the codec that pays, the remedy that helps."""
+"""Support a user's choices: the micro-batch that fits, the compressor that pays, the useful
+remedy.
+"""

@@ -1,4 +1,4 @@
-"""Choices of the batch size: what fits, the critical batch, and the gradient-noise scale."""
+"""Choose a batch size by what fits in memory, the critical batch and the gradient-noise scale."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from harness.base.stats import t_quantile
 from harness.cases import Plan
 from harness.record import Purpose, RunRecord
 
-#: Batches that a line and its error need.
+#: Smallest number of batch sizes for a line and its error.
 FEWEST_BATCHES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriticalBatch:
-    """The fitted batch, samples, and between what it lies: infinite where nothing bends."""
+    """The fitted critical batch in samples, and its interval; infinite if samples do not grow with
+    it.
+
+    ``least_samples`` are the samples to the loss in the limit of a small batch.
+    """
 
     batch: float
     low: float
@@ -28,7 +32,7 @@ class CriticalBatch:
 
 
 def samples_to_loss(run: RunRecord, plan: Plan) -> dict[int, list[float]]:
-    """Samples to the plan's loss, by global batch, of every launch that came there."""
+    """Return the samples to the plan's loss, by global batch, of every launch that reached it."""
     by_batch: dict[int, list[float]] = {}
     for arm in plan.arms:
         described = run.described.get(arm.case.hash)
@@ -46,7 +50,10 @@ def samples_to_loss(run: RunRecord, plan: Plan) -> dict[int, list[float]]:
 
 
 def critical_batch(samples: Mapping[int, Sequence[float]]) -> CriticalBatch | None:
-    """The fit and its interval; None of fewer than three batches."""
+    """Fit the critical batch and its interval; return None for fewer than three batch sizes.
+
+    The interval spans the fits without one batch size, and those with one launch for a batch size.
+    """
     if len(samples) < FEWEST_BATCHES:
         return None
     points = [(float(batch), float(np.mean(needed))) for batch, needed in samples.items()]
@@ -61,26 +68,30 @@ def critical_batch(samples: Mapping[int, Sequence[float]]) -> CriticalBatch | No
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(B_crit, E_min) by relative least squares; an infinite batch where samples do not grow."""
+    """Fit samples = E_min * (1 + batch / B_crit) by relative least squares; return (B_crit, E_min).
+
+    B_crit is infinite if samples do not grow with the batch.
+    """
     batches = np.array([batch for batch, _ in points])
     needed = np.array([samples for _, samples in points])
-    design = np.stack([1 / needed, batches / needed], 1)  # errors are relative ones
+    # divided by ``needed``, so that errors are relative
+    design = np.stack([1 / needed, batches / needed], 1)
     least, slope = np.linalg.lstsq(design, np.ones(len(points)), rcond=None)[0]
     if least <= 0:
         return 0.0, 0.0
     return (float(least / slope), float(least)) if slope > 0 else (math.inf, float(least))
 
 
-#: The search ends where the smallest that does not fit is so little larger than the largest that
-#: does.
+#: The search ends if the smallest micro-batch that does not fit exceeds the largest that does by at
+#: most this share.
 CLOSE = 1 / 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One micro-batch in a fresh world: its peak, its speed, and why it does not fit.
+    """One micro-batch in a fresh world: its peak memory, its speed, and why it does not fit.
 
-    ``peak_bytes`` is the largest rank's, None where it ran out of memory.
+    ``peak_bytes`` is that of the rank with the largest peak; None if it ran out of memory.
     """
 
     micro: int
@@ -95,9 +106,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Search:
-    """Doubles until something does not fit, then halves what lies between.
+    """A search that doubles the micro-batch until it does not fit, then halves the remaining
+    interval.
 
-    ``unit``: micro-batches are multiples of it; ``most``: none is larger.
+    Micro-batches are multiples of ``unit``, and at most ``most``.
     """
 
     start: int
@@ -105,7 +117,7 @@ class Search:
     most: int | None = None
 
     def next(self, tried: Sequence[Attempt]) -> int | None:
-        """The micro-batch to try next; None when the answer is known."""
+        """Return the micro-batch to try next; None if the answer is known."""
         fits = max((attempt.micro for attempt in tried if attempt.fits), default=0)
         fails = min((attempt.micro for attempt in tried if not attempt.fits), default=None)
         if fails is None:
@@ -122,7 +134,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Grown:
-    """Peak bytes: so many whatever the batch, and so many for each sample of a rank."""
+    """A linear model of peak bytes: a fixed part, and a part for each sample of a rank."""
 
     fixed: float
     per_sample: float
@@ -132,7 +144,7 @@ class Grown:
 
 
 def grown(tried: Sequence[Attempt]) -> Grown | None:
-    """A line through the peaks of what fitted; None for fewer than two."""
+    """Fit a line through the peaks of the micro-batches that fit; None for fewer than two."""
     peaks = {
         attempt.micro: attempt.peak_bytes for attempt in tried if attempt.peak_bytes is not None
     }
@@ -148,7 +160,7 @@ def grown(tried: Sequence[Attempt]) -> Grown | None:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScale:
-    """B_simple in samples and its 95 % interval; infinite where noise hides the gradient."""
+    """B_simple in samples and its 95 % interval; infinite if noise hides the gradient."""
 
     batch: float
     low: float
@@ -163,17 +175,20 @@ class NoiseScale:
 def noise_scale(
     squares: Sequence[Sequence[tuple[float, float]]], small: float, large: float
 ) -> NoiseScale | None:
-    """B_simple; None without squares.
+    """Return B_simple, the ratio of the gradient's noise to its square; None without squares.
+
+    The interval is a jackknife over the parts of the training.
 
     Args:
-        squares: of each rank, part by part of a training: mean square of its own gradient, and of
-            the mean gradient.
+        squares: for each rank and each part of a training: the mean square of the rank's gradient,
+            and of the mean gradient over ranks.
         small: samples of a rank's gradient.
         large: samples of the mean gradient.
     """
     if not squares or len({len(parts) for parts in squares}) != 1 or not squares[0]:
         return None
-    parts = np.array(squares).mean(0)  # (parts, 2): ranks see other samples of the same training
+    # (parts, 2): averaged over ranks, which see different samples of one training
+    parts = np.array(squares).mean(0)
     count = len(parts)
     whole = _ratio(parts.mean(0), small, large)
     left_out = [_ratio(np.delete(parts, i, 0).mean(0), small, large) for i in range(count)]
@@ -186,7 +201,9 @@ def noise_scale(
 
 
 def _ratio(squares: np.ndarray, small: float, large: float) -> float:
-    """tr(Sigma) / |G|^2 of the mean squares at two batches; infinite without a gradient."""
+    """Return tr(Sigma) / |G|^2 from the mean squares at two batch sizes; infinite without a
+    gradient.
+    """
     of_small, of_large = squares
     gradient = (large * of_large - small * of_small) / (large - small)
     noise = (of_small - of_large) / (1 / small - 1 / large)
@@ -194,7 +211,7 @@ def _ratio(squares: np.ndarray, small: float, large: float) -> float:
 
 
 def by_batch(run: RunRecord, plan: Plan) -> dict[int, NoiseScale]:
-    """The noise scale of each arm's reference, by global batch, where there is one."""
+    """Return the noise scale from each arm's reference, by global batch, if there is one."""
     out: dict[int, NoiseScale] = {}
     for arm in plan.arms:
         described = run.described.get(arm.case.hash)

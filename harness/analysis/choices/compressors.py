@@ -1,4 +1,6 @@
-"""Choices of a compressor: the link rate below which it pays, and its losses at the best rate."""
+"""Choose a compressor by the link rate below which it pays, and by its loss at the best learning
+rate.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,21 @@ from harness.cases import Arm, CaseSpec, Optimizer, Plan, StandIn
 from harness.cases.case import USUAL_LR
 from harness.record import LaunchRecord, Purpose, RunRecord
 
-#: The name of a plan's first case, which sends all as it is.
+#: The name of a plan's first case, which sends uncompressed gradients.
 DENSE = "dense"
-#: A share of 1 / rate that is none.
+#: If 1 / break-even rate is below this share of 1 / link rate, it is the rounding error of a
+#: difference.
 ROUNDING = 1e-9
-#: Confidence of an interval is 1 less this.
+#: Error probability of an interval; its confidence is 1 - ``ALPHA``.
 ALPHA = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pays:
-    """A codec wins on links below ``rate``, in bit/s; it never wins at 0, always at infinity.
+    """The break-even of a compressor: it is faster on links below ``rate``, in bit/s.
 
-    ``low`` and ``high`` are the ends of its interval, which follows from those of the step times.
+    At 0 it is never faster, at infinity always. ``low`` and ``high`` are the ends of the interval,
+    which follows from those of the step times.
     """
 
     rate: float
@@ -33,11 +37,11 @@ class Pays:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingCost:
-    """A codec's measured cost, or that of dense training: s, and bytes of the busiest rank a step.
+    """The measured cost of a compressor or of dense training, in s and bytes per step.
 
-    ``exchange_s`` is the exposed exchange: the step beyond that of ranks that do not communicate.
-    It is None for codecs, and where no such ranks were measured. ``pays`` maps the name of each
-    alternative to the break-even against it.
+    ``sent_bytes`` are those of the busiest rank. ``exchange_s`` is the exposed exchange: the step
+    time beyond that of ranks that do not communicate. It is None for compressors, and if no such
+    ranks were measured. ``pays`` maps the name of each alternative to the break-even against it.
     """
 
     name: str
@@ -52,17 +56,19 @@ class EncodingCost:
     exchange_s: float | None = None
 
     def at(self, rate: float, here: float) -> float:
-        """Seconds of a step over a link of this rate; both in bit/s."""
+        """Return the seconds of a step over a link of this rate; ``here`` is the measured rate, in
+        bit/s.
+        """
         if self.exchange_s is not None and rate > here:
             return self.step_s - self.exchange_s * (1 - here / rate)
         return self.step_s + 8 * self.sent_bytes * (1 / rate - 1 / here)
 
 
 def link_bps(run: RunRecord, case: CaseSpec) -> float:
-    """The bandwidth of the link over which a case was measured, bit/s.
+    """Return the bandwidth of the link over which a case was measured, in bit/s.
 
-    What an emulated one was set to, else what large all-reduces of as many ranks carried; infinite
-    where nobody measured that.
+    For an emulated link this is its configured rate. Otherwise it is the rate of large all-reduces
+    of as many ranks, or infinity if these were not measured.
     """
     rows = [
         row
@@ -77,8 +83,10 @@ def link_bps(run: RunRecord, case: CaseSpec) -> float:
 
 
 def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
-    """Every case of a plan, in its order; all are held against its first two, dense in fp32 and in
-    half precision.
+    """Return the cost of every case of a plan, in order.
+
+    Each compressor is compared with the first two cases: dense training in fp32 and in half
+    precision.
     """
     beside = [arm.name for arm in plan.arms[:2]]
     known = {arm.name: _by_turn(run, plan, arm.name) for arm in plan.arms}
@@ -118,12 +126,12 @@ def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
 
 
 def _is_choice(arm: Arm) -> bool:
-    """Whether it sends what the others do in another form."""
+    """Return whether an arm is a compressor, which sends the same gradients in another form."""
     return arm.case.communicate and arm.name != DENSE
 
 
 def _by_turn(run: RunRecord, plan: Plan, arm: str) -> dict[int, LaunchRecord]:
-    """The usable timed launches of an arm, by the turn in which they form pairs."""
+    """Return the usable timed launches of an arm, by the turn in which they form pairs."""
     return {
         launch.turn: launch
         for launch in run.launches
@@ -135,12 +143,15 @@ def _by_turn(run: RunRecord, plan: Plan, arm: str) -> dict[int, LaunchRecord]:
 
 
 def _step_s(launches: Mapping[int, LaunchRecord]) -> float | None:
-    """The mean step of launches, in s."""
+    """Return the mean step time of launches in s."""
     return _mean([launch.steps.mean_s for launch in launches.values() if launch.steps is not None])
 
 
 def _exchange_s(launches: Mapping[int, LaunchRecord], apart_s: float | None) -> float | None:
-    """Time that steps take beyond training apart, s; None where a codec's work is part of it."""
+    """Return the step time beyond that of ranks that do not communicate, in s.
+
+    None if a compressor's work is part of it.
+    """
     step_s = _step_s(launches)
     coded = any(launch.codec_s is not None for launch in launches.values())
     if step_s is None or apart_s is None or coded:
@@ -162,7 +173,9 @@ def _pays(
     here: float,
     apart_s: float | None,
 ) -> Iterator[Pays]:
-    """Nothing where there is no pair of launches."""
+    """Yield the break-even of a compressor against dense training; nothing without a pair of
+    launches.
+    """
     both = [(codec[t].steps, dense[t].steps) for t in sorted(codec.keys() & dense.keys())]
     more = [a.mean_s - b.mean_s for a, b in both if a is not None and b is not None]
     saved = _sent(list(dense.values())) - _sent(list(codec.values()))
@@ -187,32 +200,33 @@ def _pays(
 
 
 def breakeven(more_s: float, saved_bytes: float, here: float) -> float:
-    """The rate in bit/s below which sending fewer bytes outweighs ``more_s`` of each step.
+    """Return the rate in bit/s below which sending fewer bytes outweighs ``more_s`` of each step.
 
-    0 for a codec that sends no fewer bytes.
+    0 for a compressor that does not send fewer bytes.
     """
     if saved_bytes <= 0:
         return 0.0
     inverse = 1 / here + more_s / (8 * saved_bytes)
-    # What is left of two figures that cancel is rounding, no link.
+    # A remainder of two figures that cancel is rounding, not a link rate.
     return 1 / inverse if inverse > ROUNDING / here else math.inf
 
 
-#: The rates that are tried, as multiples of the optimizer's usual one.
+#: The learning rates that are tried, as multiples of the optimizer's usual one.
 FACTORS = (0.2, 1.0, 5.0)
 
 
 def grid(case: CaseSpec) -> list[float]:
-    """The learning rates that are tried of a case's optimizer."""
+    """Return the learning rates that are tried for a case's optimizer."""
     return [USUAL_LR[case.optimizer] * factor for factor in FACTORS]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunedLoss:
-    """The lowest loss of a codec under its optimizer, at the rate ``lr``; and dense training's.
+    """The lowest loss of a compressor with its optimizer, at the learning rate ``lr``, and dense
+    training's.
 
     ``at_edge``: the best rate is the first or last of the grid, so a better one may lie beyond.
-    ``diverged``: rates at which no loss was left.
+    ``diverged``: rates at which no finite loss was reached.
     """
 
     name: str
@@ -226,7 +240,7 @@ class TunedLoss:
 
 
 def best(run: RunRecord, plan: Plan) -> list[TunedLoss]:
-    """One for each codec of the plan whose losses are there, in the plan's order."""
+    """Return the lowest loss of each compressor of the plan that has any, in the plan's order."""
     pairs = dict.fromkeys((arm.case.compressor, arm.case.optimizer) for arm in plan.arms)
     lowest = []
     for codec, optimizer in pairs:
@@ -253,7 +267,7 @@ def best(run: RunRecord, plan: Plan) -> list[TunedLoss]:
 
 
 def untrained(run: RunRecord, plan: Plan) -> list[str]:
-    """The codecs of the plan of which no loss is there at any rate."""
+    """Return the compressors of the plan that have no finite loss at any rate."""
     shown = {lowest.name for lowest in best(run, plan)}
     return [
         c for c in dict.fromkeys(arm.case.compressor for arm in plan.arms) if c and c not in shown
@@ -261,7 +275,7 @@ def untrained(run: RunRecord, plan: Plan) -> list[str]:
 
 
 def _least(losses: dict[float, float | None]) -> tuple[float, float] | None:
-    """The rate with the lowest loss, and that loss."""
+    """Return the rate with the lowest loss, and that loss."""
     pairs = [(loss, lr) for lr, loss in losses.items() if loss is not None]
     if not pairs:
         return None
@@ -272,7 +286,7 @@ def _least(losses: dict[float, float | None]) -> tuple[float, float] | None:
 def _losses(
     run: RunRecord, plan: Plan, codec: str | None, optimizer: str
 ) -> dict[float, float | None]:
-    """The loss at each rate; None where none was left."""
+    """Return the loss at each rate; None if no finite loss was reached."""
     by_rate: dict[float, float | None] = {}
     for arm in plan.arms:
         if (arm.case.compressor, arm.case.optimizer) == (codec, optimizer):
@@ -283,7 +297,7 @@ def _losses(
 
 
 def _trained(launch: LaunchRecord, plan: Plan, arm: str) -> bool:
-    """Whether a launch trained this arm through the strategy."""
+    """Return whether a launch trained this arm through the strategy."""
     trained = launch.purpose in (Purpose.PILOT, Purpose.TIMED)
     return launch.plan == plan.hash and launch.arm == arm and trained
 

@@ -1,8 +1,8 @@
-"""The term that a rung lost most to, the remedies that may help, and each remedy beside the case as
-it is.
+"""Find the terms that a world size lost most time to, and try the remedies that may help.
 
-Rung -> Loss (a large term, its remedies) -> Plan (the case, each remedy, in the same blocks)
-     -> Tried (the gain of each, with its interval)
+world size -> Loss (a large term, its remedies)
+    -> Plan (the unchanged case and each remedy, in the same blocks)
+    -> Tried (the gain of each remedy, with its interval)
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,15 +14,19 @@ from harness.cases import Arm, Catalogue, Contrast, Plan
 from harness.cases.plan import Role
 from harness.record import RunRecord, Term
 
-#: Blocks of a trial: two pairs of launches each.
+#: Number of blocks of a trial, of two pairs of launches each.
 BLOCKS = 4
-#: The arm without a change.
+#: The name of the arm without a change; an arm is a case with its role in a comparison.
 NOW = "as it is"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """A large term of one rung: ns that it grew by, what it would give back, and what may help."""
+    """A large term of one world size.
+
+    ``excess_ns`` is the time by which it grew, ``share`` its share of the step, and ``gain`` the
+    scaling efficiency that removing it would give back. ``remedies`` are changes that may help.
+    """
 
     case: str
     term: Term
@@ -34,7 +38,7 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """One remedy beside the case as it is: the ratio of throughputs with its interval."""
+    """One remedy compared with the unchanged case: the ratio of throughputs with its interval."""
 
     case: str
     remedy: str
@@ -48,9 +52,10 @@ class Tried:
 
 
 def losses(rung: Rung, catalogue: Catalogue) -> Iterator[Loss]:
-    """The terms that grew by a large share of the step, the largest first.
+    """Yield the terms that grew by a large share of the step, the largest first.
 
-    A stand-in computes as long as it was told to, and a script has no setting to change.
+    Simulated compute has no remedies, because its time is configured; a user's script has none,
+    because it has no known settings.
     """
     lost = rung.losses
     for term, excess in sorted(lost.excess_ns.items(), key=lambda pair: -pair[1]):
@@ -71,7 +76,7 @@ def losses(rung: Rung, catalogue: Catalogue) -> Iterator[Loss]:
 
 
 def trial(rung: Rung, changes: Sequence[Remedy]) -> Plan:
-    """The rung as it is, and with each change, in the same blocks."""
+    """Return a plan of the unchanged case and each change, in the same blocks."""
     case = rung.arm.case
     arms = [Arm(name=NOW, case=case, role=Role.BASELINE)]
     arms += [Arm(name=change.name, case=change.of(case), role=Role.SUBJECT) for change in changes]
@@ -94,7 +99,9 @@ def trial(rung: Rung, changes: Sequence[Remedy]) -> Plan:
 
 
 def tried(record: RunRecord, plan: Plan, changes: Sequence[Remedy]) -> list[Tried]:
-    """The outcome of every change, the best first; changes that made it slower are among them."""
+    """Return the result of every change, the best first; changes that slowed the case down are
+    included.
+    """
     verdicts = {v.contrast: v for v in record.verdicts if v.plan == plan.hash}
     attempts = []
     for contrast, remedy in zip(plan.contrasts, changes, strict=True):

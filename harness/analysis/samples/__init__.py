@@ -1,1 +1,1 @@
-"""From ranks' samples to a launch's figures."""
+"""Compute a launch's figures from the samples of its ranks."""

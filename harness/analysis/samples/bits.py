@@ -1,7 +1,8 @@
-"""Which rank computed, sent, received or stored other bits than the others: by majority.
+"""Find the rank that computed, sent, received or stored different bits, by a majority of ranks.
 
-ranks' hashes -> by step and micro-batch, who computed it and what -> those outside a majority
-of distinct ranks; a rank that disagrees with itself; else: they differ, and nobody knows who
+hashes of all ranks -> by step and micro-batch, who computed it and what
+    -> ranks outside a majority of distinct ranks, or a rank that disagrees with itself
+    -> otherwise the ranks differ, and it is unknown which one is wrong
 """
 
 from collections import Counter, defaultdict
@@ -17,9 +18,9 @@ from harness.record.store import Samples
 
 @dataclass(frozen=True, kw_only=True)
 class BitMismatch:
-    """One thing that was not as it should be. ``ranks``: one that is named, or several that differ.
+    """A mismatch. ``ranks`` is one identified rank, or several that differ from each other.
 
-    ``what``: ``computed``, ``sent``, ``received``, ``stored``.
+    ``what`` is ``computed``, ``sent``, ``received`` or ``stored``.
     """
 
     ranks: tuple[int, ...]
@@ -29,14 +30,14 @@ class BitMismatch:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedBits:
-    """How many hashes were compared with others', and where they differed."""
+    """The number of hashes that were compared with those of other ranks, and the mismatches."""
 
     num: int
     odd: tuple[BitMismatch, ...]
 
 
 def compare(samples: Sequence[Samples]) -> ComparedBits:
-    """Hashes of every rank of a launch, in the order of ranks."""
+    """Compare the hashes of every rank of a launch; ``samples`` are in the order of ranks."""
     bits = np.array([sample.bits for sample in samples])  # ranks, steps, copies, tensors
     received = np.array([sample.received for sample in samples])  # ranks, steps, sources
     stored = np.array([sample.stored for sample in samples])  # ranks, before and after
@@ -69,7 +70,7 @@ def _computed(step: int, who: Sequence[int], rows: Sequence[bytes]) -> Iterator[
 
 
 def _exchanged(step: int, bits: np.ndarray, received: np.ndarray) -> Iterator[BitMismatch]:
-    """Finds ranks that sent, or received, other gradients of a first micro-batch than others."""
+    """Find ranks that sent or received different gradients of a first micro-batch."""
     num = len(bits)
     for source in range(num):
         sent = bits[source, step, 0, -1]
@@ -90,12 +91,12 @@ _TOLD = {
     "computed": "computed other bits than the other ranks",
     "sent": "sent other bits than it computed",
     "received": "received other bits than were sent",
-    "stored": "read back other bits of its parameters than it had written",
+    "stored": "read other bits of its parameters than it had written",
 }
 
 
 def sentences(compared: ComparedBits, ranks: Sequence[RankRecord]) -> tuple[str, ...]:
-    """A line for each rank, or each few that differ, and for what went wrong there."""
+    """Return one sentence for each kind of mismatch of each rank, or of each group that differs."""
     groups = defaultdict[tuple[tuple[int, ...], str], list[int]](list)
     for odd in compared.odd:
         groups[odd.ranks, odd.what].append(odd.step)
@@ -108,6 +109,6 @@ def sentences(compared: ComparedBits, ranks: Sequence[RankRecord]) -> tuple[str,
             sentences.append(f"{names} {_TOLD[what]}{when}")
         else:
             sentences.append(
-                f"{names} computed different bits{when}; which is right needs a third rank"
+                f"{names} computed different bits{when}; a third rank would show which is correct"
             )
     return tuple(sentences)

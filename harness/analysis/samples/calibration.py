@@ -1,4 +1,8 @@
-"""Calibration launches: what they settle before the first launch that counts."""
+"""Read calibration launches (pilots) and choose the window of each arm before the first timed
+launch.
+
+An arm is a case with its role in a comparison.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,13 +15,15 @@ from harness.cases import Arm, Plan, Window
 from harness.record import Described, LaunchRecord, Purpose, RunRecord
 from harness.record.store import load_samples
 
-#: A pilot that stood still for more of its time is made again.
+#: A pilot is repeated if stalls took more than this share of its time.
 STOOD = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pilot:
-    """One usable pilot: the kept steps of its slowest rank, and what it cost beside its steps."""
+    """A usable pilot: the kept steps of its slowest rank, and the launch's cost in addition to its
+    steps.
+    """
 
     case: str
     window: Window
@@ -28,9 +34,10 @@ class Pilot:
 def read(
     run: RunRecord, folder: Path, plan: Plan | None = None, known: dict[str, Pilot] | None = None
 ) -> list[Pilot]:
-    """Every usable pilot and probe of a run; with a plan those before its first timed launch.
+    """Return every usable pilot and probe of a run.
 
-    ``known``: those that were read before, by launch; what is read is added.
+    With a plan only those before its first timed launch are returned. ``known`` caches pilots by
+    launch; newly read ones are added.
     """
     known = {} if known is None else known
     timed = (
@@ -50,7 +57,7 @@ def read(
 
 
 def _usable(run: RunRecord) -> list[tuple[int, LaunchRecord]]:
-    """(Its place in the record, the launch) of usable pilots and probes."""
+    """Return usable pilots and probes with their positions in the record."""
     return [
         (place, launch)
         for place, launch in enumerate(run.launches)
@@ -70,7 +77,10 @@ def _pilot(launch: LaunchRecord, window: Window, folder: Path) -> Pilot:
 
 
 def launch_sd(pilots: Sequence[Pilot]) -> float | None:
-    """Relative deviation between launches of one arm, over all arms that were piloted twice."""
+    """Return the relative deviation between launches of one arm.
+
+    It is estimated from all arms that have two pilots.
+    """
     repeats: dict[tuple[str, Window], list[tuple[float, ...]]] = {}
     for pilot in pilots:
         repeats.setdefault((pilot.case, pilot.window), []).append(pilot.steps)
@@ -80,9 +90,10 @@ def launch_sd(pilots: Sequence[Pilot]) -> float | None:
 def windows(
     plan: Plan, pilots: Sequence[Pilot], described: Mapping[str, Described]
 ) -> dict[str, Window]:
-    """Arm -> its window: warm-up as its pilot showed it, and as many steps as are worth timing.
+    """Return the window of each arm, by name.
 
-    Ranks that talk every so many steps are timed for whole periods of it.
+    The arm's pilot determines the warm-up and how many steps are worth timing. If ranks communicate
+    only every few steps, the window covers whole periods of these.
     """
     deviation = launch_sd(pilots)
     by_arm = {}
@@ -96,11 +107,11 @@ def windows(
 
 
 def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:
-    """Whether an arm's only pilot asks for so long a warm-up that another pilot costs less, or
-    stood still for a moment.
+    """Return whether an arm needs a second pilot.
 
-    A warm-up is there in every launch, and what stalls every so many steps stalls in the next
-    pilot, too; in one pilot either may have been a busy moment of the host.
+    It does if the first one asks for a warm-up that costs more than another pilot, or if it
+    stalled. Every launch repeats the warm-up, and a periodic stall occurs in the next pilot, too.
+    In a single pilot either may come from a short load of the host.
     """
     matching = _matching(plan, arm, pilots)
     if len(matching) != 1 or plan.protocol.fixed:

@@ -1,4 +1,4 @@
-"""From ranks' samples to a launch's figures: pure, so that ``verify`` can do it again offline."""
+"""Compute a launch's figures from its ranks' samples; pure, so ``verify`` can repeat it offline."""
 
 import hashlib
 import itertools
@@ -31,29 +31,33 @@ from harness.record import (
 from harness.record.launch import STOOD_STILL, loads
 from harness.record.store import Samples
 
-#: Sent bytes over closed form outside this are wrong: a second all-reduce gives 2.0. Beside it the
-#: protocol of small messages, in bytes a step and other rank.
+#: Allowed range of sent bytes divided by the closed form; a second all-reduce gives 2.0.
+#: ``MESSAGE_SLACK`` is added for the protocol of small messages, in bytes per step and other rank.
 SENT_RATIO = (0.98, 1.05)
 MESSAGE_SLACK = 16_384
-#: A rank alone that has nothing to compute for more than this part of its window waits on purpose.
+#: A single rank that has nothing to compute for more than this share of its window waits on
+#: purpose.
 MOST_IDLE = 0.5
-#: Inputs that wait for no disk and no other thread.
+#: Inputs that wait neither for a disk nor for another thread.
 UNREAD = (Data.RESIDENT, "loaded")
-#: A step that takes so many times the median is a stall.
+#: A step that takes this many times the median is a stall.
 STALL = 3.0
-#: Bytes past the sockets, over the closed form, that are none of the training's.
+#: Bytes written past the sockets, as a share of the closed form, that are attributed to other
+#: causes than the training.
 BESIDE = 0.02
-#: The rank's clock and the kernel's may differ by two ticks, and by this share.
+#: The rank's clock and the kernel's may differ by two ticks plus this share.
 TICKS_S = 0.02
 CLOCKS = 0.01
-#: What a rank computes for on each of its cores, of its window, at most; 1.013 was seen.
+#: Largest CPU time of a rank per core, as a share of its window; 1.013 was seen.
 MOST_BUSY = 1.05
-#: Steps whose losses are averaged before they are compared with a target.
+#: Number of steps whose losses are averaged before they are compared with a target.
 SMOOTH = 8
-#: A router that asks fewer experts than this many times ``top`` has collapsed.
+#: A router has collapsed if it uses fewer experts than this many times ``top``, the experts of a
+#: token.
 COLLAPSED = 1.25
-#: A scheduled stand-in that misses more deadlines than this, and more than one, had too short a
-#: slot, unless it caught up: the schedule is absolute, late steps need not move the window's end.
+#: A simulated device with a schedule had too short a time slot if it misses more than one deadline,
+#: and a larger share of them than this. It is accepted if it caught up: the schedule is absolute,
+#: so late steps need not delay the end of the window.
 MISSED_SHARE = 0.01
 
 
@@ -85,11 +89,13 @@ def figures(  # noqa: PLR0913  (what is known of a launch)
     beside: Sequence[RankRecord] = (),
     target: float | None = None,
 ) -> Figures:
-    """Everything that a launch's record says of its samples; ``beside``: ranks of its slot.
+    """Return all figures of a launch that follow from its samples.
 
-    ``target``: the loss that its plan asks for.
-
-    ``expected`` is None of a user's own script, of which nothing is known beforehand.
+    Args:
+        expected: the strategy's expectations; None for a user's script, which has none.
+        reference: the losses to compare with.
+        beside: the ranks of worlds that ran in the same time slot.
+        target: the loss that the plan asks for.
     """
     seen = 0
     if samples:
@@ -120,7 +126,8 @@ def figures(  # noqa: PLR0913  (what is known of a launch)
 
 
 def reached(samples: Sequence[Samples], target: float, expected: Expected) -> Reached | None:
-    """When the mean loss of ``SMOOTH`` steps was ``target`` or less; None if it never was.
+    """Return when the mean loss of ``SMOOTH`` steps first was at most ``target``; None if it never
+    was.
 
     Every step trains on samples that were not seen before, so its loss is that of unseen data.
     """
@@ -140,26 +147,28 @@ def reached(samples: Sequence[Samples], target: float, expected: Expected) -> Re
 
 
 def final_loss(samples: Sequence[Samples]) -> float | None:
-    """The mean loss of the last ``SMOOTH`` steps; None where it is not finite."""
+    """Return the mean loss of the last ``SMOOTH`` steps; None if it is not finite."""
     mean = float(np.mean(mean_losses(samples)[-SMOOTH:]))
     return mean if np.isfinite(mean) else None
 
 
 def target(plan: Plan, described: Described) -> float | None:
-    """The loss that a plan asks for: so far above the floor that the data's own noise sets."""
+    """Return the target loss of a plan: the loss floor of the data's noise plus the plan's
+    margin.
+    """
     floor = described.facts.loss_floor if described.facts else None
     return None if plan.to_loss is None or floor is None else floor + plan.to_loss
 
 
 def compared(samples: Sequence[Samples], reference: LossCurve | None) -> int:
-    """How many steps' losses could be compared with the reference's."""
+    """Return the number of steps whose losses could be compared with the reference's."""
     if reference is None or not samples:
         return 0
     return min(len(samples[0].loss), len(reference.losses))
 
 
 def slowest(samples: Sequence[Samples], cut: int) -> list[float]:
-    """Kept step times in s: an iteration takes what its slowest rank takes."""
+    """Return the kept step times in s; a step takes as long as its slowest rank."""
     step_times: list[float] = np.max(np.stack([sample.step_s for sample in samples]), axis=0)[
         cut:
     ].tolist()
@@ -167,11 +176,11 @@ def slowest(samples: Sequence[Samples], cut: int) -> list[float]:
 
 
 def foreign_load(ranks: Sequence[RankRecord], beside: Sequence[RankRecord] = ()) -> float | None:
-    """Share of the ranks' cores that others used in the kept window, on the busiest machine.
+    """Return the share of the ranks' cores that other processes used in the kept window.
 
-    What the cores worked less what the ranks did; ranks on the same cores are counted together.
-    None where the kernel does not say, where ranks share some of their cores only, or share them
-    with worlds ``beside`` them.
+    It is the busy time of the cores minus the CPU time of the ranks, on the machine with most of
+    it. Ranks on the same cores are counted together. None if the kernel does not count busy time,
+    if ranks share only some of their cores, or if they share cores with worlds ``beside`` them.
     """
     out = []
     for host in sorted({rank.host for rank in ranks}):
@@ -190,7 +199,7 @@ def foreign_load(ranks: Sequence[RankRecord], beside: Sequence[RankRecord] = ())
 
 
 def steps(kept: Sequence[float]) -> Steps:
-    """Step statistics over the kept window."""
+    """Return step statistics over the kept window."""
     return Steps(
         count=len(kept),
         mean_s=sum(kept) / len(kept),
@@ -201,7 +210,7 @@ def steps(kept: Sequence[float]) -> Steps:
 
 
 def stalls(step_times: Sequence[float], cut: int) -> Stalls:
-    """Kept steps that took STALL times the median or more."""
+    """Return the kept steps that took STALL times the median or more."""
     kept = np.array(step_times)
     usual = float(np.median(kept))
     odd = np.flatnonzero(kept > STALL * usual)
@@ -210,19 +219,19 @@ def stalls(step_times: Sequence[float], cut: int) -> Stalls:
 
 
 class Perturbation(NamedTuple):
-    """How much longer profiled steps take, as a factor: the estimate, and what it is at least."""
+    """The factor by which profiling lengthens steps: the estimate, and its lower bound."""
 
     ratio: float | None = None
     low: float | None = None
 
 
 def perturbation(samples: Sequence[Samples], window: Window) -> Perturbation:
-    """Profiled steps over steps without a profiler.
+    """Return the ratio of profiled steps to steps without a profiler.
 
     In an outline each of ``pairs`` single steps is compared with the two around it, and ``low`` is
-    the lower end of the 95 % interval of their mean (log, Student). Else it is the median of those
-    profiled over that of those just before; the step between them warms the profiler up and counts
-    as neither.
+    the lower end of the 95 % interval of their mean (log, Student). Otherwise the ratio is the
+    median of the profiled steps over that of the steps before them. The step in between warms the
+    profiler up and counts in neither.
     """
     if not window.profiled:
         return Perturbation()
@@ -240,14 +249,15 @@ def perturbation(samples: Sequence[Samples], window: Window) -> Perturbation:
 
 
 def window_s(samples: Samples, cut: int) -> float:
-    """Wall time of a rank's kept window."""
+    """Return the wall time of a rank's kept window in s."""
     return float(samples.marks_s[-1] - samples.marks_s[cut])
 
 
 def consumed(samples: Sequence[Samples], cut: int) -> int:
-    """Distinct samples of each kept step over all ranks, added up: never what was asked for.
+    """Return the sum over kept steps of the distinct samples over all ranks, as observed.
 
-    Told by the content that reached the model; in older records by what was handed out.
+    Samples are identified by the content that reached the model, or in older records by the ids
+    that were handed out.
     """
     if any(sample.seen is None for sample in samples):
         kept = [sample.sample_ids[cut:] for sample in samples]
@@ -260,24 +270,26 @@ def consumed(samples: Sequence[Samples], cut: int) -> int:
     total = 0
     for handed_out, rows, seen in zip(ids, content, map(frozenset, reached), strict=True):
         total += len({i for i, row in zip(handed_out, rows, strict=True) if row in seen})
-    return total  # by id: two samples may be alike
+    return total  # counted by id, because two samples may be identical
 
 
 def _by_step(ranks: Sequence[np.ndarray], cut: int) -> list[list[int]]:
-    """Each kept step's values over all ranks; sets of a few are quicker than sorted arrays."""
+    """Return each kept step's values over all ranks; sets of a few are faster than sorted
+    arrays.
+    """
     values: list[list[int]] = np.concatenate([rank[cut:] for rank in ranks], axis=1).tolist()
     return values
 
 
 def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
-    """Memory slope of the rank that grows fastest; None with fewer than 6 looks at it."""
+    """Return the memory slope of the rank that grows fastest; None with fewer than 6 readings."""
     fastest = None
     for rank, sample in enumerate(samples):
         looked = np.flatnonzero(sample.rss_bytes[cut:])
         if len(looked) < 6:
             return None
         values = [float(v) for v in sample.rss_bytes[cut:][looked]]
-        apart = int(looked[1] - looked[0])  # steps between two looks
+        apart = int(looked[1] - looked[0])  # steps between two readings
         line = stats.slope(values)
         assert line.low is not None and line.high is not None
         if fastest is None or line.mean / apart > fastest.slope:
@@ -288,7 +300,7 @@ def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
 
 
 def losses(samples: Sequence[Samples]) -> str:
-    """Digest of all ranks' losses: equal for two launches that trained the same to the bit."""
+    """Return a digest of all ranks' losses: equal for two launches with bitwise equal training."""
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(sample.loss.tobytes())
@@ -296,20 +308,23 @@ def losses(samples: Sequence[Samples]) -> str:
 
 
 def _collapsed(ranks: Sequence[RankRecord]) -> Iterator[str]:
-    """Layers whose router asks next to nobody but as many experts as a token has: the others are
-    never trained. Told by 1 / sum of squared shares, the number of equally busy experts.
+    """Report layers whose router uses hardly more experts than one token has; the others never
+    train.
+
+    The number of equally busy experts is 1 / sum of squared shares.
     """
     for layer, load in loads(ranks).items():
         top = next(rank.routed[layer].top for rank in ranks if rank.routed and layer in rank.routed)
         busy = sum(load) ** 2 / sum(x * x for x in load)
         if len(load) > top and busy < COLLAPSED * top:
-            yield f"experts: the router of {layer} asks {busy:.2g} of {len(load)}: it has collapsed"
+            yield f"experts: the router of {layer} uses {busy:.2g} of {len(load)}: it has collapsed"
 
 
 def _waits(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
-    """A rank that nobody else can keep waiting has mostly done nothing.
+    """Report a single rank that mostly waited although no other rank or process could delay it.
 
-    What waits instead of computing scales as it likes: it is a stand-in, and has to say so.
+    Waiting scales with any number of ranks, so a model that waits is simulated and has to declare
+    it.
     """
     alone = case.world_size == 1 and case.device is Device.CPU and case.data in UNREAD
     if not alone or case.stand_in or case.slowed or case.offload:
@@ -319,13 +334,16 @@ def _waits(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
         share = rank.cpu_s / rank.window_s
         yield (
             f"waits: the only rank computed for {share:.0%} of its window, and waited for no core:"
-            " a model that waits is a stand-in, and says so (STAND_IN)"
+            " a model that waits is simulated, and has to declare it (STAND_IN)"
         )
 
 
 def idle_s(rank: RankRecord) -> float:
-    """For how long a rank had nothing to compute: it was not ready to run and waited for a core, as
-    the kernel counts, or, where it does not count that, nobody else had its cores.
+    """Return the seconds for which a rank had nothing to compute.
+
+    This is the window minus its CPU time, minus the time in which it was ready but waited for a
+    core. The kernel counts the latter; without that count, it is the time in which other processes
+    used the rank's cores.
     """
     busy_s = rank.window_s if rank.busy_s is None else rank.busy_s
     taken_s = max(busy_s - rank.cpu_s, 0.0)
@@ -335,7 +353,9 @@ def idle_s(rank: RankRecord) -> float:
 
 
 def _cores(rank: RankRecord) -> Iterator[str]:
-    """A rank that took more cores than it was given: its baseline had no more than these."""
+    """Report a rank that used more cores than it was given, because its baseline had no more
+    either.
+    """
     has_s = len(rank.affinity) * rank.window_s
     if has_s and rank.cpu_s > MOST_BUSY * has_s + TICKS_S:
         cores = f"{len(rank.affinity)} core" + "s" * (len(rank.affinity) > 1)
@@ -346,7 +366,7 @@ def _cores(rank: RankRecord) -> Iterator[str]:
 
 
 def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterator[str]:
-    """Whether a rank sent what its case has to send, all of it, and nothing past the sockets."""
+    """Report a rank that sent too few or too many bytes, or data past the sockets."""
     if rank.sent_bytes is None:
         return
     window = range(cut, cut + steps)
@@ -359,14 +379,16 @@ def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterat
         yield f"bytes: rank {rank.rank} sent {ratio:.3f}x of {expected.formula}"
     beside = (rank.written_bytes or 0) - rank.sent_bytes
     if beside > BESIDE * want + MESSAGE_SLACK * steps:
-        much = f"{beside / steps:.3g} B a step past its sockets, to files or by what it prints"
+        much = f"{beside / steps:.3g} B a step past its sockets, to files or its output"
         yield f"bytes: rank {rank.rank} wrote {much}"
     if rank.shared:
-        yield f"bytes: rank {rank.rank} shared memory with others: {', '.join(rank.shared)}"
+        yield (
+            f"bytes: rank {rank.rank} shares memory with other processes: {', '.join(rank.shared)}"
+        )
 
 
 def _clock(rank: RankRecord) -> Iterator[str]:
-    """Whether the kernel saw the window last as long as the rank did."""
+    """Report a rank whose window has another length by the kernel's clock."""
     if rank.kernel_s is None or not rank.window_s:
         return
     if abs(rank.kernel_s - rank.window_s) > TICKS_S + CLOCKS * rank.window_s:
@@ -376,12 +398,12 @@ def _clock(rank: RankRecord) -> Iterator[str]:
 
 
 def _other(case: CaseSpec, expected: Expected, r: RankRecord) -> Iterator[str]:
-    """Names what a rank ran that was not asked for."""
+    """Report what a rank ran that differs from its case."""
     backend = case.backend if case.communicate else "fake"
     if r.backend != backend:
-        yield f"rank {r.rank}: backend {r.backend}, asked for {backend}"
+        yield f"rank {r.rank}: backend {r.backend}, expected {backend}"
     if (r.device == "cpu") != (case.device == "cpu"):
-        yield f"rank {r.rank}: ran on {r.device}, asked for {case.device}"
+        yield f"rank {r.rank}: ran on {r.device}, expected {case.device}"
     if r.ran.module != expected.module:
         yield f"rank {r.rank}: trained a {r.ran.module}, not a {expected.module}"
     if expected.placements and r.ran.placements != expected.placements:
@@ -393,21 +415,21 @@ def _other(case: CaseSpec, expected: Expected, r: RankRecord) -> Iterator[str]:
     if expected.staleness is not None and (r.ran.staleness or 0) > expected.staleness:
         behind = r.ran.staleness
         most = expected.staleness
-        yield f"rank {r.rank}: trained {behind} steps behind the slowest, at most {most}"
+        yield f"rank {r.rank}: staleness of {behind} steps, expected at most {most}"
 
 
 def _computed(case: CaseSpec, r: RankRecord, cut: int) -> Iterator[str]:
-    """Names work that happened in the window and belongs before it, or nowhere."""
+    """Report work inside the window that belongs before it, or should not occur at all."""
     if case.compiled is not Compiled.NO and not r.ran.compile_s:
-        yield f"rank {r.rank}: nothing was compiled, asked for compiled={case.compiled}"
+        yield f"rank {r.rank}: nothing was compiled, expected compiled={case.compiled}"
     if r.ran.recompiled:
         yield f"rank {r.rank}: compiled again inside the window"
     if skipped := sum(step >= cut for step in r.ran.skipped or ()):
-        yield f"rank {r.rank}: {skipped} steps of the window were left out: gradients overflowed"
+        yield f"rank {r.rank}: {skipped} steps of the window skipped: gradients overflowed"
 
 
 def _shared_devices(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
-    """Ranks whose place, or whose GPU by its UUID, is that of another rank."""
+    """Report ranks that share their placement, or their GPU by its UUID."""
     if len({(rank.node, rank.local_rank) for rank in ranks}) != len(ranks):
         yield "world: two ranks on one device"
     if StandIn.SHARED_GPU in case.stand_in:
@@ -426,7 +448,7 @@ def wrong(
     reference: LossCurve | None = None,
     seen: int | None = None,
 ) -> tuple[str, ...]:
-    """Lists what did not run as asked. A launch with anything here is never judged."""
+    """Return what did not run as requested; a launch with any entry is never judged."""
     joined = [rank.rank for rank in ranks]
     if joined != list(range(case.world_size)):
         return (f"world: ranks {joined} joined, expected {case.world_size} ranks",)
@@ -450,7 +472,8 @@ def wrong(
             for why in (*_bytes(rank, expected, cut, kept), *_clock(rank), *_cores(rank))
         ),
         *_behind_schedule(ranks, len(samples[0].sample_ids), kept),
-        # Without communication it trains on what nobody sent.
+        # Without communication ranks lack each other's gradients, so losses differ from the
+        # reference's.
         *(_losses(samples, reference) if case.communicate else ()),
     )
 
@@ -460,12 +483,12 @@ def _misplaced(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
         yield "world: two ranks in one process"
     per_node = Counter(rank.node for rank in ranks)
     if tuple(per_node[n] for n in sorted(per_node)) != case.nodes:
-        yield f"world: ranks per node {dict(per_node)}, asked for {case.nodes}"
+        yield f"world: ranks per node {dict(per_node)}, expected {case.nodes}"
 
 
 def _miscounted(seen: int, asked: int) -> Iterator[str]:
     if seen != asked:
-        yield f"samples: {seen} consumed, {asked} asked for"
+        yield f"samples: {seen} consumed, expected {asked}"
 
 
 def _unlike_replicas(ranks: Sequence[RankRecord]) -> Iterator[str]:
@@ -475,7 +498,7 @@ def _unlike_replicas(ranks: Sequence[RankRecord]) -> Iterator[str]:
 
 
 def _behind_schedule(ranks: Sequence[RankRecord], steps: int, kept: int) -> Iterator[str]:
-    """Whether a stand-in whose steps end at set times missed many, and ended late."""
+    """Report a simulated device with scheduled steps that missed many deadlines and ended late."""
     misses = max(rank.clock_misses for rank in ranks)
     planned_s = kept * (ranks[0].planted_s or math.inf)
     late = max(rank.window_s for rank in ranks) / planned_s - 1

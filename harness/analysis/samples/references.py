@@ -1,4 +1,4 @@
-"""Losses of the reference: what every timed launch's losses are compared with."""
+"""Compare every timed launch's losses with those of a reference training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,36 +11,38 @@ from harness.cases.site import filled
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RunRecord
 from harness.record.store import Samples, load_samples
 
-#: Launches whose losses are compared; pilots settle how long the reference has to be.
+#: Purposes of launches whose losses are compared; pilots determine the length of the reference.
 COMPARED = (Purpose.TIMED, Purpose.PROFILE)
-#: Steps of a reference whose model is too large for one device: its blocks come in turn.
+#: Steps of a reference whose model is too large for one device, so that its blocks are loaded in
+#: turn.
 STREAMED_STEPS = 2
-#: Trainings more that a reference has where rounding changes its losses.
+#: Number of further trainings of a reference if rounding changes its losses.
 REPLICATES = 3
-#: So many times farther than any replicate so far: a single loss, and the root mean square of the
-#: losses of a block of steps. Correct launches stay below 0.27 and 0.67 of the limit
-#: (``benchmarks/experiments/honest.py``). In 16 bits the smallest training defect is at 1.2 times
-#: the limit (``tests/contract/test_cheats.py``).
+#: Limits as multiples of the largest difference of any replicate so far: for a single loss, and for
+#: the root mean square of the losses of a block of steps. Correct launches stay below 0.27 and 0.67
+#: of the limit (``benchmarks/experiments/honest.py``). In 16 bits the smallest training defect is
+#: at 1.2 times the limit (``tests/contract/test_cheats.py``).
 SINGLE = 10.0
 COURSE = 4.0
-#: How a launch is called wrong whose losses are not the reference's.
+#: Beginning of the message on a launch whose losses differ from the reference's.
 ASTRAY = "loss: step"
-#: Steps of such a block.
+#: Steps of a block.
 BLOCK = 8
-#: Relative differences that are never held against a launch: sums of fp32 in another order; and
-#: those that always are.
+#: Relative differences below ``LEAST_LIMIT`` are always accepted, because fp32 sums in another
+#: order cause them. Those above ``MOST_LIMIT`` never are.
 LEAST_LIMIT = 2e-5
 MOST_LIMIT = 2e-2
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossCurve:
-    """Mean loss of each step, and how far a launch may be off, relatively (0: to the bit).
+    """The mean loss of each step, and the allowed relative difference of a launch (0: bitwise
+    equal).
 
-    ``replicates`` are losses of the same training with other roundings (replicates, steps): they
-    say what rounding explains. None in older records, where the model is too large, and where no
-    launch was further off than sums in another order explain. ``provisional``: they can still be
-    trained, so a launch is only let through if it is within the least limit.
+    ``replicates`` are losses of the same training with other roundings (replicates, steps), which
+    show what rounding explains. It is None in older records, if the model is too large, and if no
+    launch differed more than sums in another order explain. ``provisional``: replicates can still
+    be trained, so a launch is accepted only within the least limit.
     """
 
     losses: np.ndarray
@@ -49,10 +51,10 @@ class LossCurve:
     provisional: bool = False
 
     def limits(self, steps: int) -> np.ndarray:
-        """The limit of each step: rounding grows as training goes on, to 2 % at most.
+        """Return the limit of each step: rounding differences grow during training, to 2 % at most.
 
-        Without replicates as measured with 3 and 4 ranks: 1e-7 up to step 32, 7e-5 at step 60,
-        3e-4 at step 120.
+        Without replicates the growth is that measured with 3 and 4 ranks: 1e-7 up to step 32, 7e-5
+        at step 60, 3e-4 at step 120.
         """
         if self.provisional:
             return np.full(steps, LEAST_LIMIT)
@@ -63,7 +65,7 @@ class LossCurve:
         return np.asarray(np.minimum(grown, max(self.limit, MOST_LIMIT)))
 
     def block_limits(self, steps: int) -> np.ndarray:
-        """The limit of the root mean square of each whole block of steps; infinite without
+        """Return the limit of the root mean square of each whole block; infinite without
         replicates.
         """
         blocks = steps // BLOCK
@@ -73,18 +75,18 @@ class LossCurve:
         return np.asarray(np.clip(COURSE * widest, LEAST_LIMIT, MOST_LIMIT))
 
     def _spread(self, steps: int) -> np.ndarray:
-        """Relative differences of the replicates (replicates, steps)."""
+        """Return the relative differences of the replicates (replicates, steps)."""
         assert self.replicates is not None
         return relative(self.replicates[:, :steps], self.losses[:steps])
 
 
 def relative(losses: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """How far losses are off, relatively."""
+    """Return the relative differences of losses."""
     return np.asarray((losses - wanted) / np.maximum(np.abs(wanted), 1e-12))
 
 
 def block_rms(differences: np.ndarray) -> np.ndarray:
-    """The root mean square of each whole block of steps, along the last axis."""
+    """Return the root mean square of each whole block of steps, along the last axis."""
     blocks = differences.shape[-1] // BLOCK
     whole = differences[..., : blocks * BLOCK].reshape(*differences.shape[:-1], blocks, BLOCK)
     return np.asarray(np.sqrt((whole**2).mean(-1)))
@@ -93,7 +95,9 @@ def block_rms(differences: np.ndarray) -> np.ndarray:
 def launch_of(
     launches: Sequence[LaunchRecord], described: Mapping[str, Described], case: str
 ) -> LaunchRecord | None:
-    """The reference's launch for a case (its hash): the last one of any case with the same key."""
+    """Return the reference launch for a case (its hash): the last one of any case with the same
+    key.
+    """
     wanted = described[case].reference
     if wanted is None:
         return None
@@ -110,7 +114,7 @@ def curve(
     described: Mapping[str, Described],
     case: str,
 ) -> LossCurve | None:
-    """The losses that a case must have; None where there is nothing to compare with."""
+    """Return the expected losses of a case; None if there is no reference."""
     launch = launch_of(launches, described, case)
     wanted = described[case].reference
     if launch is None or wanted is None or launch.status is not LaunchStatus.OK:
@@ -125,7 +129,7 @@ def curve(
 
 
 class Curves:
-    """The curves of a whole record, each read once."""
+    """The loss curves of a whole record, each read once."""
 
     def __init__(self, run: RunRecord, folder: Path) -> None:
         self._run = run
@@ -133,7 +137,7 @@ class Curves:
         self._read: dict[tuple[str, float], LossCurve | None] = {}
 
     def of(self, case: str) -> LossCurve | None:
-        """The losses that a case must have; cases that train alike share them."""
+        """Return the expected losses of a case; cases with the same training share them."""
         wanted = self._run.described[case].reference
         if wanted is None:
             return None
@@ -144,7 +148,7 @@ class Curves:
 
 
 def mean_losses(samples: Sequence[Samples]) -> np.ndarray:
-    """The loss of each step: the mean over the ranks that computed one, NaN where none did."""
+    """Return the loss of each step: the mean over the ranks that computed one, NaN if none did."""
     by_rank = np.stack([sample.loss for sample in samples])
     known = ~np.isnan(by_rank)
     total = np.where(known, by_rank, 0.0).sum(0)
@@ -153,7 +157,7 @@ def mean_losses(samples: Sequence[Samples]) -> np.ndarray:
 
 
 def astray(samples: Sequence[Samples], curve: LossCurve) -> str:
-    """From which step on the losses are not the reference's; empty if they are."""
+    """Return from which step on the losses differ from the reference's; empty if they do not."""
     losses = mean_losses(samples)
     steps = min(len(losses), len(curve.losses))
     wanted = curve.losses[:steps]
@@ -171,7 +175,9 @@ def astray(samples: Sequence[Samples], curve: LossCurve) -> str:
 
 
 def _off_course(off: np.ndarray, curve: LossCurve) -> str:
-    """The first block of steps whose losses are off by more than rounding explains."""
+    """Return a message on the first block of steps whose losses differ by more than rounding
+    explains.
+    """
     seen = block_rms(off)
     limits = curve.block_limits(len(off))
     wrong = np.flatnonzero(~(seen <= limits))
@@ -180,14 +186,16 @@ def _off_course(off: np.ndarray, curve: LossCurve) -> str:
     block = int(wrong[0])
     first = block * BLOCK
     return (
-        f"{ASTRAY}s {first} to {first + BLOCK - 1} are off the reference by {seen[block]:.1e},"
-        f" trainings that round otherwise by {limits[block] / COURSE:.1e} at most"
+        f"{ASTRAY}s {first} to {first + BLOCK - 1} differ from the reference by {seen[block]:.1e},"
+        f" trainings with other roundings by at most {limits[block] / COURSE:.1e}"
         f" ({len(wrong)} of {len(seen)} blocks of {BLOCK} steps; limit {limits[block]:.2g})"
     )
 
 
 def world(case: CaseSpec, described: Described, streamed: bool) -> CaseSpec:
-    """The world of a case's reference: one rank for each shard, or for all in turn."""
+    """Return the world of a case's reference: one rank for each shard, or one rank for all in
+    turn.
+    """
     assert described.reference is not None
     shards = 1 if streamed else described.reference.shards
     if shards == case.world_size:

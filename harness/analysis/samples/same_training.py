@@ -1,4 +1,4 @@
-"""Whether launches of a user's own script are launches of one and the same training."""
+"""Compare launches of a user's script: do they run one and the same training?"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,24 +8,26 @@ from harness.base.formatting import si
 from harness.cases import CaseSpec, Mode
 from harness.record import LaunchRecord, ScriptObservations
 
-#: Relative differences that rounding explains: of gradient norms, by what forward passes return.
+#: Relative differences of gradient norms that rounding explains. The second value applies if
+#: forward passes return 16-bit values.
 NORMS = 1e-4
 COARSE_NORMS = 2e-2
-#: A sum is at least twice a mean. By less than this it may be a mean over tokens, say, of which
-#: ranks have unlike numbers when they group the same samples otherwise.
+#: A summed loss has at least twice the gradient norm of a mean. A smaller ratio may come from a
+#: mean over tokens, whose number per rank changes if ranks group the same samples otherwise.
 SUMMED = 1.4
-#: Batches may be ragged: so much may the samples of a step differ from what the mode says.
+#: Relative difference of a step's samples from the mode's number that ragged batches explain.
 RAGGED = 0.02
-#: Or by so many standard errors, where the samples of steps differ, but by no more than this.
+#: If the samples of steps vary, the limit is this many standard errors, but at most
+#: ``MOST_RAGGED``.
 SIGMAS = 3.0
 MOST_RAGGED = 0.25
-#: How the sentence on that begins.
+#: Beginning of the message on the number of samples.
 _AMOUNTS = "count: a step has"
-#: Less than this part of the work, or of the distinct rows, is another training.
+#: A smaller share of the work, or of distinct rows, means another training.
 LESS = 0.9
-#: Rows of so many ranks are listed.
+#: Largest number of ranks whose rows are listed.
 FEW = 4
-#: So much larger may the share of updates be that change nothing.
+#: Allowed increase of the share of updates that change nothing.
 IDLE = 0.15
 
 
@@ -36,9 +38,10 @@ def unlike(
     *,
     edited: bool = False,
 ) -> str | None:
-    """The first way in which usable launches of a case and of its baseline are not; else None.
+    """Return the first difference between the trainings of a case and its baseline; None if there
+    is none.
 
-    ``edited``: the two are versions of one script, so that its file may differ between them.
+    ``edited``: the two are versions of one script, so its file may differ between them.
     """
     for launches in (mine, base) if edited else ([*mine, *base],):
         if len({_seen(launch).source for launch in launches}) > 1:
@@ -50,13 +53,15 @@ def unlike(
 def accepted(
     case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]
 ) -> list[str]:
-    """How they are not, where the user of the script says that this is meant."""
+    """Return the differences that the user accepts as intended."""
     return [x for x in _differences(case, mine, base, edited=False) if case.accepts(x)]
 
 
 def may_be_ragged(difference: str) -> bool:
-    """Whether longer windows may take back what is said of short ones: their last batches weigh
-    more. Samples that are just those of the other mode are not ragged.
+    """Return whether a longer window may remove a difference found in a short one.
+
+    The last batches of epochs weigh less in a longer window. A number of samples that fits the
+    other mode exactly is not caused by ragged batches.
     """
     return difference.startswith(_AMOUNTS) and "(--mode " not in difference
 
@@ -83,28 +88,31 @@ def _differences(
 
 
 def _starts(launches: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Launches of one world, with the same seed, begin with the same parameters; another world may
-    have another seed (EDM's is ``seed * world_size + rank``), and each launch may draw its own.
+    """Report launches of one world with one seed that begin with different parameters.
+
+    Another world may use another seed (EDM's is ``seed * world_size + rank``), and each launch may
+    draw its seed.
     """
     if len({_seen(launch).seed for launch in launches}) > 1:
         return
     starts = {_seen(launch).start: launch.launch for launch in launches}
     ways = {(_seen(launch).way, _seen(launch).start) for launch in launches}
     if len(starts) == len(ways) == 2 and len({way for way, _ in ways}) == 2:
-        yield "start: a fork begins from other parameters than a fresh interpreter: use --fresh"
+        yield "start: a fork begins with other parameters than a fresh interpreter: use --fresh"
     elif len(starts) > 1:
         few = " and ".join(list(starts.values())[:2])
         yield (
-            f"start: {few} begin with different parameters: was one resumed, or are some never set"
-            " (to_empty)?"
-            " A script that goes on from its last checkpoint needs a folder without one"
+            f"start: {few} begin with different parameters: was one resumed, or are some"
+            " parameters uninitialized (to_empty)?"
+            " A script that resumes from its last checkpoint needs a folder without one"
         )
 
 
 def _whole_data(case: CaseSpec, a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
-    """Replicas share out the data set: where content cannot tell, the loader can.
+    """Report replicas that each draw from the whole data set, judging by their loaders.
 
-    Augmentation makes other rows of the same samples, and every rank can shuffle by itself.
+    The content of samples cannot show this: augmentation changes the rows of the same samples, and
+    every rank can shuffle by itself.
     """
     if not draws_whole(a, b) or not _seen(a).stored:
         return
@@ -115,8 +123,9 @@ def _whole_data(case: CaseSpec, a: LaunchRecord, b: LaunchRecord) -> Iterator[st
 
 
 def draws_whole(a: LaunchRecord, b: LaunchRecord) -> bool:
-    """Whether each of several replicas draws from a data set as large as the baseline's, and what
-    they store for its samples, if anything, is the same.
+    """Return whether each of several replicas draws from a data set as large as the baseline's.
+
+    If their data sets store entries, these have to be the same.
     """
     seen = [rank.watched for rank in a.ranks if rank.watched is not None]
     size = _seen(b).whole
@@ -130,15 +139,17 @@ def draws_whole(a: LaunchRecord, b: LaunchRecord) -> bool:
 
 
 def _of(launch: LaunchRecord) -> str:
-    """The ranks of a baseline."""
+    """Return the number of ranks of a baseline as text."""
     return "one rank" if len(launch.ranks) == 1 else f"{len(launch.ranks)} ranks"
 
 
 def _amounts(
     case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]
 ) -> Iterator[str]:
-    """Weak: as many samples a step on each rank; strong: as many in all. A mean step has them, or a
-    median one, where epochs end in a short batch.
+    """Report a number of samples that does not fit the mode.
+
+    Weak scaling keeps the samples of a step on each rank, strong scaling their sum. Either the mean
+    step or the median step has to fit, because epochs may end in a short batch.
     """
     times = {Mode.WEAK: case.world_size / len(base[0].ranks), Mode.STRONG: 1.0}
     here, there = (median(map(_mean_samples, side)) for side in (mine, base))
@@ -164,7 +175,9 @@ def _amounts(
 
 
 def _error(launches: Sequence[LaunchRecord]) -> float:
-    """The standard error of a mean step's samples, as a share: batches of a token budget differ."""
+    """Return the relative standard error of a mean step's samples; token budgets make batches
+    vary.
+    """
     watched = [rank.watched for rank in launches[0].ranks if rank.watched is not None]
     steps = launches[0].steps.count if launches[0].steps is not None else 1
     return max(w.spread for w in watched) / math.sqrt(len(watched) * steps)
@@ -175,13 +188,13 @@ def _mean_samples(launch: LaunchRecord) -> float:
 
 
 def _usual_samples(launch: LaunchRecord) -> float:
-    """Samples of a median step, which a short last batch is not."""
+    """Return the samples of a median step, which is not a short last batch."""
     usual = [rank.watched.usual for rank in launch.ranks if rank.watched is not None]
     return _mean_samples(launch) * median(usual)
 
 
 def _of_ranks(launch: LaunchRecord) -> str:
-    """The rows that reached each rank in the last step, where these are not alike."""
+    """Return the rows that reached each rank in the last step, as text; empty if they are equal."""
     rows = [sum(rank.watched.roots.values()) for rank in launch.ranks if rank.watched is not None]
     if len(set(rows)) < 2:
         return ""
@@ -190,10 +203,11 @@ def _of_ranks(launch: LaunchRecord) -> str:
 
 
 def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterator[str]:
-    """A sample takes as much work in every world, and is one sample.
+    """Report samples with less work, less extra work or fewer distinct rows than in the baseline.
 
-    Batches may be ragged: only what is less in every launch than in any of the baseline is told.
-    Nothing is where an optimizer asks for a loss as often as it likes (LBFGS).
+    Batches may be ragged, so a difference counts only if every launch has less than any launch of
+    the baseline. Nothing is reported if an optimizer computes the loss a varying number of times
+    (LBFGS).
     """
     if any(_seen(launch).cleared and not _seen(launch).even for launch in (*mine, *base)):
         return
@@ -202,8 +216,8 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
     if works_known([*mine, *base]) and of_subject < LESS * there:
         yield (
             f"work: a sample takes {of_subject / there:.3g} of the FLOPs that it takes on"
-            f" {_of(base[0])}: is a part of the model or of the batch left out here, or is there"
-            " more to do there?"
+            f" {_of(base[0])}: does this world skip a part of the model or of the batch, or does"
+            " the baseline do additional work?"
         )
     if less_beside(mine, base) and max(map(_aside_of_all, mine)) < LESS * min(
         map(_aside_of_all, base)
@@ -211,43 +225,44 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
         there = min(map(_aside, base))
         here = max(map(_aside, mine))
         yield (
-            f"work: of {_of(base[0])} one computes {si(there, 'FLOP')} beside its training in a"
-            f" step, none more than {si(here, 'FLOP')} here: is there an evaluation there?"
+            f"work: a rank computes up to {si(here, 'FLOP')} outside its training in a step, and"
+            f" {si(there, 'FLOP')} on {_of(base[0])}: does the baseline evaluate?"
         )
     alike = max(_distinct(launch) for launch in mine), min(_distinct(launch) for launch in base)
     if alike[0] < LESS * alike[1]:
         yield (
-            f"samples: {alike[0]:.0%} of the rows of a step are not like another one here,"
+            f"samples: {alike[0]:.0%} of the rows of a step are distinct here,"
             f" {alike[1]:.0%} on {_of(base[0])}: is a part of the batch repeated?"
         )
 
 
 def _updates(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Weights are updated as often in every world."""
+    """Report a larger share of updates that change no weight, here or in the baseline."""
     here, there = (
         [rank.watched.idle for x in side for rank in x.ranks if rank.watched is not None]
         for side in (mine, base)
     )
     if min(here) > max(there) + IDLE:
         yield (
-            f"updates: {min(here):.0%} of the optimizer's steps leave the weights as they are,"
-            f" {max(there):.0%} on {_of(base[0])}: is the update left out on several ranks?"
+            f"updates: {min(here):.0%} of the optimizer's steps leave the weights unchanged,"
+            f" {max(there):.0%} on {_of(base[0])}: is the update skipped on several ranks?"
         )
     if min(there) > max(here) + IDLE:
         yield (
-            f"updates: {min(there):.0%} of the optimizer's steps leave the weights as they are on"
-            f" {_of(base[0])}, {max(here):.0%} here: is the update left out there?"
+            f"updates: {min(there):.0%} of the optimizer's steps leave the weights unchanged on"
+            f" {_of(base[0])}, {max(here):.0%} here: is the update skipped there?"
         )
 
 
 def works_known(launches: Sequence[LaunchRecord]) -> bool:
-    """Whether each of them says how much work a sample takes."""
+    """Return whether the work of a sample is known for each launch."""
     return all(map(_per_sample, launches))
 
 
 def _per_sample(launch: LaunchRecord) -> float:
-    """FLOPs of a sample; 0 where they were not counted on every rank, there are none, or samples
-    take more or less of them.
+    """Return the FLOPs of a sample; 0 if they are unknown.
+
+    They are unknown if they were not counted on every rank, or if samples differ in size.
     """
     watched = [rank.watched for rank in launch.ranks if rank.watched is not None]
     if not launch.consumed or not all(w.flops for w in watched) or any(w.ragged for w in watched):
@@ -256,8 +271,10 @@ def _per_sample(launch: LaunchRecord) -> float:
 
 
 def less_beside(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> bool:
-    """Whether ranks compute less beside their training than the baseline's, in a step and for a
-    sample: an evaluation that is left out, or that ranks share.
+    """Return whether ranks compute less outside their training than the baseline's ranks.
+
+    This has to be so for a step and for a sample. The reason is an evaluation that is skipped, or
+    that ranks share.
     """
     if not works_known([*mine, *base]):
         return False
@@ -267,17 +284,19 @@ def less_beside(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> b
 
 
 def _aside(launch: LaunchRecord) -> float:
-    """FLOPs that no gradient follows from, of the rank that has most of them."""
+    """Return the largest FLOPs of a rank that no gradient depends on."""
     return max(rank.watched.aside for rank in launch.ranks if rank.watched is not None)
 
 
 def _aside_of_all(launch: LaunchRecord) -> float:
-    """FLOPs that no gradient follows from, of all ranks."""
+    """Return the FLOPs of all ranks that no gradient depends on."""
     return sum(rank.watched.aside for rank in launch.ranks if rank.watched is not None)
 
 
 def _aside_of_sample(launch: LaunchRecord) -> float:
-    """FLOPs of a sample that no gradient follows from: a frozen part of the model has some."""
+    """Return the FLOPs of a sample that no gradient depends on, such as a frozen part of the
+    model.
+    """
     if launch.steps is None or not launch.consumed:
         return 0.0
     return _aside_of_all(launch) / (launch.consumed / launch.steps.count)
@@ -288,13 +307,15 @@ def _distinct(launch: LaunchRecord) -> float:
 
 
 def gradients_differ(a: LaunchRecord, b: LaunchRecord) -> bool:
-    """Whether they had other gradients in the first step where these had to be alike."""
+    """Return whether the first step's gradients differ although they should be equal."""
     return any(_gradients(a, b, edited=False))
 
 
 def norms_over(a: LaunchRecord, b: LaunchRecord) -> float:
-    """The norm of the first step's gradient over that of ``b``, where equal samples have to give
-    the same gradient, from the same start; 1 where they do, and where nobody can tell.
+    """Return the norm of the first step's gradient divided by that of ``b``.
+
+    1 if the norms agree, or if they cannot be compared. They can be if both trainings begin with
+    the same parameters and samples, draw no random numbers, and hold whole replicas.
     """
     if not same_samples(a, b) or not begin_alike([a, b]) or random([a, b]) or cut([a, b]):
         return 1.0
@@ -313,21 +334,22 @@ def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
     first = f"gradients: their norm in the first step is {ratio:.4g} times that"
     if edited:
         yield (
-            f"{first} of the version beside it, with the same samples: it trains another model or"
-            " loss, so its speed is no answer"
+            f"{first} of the other version, with the same samples: it trains another model or"
+            " loss, so the speeds are not comparable"
         )
     else:
         yield (
             f"{first} on {_of(b)}, with the same samples: is the loss or the gradient"
-            f" {'summed, not averaged' if ratio > 1 else 'divided once more, or clipped'}?"
+            f" {'summed, not averaged' if ratio > 1 else 'divided twice, or clipped'}?"
         )
 
 
 def begin_alike(launches: Sequence[LaunchRecord]) -> bool:
-    """Whether they begin with the same parameters; where these are sharded, other parts in every
-    world, whether they have to, since a seed is set.
+    """Return whether launches begin with the same parameters.
 
-    Without one each begins with others, which is no mistake, and is as fast.
+    If parameters are sharded, each world has other shards, and one seed in all launches is
+    sufficient. Without a seed each launch begins with other parameters. This is no mistake, and
+    does not change the speed.
     """
     one_seed = len({_seen(launch).seed for launch in launches}) == 1
     if seeded(launches) and one_seed and any(_seen(launch).sharded for launch in launches):
@@ -338,12 +360,14 @@ def begin_alike(launches: Sequence[LaunchRecord]) -> bool:
 
 
 def seeded(launches: Sequence[LaunchRecord]) -> bool:
-    """Whether all of them have set a seed before they made a model."""
+    """Return whether all launches set a seed before they made a model."""
     return all(_seen(launch).seeded for launch in launches)
 
 
 def random(launches: Sequence[LaunchRecord]) -> bool:
-    """Whether forward passes draw random numbers: dropout leaves out others on other ranks."""
+    """Return whether forward passes draw random numbers, as dropout does, which differ between
+    ranks.
+    """
     return any(
         rank.watched.random
         for launch in launches
@@ -353,12 +377,14 @@ def random(launches: Sequence[LaunchRecord]) -> bool:
 
 
 def cut(launches: Sequence[LaunchRecord]) -> bool:
-    """Whether ranks hold parts of one model, some of them perhaps the same ones."""
+    """Return whether ranks hold parts of one model, of which some may be equal."""
     return any(_seen(launch).sharded and not _seen(launch).parallel for launch in launches)
 
 
 def same_samples(a: LaunchRecord, b: LaunchRecord) -> bool:
-    """Whether both trained on the same samples in the first step, by the sum of their hashes."""
+    """Return whether both trained on the same samples in the first step, by the sum of their
+    hashes.
+    """
     first, second = (
         sum(int(rank.watched.first, 16) for rank in launch.ranks if rank.watched is not None)
         % 2**64
@@ -368,7 +394,7 @@ def same_samples(a: LaunchRecord, b: LaunchRecord) -> bool:
 
 
 def norm(launch: LaunchRecord) -> float:
-    """The gradient's norm before the first step: a replica's, or that of all shards."""
+    """Return the gradient's norm before the first step: of a replica, or of all shards."""
     norms = [rank.grad_norm or 0.0 for rank in launch.ranks]
     return math.hypot(*norms) if _seen(launch).sharded else norms[0]
 

@@ -1,4 +1,4 @@
-"""Judge a launch of a user's script: was it one training run, and of how many samples?"""
+"""Judge a launch of a user's script: was it one correct training run, and on how many samples?"""
 
 import itertools
 from collections import Counter
@@ -13,38 +13,42 @@ from harness.record import CollectiveCount, RankRecord, ScriptObservations
 from harness.record.rank import PART
 from harness.record.store import Samples
 
-#: All-reduced bytes over the parameters' outside this are no single exchange of gradients.
+#: All-reduced bytes divided by the bytes of the parameters: values outside this range are not a
+#: single exchange of gradients.
 ONCE = (0.45, 1.25)
-#: Fewer bytes than this are no gradients: a loss, a flag, a norm.
+#: Collectives with fewer bytes carry no gradients, but a loss, a flag or a norm.
 SMALL = 1024
-#: Of a batch that ranks share, so many rows reach both of them.
+#: Two ranks share a batch if at least this share of rows reaches both of them.
 SHARED = 0.9
-#: So few rows in common come by chance.
+#: A share of common rows up to this is attributed to chance.
 CHANCE = 0.05
-#: Rows of which fewer are unlike, and not each equally often, tell no sample from another.
+#: If a smaller share of rows is distinct, and the rest is not repeated equally often, rows do not
+#: identify samples.
 UNLIKE = 0.5
-#: Rows of one sample are alike, so that each is counted once, within this.
+#: Relative tolerance for the number of rows of a sample being the number of its repetitions.
 ALIKE = 0.01
-#: Replicas that are unlike by less than this of what training has changed are so by rounding: in
-#: fp32 some 1e-7 a step; a single number that is not all-reduced is one of a million at most.
+#: Replicas that differ by less than this share of what training has changed differ by rounding. In
+#: fp32 rounding causes some 1e-7 a step. A single number that is not all-reduced is at most one of
+#: a million.
 ROUNDED = 1e-5
-#: What a collective that was not issued has moved.
+#: The count of a collective that was not issued.
 NONE = CollectiveCount(count=0, payload_bytes=0)
-#: Collectives that bring other ranks' activations.
+#: Collectives that exchange activations between ranks.
 SWAPS = ("all_to_all", "all_gather")
-#: So many modules are named.
+#: Largest number of modules that a message names.
 FEW = 3
-#: A rank is late by this share of a step, and no less than this.
+#: A rank is late if it needs longer by this share of a step, and at least by this many seconds.
 LATE = 0.25
 LATE_S = 2e-3
 
 
 def rows(samples: Sequence[Samples], step: int) -> int:
-    """Samples of one step over all ranks.
+    """Return the number of samples of one step over all ranks.
 
-    Ranks that see the same rows share one batch (tensor parallelism), and so does one that sees a
-    part of another's. Of other rows in common each is one sample, but for few of them, and where a
-    rank has some twice: then they are alike by chance, as states of a game are.
+    Ranks that see the same rows share one batch (tensor parallelism). This is also so if a rank
+    sees a part of another rank's rows. If ranks have other rows in common, each distinct row is one
+    sample. There are two exceptions: if only few rows are in common, or if a rank has some rows
+    twice, rows are equal by chance, like the states of a game.
     """
     of_ranks = [x.seen[step][x.seen[step] != 0] for x in samples if x.seen is not None]
     every = np.concatenate(of_ranks)
@@ -63,17 +67,17 @@ def rows(samples: Sequence[Samples], step: int) -> int:
 
 
 def _is_shared(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether the rows of one rank are, nearly all, another's: as often as each is there."""
+    """Return whether nearly all rows of one rank are another rank's, with the same multiplicity."""
     of_a, of_b = (dict(zip(*np.unique(x, return_counts=True), strict=True)) for x in (a, b))
     in_both = sum(int(min(count, of_b.get(value, 0))) for value, count in of_a.items())
     return in_both >= SHARED * min(len(a), len(b))
 
 
 def by_step(samples: Sequence[Samples], first: int = 0) -> list[int]:
-    """Samples of every step from the ``first`` on over all ranks.
+    """Return the number of samples over all ranks of every step from the ``first`` on.
 
-    Steps whose samples were only counted have as large a share of distinct ones as those of these
-    that were looked at.
+    Steps whose rows were only counted are assumed to have the same share of distinct rows as the
+    steps whose rows were hashed.
     """
     came = np.array(sum(_came(sample) for sample in samples))[first:]
     looked = np.array(_looked(samples))[first:]
@@ -85,14 +89,14 @@ def by_step(samples: Sequence[Samples], first: int = 0) -> list[int]:
 
 
 def _came(samples: Samples) -> np.ndarray:
-    """Rows of each step, alike or not."""
+    """Return the number of rows of each step, including repeated ones."""
     assert samples.seen is not None
     counts: np.ndarray = (samples.seen != 0).sum(1) if samples.came is None else samples.came
     return counts
 
 
 def _looked(samples: Sequence[Samples]) -> np.ndarray:
-    """Steps in which all that came was looked at, on every rank."""
+    """Return which steps had all rows hashed, on every rank."""
     whole = [
         (sample.seen != 0).sum(1) == _came(sample) for sample in samples if sample.seen is not None
     ]
@@ -101,67 +105,74 @@ def _looked(samples: Sequence[Samples]) -> np.ndarray:
 
 
 def _changes(samples: Samples) -> bool:
-    """Whether not all steps have the same samples."""
+    """Return whether the samples differ between steps."""
     assert samples.seen is not None
     looked = samples.seen[_looked([samples])]
     return bool((looked != looked[0]).any())
 
 
 def declared(case: CaseSpec) -> int | None:
-    """Samples of a step of this world by what the user says."""
+    """Return the samples of a step of this world that the user declared; None if there are none."""
     if case.samples_per_step is None:
         return None
     return case.samples_per_step * (case.world_size if case.mode is Mode.WEAK else 1)
 
 
 def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
-    """Why samples cannot be counted by their content; empty where they can."""
+    """Return why samples cannot be counted by their content; empty if they can."""
     watched = [rank.watched for rank in ranks if rank.watched is not None]
     if reason := uncounted(watched, [float(np.median(_came(of_rank))) for of_rank in samples]):
         return reason
     last = len(samples[0].marks_s) - 2
     if not any(_came(of_rank)[last] for of_rank in samples):
         return (
-            "in the last step no samples reach the modules that trained in the first ones (were"
-            " others unfrozen meanwhile? A longer --warm-up sees them)"
+            "in the last step no samples reach the modules that trained in the first steps (were"
+            " other modules unfrozen in between? Then use a longer --warm-up)"
         )
     for of_rank in samples:
         assert of_rank.seen is not None
         here = of_rank.seen[last][of_rank.seen[last] != 0]
         _, times = np.unique(here, return_counts=True)
         if len(here) > 1 and len(times) == 1:
-            return "all rows are alike"
+            return "all rows are identical"
         if len(times) < UNLIKE * len(here) and times.min() < times.max():
-            return f"only {len(times)} of {len(here)} rows are unlike, and tell no samples apart"
+            return (
+                f"only {len(times)} of {len(here)} rows are distinct, so rows do not identify"
+                " samples"
+            )
     return ""
 
 
 def uncounted(watched: Sequence[ScriptObservations], came: Sequence[float]) -> str:
-    """Why what reached the model is no number of samples, by what hooks and loaders saw on each
-    rank, ``came`` rows a step; empty where it is one.
+    """Return why the rows that reached the model are not a number of samples; empty if they are.
+
+    The reasons follow from what hooks and loaders saw on each rank. ``came`` is each rank's number
+    of rows in a step.
     """
     if all(not w.roots for w in watched):
         return "no module with parameters is called with samples"
     several = next((w.roots for w in watched if len(w.roots) > 1 and not _all_as_drawn(w)), None)
     if several is not None:
         listed = ", ".join(f"{name.partition(':')[2]} {n}" for name, n in several.items())
-        return f"several modules are called with rows of their own ({listed} a step)"
+        return f"several modules are called with different rows ({listed} in a step)"
     if unclear := next((w.unclear for w in watched if w.unclear), ""):
         return unclear
     return next(filter(None, map(_undrawn, watched, came)), "")
 
 
 def _all_as_drawn(watched: ScriptObservations) -> bool:
-    """Whether each of several modules gets as many rows as loaders hand out samples: two towers, or
-    networks that teach each other.
+    """Return whether each module gets as many rows as loaders hand out samples.
+
+    Examples are two towers, or networks that teach each other.
     """
     return watched.drawn > 0 and all(rows == watched.drawn for rows in watched.roots.values())
 
 
 def _undrawn(watched: ScriptObservations, came: float) -> str:
-    """Why rows are no samples by a second witness, who does not know of the model: the loader.
+    """Return why rows are not samples, judging by the loader, which does not depend on the model.
 
-    They are as many, or several views of each, or this rank's share of what all ranks draw.
+    Rows are consistent with the loader if they are as many as its samples, a multiple of them
+    (several views of each), or this rank's share of what all ranks draw.
     """
     drawn = watched.drawn
     if not came or not drawn or watched.as_drawn or came % drawn == 0:
@@ -179,8 +190,10 @@ def _undrawn(watched: ScriptObservations, came: float) -> str:
 def consumed(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples], cut: int
 ) -> int:
-    """Samples of the kept window; as declared where they cannot be counted, loaders hand out as
-    many, or the user answers for them.
+    """Return the number of samples of the kept window.
+
+    The declared number is used if samples cannot be counted, if the loaders hand out as many, or if
+    the user accepts the check.
     """
     stated = declared(case)
     known = stated is not None and (stated == of_loaders(ranks) or case.accepts("samples"))
@@ -190,26 +203,31 @@ def consumed(
 
 
 def of_loaders(ranks: Sequence[RankRecord]) -> float | None:
-    """Samples of a step as the loaders of all ranks count them; None where rows are no parts of
-    these: who trains on half of what is drawn has half the samples.
+    """Return the samples of a step as the loaders of all ranks count them.
+
+    None unless a sample consists of several rows on every rank: a training on half of the drawn
+    samples has half as many samples.
     """
     watched = [rank.watched for rank in ranks if rank.watched is not None]
     return handed_out(ranks) if all(parts_of_one(w) > 1 for w in watched) else None
 
 
 def handed_out(ranks: Sequence[RankRecord]) -> float:
-    """Samples that the loaders of all ranks hand out for a step; 0 where nobody knows."""
+    """Return the number of samples that all loaders hand out for a step; 0 if it is unknown."""
     return sum(rank.watched.drawn for rank in ranks if rank.watched is not None)
 
 
 def came_to_each(ranks: Sequence[RankRecord]) -> int:
-    """Rows that reach each module that the training calls, of all ranks; 0 where some get more."""
+    """Return the rows that reach each module of the training, over all ranks.
+
+    0 if the modules of a rank get different numbers of rows.
+    """
     rows = [{*rank.watched.roots.values()} for rank in ranks if rank.watched is not None]
     return sum(of_rank.pop() for of_rank in rows) if all(len(x) == 1 for x in rows) else 0
 
 
 def parts_of_one(watched: ScriptObservations) -> int:
-    """Rows, unlike each other, that a sample of the loader is counted as: a pair, or views."""
+    """Return the number of distinct rows of one sample of the loader: a pair, or several views."""
     rows = sum(watched.roots.values())
     times = rows / watched.drawn if watched.drawn else 1.0
     alike = watched.as_drawn or abs(times * watched.distinct - 1) < ALIKE
@@ -217,8 +235,10 @@ def parts_of_one(watched: ScriptObservations) -> int:
 
 
 def _passes(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> int:
-    """How often each sample of a step reaches the model: more than once where the loader hands out
-    so many fewer than come, and no more of these are unlike (SAM, R-Drop).
+    """Return how often each sample of a step reaches the model.
+
+    It is more than once if a multiple of the loader's samples arrives, and the distinct rows are
+    only as many as these samples (SAM, R-Drop).
     """
     watched = ranks[0].watched
     if watched is None or not watched.drawn:
@@ -230,7 +250,7 @@ def _passes(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> int:
 def wrong(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples]
 ) -> tuple[str, ...]:
-    """Lists what keeps a launch from being evidence; each with what to add or to change."""
+    """Return the defects that invalidate a launch, each with a possible fix."""
     watched = [rank.watched for rank in ranks if rank.watched is not None]
     if [rank.rank for rank in ranks] != list(range(case.world_size)) or len(watched) != len(ranks):
         have = [rank.rank for rank in ranks]
@@ -251,7 +271,7 @@ def _world(case: CaseSpec, watched: Sequence[ScriptObservations]) -> Iterator[st
         if w.world_size > case.world_size:
             yield (
                 f"world: rank {rank} trains in a group of {w.world_size}, not {case.world_size}:"
-                " is {ranks} passed on to what starts them?"
+                " does the command pass {ranks} to its launcher?"
             )
             return
         if w.world_size != case.world_size:
@@ -268,47 +288,49 @@ def _steps(watched: Sequence[ScriptObservations]) -> Iterator[str]:
             f"rank {r}: {' '.join(w.optimizers)} after {w.backwards} backward passes"
             for r, w in enumerate(watched)
         )
-        yield f"steps: ranks do not step alike ({listed})"
+        yield f"steps: ranks differ in their optimizer steps ({listed})"
     for rank, w in enumerate(watched):
         if not w.regular:
             yield (
                 f"steps: rank {rank} left its period of {len(w.optimizers)} updates within the"
-                " window: what a step is, is not clear (an update was left out, or the period is"
-                " longer, as of lazy regularisation)"
+                " window, so a step is not well defined (an update was skipped, or the period is"
+                " longer, as with lazy regularisation)"
             )
             return
     if len({w.passes for w in watched}) > 1:
         yield (
-            "steps: ranks accumulate gradients of unlike numbers of backward passes in some steps"
-            f" ({', '.join(str(w.unusual) for w in watched)} steps of the window are not as most"
-            " are): what a step is, is not clear"
+            "steps: ranks accumulate gradients over different numbers of backward passes in some"
+            f" steps ({', '.join(str(w.unusual) for w in watched)} steps of the window differ from"
+            " most), so a step is not well defined"
         )
 
 
 def _mode(watched: Sequence[ScriptObservations]) -> Iterator[str]:
-    """Whether it trains in training mode."""
+    """Report weights that are trained in eval mode."""
     if any(w.in_eval for w in watched):
         yield (
-            "eval: weights are stepped after passes through a model in eval mode, where"
-            " dropout and batch norm stand still: is model.train() missing after an evaluation?"
+            "eval: weights are updated after passes through a model in eval mode, which turns off"
+            " dropout and batch statistics: is model.train() missing after an evaluation?"
         )
 
 
 def _weights(watched: Sequence[ScriptObservations]) -> Iterator[str]:
-    """Whether the training changes any weight, on each rank by itself."""
+    """Report ranks on which the training changes no weight."""
     unchanged = [rank for rank, w in enumerate(watched) if w.unchanged]
     if unchanged:
         ranks = "any rank" if len(unchanged) == len(watched) else f"rank {unchanged[0]}"
         yield (
             f"updates: the optimizer's steps change no weight on {ranks}: was the optimizer made"
-            " from other parameters than those of the model that trains (before FSDP, fully_shard,"
-            " or a copy of the model)? Then make it last, from the wrapped model's parameters. Or"
-            " are gradients cleared, or clipped to nothing, before it steps?"
+            " from other parameters than those of the trained model (before FSDP, fully_shard, or"
+            " a copy of the model)? Then make it last, from the wrapped model's parameters. Or are"
+            " gradients cleared, or clipped to zero, before it steps?"
         )
 
 
 def _stating(case: CaseSpec) -> str:
-    """The word that says how many samples a step has: of a command, or of a recording's call."""
+    """Return the option, or the argument of ``measure_steps``, that declares the samples of a
+    step.
+    """
     by_itself = case.script.split()[:1] == [BY_ITSELF]
     return "samples_per_step=N" if by_itself else "--samples-per-step N"
 
@@ -326,12 +348,12 @@ def _samples(
     num_rows = rows(samples, last)
     if stated is None and num_rows and not any(_changes(sample) for sample in samples):
         yield (
-            f"samples: every step trains on the same {num_rows} samples: is a batch kept, or made"
-            " up?"
+            f"samples: every step trains on the same {num_rows} samples: is one batch reused, or"
+            " are the samples synthetic?"
         )
     if any(rank.watched.repeated for rank in ranks if rank.watched is not None):
         yield (
-            "samples: a DistributedSampler shuffles every epoch alike:"
+            "samples: a DistributedSampler shuffles every epoch identically:"
             " is sampler.set_epoch(epoch) missing?"
         )
     if stated is None:
@@ -348,38 +370,42 @@ def _samples(
     if case.world_size > 1 and num_rows == max(arrived) and min(arrived) == num_rows and not alone:
         yield (
             f"samples: all {case.world_size} ranks train on the same {num_rows} samples:"
-            " is a DistributedSampler missing, or do all draw by one seed?"
+            " is a DistributedSampler missing, or do all ranks draw with one seed?"
         )
 
 
 def _samplers(ranks: Sequence[RankRecord]) -> Iterator[str]:
-    """Whether the DistributedSamplers of all ranks share out the same shuffled data set."""
+    """Report ranks whose DistributedSamplers differ, and thus do not divide one shuffled data
+    set.
+    """
     samplers = [rank.watched.sampler for rank in ranks if rank.watched is not None]
     shuffles = [sampler.partition(PART)[0] for sampler in samplers]
     if len(set(shuffles)) > 1 and all(shuffles):
         rank = next(i for i, sampler in enumerate(shuffles) if sampler != shuffles[0])
         yield (
-            f"samples: the DistributedSamplers of ranks are unlike (rank 0: {shuffles[0]};"
-            f" rank {rank}: {shuffles[rank]}), so that ranks draw each other's samples: is one seed"
-            " given to all?"
+            f"samples: the DistributedSamplers of ranks differ (rank 0: {shuffles[0]};"
+            f" rank {rank}: {shuffles[rank]}), so ranks draw the same samples: do all ranks use"
+            " one seed?"
         )
 
 
 def unlike_parts(ranks: Sequence[RankRecord]) -> str:
-    """Whether ranks share out unlike parts of one data set, as ``random_split`` draws them without
-    a seed (PyTorch's minGPT-ddp does): no ERROR, as steps are as long.
+    """Return a remark if ranks divide different parts of one data set; else empty.
+
+    ``random_split`` without a seed has this effect (in PyTorch's minGPT-ddp, for example). It is no
+    ERROR, because steps take equally long.
     """
     parts = [r.watched.sampler.partition(PART)[2] for r in ranks if r.watched is not None]
     if len(set(parts)) < 2 or not all(parts):
         return ""
     return (
-        f"ranks share out unlike parts of one data set ({parts[0]} on rank 0), and some samples are"
-        " drawn twice, others held out by one rank alone: has random_split a seed?"
+        f"ranks divide different parts of one data set ({parts[0]} on rank 0), so some samples are"
+        " drawn twice, and others are held out by one rank only: does random_split have a seed?"
     )
 
 
 def saved_by_several(ranks: Sequence[RankRecord]) -> str:
-    """Which file several ranks of one machine save, if any; all of them together."""
+    """Return a remark on a file that several ranks of one machine write; empty if there is none."""
     writers: dict[tuple[str, str], list[int]] = {}
     for rank in ranks:
         for name in rank.watched.saved if rank.watched is not None else ():
@@ -389,13 +415,15 @@ def saved_by_several(ranks: Sequence[RankRecord]) -> str:
         return ""
     name, by = next(iter(shared.items()))
     return (
-        f"ranks {', '.join(map(str, by[:FEW]))} save one file, {name}, all at once: is `if rank =="
-        " 0:` missing?"
+        f"ranks {', '.join(map(str, by[:FEW]))} all write the file {name}: is `if rank == 0:`"
+        " missing?"
     )
 
 
 def _shared_again(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> Iterator[str]:
-    """Whether what a sampler has given a rank as its share is shared out once more."""
+    """Report a rank that trains on a part of the samples that its sampler already assigned to
+    it.
+    """
     for rank, of_rank in zip(ranks, samples, strict=True):
         came = float(np.median(_came(of_rank)))
         seen = rank.watched
@@ -403,8 +431,8 @@ def _shared_again(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> It
             continue
         if seen.sampler and 0 < came < seen.drawn:
             yield (
-                f"samples: {came:g} of the {seen.drawn:g} that a DistributedSampler gives"
-                f" rank {rank.rank} in a step reach the model: are they shared out once more?"
+                f"samples: {came:g} of the {seen.drawn:g} samples that a DistributedSampler gives"
+                f" rank {rank.rank} in a step reach the model: are they divided a second time?"
             )
             return
 
@@ -412,7 +440,7 @@ def _shared_again(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> It
 def _training(
     case: CaseSpec, ranks: Sequence[RankRecord], watched: Sequence[ScriptObservations]
 ) -> Iterator[str]:
-    """Whether replicas stay replicas, and gradients are exchanged once."""
+    """Report replicas that diverge, and gradients that are not exchanged exactly once."""
     if case.world_size < 2 or _in_parts(watched):
         return
     yield from _replicas(ranks, watched)
@@ -421,9 +449,12 @@ def _training(
 
 
 def _in_parts(watched: Sequence[ScriptObservations]) -> bool:
-    """Whether ranks hold parts of one model. Where nothing but their exchanges tells, the parts
-    have to differ, or to be swapped by an all-to-all as DLRM's tables are, and each rank to train
-    on the samples of another one, too: who computes a part of them needs all.
+    """Return whether ranks hold parts of one model.
+
+    If only the exchanges of the ranks indicate this, two more conditions apply. The parts have to
+    differ, or to be exchanged by an all-to-all (DLRM's embedding tables). Each rank also has to
+    train on the samples of another rank, because a rank that computes a part of the model needs all
+    samples.
     """
     if not all(w.cut for w in watched):
         return any(w.sharded for w in watched)
@@ -433,33 +464,34 @@ def _in_parts(watched: Sequence[ScriptObservations]) -> bool:
 
 
 def _replicas(ranks: Sequence[RankRecord], watched: Sequence[ScriptObservations]) -> Iterator[str]:
-    """Whether ranks begin and stay alike, but for parts of each rank's own, and exchange more than
-    weights.
+    """Report replicas that differ at the start or the end, and steps that exchange only weights.
+
+    Parts that each rank holds for itself may differ.
     """
     if mistake := _unlike_replicas(ranks, watched):
         yield f"replicas: {mistake}"
     if _large(watched[0]) == {"broadcast"}:
         yield (
-            "gradients: a step only broadcasts: what the other ranks have computed reaches nobody;"
+            "gradients: a step only broadcasts, so the gradients of all other ranks are lost:"
             " are gradients all-reduced before every optimizer step?"
         )
 
 
 def _large(watched: ScriptObservations) -> set[str]:
-    """The collectives of a step that carry more than single values."""
+    """Return the collectives of a step that carry more than single values."""
     kinds = watched.collectives.items()
     return {name for name, issued in kinds if issued.payload_bytes >= SMALL}
 
 
 def _unlike_replicas(ranks: Sequence[RankRecord], watched: Sequence[ScriptObservations]) -> str:
-    """How replicas differ, and what may be the cause; empty where they do not."""
+    """Return how replicas differ, with a possible cause; empty if they do not."""
     names = watched[0].modules
     if of_own := own_parts(watched):
         alike = [name not in of_own for name in names]
         ended = [list(itertools.compress(w.ended, alike)) for w in watched]
         where = _where(list(itertools.compress(names, alike)), ended, partly=True)
         return where and (
-            f"ranks ended with different parameters{where}, beside parts that each has of its own:"
+            f"ranks ended with different parameters{where}, in addition to rank-specific parts:"
             " are gradients all-reduced before every optimizer step?"
         )
     began_apart = len({w.start for w in watched}) > 1
@@ -470,13 +502,13 @@ def _unlike_replicas(ranks: Sequence[RankRecord], watched: Sequence[ScriptObserv
     if len(set(sizes)) > 1:
         odd = next(rank for rank, size in enumerate(sizes) if size != sizes[0])
         return (
-            f"ranks train models of unlike sizes ({si(sizes[0], 'B')} on rank 0,"
+            f"ranks train models of different sizes ({si(sizes[0], 'B')} on rank 0,"
             f" {si(sizes[odd], 'B')} on rank {odd}), which cannot be compared"
         )
     if began_apart and not any(w.collectives for w in watched):
         return (
             "ranks exchange nothing in a step, and start from different parameters: is"
-            " DistributedDataParallel missing, or was it told not to run on several ranks?"
+            " DistributedDataParallel missing, or disabled?"
         )
     if began_apart:
         where = _where(names, [w.began for w in watched])
@@ -488,16 +520,16 @@ def _unlike_replicas(ranks: Sequence[RankRecord], watched: Sequence[ScriptObserv
 
 
 def _ended_apart(watched: Sequence[ScriptObservations]) -> str:
-    """Where replicas differ that began alike, and what may be the cause."""
+    """Return where replicas differ that began identical, with a possible cause."""
     of_module = _where(watched[0].modules, [w.ended for w in watched], trained=_trained(watched))
     ended = f"ranks ended with different parameters{of_module}"
     odd = next((rank for rank, w in enumerate(watched) if w.rates != watched[0].rates), 0)
     if odd:
         return (
-            f"{ended}: learning rates are unlike, {_rates(watched[0])} on rank 0 and"
-            f" {_rates(watched[odd])} on rank {odd}: does a scheduler step on some ranks alone?"
+            f"{ended}: learning rates differ, {_rates(watched[0])} on rank 0 and"
+            f" {_rates(watched[odd])} on rank {odd}: does a scheduler step on some ranks only?"
         )
-    question = "does what exchanges gradients, DistributedDataParallel say, know of it?"
+    question = "does DistributedDataParallel, or your gradient exchange, include it?"
     if of_module:
         return f"{ended}: {question}"
     num_beside = {len(w.loose) for w in watched}
@@ -508,16 +540,19 @@ def _ended_apart(watched: Sequence[ScriptObservations]) -> str:
     question = "are gradients all-reduced before every optimizer step?"
     if not _large(watched[0]):
         question += (
-            " None are in a step: is a model called past its DistributedDataParallel"
-            " (model.module(x)), or within no_sync()?"
+            " A step all-reduces none: does a call bypass DistributedDataParallel"
+            " (model.module(x)), or run within no_sync()?"
         )
     return f"{ended}: {question}"
 
 
 def own_parts(watched: Sequence[ScriptObservations]) -> list[str]:
-    """Parts of the model that each rank has of its own, as experts are, or classes of Partial FC:
-    they begin unlike, others do not, and ranks swap or gather more than single values; or they end
-    unlike, and exchange these within their own forward passes.
+    """Return the parts of the model that each rank holds for itself: experts, or classes of Partial
+    FC.
+
+    There are two kinds. Either the parts differ at the start while other parts are identical, and
+    ranks swap or gather more than single values. Or they differ at the end, and are exchanged
+    within the forward passes of their root.
     """
     names = watched[0].modules
     if {len(w.began) for w in watched} | {len(w.ended) for w in watched} != {len(names)}:
@@ -533,17 +568,17 @@ def own_parts(watched: Sequence[ScriptObservations]) -> list[str]:
 
 
 def _unlike(names: Sequence[str], bits: Sequence[Sequence[str]]) -> list[str]:
-    """The names whose bits are not the same on all ranks."""
+    """Return the names whose digests differ between ranks."""
     columns = zip(names, zip(*bits, strict=True), strict=True)
     return [name for name, of_ranks in columns if len(set(of_ranks)) > 1]
 
 
 def by_rounding(watched: Sequence[ScriptObservations]) -> float:
-    """How far apart replicas are that differ by rounding alone, as a share of what training has
-    changed; 0 where they are alike, differ by more, or nobody knows.
+    """Return how far replicas differ by rounding alone, as a share of what training has changed.
 
-    Gradients are the same on all of them; what an optimizer computes from these is rounded by each
-    device in its own way (norms, products; cores of two kinds).
+    0 if they are identical, differ by more than rounding, or have no sums to compare. All replicas
+    have the same gradients. Each device rounds what its optimizer computes from them in its own way
+    (norms, products; cores of two kinds).
     """
     before = np.array(watched[0].sums_before)
     after = [np.array(w.sums_after) for w in watched]
@@ -555,12 +590,14 @@ def by_rounding(watched: Sequence[ScriptObservations]) -> float:
 
 
 def _rates(watched: ScriptObservations) -> str:
-    """Its learning rates, few of them."""
+    """Return the first few distinct learning rates as text."""
     return ", ".join(f"{rate:.3g}" for rate in list(dict.fromkeys(watched.rates))[:FEW])
 
 
 def _trained(watched: Sequence[ScriptObservations]) -> list[bool]:
-    """Of each module, whether training has changed its parameters on a rank: others are frozen."""
+    """Return, for each module, whether training has changed it on any rank; the others are
+    frozen.
+    """
     pairs = (zip(w.began, w.ended, strict=False) for w in watched)
     return [
         any(of_ranks) for of_ranks in zip(*([a != b for a, b in p] for p in pairs), strict=False)
@@ -574,8 +611,10 @@ def _where(
     *,
     partly: bool = False,
 ) -> str:
-    """Names the modules whose ``bits`` are not the same on all ranks; empty if all are that are
-    ``trained`` (unless these are a part: ``partly``), or none, or nobody knows.
+    """Return the names of the modules whose ``bits`` differ between ranks, as a part of a sentence.
+
+    Empty if none differs, if all ``trained`` modules differ (unless ``partly``: the modules are a
+    part of the model), or if the names do not match the digests.
     """
     if {len(of_rank) for of_rank in bits} != {len(modules)}:
         return ""
@@ -585,27 +624,29 @@ def _where(
         return ""
     listed = ", ".join(unlike[:FEW])
     more = f" and {len(unlike) - FEW} more" if len(unlike) > FEW else ""
-    same = f"the other {alike} modules are alike" if alike > 1 else "the other module is alike"
+    same = f"the other {alike} modules are equal" if alike > 1 else "the other module is equal"
     return f" in {listed}{more}" + (f" ({same})" if alike else "")
 
 
 def extra_exchange(watched: ScriptObservations) -> str:
-    """Says that gradients are exchanged more often than weights are updated; else empty.
+    """Return an error message if gradients are exchanged more often than weights are updated.
 
-    A step of several updates, as of a GAN, needs an exchange for each.
+    The message is empty otherwise. A step of several updates, as of a GAN, needs an exchange for
+    each.
     """
     times = _exchanges(watched)
     if times <= ONCE[1] * _updates(watched) or _in_each_pass(watched) or watched.cleared:
         return ""
     return (
-        f"gradients: {times:.2f} times the parameters are all-reduced in {_step_of(watched)}, is"
-        " there a second all-reduce beside DistributedDataParallel's?"
+        f"gradients: {times:.2f} times the parameters are all-reduced in {_step_of(watched)}:"
+        " is there a second all-reduce in addition to DistributedDataParallel's?"
     )
 
 
 def accumulated(watched: ScriptObservations) -> str:
-    """Says that gradients are exchanged in each pass while they accumulate: it costs time, and is
-    right; else empty.
+    """Return a remark if gradients are exchanged in each of several accumulated passes; else empty.
+
+    The result is correct, but the exchanges cost time.
     """
     if not _in_each_pass(watched):
         return ""
@@ -619,31 +660,32 @@ def accumulated(watched: ScriptObservations) -> str:
 
 
 def lost(watched: ScriptObservations) -> str:
-    """Says that passes over other samples each end in gradients that are thrown away; else empty.
+    """Return a remark if the gradients of passes over different samples are discarded; else empty.
 
-    SAM, and whoever looks at gradients of several tasks, pass the same samples.
+    SAM, and methods that inspect gradients of several tasks, repeat passes over the same samples.
     """
     passes = watched.backwards
     if not watched.cleared or passes <= _updates(watched) or watched.distinct * passes < 1.01:
         return ""
     return (
-        f"gradients are cleared between the {passes} backward passes of {_step_of(watched)}, which"
-        " see other samples each: is zero_grad() in the wrong place?"
+        f"gradients are cleared between the {passes} backward passes of {_step_of(watched)}, each"
+        " over other samples: is zero_grad() in the wrong place?"
     )
 
 
 def may_hide_another(watched: ScriptObservations) -> bool:
-    """Whether what forward passes reduce leaves open if gradients are exchanged once: its backward
-    pass may reduce as much, or somebody reduces gradients again.
+    """Return whether all-reduces in forward passes may hide a second exchange of gradients.
+
+    The backward pass may reduce as many bytes again, or other code may reduce gradients twice.
     """
     return _exchanges(watched, of_statistics=1) > ONCE[1] * _updates(watched)
 
 
 def _exchanges(watched: ScriptObservations, of_statistics: int = 2) -> float:
-    """How often a step's all-reduces carry the gradients at least; 0 where they are none.
+    """Return how often a step's all-reduces carry the gradients at least; 0 if they carry none.
 
-    What a forward pass reduces are statistics (Barlow Twins, batch norm): none of it is a gradient,
-    nor is as much again, which its backward pass may reduce.
+    All-reduces in a forward pass carry statistics (Barlow Twins, batch norm). They are subtracted,
+    and so are as many bytes again, because the backward pass may reduce them.
     """
     reduced = watched.collectives.get("all_reduce")
     whole = watched.trained_bytes or watched.parameter_bytes
@@ -671,9 +713,10 @@ def _step_of(watched: ScriptObservations) -> str:
 
 
 def shards(watched: ScriptObservations) -> Iterator[str]:
-    """Says what is exchanged beyond need where parameters are sharded; it costs time, and is right.
+    """Yield remarks on exchanges beyond need if parameters are sharded; they cost time but are
+    correct.
 
-    Gradients have to be reduced and scattered once a step, shards to be gathered twice a pass.
+    Gradients have to be reduced and scattered once a step, and shards gathered twice a pass.
     """
     passes = watched.backwards
     of_all = watched.parameter_bytes
@@ -696,13 +739,16 @@ def shards(watched: ScriptObservations) -> Iterator[str]:
 def late(
     ahead_s: Sequence[float], queued_s: Sequence[float], step_s: float, busy: float = 0.0
 ) -> tuple[int, float] | None:
-    """The rank that the others wait for, and how long in a step (s); None where no rank is late, or
-    nobody knows.
+    """Return the rank that the others wait for, and the seconds in a step; None if there is none.
 
-    Ranks meet within the backward pass: what one takes longer before it, all take longer.
-    ``ahead_s`` is what each takes up to it in a step, ``queued_s`` what its threads wait for a core
-    in a step: that is the machine's doing, not the script's. ``busy`` is the share of the cores
-    that other processes used: by half of that of a step a rank may be late for want of caches, too.
+    Ranks meet within the backward pass, so a delay of one rank before it delays all ranks.
+
+    Args:
+        ahead_s: each rank's seconds in a step up to its backward pass.
+        queued_s: each rank's seconds in a step that its threads wait for a core; the machine causes
+            them, not the script.
+        busy: the share of the cores that other processes used. Half of this share of a step is
+            added to the limit, because other processes also occupy caches.
     """
     if len(ahead_s) < 2 or not all(ahead_s):
         return None
@@ -713,7 +759,7 @@ def late(
 
 
 def _losses(samples: Sequence[Samples]) -> Iterator[str]:
-    """NaN is a loss that was not seen in no step, or one that is lost in some."""
+    """Report losses that are not finite; NaN in all steps means that no loss was seen."""
     for rank, of_rank in enumerate(samples):
         lost = ~np.isfinite(of_rank.loss)
         if lost.any() and not np.isnan(of_rank.loss).all():
@@ -721,15 +767,18 @@ def _losses(samples: Sequence[Samples]) -> Iterator[str]:
             return
 
 
-#: A period must be seen so often, over so much of what was seen; what comes first may differ.
+#: A period must be repeated this often, over at least this share of the observed cycles; the first
+#: cycles may differ.
 REPEATS = 3
 SHARE = 0.75
 
 
 def period(words: Sequence[Hashable]) -> int | None:
-    """The smallest p of which ``words`` end in repetitions; None where there is none."""
+    """Return the smallest p such that ``words`` ends in repetitions of length p; None if there is
+    none.
+    """
     for length in range(1, len(words) // REPEATS + 1):
-        begun = len(words)  # the repetitions begin here
+        begun = len(words)  # index at which the repetitions begin
         while begun > length and words[begun - 1] == words[begun - 1 - length]:
             begun -= 1
         alike = len(words) - max(0, begun - length)

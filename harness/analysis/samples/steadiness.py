@@ -1,4 +1,4 @@
-"""Calibration: how long to warm up, how many steps to time, and whether a window was steady."""
+"""Determine the length of the warm-up and of the window, and whether a window was steady."""
 
 import functools
 import itertools
@@ -9,33 +9,36 @@ from statistics import median
 from harness.base import stats
 from harness.record import Steadiness
 
-#: MSER works on means of this many steps.
+#: MSER-5 works on means of this many steps.
 BATCH = 5
-#: Halves of a kept window that differ by less are steady enough, whatever their significance.
+#: Two halves of a kept window that differ by a smaller share count as steady, even if the
+#: difference is significant.
 DRIFT = 0.01
-#: Two-sided error of calling a steady window drifting. Small: one launch caps its contrast.
+#: Two-sided probability of calling a steady window drifting. It is small because a single such
+#: launch limits the verdict on its contrast.
 DRIFT_ALPHA = 1e-3
-#: Deviations of an arm's drifts beyond which one of them is not its usual scatter.
+#: A drift of more than this many deviations of an arm's drifts is an outlier.
 OUTLYING = 5.0
-#: Launch deviations below this are not believed when steps are traded for launches.
+#: Smallest relative deviation between launches that is used when steps are traded for launches;
+#: smaller estimates are not trusted.
 MIN_LAUNCH_SD = 0.007
-#: A window grows to at most this many times what the recipe asks for, and only while its steps
-#: take no longer than this many times what the launch costs to start.
+#: A window has at most ``MAX_GROWTH`` times the recipe's steps. Beyond the recipe's length, its
+#: steps take at most ``MAX_STEPPING`` times as long as the start of a launch.
 MAX_GROWTH = 8
 MAX_STEPPING = 4
 
 
 def batch_means(steps: Sequence[float]) -> list[float]:
-    """Means of 5 consecutive steps; steps that fill no batch are left out at the front."""
+    """Return means of 5 consecutive steps; steps at the front that fill no batch are left out."""
     first = len(steps) % BATCH
     return [math.fsum(steps[i : i + BATCH]) / BATCH for i in range(first, len(steps), BATCH)]
 
 
 def mser5(steps: Sequence[float]) -> int:
-    """How many steps to cut: the cut that gives the rest's mean the least standard error.
+    """Return how many steps to cut: the cut that minimizes the standard error of the rest's mean.
 
-    White (1997), "An effective truncation heuristic for bias reduction in simulation output";
-    at most half of the batches are cut.
+    White (1997), "An effective truncation heuristic for bias reduction in simulation output". At
+    most half of the batches are cut.
     """
     means = batch_means(steps)
     num_means = len(means)
@@ -52,11 +55,11 @@ def mser5(steps: Sequence[float]) -> int:
 
 
 def warm_up_steps(steps: Sequence[float]) -> int:
-    """The steps that MSER-5 cuts off a pilot, as far as they really were slower than those after
-    them.
+    """Return how many steps of a pilot to cut as warm-up: at most those that MSER-5 cuts.
 
-    On noise alone MSER cuts too, and half of a pilot for the sake of its first steps: the shortest
-    cut will do of which no slower part is left. Every launch pays for it.
+    MSER also cuts if there is only noise, and may cut half of a pilot because of its first steps.
+    Therefore the shortest cut is returned that leaves no slower part, because every launch repeats
+    the warm-up.
     """
     cut = mser5(steps)
     settled = stats.t_interval(batch_means(steps[cut:]), 0.5) if cut else None
@@ -72,7 +75,7 @@ def warm_up_steps(steps: Sequence[float]) -> int:
 
 
 def steadiness(steps: Sequence[float]) -> Steadiness:
-    """Whether a kept window of step times (s) shows no drift worth naming."""
+    """Return the drift of a kept window of step times (s), and whether the window is steady."""
     half = len(steps) // 2
     early = steps[:half]
     late = steps[len(steps) - half :]
@@ -91,10 +94,11 @@ def steadiness(steps: Sequence[float]) -> Steadiness:
 
 
 def outlier(windows: Sequence[Steadiness]) -> int | None:
-    """Which launch of an arm drifts as none of its others do; None if they are all alike.
+    """Return the index of a launch that drifts unlike the others of its arm; None if there is none.
 
-    On a noisy host every launch drifts one way or the other: that is scatter, and in the interval.
-    A launch that is not steady stands out from its arm: by more than 5 of its deviations.
+    On a noisy host every launch drifts in one direction or the other. This scatter is part of the
+    interval. An outlier is a launch that is not steady and drifts by more than 5 deviations of its
+    arm.
     """
     usual = median([abs(window.drift) for window in windows]) / 0.6745 if windows else 0.0
     for i, window in enumerate(windows):
@@ -104,9 +108,10 @@ def outlier(windows: Sequence[Steadiness]) -> int | None:
 
 
 def drifts(windows: Sequence[Steadiness]) -> bool:
-    """Whether an arm drifts in all its launches alike, which no single one may show.
+    """Return whether an arm drifts in the same direction in all its launches.
 
-    Windows that are too short to tell (under 20 steps) say nothing here either.
+    A single launch may not show this. Windows that are too short for a test (under 20 steps) are
+    ignored.
     """
     values = [window.drift for window in windows if window.t is not None]
     if len(values) < 4:
@@ -117,7 +122,9 @@ def drifts(windows: Sequence[Steadiness]) -> bool:
 
 
 def long_run_variance(steps: Sequence[float]) -> float:
-    """Variance of log step times that a mean over steps feels: inflated by lag-1 correlation."""
+    """Return the variance of log step times that applies to their mean: inflated by lag-1
+    correlation.
+    """
     logs = [math.log(step) for step in steps]
     num_logs = len(logs)
     mean = math.fsum(logs) / num_logs
@@ -131,11 +138,13 @@ def long_run_variance(steps: Sequence[float]) -> float:
 
 
 def best_steps(steps: Sequence[float], launch_s: float, launch_sd: float, least: int) -> int:
-    """Steps a launch should time: sqrt(cost_launch / cost_step * var_step / var_launch).
+    """Return the steps that a launch should time: sqrt(cost_launch / cost_step * var_step /
+    var_launch).
 
-    Kalibera and Jones (ISMM 2013): beyond that, another launch buys more than another step.
-    Never fewer than ``least``, which is also what cheap launches get: there are eight of each arm
-    anyhow. ``launch_s`` is a launch's cost beside its steps.
+    Beyond that, another launch reduces the error more than another step (Kalibera and Jones, ISMM
+    2013). The result is never less than ``least``. Cheap launches get ``least``, too, because each
+    arm has eight launches in any case. ``launch_s`` is the cost of a launch in addition to its
+    steps.
     """
     step_s = math.fsum(steps) / len(steps)
     between = max(launch_sd, MIN_LAUNCH_SD) ** 2
@@ -145,9 +154,10 @@ def best_steps(steps: Sequence[float], launch_s: float, launch_sd: float, least:
 
 
 def sd_of_launches(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:
-    """Deviation between launches of one arm, from pairs of like launches' kept steps (A/A).
+    """Return the relative deviation between launches of one arm; None without a pair.
 
-    Relative; what the steps' own scatter explains is taken off. None without a pair.
+    Each pair holds the kept steps of two identical launches (A/A). The scatter of the steps is
+    subtracted.
     """
     if not pairs:
         return None
@@ -157,8 +167,11 @@ def sd_of_launches(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _variance_between(a: tuple[float, ...], b: tuple[float, ...]) -> float:
-    """The part of the difference between two launches that is left for launches as such. Each plan
-    of a run asks for all pairs that were piloted before it.
+    """Return the squared difference of two launches that the scatter of their steps does not
+    explain.
+
+    It is halved, because both launches contribute. The result is cached, because each plan of a run
+    uses all pairs of pilots before it.
     """
     d = math.log((math.fsum(a) / len(a)) / (math.fsum(b) / len(b)))
     scatter = long_run_variance(a) / len(a) + long_run_variance(b) / len(b)

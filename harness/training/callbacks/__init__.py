@@ -1,4 +1,4 @@
-"""Trainings of other frameworks that measure themselves: one file a framework, imported if asked.
+"""Let trainings of other frameworks measure themselves; a framework is imported only when used.
 
-Each takes what ``measure_steps`` takes.
+Each function takes the arguments of ``measure_steps``.
 """

@@ -1,7 +1,9 @@
-"""One line for accelerate, whose trackers begin on the main process alone.
+"""Record a training of accelerate with one line.
 
 accelerator = Accelerator()
 harness.accelerate_recording(accelerator, steps=50)
+
+A tracker of accelerate would not do, because trackers run on the main process only.
 """
 
 import functools
@@ -13,7 +15,8 @@ from harness.training.script.recording import Recording
 def accelerate_recording(accelerator: Any, name: str = "", **window: Any) -> Recording:
     """Record one window of an ``Accelerator``'s training, from here to its ``end_training``.
 
-    ``window`` is as of ``measure_steps``; ``run`` of the answer is the record's folder, on rank 0.
+    ``window`` has the arguments of ``measure_steps``. ``run`` of the returned recording is the
+    folder of the record, on rank 0.
     """
     recording = Recording(name, **window)
     end_training = accelerator.end_training

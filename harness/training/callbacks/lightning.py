@@ -1,4 +1,4 @@
-"""A callback for Lightning's Trainer.
+"""Provide a callback for Lightning's Trainer.
 
 Trainer(..., callbacks=[harness.lightning_callback(steps=50)])
 """
@@ -12,28 +12,32 @@ from harness.training.script.recording import Recording
 
 
 def lightning_callback(name: str = "", **window: Any) -> Any:
-    """A ``Callback`` that records one window of the training; ``window`` as of ``measure_steps``.
-    Its ``recording.run`` is the record's folder, on rank 0.
+    """Return a ``Callback`` that records one window of the training.
+
+    ``window`` has the arguments of ``measure_steps``. ``recording.run`` of the callback is the
+    folder of the record, on rank 0.
 
     Raises:
-        ImportError: without lightning and pytorch_lightning.
+        ImportError: if neither lightning nor pytorch_lightning is installed.
     """
     whole = importlib.util.find_spec("lightning") is not None
     library = importlib.import_module("lightning.pytorch" if whole else "pytorch_lightning")
     Callback: Any = library.Callback
 
     class LightningRecording(Callback):  # type: ignore[misc]
-        """Begins as the Trainer does; ends with it, also where it breaks."""
+        """A callback that records from the start of the Trainer to its end, or to its error."""
 
         def __init__(self) -> None:
             self.recording = Recording(name, **window)
 
         def __reduce__(self) -> tuple[Any, ...]:
-            """As what makes it: so it reaches ranks that Lightning spawns."""
+            """Pickle the call that makes the callback, so that it reaches ranks that Lightning
+            spawns.
+            """
             return functools.partial(lightning_callback, name, **window), ()
 
         def on_fit_start(self, *_: Any) -> None:
-            self.recording.prepare()  # its loaders are asked before the training starts
+            self.recording.prepare()  # the Trainer makes its loaders before the training starts
 
         def on_train_start(self, *_: Any) -> None:
             self.recording.begin()

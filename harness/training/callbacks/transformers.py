@@ -1,4 +1,4 @@
-"""A callback for the Trainer of transformers, and for what is made of it, as trl.
+"""Provide a callback for the Trainer of transformers and its subclasses, such as trl's.
 
 Trainer(..., callbacks=[harness.transformers_callback(steps=50)])
 """
@@ -9,16 +9,18 @@ from harness.training.script.recording import Recording
 
 
 def transformers_callback(name: str = "", **window: Any) -> Any:
-    """A ``TrainerCallback`` that records one window of the training; ``window`` as of
-    ``measure_steps``. Its ``recording.run`` is the record's folder, on rank 0.
+    """Return a ``TrainerCallback`` that records one window of the training.
+
+    ``window`` has the arguments of ``measure_steps``. ``recording.run`` of the callback is the
+    folder of the record, on rank 0.
 
     Raises:
-        ImportError: without transformers.
+        ImportError: if transformers is not installed.
     """
     from transformers import TrainerCallback
 
     class TransformersRecording(TrainerCallback):  # type: ignore[misc,unused-ignore]
-        """Begins as the Trainer does; ends with it."""
+        """A callback that records from the start of the Trainer to its end."""
 
         def __init__(self) -> None:
             self.recording = Recording(name, **window)

@@ -1,1 +1,1 @@
-"""Where batches come from: one file each. Its head is INPUT and KNOBS, its function ``feed``."""
+"""Sources of batches, one file each, with a head of INPUT and KNOBS and a function ``feed``."""

@@ -1,4 +1,4 @@
-"""Samples lie in files on disk; a DataLoader's workers read and decode them."""
+"""Input ``files``: workers of a DataLoader read and decode samples from files on disk."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ RANGES = dict(
     dataset_mb=(0.001, 1e6),
 )  # fmt: skip
 
-#: Samples that are written at a time.
+#: Number of samples that are generated and written at a time.
 CHUNK = 256
-#: Of a worker: which one, and seconds of reading and of decoding, and bytes that disks delivered.
+#: A worker's process id, its seconds of reading and of decoding, and the bytes that disks
+#: delivered.
 Work: TypeAlias = tuple[int, float, float, int]
 
 
 @dataclass
 class Stored(Dataset[tuple[Tensor, Tensor, float, float]]):
-    """``rows`` samples in files of ``per_file``; a sample beyond is one of those again.
+    """A data set of ``rows`` samples in files of ``per_file`` samples.
 
-    ``cold``: what was read is forgotten by the page cache at once, so that disks deliver all.
+    Higher sample numbers repeat these samples. ``cold`` removes data from the page cache right
+    after it was read, so that disks deliver all data.
     """
 
     folder: Path
@@ -51,7 +53,7 @@ class Stored(Dataset[tuple[Tensor, Tensor, float, float]]):
     opened: dict[int, int] = field(default_factory=dict)
 
     def __getitem__(self, sample: int) -> tuple[Tensor, Tensor, float, float]:
-        """Inputs and targets of a sample; seconds of reading and of decoding."""
+        """Return inputs and targets of a sample, and the seconds of reading and of decoding."""
         began = time.perf_counter()
         raw = self.read(sample % self.rows)
         read = time.perf_counter()
@@ -59,7 +61,7 @@ class Stored(Dataset[tuple[Tensor, Tensor, float, float]]):
         return inputs, targets, read - began, time.perf_counter() - read
 
     def read(self, row: int) -> bytes:
-        """The bytes of one row."""
+        """Return the bytes of one row; raise ValueError if its file is too short."""
         number, place = divmod(row, self.per_file)
         if number not in self.opened:
             self.opened[number] = os.open(file_of(self.folder, number), os.O_RDONLY)
@@ -72,7 +74,7 @@ class Stored(Dataset[tuple[Tensor, Tensor, float, float]]):
         return raw
 
     def decoded(self, raw: bytes) -> tuple[Tensor, Tensor]:
-        """Tensors of a row, after as much work as decoding is stated to be."""
+        """Return the tensors of a row, after as much CPU time as decoding is configured to take."""
         until = time.thread_time() + self.decode_s
         while time.thread_time() < until:
             pass
@@ -85,7 +87,7 @@ class Stored(Dataset[tuple[Tensor, Tensor, float, float]]):
         return inputs.view(input_shape), targets.view(target_shape)
 
     def write(self, source: Source) -> None:
-        """This rank's share of the files: every ``local_size``-th."""
+        """Write this rank's share of the files: every ``local_size``-th one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         files = -(-self.rows // self.per_file)
         for number in range(source.local_rank, files, source.local_size):
@@ -103,7 +105,7 @@ class Stored(Dataset[tuple[Tensor, Tensor, float, float]]):
 
 
 class Places:
-    """Which samples each batch of an epoch has: a batch sampler whose epoch is set."""
+    """A batch sampler that yields the samples of each step of an epoch, whose steps can be set."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -111,7 +113,7 @@ class Places:
         self.end = 0
 
     def set_steps(self, first: int, end: int) -> None:
-        """The steps of the epoch, from here on."""
+        """Set the steps of the next epoch."""
         self.first = first
         self.end = end
 
@@ -147,7 +149,10 @@ class Loading:
         self.work: list[Work] = []
 
     def __call__(self, step: int) -> Batch:
-        """The batch of a step; one that was handed out before is read by the rank itself."""
+        """Return the batch of a step.
+
+        If it was handed out before, the rank reads it again itself.
+        """
         if step < self.next:
             at_once = replace(self.stored, decode_s=0.0)
             return self._batch(step, collated([at_once[i] for i in self.source.ids(step).tolist()]))
@@ -166,7 +171,10 @@ class Loading:
         return self.source.batch(step, self.source.ids(step), made[0], made[1])
 
     def _check(self) -> None:
-        """RuntimeError if others than the workers that were asked for have made the batches."""
+        """Raise RuntimeError if the requested workers did not make the batches.
+
+        With ``cold``, raise it also if no disk delivered data.
+        """
         asked = int(self.knobs["workers"])
         pids = {pid for pid, *_ in self.work}
         at_work = pids - {os.getpid()}
@@ -174,23 +182,23 @@ class Loading:
             raise RuntimeError(f"{len(at_work)} of {asked} workers made batches")
         if self.knobs["cold"] and not sum(disk for *_, disk in self.work):
             where = self.stored.folder
-            raise RuntimeError(f"cold: no disk delivered anything, {where} is kept in memory")
+            raise RuntimeError(f"cold: no disk delivered any bytes, because {where} is in memory")
 
     @property
     def helpers(self) -> tuple[int, ...]:
-        """The workers' processes."""
+        """Return the process ids of the workers."""
         iterator = getattr(self.loader, "_iterator", None) or self.coming
         return tuple(w.pid for w in getattr(iterator, "_workers", ()) if w.pid is not None)
 
     def took(self) -> dict[str, float]:
-        """Seconds of reading and decoding, and bytes from disks, in a median step."""
+        """Return seconds of reading and decoding, and bytes from disks, in a median step."""
         names = ("read_s", "decode_s", "disk_bytes")
         columns = list(zip(*self.work, strict=True))[1:]
         return {name: float(median(column)) for name, column in zip(names, columns, strict=True)}
 
 
 def feed(source: Source, knobs: Knobs) -> Feed:
-    """Writes the samples of this launch, then reads them."""
+    """Write the samples of this launch, and return a feed that reads them."""
     first = source.content(torch.zeros(1, dtype=torch.int64))
     kinds = [(tensor.shape[1:], tensor.dtype, tensor[0].nbytes) for tensor in first]
     size = sum(nbytes for _, _, nbytes in kinds)
@@ -208,7 +216,7 @@ def feed(source: Source, knobs: Knobs) -> Feed:
 
 
 def plain(source: Source, knobs: Knobs) -> Feed:
-    """Makes the batches anew: what losses are compared with."""
+    """Return a feed that makes the same batches without files, for a comparison of losses."""
     size = sum(tensor[0].nbytes for tensor in source.content(torch.zeros(1, dtype=torch.int64)))
     rows = rows_of(source, knobs, size)
 
@@ -220,14 +228,16 @@ def plain(source: Source, knobs: Knobs) -> Feed:
 
 
 def rows_of(source: Source, knobs: Knobs, size: int) -> int:
-    """Samples of ``size`` bytes on disk: all that are trained on, or as many as fit."""
+    """Return the number of samples of ``size`` bytes on disk: all trained ones, or as many as
+    fit.
+    """
     sampler = source.sampler
     epochs = -(-source.steps // sampler.steps_per_epoch) if sampler.fresh else 1
     return max(1, min(epochs * sampler.epoch, int(knobs["dataset_mb"] * 2**20 / size)))
 
 
 def collated(samples: Sequence[tuple[Tensor, Tensor, float, float]]) -> tuple[Any, ...]:
-    """Inputs, targets, and what a worker did for them."""
+    """Return a batch's inputs, its targets, and the work of a worker for it."""
     inputs, targets, read, decode = zip(*samples, strict=True)
     return (
         torch.stack(inputs),
@@ -243,12 +253,12 @@ def file_of(folder: Path, number: int) -> Path:
     return folder / f"shard{number:05d}.bin"
 
 
-#: Bytes that disks had delivered to this process when it was asked last.
+#: Bytes that disks had delivered to this process at the last call of ``_disk``.
 _delivered = 0
 
 
 def _disk() -> int:
-    """Bytes that disks have delivered to this process since it was asked last."""
+    """Return the bytes that disks have delivered to this process since the last call."""
     global _delivered
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Every step makes its own batch, and waits for it."""
+"""Input ``loaded``: every step makes its own batch and waits for it."""
 
 from harness.training.context import Knobs
 from harness.training.feeds import Feed, Source
@@ -7,5 +7,5 @@ INPUT = dict(instead=("prefetched", "resident"))
 
 
 def feed(source: Source, knobs: Knobs) -> Feed:
-    """Makes a batch when it is asked for."""
+    """Return a feed that makes a batch when a step requests it."""
     return source.make

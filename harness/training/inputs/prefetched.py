@@ -1,4 +1,4 @@
-"""A thread makes the batches of the next steps meanwhile."""
+"""Input ``prefetched``: a thread makes the batches of the next steps during the current one."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -8,12 +8,12 @@ from harness.training.feeds import Feed, Source
 
 INPUT = dict(instead=("resident",))
 
-#: Batches that are made ahead of the step that trains on them.
+#: Number of batches that are made ahead of the current step.
 AHEAD = 2
 
 
 def feed(source: Source, knobs: Knobs) -> Feed:
-    """Makes the batches while earlier ones are trained on."""
+    """Return a feed that makes batches while earlier ones are trained on."""
     maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
     waiting: dict[int, Future[Batch]] = {}
 

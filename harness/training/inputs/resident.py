@@ -1,4 +1,4 @@
-"""Batches lie on the device before the window begins."""
+"""Input ``resident``: all batches are on the device before the window begins."""
 
 from dataclasses import replace
 
@@ -8,12 +8,12 @@ from harness.training.feeds import Feed, Source
 
 INPUT = dict(instead=())
 
-#: Bytes of batches made beforehand at most; beyond, the first ones are used again.
+#: Largest number of bytes of prepared batches; later steps reuse the first batches.
 POOL_BYTES = 1 << 30
 
 
 def feed(source: Source, knobs: Knobs) -> Feed:
-    """Makes all of them now."""
+    """Make all batches now, and return a feed that looks them up."""
     batches: list[Batch] = []
     pool = known = 0
     for step in range(source.steps):
@@ -22,6 +22,6 @@ def feed(source: Source, knobs: Knobs) -> Feed:
             source.pooled(batches[-1].inputs)
             pool += batches[-1].inputs.nbytes + batches[-1].targets.nbytes
             known = len(batches)
-        else:  # content used again under new ids: the samples are consumed all the same
+        else:  # reuse the content with new sample ids, so that each sample counts as consumed
             batches.append(replace(batches[step % known], ids=source.ids(step)))
     return batches.__getitem__

@@ -1,1 +1,1 @@
-"""A user's own training in a rank: unchanged, watched from outside of its code."""
+"""Run a user's training script in a rank, unchanged, and observe it from outside its code."""

@@ -1,4 +1,4 @@
-"""A rank's badge: what a process has to know to be watched, in a file named by its rank."""
+"""Read and write badges: files that tell a process which rank it is and how to be watched."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,11 @@ from harness.record.store import write_text
 
 @dataclass(frozen=True, kw_only=True)
 class RankIdentity:
-    """``beats`` is the file of heartbeats, ``host`` and ``port`` where all ranks meet."""
+    """The content of a badge file: all that a new interpreter needs to act as a rank.
+
+    ``beats`` is the file of heartbeats. All ranks meet at ``host`` and ``port``. ``way`` says how
+    the process was started.
+    """
 
     spec: LaunchSpec
     command: ScriptCommand

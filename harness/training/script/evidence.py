@@ -1,4 +1,4 @@
-"""The evidence of a watched rank: its record, or why there is none."""
+"""Write the evidence of a watched rank: its record, or the reason why there is none."""
 
 import hashlib
 import itertools
@@ -38,19 +38,19 @@ from harness.training.script.samples import Rows
 from harness.training.script.spawning import refuse_spawning
 from harness.training.script.watch import Watch
 
-#: A step has other work if its rows are more or fewer than a median one's by such a share.
+#: A step counts as unusual if its number of rows differs from the median by more than this share.
 FEW = 0.02
-#: Names of files that a rank has saved, at most.
+#: Largest number of file names, or of names of unstepped parts, in a record.
 FILES = 8
 #: Characters of a part's digest in a record.
 SHORT = 6
 
 
 def rank_of(spec: LaunchSpec, place: RankPlace, beats: Beats, store: dist.Store) -> Rank:
-    """The rank of a script: what it trains with is the script's own business."""
+    """Return the ``Rank`` of a script; the script itself sets up what it trains with."""
     accelerator = Accelerator(device_of(spec.case, place))
     if not accelerator.present:
-        accelerator.select()  # CPU ranks see no GPU
+        accelerator.select()  # CPU ranks see no GPU, so there is nothing to select
     return Rank(
         spec=spec,
         place=place,
@@ -72,8 +72,10 @@ def begin(
     leave: Callable[[], NoReturn],
     prepared: Preparation | None = None,
 ) -> Observed:
-    """Watch this process from now on, and take what it has ``prepared``; ``leave`` ends it when all
-    that is asked for is done.
+    """Start watching this process.
+
+    ``prepared`` holds the loaders and optimizers seen so far. ``leave`` ends the process after the
+    window, or after the last update of a ``Break`` task.
     """
 
     def over(watch: Watch) -> None:
@@ -95,7 +97,7 @@ def begin(
 
 
 def ended(watch: Observed, spec: LaunchSpec, leave: Callable[[], NoReturn]) -> None:
-    """The script has come to its end by itself; LaunchError where that is too early."""
+    """Handle a script that ended by itself, and raise LaunchError if it ended too early."""
     finish_measured(watch)
     broken = isinstance(watch, Journal) and watch.task.fault is not Fault.NONE
     if isinstance(watch, Journal) and not broken and watch.sentences.begun:
@@ -107,13 +109,15 @@ def ended(watch: Observed, spec: LaunchSpec, leave: Callable[[], NoReturn]) -> N
 
 
 def finish_measured(watch: Observed) -> None:
-    """Leave where the window was measured: what comes behind it is nobody's business."""
+    """End the process if the window was measured, because later events do not matter."""
     if isinstance(watch, Watch) and watch.measured:
         watch.finish()
 
 
 def _close(journal: Journal) -> None:
-    """A training that was not broken is over, on all ranks at once."""
+    """Write the result of a training that was not interrupted, after all ranks have reached its
+    end.
+    """
     rank = journal.rank
     rank.meet()
     write_text(rank.file("json"), json.dumps({"updates": len(journal.sentences.words)}))
@@ -122,7 +126,7 @@ def _close(journal: Journal) -> None:
 
 
 def _record(watch: Watch, rank: Rank, command: ScriptCommand, way: str) -> None:
-    """Write down what this rank saw, and part from the others."""
+    """Write the record of this rank, and pass the launch's last barrier."""
     source = process.source(command, workplace.of(rank.spec, rank.place.node))
     write_text(rank.file("json"), json.dumps(to_doc(document_of(watch, rank, source, way))))
     rank.meet.part()
@@ -130,7 +134,7 @@ def _record(watch: Watch, rank: Rank, command: ScriptCommand, way: str) -> None:
 
 
 def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
-    """The record of a rank whose window is over; its samples are written down beside."""
+    """Return the record of a rank whose window is over, and write its samples next to it."""
     measured = measured_by(watch)
     began, ended = _replicas(watch)
     watched = watched_by(watch, began, ended)
@@ -152,11 +156,13 @@ def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
 
 
 def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> LaunchError:
-    """Why there is no figure of a script that has come to its end, saying these ``last_words``."""
+    """Return the error of a script that ended too early; ``last_words`` is its last line of
+    output.
+    """
     done = watch.sentences.done
     period = watch.sentences.period(len(watch.hooks.optimizers))
     if not watch.hooks.optimizers:
-        what = "the script ended, and no optimizer of torch's was made"
+        what = "the script ended without making an optimizer of torch"
     elif done < 2 and watch.sentences.alone:
         what = "the script ended, and its optimizers stepped without a backward pass"
     elif done < 2:
@@ -164,7 +170,7 @@ def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> Laun
     elif isinstance(spec.task, Break):
         what = f"the script ended after {done} updates, before it was broken"
     elif period is None:
-        what = f"the script ended after {done} updates without a period of optimizers"
+        what = f"the script ended after {done} updates without a repeating period of steps"
     else:
         assert isinstance(spec.task, Script)
         what = f"the script ended after {done // period} of the {spec.task.steps + 1} steps wanted"
@@ -178,7 +184,7 @@ def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> Laun
 
 
 def measured_by(watch: Watch) -> Measured:
-    """The kept window of a watch that has ended."""
+    """Return the measurements of a finished watch, without its warm-up."""
     last = watch.edges()[-1]
     window_s = watch.marks_s[last] - watch.marks_s[watch.first]
     gloo = dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() == "gloo"
@@ -213,15 +219,18 @@ def _samples(watch: Watch) -> Samples:
 
 
 def ran_by(watch: Watch) -> ExecutedModel:
-    """The first root, and what it returned."""
+    """Return the class of the first root module, and the dtype of its output."""
     roots = tuple(watch.hooks.roots.values())
     return ExecutedModel(module=_name(roots[0]) if roots else "", compute_dtype=watch.dtype)
 
 
 def _replicas(watch: Watch) -> tuple[Digests, Digests]:
-    """Digests of what trains, before the first step and now. Where optimizers step what is of no
-    root, roots change all the same if these are copies of it (a shard, a master in fp32); else it
-    is what trains (``torch.func``, plain tensors).
+    """Return digests of the trained parameters before the first step and now.
+
+    Optimizers may step tensors that belong to no root module. If the roots' parameters change
+    nevertheless, the stepped tensors are copies (a shard, a master copy in fp32), and the digests
+    are of the roots. Otherwise the digests are of the stepped tensors (``torch.func``, plain
+    tensors).
     """
     ended = watch.bits()
     alone = watch.bits_alone()
@@ -231,7 +240,7 @@ def _replicas(watch: Watch) -> tuple[Digests, Digests]:
 
 
 def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservations:
-    """The observations of the hooks; the collectives are those of the last step."""
+    """Return the observations of the hooks; the collectives are those of the last step."""
     edges = watch.edges()
     last = edges[-2], edges[-1]
     words_kept = watch.sentences.words[watch.first : edges[-1]]
@@ -315,11 +324,11 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservatio
 
 
 def _unchanged(watch: Watch, began: Digests, ended: Digests) -> bool:
-    """Whether no bit of what trains differs between the first step and the last.
+    """Return whether the trained parameters are bitwise equal at the first step and the last.
 
-    If backward passes reach a model's own parameters, these have to change: an optimizer that
-    steps copies and never copies them back trains nothing. A rank without a part of a sharded
-    model says nothing, nor does a learning rate of 0.
+    If backward passes reach the parameters of a root module, these have to change: an optimizer
+    that steps copies and never copies them back trains nothing. The result is False for a rank
+    without a part of a sharded model, and if all learning rates are 0.
     """
     rates = _rates(watch)
     parts = [tensor_values.local(parameter) for parameter in watch.parameters()]
@@ -333,8 +342,11 @@ def _unchanged(watch: Watch, began: Digests, ended: Digests) -> bool:
 
 
 def _exchanging(watch: Watch) -> tuple[str, ...]:
-    """The roots that exchange more than single values within their forward passes, and are no DDP:
-    they may be parts of one layer (Partial FC). What SyncBatchNorm exchanges are statistics.
+    """Return the root modules that exchange more than single values in their forward passes.
+
+    They may be parts of one layer that is divided among ranks (Partial FC). Roots with
+    DistributedDataParallel or SyncBatchNorm are left out, because these exchange only buffers and
+    statistics there.
     """
     backend = dist.get_backend()
     names = inside.heads(list(watch.hooks.roots.values()))
@@ -351,16 +363,19 @@ def _exchanging(watch: Watch) -> tuple[str, ...]:
 
 
 def _rates(watch: Watch) -> tuple[float, ...]:
-    """The learning rates of all that optimizers train, behind the last step."""
+    """Return the learning rates of all parameter groups after the last step."""
     groups = (g for optimizer in watch.hooks.optimizers.values() for g in optimizer.param_groups)
     return tuple(float(group["lr"]) for group in groups if "lr" in group)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchanged:
-    """The exchanges of the last step, ``reduced`` bytes of them all-reduced in its forward passes;
-    bytes in the last forward passes; whether all steps exchanged equally many, and how many nothing
-    while others did.
+    """The collectives of the last step, and the bytes that steps exchange.
+
+    ``small`` is the number of collectives in the last step that carry few values. ``in_forwards``
+    is the number of bytes in the last forward passes, and ``reduced`` the bytes that forward passes
+    of the last step all-reduced. ``even`` says whether all steps exchanged equally many bytes, and
+    ``silent`` is the number of steps that exchanged nothing while others did.
     """
 
     collectives: dict[str, CollectiveCount] = field(default_factory=dict)
@@ -372,9 +387,10 @@ class Exchanged:
 
 
 def _small(watch: Watch, exchanged: Exchanged, trained: Sequence[nn.Parameter]) -> int:
-    """Collectives of a few values that are no gradients of small parameters, which a script
-    reduces one by one, and no map of those that were used, which DDP reduces where it looks for
-    them.
+    """Return the number of collectives of a few values that carry no gradients.
+
+    Two kinds are subtracted. A script may reduce the gradients of small parameters one by one. DDP
+    reduces a map of the used parameters if it searches for unused ones.
     """
     wrapped = watch.hooks.wrapped
     searches = sum(bool(getattr(root, "find_unused_parameters", False)) for root in wrapped)
@@ -406,7 +422,7 @@ def _exchanged(watch: Watch) -> Exchanged:
 
 
 def _rows_of_roots(watch: Watch) -> dict[str, int]:
-    """The rows of the last step that reached each root that the window has called."""
+    """Return the rows of the last step that reached each root module called in the window."""
     edges = watch.edges()
     window = edges[watch.task.cut], edges[-1]
     order = list(watch.hooks.roots)
@@ -419,21 +435,24 @@ def _rows_of_roots(watch: Watch) -> dict[str, int]:
 
 
 def _main(watch: Watch) -> Rows:
-    """The rows of the root that is called with most of them; a model may have been called before
-    it was wrapped.
+    """Return the rows of the root module that is called with most rows.
+
+    A model may have been called before it was wrapped, so several roots can be the same model.
     """
     edges = watch.edges()
     return max(watch.rows.values(), key=lambda r: r.came(edges[0], edges[-1]), default=Rows())
 
 
 def _drawn(watch: Watch) -> float:
-    """Samples that loaders hand out for a median step."""
+    """Return the number of samples that loaders hand out for a median step."""
     return float(np.median(_as_drawn(watch) or _of_steps(watch, watch.drawn)))
 
 
 def _as_drawn(watch: Watch) -> list[float]:
-    """Samples that loaders hand out for those steps for which as many rows come, where these are
-    not few: a script may leave out a batch that it does not like.
+    """Return the loaders' samples of the steps in which as many rows came as were handed out.
+
+    The list is empty unless these are more than a quarter of the steps. A script may skip a batch,
+    so not every step has to agree.
     """
     drawn = _of_steps(watch, watch.drawn)
     pairs = zip(drawn, _rows_of_steps(watch), strict=True)
@@ -442,13 +461,15 @@ def _as_drawn(watch: Watch) -> list[float]:
 
 
 def _usual(watch: Watch) -> float:
-    """Rows of a median step of the window over those of a mean one: a last batch may be short."""
+    """Return the rows of a median step divided by those of a mean step; a last batch may be
+    short.
+    """
     rows = _rows_of_steps(watch)
     return float(np.median(rows) / np.mean(rows)) if any(rows) else 1.0
 
 
 def _spread(watch: Watch) -> float:
-    """The standard deviation of the rows of steps, as a share of their mean."""
+    """Return the standard deviation of the rows of steps as a share of their mean."""
     rows = _rows_of_steps(watch)
     return float(np.std(rows) / np.mean(rows)) if any(rows) else 0.0
 
@@ -459,8 +480,10 @@ def _rows_of_steps(watch: Watch) -> list[int]:
 
 
 def _skips(watch: Watch) -> bool:
-    """Whether some steps of the window have more forward passes than others, and of as many more
-    batches, where loaders hand these out: a model may call a part of it twice now and then.
+    """Return whether some steps of the window have more forward passes than others.
+
+    If loaders hand out batches, the additional passes must also be additional batches, because a
+    model may sometimes call a part of itself twice.
     """
     main = _main(watch)
     begins = watch.edges()[watch.task.cut : -1]
@@ -471,25 +494,30 @@ def _skips(watch: Watch) -> bool:
 
 
 def _is_usual(watch: Watch, begin: int) -> bool:
-    """Whether the step that begins there has as many rows as a median one of the window."""
+    """Return whether the step that begins there has about as many rows as a median step."""
     usual = float(np.median(_rows_of_steps(watch)))
     return abs(_main(watch).came(begin, begin + watch.period) - usual) <= FEW * usual
 
 
 def _reads(watch: Watch) -> float:
-    """Single values that a median step of the warm-up reads; later steps' are not counted."""
+    """Return the number of single values that a median warm-up step reads; later reads are not
+    counted.
+    """
     counts = [watch.reads[i] for i in watch.edges()[: watch.task.cut + 1]]
     return float(np.median(np.diff(counts))) if len(counts) > 1 else 0.0
 
 
 def _of_a_step(watch: Watch, by_sentence: Mapping[int, float]) -> float:
-    """The sum over the sentences of a median step of the window: samples drawn, or seconds."""
+    """Return the sum of a quantity over the update cycles of a median step of the window.
+
+    The quantity is a number of samples or of seconds.
+    """
     steps = _of_steps(watch, by_sentence)
     return float(np.median(steps)) if steps else 0.0
 
 
 def _of_steps(watch: Watch, by_sentence: Mapping[int, float]) -> list[float]:
-    """The sums over the sentences of each step of the window."""
+    """Return the sum over the update cycles of each step of the window."""
     edges = watch.edges()[watch.task.cut :]
     return [
         sum(by_sentence.get(i, 0) for i in range(begin, end))
@@ -498,18 +526,23 @@ def _of_steps(watch: Watch, by_sentence: Mapping[int, float]) -> list[float]:
 
 
 def _bursts_s(watch: Watch) -> float:
-    """By how much a mean step takes longer up to its backward passes than a median one."""
+    """Return how many seconds longer a mean step takes up to its backward passes than a median
+    step.
+    """
     steps = _of_steps(watch, watch.ahead_s)
     return max(0.0, float(np.mean(steps) - np.median(steps))) if steps else 0.0
 
 
 def _short(parts: Mapping[str, str]) -> tuple[str, ...]:
-    """Enough of a part's digest to tell where ranks differ: all ranks of all launches have it."""
+    """Return shortened digests, which suffice to show where ranks differ.
+
+    They are short because all ranks of all launches record them.
+    """
     return tuple(bits[:SHORT] for bits in parts.values())
 
 
 def _distinct(watch: Watch) -> float:
-    """Of the rows of a step that are told apart, how large a share is not like another one."""
+    """Return the share of distinct rows among the hashed rows of a step, averaged over steps."""
     main = _main(watch)
     shares = [
         len(np.unique(rows)) / len(rows)
@@ -520,13 +553,15 @@ def _distinct(watch: Watch) -> float:
 
 
 def _kind(optimizer: Optimizer) -> str:
-    """An optimizer's class, and its ways to step that are as right and take another time."""
+    """Return an optimizer's class, with its equivalent implementations that differ in speed
+    (fused).
+    """
     ways = [way for way in ("fused", "foreach") if optimizer.defaults.get(way)]
     return type(optimizer).__name__ + (f" ({', '.join(ways)})" if ways else "")
 
 
 def _again(watch: Watch) -> float:
-    """The share of a step's rows that the step before had, too, of pairs in the warm-up."""
+    """Return the share of a step's rows that also came in the step before, in the warm-up."""
     main = _main(watch)
     steps = [main.of(i, i + watch.period) for i in watch.edges()[: watch.task.cut + 1]]
     pairs = [pair for pair in itertools.pairwise(steps) if len(pair[0]) and len(pair[1])]
@@ -534,14 +569,14 @@ def _again(watch: Watch) -> float:
 
 
 def _idle(watch: Watch) -> float:
-    """The share of the updates looked at that left their parameters as they were."""
+    """Return the share of the inspected updates that left all inspected elements unchanged."""
     idle = [not any(bool(changed) for changed in update) for update in watch.updates]
     return float(np.mean(idle)) if idle else 0.0
 
 
 def _name(module: nn.Module) -> str:
-    """A module's class, with what it wraps."""
-    # A compiled module has no truth: it asks what it wraps for its length.
+    """Return the name of a module's class, with the class that it wraps."""
+    # Do not test a compiled module for truth: it calls ``len`` of the module that it wraps.
     inner = getattr(module, "module", getattr(module, "_orig_mod", None))
     name = type(module).__name__
     return f"{name}({type(inner).__name__})" if isinstance(inner, nn.Module) else name

@@ -1,4 +1,4 @@
-"""How much a step computes: its products, convolutions and attention, there and back, in FLOPs."""
+"""Count the FLOPs of a step: matrix products, convolutions and attention, forward and backward."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +11,13 @@ from harness.training.work import flops_of
 
 
 class Counted(TorchDispatchMode):
-    """Adds up ``flops`` from ``begin`` to ``end``, whatever is called in between.
+    """A dispatch mode that adds up the FLOPs of all operators called from ``begin`` to ``end``.
 
-    ``aside`` are those that no gradient follows from, as of an evaluation. ``trains`` says whether
-    a model that trains is called, or goes back; ``updates`` whether an optimizer steps: what it
-    computes itself (Shampoo, Muon) is for parameters, not for samples, and ranks may share it.
+    ``flops`` counts the training; ``aside`` counts operators without gradients, as in an
+    evaluation. The callbacks say what is running. ``trains`` returns whether a model that trains is
+    called or in its backward pass, and ``updates`` whether an optimizer steps. FLOPs of an
+    optimizer (Shampoo, Muon) are not counted: they depend on parameters instead of samples, and
+    ranks may share them.
     """
 
     def __init__(self, trains: Callable[[], bool], updates: Callable[[], bool]) -> None:
@@ -30,7 +32,7 @@ class Counted(TorchDispatchMode):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
-        """Also where it has ended: whatever broke then is what has to be said."""
+        """Stop counting. A second call does nothing, so an error in between is not hidden."""
         if self._counts:
             self._counts = False
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -58,6 +60,7 @@ class Counted(TorchDispatchMode):
 
 
 def compiled() -> bool:
-    """Whether torch has compiled anything in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")  # loading it takes a second
+    """Return whether torch has compiled anything in this process."""
+    # not imported here, because that takes a second
+    dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and dynamo.counters["stats"]["unique_graphs"] > 0

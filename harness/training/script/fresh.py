@@ -1,4 +1,7 @@
-"""A rank in an interpreter of its own: found by its badge, watched from when torch is imported."""
+"""Watch a rank that runs in a new interpreter, from the moment it imports torch.
+
+The interpreter finds out which rank it is from a badge file (``badges.py``).
+"""
 
 import atexit
 import faulthandler
@@ -35,16 +38,21 @@ from harness.training.script.prepared import Preparation, put
 from harness.training.script.process import meet_at
 from harness.training.script.startup.sitecustomize import BADGES, HOME
 
-#: So many updates a process may make without a group: it may be before it joins one.
+#: Optimizer steps that a process may take before it joins a process group; a process that takes
+#: more is reported as an error, because its launcher gave it no rank.
 PATIENCE = 64
 
 
 def watch_once_grouped(folder: Path) -> None:
-    """Watch this process if it joins a group: which rank a script has spawned only that tells. In a
-    world of one it may make none: whoever trains is that rank, from its first forward pass with an
-    optimizer on, or its first backward pass.
+    """Watch this process once it joins a process group.
 
-    LaunchError in the script where one of several ranks trains without: nobody would ever end it.
+    Only the group says which rank a process is that the script spawned. A world of one rank may
+    create no group. Its process is rank 0 from its first backward pass, or from its first forward
+    pass after an optimizer was made.
+
+    Raises:
+        LaunchError: in the script, if the process trains but is none of several ranks. Without the
+            error the launch would never end.
     """
     join: Callable[..., Any] = dist.init_process_group
     updates = itertools.count()
@@ -55,10 +63,10 @@ def watch_once_grouped(folder: Path) -> None:
         if next(updates) >= PATIENCE and not dist.is_initialized():
             error = _not_started(
                 badges.read(badges.path_of(folder, 0)).spec.case.script,
-                "a process trains that is no rank: its launcher has told it none (RANK), and it has"
-                " joined no process group",
+                "a process trains without a rank: its launcher has not set RANK, and it has joined"
+                " no process group",
             )
-            # A launcher would only say that it has failed.
+            # Write the error here, because a launcher would report only that the process failed.
             _tell(folder / "rank0.error.json", error, error.what, str(error))
             raise error
 
@@ -68,7 +76,7 @@ def watch_once_grouped(folder: Path) -> None:
         while undo:
             undo.pop()()
         if badge.is_file():
-            for name in (BADGES, HOME):  # what this rank starts is none
+            for name in (BADGES, HOME):  # processes that this rank starts are not ranks
                 os.environ.pop(name, None)
             watch(badge, prepared)
 
@@ -84,7 +92,7 @@ def watch_once_grouped(folder: Path) -> None:
 
 
 def _before_it_trains(begin: Callable[[], None], prepared: Preparation) -> list[Callable[[], None]]:
-    """``begin`` as a training begins; what is returned undoes that."""
+    """Call ``begin`` when training begins, and return the functions that undo the patches."""
     backward: Callable[..., Any] = torch.autograd.backward
     call: Callable[..., Any] = nn.Module.__call__
 
@@ -104,8 +112,9 @@ def _before_it_trains(begin: Callable[[], None], prepared: Preparation) -> list[
 
 
 def _refuse_fewer(case: CaseSpec, file: Path) -> None:
-    """LaunchError in the script, in its first update, where a launcher has started fewer: this rank
-    would wait for the others for ever.
+    """Make the first optimizer step raise LaunchError if the launcher started too few ranks.
+
+    Otherwise this rank would wait for the missing ranks forever.
     """
     looked = False
 
@@ -118,7 +127,7 @@ def _refuse_fewer(case: CaseSpec, file: Path) -> None:
         stated = int(variable) if variable.isdigit() else case.world_size
         size = dist.get_world_size() if dist.is_initialized() else stated
         if size < case.world_size:
-            what = f"what starts the ranks has started {size}, not {case.world_size}"
+            what = f"the launcher has started {size} of {case.world_size} ranks"
             error = _not_started(case.script, what)
             _tell(file, error, error.what, str(error))
             raise error
@@ -127,7 +136,7 @@ def _refuse_fewer(case: CaseSpec, file: Path) -> None:
 
 
 def _not_started(script: str, what: str) -> LaunchError:
-    """The error of a process whose launcher has not started the ranks."""
+    """Return the error for a process whose launcher did not start the expected ranks."""
     words = shlex.split(script)
     variable = ""
     if typed.launcher(words)[0] == "accelerate launch":
@@ -136,14 +145,17 @@ def _not_started(script: str, what: str) -> LaunchError:
     return LaunchError(
         what,
         where=script,
-        expected="a launcher that starts as many ranks as {ranks} says, on this device",
+        expected="a launcher that starts {ranks} ranks on this device",
         fix=f"{variable}{typed.RUN} torchrun --nproc_per_node={{ranks}}"
         f" {shlex.join(typed.after_launcher(words))}",
     )
 
 
 def watch(path: Path, prepared: Preparation | None = None) -> None:
-    """Watch this process as the rank of that badge; what it has ``prepared`` is known."""
+    """Watch this process as the rank that the badge file ``path`` describes.
+
+    ``prepared`` holds the loaders and optimizers that the process made before its rank was known.
+    """
     badge = badges.read(path)
     spec = badge.spec
     out = Path(badge.spec.out)

@@ -1,4 +1,5 @@
-"""Batches of graphs as PyTorch Geometric makes them: the nodes of all graphs are rows of a tensor.
+"""Find the graphs in batches of PyTorch Geometric, where nodes of all graphs are rows of one
+tensor.
 
 https://pytorch-geometric.readthedocs.io/en/latest/advanced/batching.html
 """
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Parts of a batch that are no graphs.
+#: Types of parts of a batch that are not graphs.
 _PLAIN = (Tensor, dict, str, int, float, list, tuple, type(None))
 
 
@@ -24,17 +25,18 @@ class Graphs:
 
     @property
     def count(self) -> int:
-        """The number of graphs."""
+        """Return the number of graphs."""
         return len(self.starts) - 1
 
 
 def graphs(batch: object) -> Graphs | None:
-    """The graphs of a batch, or of the first part of one that has any; None where none is seen."""
+    """Return the graphs of a batch, or of its first part that has any; None if there are none."""
     parts: Sequence[Any] = batch if isinstance(batch, list | tuple) else [batch]
     for part in parts[:8]:
-        if isinstance(part, _PLAIN):  # nearly all are: they are not asked, which takes longer
+        # nearly all parts are; skip them, because reading attributes takes longer
+        if isinstance(part, _PLAIN):
             continue
-        with contextlib.suppress(Exception):  # whatever a user's own kind of batch raises
+        with contextlib.suppress(Exception):  # a user-defined batch may raise any error
             starts, nodes = part.ptr, part.num_nodes
             if isinstance(starts, Tensor) and isinstance(nodes, int) and len(starts) > 1:
                 return Graphs(nodes=nodes, starts=starts)
@@ -42,14 +44,16 @@ def graphs(batch: object) -> Graphs | None:
 
 
 def nodes(tensors: Iterable[Tensor], of: Graphs) -> Tensor | None:
-    """The first tensor that has a row for each node."""
+    """Return the first tensor with one row for each node; None if there is none."""
     rows = (tensor for tensor in tensors if len(tensor) == of.nodes)
     return next((tensor for tensor in rows if not _is_edges(tensor)), None)
 
 
 def apart(tensors: Iterable[Tensor], of: Graphs) -> list[Sequence[Tensor]]:
-    """Parts that tell graphs apart, a tensor for each: nodes, and the edges between these, where
-    the tensors hold them. Nodes of many data sets are all alike.
+    """Return the tensors that identify graphs, split into one part for each graph.
+
+    These are nodes and, if present, the edges between them, because in many data sets all nodes are
+    equal.
     """
     kept = list(tensors)
     rows = nodes(kept, of)
@@ -67,5 +71,5 @@ def apart(tensors: Iterable[Tensor], of: Graphs) -> list[Sequence[Tensor]]:
 
 
 def _is_edges(tensor: Tensor) -> bool:
-    """Whether it holds pairs of nodes, as ``edge_index`` does."""
+    """Return whether a tensor holds pairs of nodes, as ``edge_index`` does."""
     return tensor.dim() == 2 and len(tensor) == 2 and tensor.dtype is torch.int64

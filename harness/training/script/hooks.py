@@ -1,9 +1,10 @@
-"""Hooks: how a training is seen without a change of its code.
+"""Install hooks that observe a training without a change of its code.
 
-Optimizers call global hooks of torch's around every step. Backward passes go through
-``torch.autograd.backward``. The modules that a training calls itself, its *roots*, are found in the
-first sentences, where all calls of modules come here; then those of the roots' classes alone do, so
-that inner modules do not pay. A module itself has no hook: it would be in each copy and file of it.
+Optimizers call torch's global hooks around every step. Backward passes go through
+``torch.autograd.backward``. The modules that a training calls directly are its *roots*. During the
+first update cycles all calls of modules come here, until the roots are known. After that only calls
+of the roots' classes come here, so that inner modules cost nothing. No hook is attached to a module
+itself, because copies and saved files of the module would contain it.
 """
 
 import functools
@@ -33,69 +34,83 @@ from harness.training.script.startup import write_guard
 
 
 class Observer(Protocol):
-    """Who is told. ``key`` is that of a root in ``Hooks.roots``, or of one in its optimizers."""
+    """The receiver of all events.
+
+    ``key`` is the id of a root in ``Hooks.roots``, or of an optimizer in ``Hooks.optimizers``.
+    """
 
     def passing(self) -> None:
-        """A forward pass of the training begins, or a backward pass that had none."""
+        """Handle the start of a forward pass of the training, or of a backward pass without one."""
 
     def handed(self, loader: int, size: int) -> None:
-        """A loader hands out a batch of so many samples; 0 where nobody knows."""
+        """Handle a batch of ``size`` samples from a loader; 0 if the size is unknown."""
 
     def called(
         self, key: int, what: BatchLayout, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """A root got samples of its own, and not once more within one optimizer step."""
+        """Handle a root's call with samples, except for repeated closure calls in an optimizer
+        step.
+        """
 
     def entered(self, key: int) -> None:
-        """A root got what another one has made of samples."""
+        """Handle a root's call with the outputs of another root."""
 
     def returned(self, output: object) -> None:
-        """A root has returned."""
+        """Handle the end of a root's call."""
 
     def enter_backward(self, losses: object, *, again: bool) -> None:
-        """``again``: an optimizer asks its closure for a loss once more, as LBFGS does."""
+        """Handle the start of a backward pass.
+
+        ``again``: an optimizer calls its closure once more, as LBFGS does.
+        """
 
     def leave_backward(self) -> None: ...
 
     def stepping(self, key: int, optimizer: Optimizer) -> None:
-        """Before an optimizer step."""
+        """Handle the start of an optimizer step."""
 
     def stepped(self, key: int, optimizer: Optimizer) -> None:
-        """After it."""
+        """Handle the end of an optimizer step."""
 
 
 class Hooks:
-    """Watches this process's training for one observer, until ``remove``, or the process's end."""
+    """The hooks on this process's training, for one observer, until ``remove`` or the process's
+    end.
+    """
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self.roots: dict[int, nn.Module] = {}
         self._loops: dict[int, nn.Module] = {}  # modules whose call is the whole training
-        self._steps_within: Counter[int] = Counter()  # of each optimizer, in the root that is open
-        self._given_nothing = False  # whether that was called with no samples
-        self._wrappers: dict[int, nn.Module] = {}  # of a root: its DDP, whose forward() is called
-        self._watched: dict[int, nn.Module] = {}  # roots, also those of before, and what they wrap
+        # steps of each optimizer during the open root's call
+        self._steps_within: Counter[int] = Counter()
+        self._given_nothing = False  # whether the open root was called without samples
+        self._wrappers: dict[int, nn.Module] = {}  # by root: the DDP module whose ``forward`` runs
+        # roots, also earlier ones, and the modules they wrap
+        self._watched: dict[int, nn.Module] = {}
         self._open: nn.Module | None = None
         self._arrived: Tensor | None = None  # the open root's first tensor, until roots are known
-        self._learning: dict[int, nn.Parameter | None] = {}  # one that trains, of each root
-        self._sampled = set[int]()  # roots that are called with samples of their own
-        self._late = set[int]()  # roots whose rows are steps in time, by what they call
+        self._learning: dict[int, nn.Parameter | None] = {}  # one trainable parameter of each root
+        self._sampled = set[int]()  # roots that are called with samples
+        # roots with time as the first dimension, judging by their inner layers
+        self._late = set[int]()
         self._in_backward = 0
-        self._in_step: list[int] = []  # optimizers whose steps are under way, the innermost last
-        self._asked = 0  # backward passes within the step that is under way
+        self._in_step: list[int] = []  # running optimizer steps, the innermost last
+        self._asked = 0  # backward passes within the running step
         self._prepared = Preparation()
         self.reads = self.evaluations = 0
         self.in_eval = False
         self.saved = set[str]()  # files that torch.save has written
         self._trained = False  # whether weights were trained since the last optimizer step
-        self._evaluated: nn.Module | None = None  # called since then in eval mode, with gradients
+        # a root called since then in eval mode, with gradients
+        self._evaluated: nn.Module | None = None
         self._evaluating: nn.Module | None = None
         self._passed = False  # whether a pass has begun since the last optimizer step
         self._between: Span | None = None
         self._undo: list[Callable[[], None]] = []
 
     def install(self, prepared: Preparation | None = None) -> None:
-        """Everything is watched from now on; what was ``prepared`` before is known."""
+        """Install all hooks; ``prepared`` holds the loaders and optimizers seen before."""
         self._prepared = prepared or self._prepared
         self.loaders.handed = self._observer.handed
         self._prepared.install()
@@ -109,55 +124,60 @@ class Hooks:
         self._wrap_saves()
 
     def remove(self) -> None:
-        """The training goes on, and nobody looks at it any more."""
+        """Remove all hooks; the training continues unobserved."""
         self._prepared.remove()
         while self._undo:
             self._undo.pop()()
 
     def _replace(self, place: Any, name: str, ours: object) -> None:
-        """Put a function of ours in the place of torch's, until nobody looks any more."""
+        """Replace one of torch's functions until the hooks are removed."""
         self._undo.append(put(place, name, ours))
 
     @property
     def loaders(self) -> Loaders:
-        """The loaders of this process."""
+        """Return the loaders of this process."""
         return self._prepared.loaders
 
     @property
     def optimizers(self) -> dict[int, Optimizer]:
-        """The optimizers that were made or have stepped, by their ids."""
+        """Return the optimizers that were made or have stepped, by their ids."""
         return self._prepared.optimizers
 
     @property
     def seed(self) -> str:
-        """The seed that was set before a model was made; empty if there is none."""
+        """Return the seed that was set before a model was made; empty if there is none."""
         return self._prepared.seed
 
     @property
     def looking(self) -> bool:
-        """Whether they are installed, and not removed again."""
+        """Return whether the hooks are installed."""
         return bool(self._undo)
 
     @property
     def settled(self) -> bool:
-        """Whether the roots are known, and the warm-up is over."""
+        """Return whether the roots are known and the warm-up is over."""
         return self._settled
 
     @property
     def wrapped(self) -> list[nn.Module]:
-        """The roots in what exchanges their gradients, also where its own call was passed by."""
+        """Return each root, or the DDP module that exchanges its gradients.
+
+        DDP's ``__call__`` may have been bypassed.
+        """
         return [self._wrappers.get(key, root) for key, root in self.roots.items()]
 
     def trains(self) -> bool:
-        """Whether a root is called, or a backward pass is under way."""
+        """Return whether a root's call or a backward pass is running."""
         return bool(self._in_backward or self._open is not None)
 
     def updates(self) -> bool:
-        """Whether an optimizer steps; it may ask for a loss meanwhile (LBFGS)."""
+        """Return whether an optimizer step is running; it may compute a loss meanwhile (LBFGS)."""
         return bool(self._in_step)
 
     def forget(self) -> None:
-        """Forgets what was called and what stepped so far: it belongs to something else."""
+        """Forget all roots and optimizers so far, because they do not belong to the measured
+        training.
+        """
         self.roots.clear()
         self._wrappers.clear()
         self._sampled.clear()
@@ -165,14 +185,14 @@ class Hooks:
         self.optimizers.clear()
         was_settled = self._settled
         self._settled = self._passed = False
-        if not compiled():  # else calls still come to us
+        if not compiled():  # after compilation the hooks were never removed
             self._look_nowhere()
             self._look_nowhere = self._watch_calls(nn.Module)
             if was_settled:
                 self._wrap_reads()
 
     def settle(self) -> None:
-        """The roots are known: other modules are not looked at any more, and reads not counted."""
+        """Stop watching other modules, and stop counting reads, because the roots are known now."""
         self._settled = True
         self._arrived = None
         if not compiled():
@@ -182,8 +202,10 @@ class Hooks:
                 self._undo.append(self._watch_calls(kind))
 
     def _look_no_more(self) -> None:
-        """Calls do not come to us any more. Where torch has compiled something they still do, and
-        nothing is done with them: if they went another way, torch would compile it all again.
+        """Stop watching the calls of modules.
+
+        If torch has compiled something, the hooks stay in place and do nothing: without them torch
+        would compile everything again.
         """
         self._settled = True
         self._watched.clear()
@@ -191,7 +213,7 @@ class Hooks:
             self._look_nowhere()
 
     def _watch_calls(self, kind: type[nn.Module]) -> Callable[[], None]:
-        """Calls of modules of this class come to us, until what is returned is called."""
+        """Wrap the calls of modules of this class, and return the function that undoes it."""
         defined: Callable[..., Any] | None = vars(kind).get("__call__")
 
         @functools.wraps(kind.__call__)
@@ -218,7 +240,8 @@ class Hooks:
 
         @functools.wraps(backward)
         def watched(tensors: Any, *args: Any, **more: Any) -> Any:
-            if not self._undo or getattr(tensors, "is_meta", False):  # of one that only counts
+            # a meta tensor belongs to a model whose work is only counted
+            if not self._undo or getattr(tensors, "is_meta", False):
                 return backward(tensors, *args, **more)
             if not self._passed and not self._in_backward:
                 self._passing()
@@ -235,20 +258,23 @@ class Hooks:
                 self._in_backward -= 1
                 self._observer.leave_backward()
 
-        # where a whole step is compiled, what we do would be compiled with it, anew in each step
+        # If a whole step is compiled, the hook must not be compiled with it, anew in each step.
         self._replace(torch.autograd, "backward", torch.compiler.disable(watched))
 
     def _wrap_reads(self) -> None:
-        """Reads of single values: on a GPU each waits until the device has come so far.
+        """Count reads of single values: on a GPU each read waits until the device has computed the
+        value.
 
-        Some optimizers read a number of each parameter: a hook there would cost most of all.
+        Reads inside an optimizer step are left out. Some optimizers read a number of each
+        parameter.
         """
         item: Callable[..., Any] = Tensor.item
-        ours = threading.get_ident()  # threads of a loader read what lies on the host
+        ours = threading.get_ident()  # threads of a loader read values in host memory
 
         @functools.wraps(item)
         def read(tensor: Tensor) -> Any:
-            if not torch.compiler.is_compiling():  # a number that grows would be compiled in
+            # a growing number would be compiled in as a constant
+            if not torch.compiler.is_compiling():
                 of_loader = self.loaders.handing or threading.get_ident() != ours
                 self.reads += not (self._in_step or of_loader)
             return item(tensor)
@@ -257,8 +283,9 @@ class Hooks:
         self._undo.append(self._count_no_reads)
 
     def _wrap_saves(self) -> None:
-        """Files that are written: where all ranks write one, each waits for the disk, and none is
-        sure to be whole.
+        """Record the files that ``torch.save`` writes.
+
+        If all ranks write one file, each waits for the disk, and the file may be damaged.
         """
         for module in (torch, torch.jit):
             self._replace(module, "save", self._seen(module.save))
@@ -290,7 +317,7 @@ class Hooks:
         self.optimizers[key] = optimizer
         self._observer.stepping(key, optimizer)
         if key in self._in_step:
-            self._forget_step(key)  # it has raised, and never came to its end
+            self._forget_step(key)  # its last step raised an error and never ended
         if not self._in_step:
             self._asked = 0
         self._in_step.append(key)
@@ -302,7 +329,7 @@ class Hooks:
             span("optimizer", Category.OPTIMIZER).__exit__()
         key = id(optimizer)
         if key not in self._in_step:
-            return  # its class calls its base's step, which has come to its end
+            return  # its class calls the step of its base class, which has ended already
         self._forget_step(key)
         self._passed = False
         self._observer.stepped(key, optimizer)
@@ -315,8 +342,9 @@ class Hooks:
             self._between.__enter__()
 
     def _is_a_loop(self, module: nn.Module) -> None:
-        """A module that is called with nothing, and in whose call an optimizer steps again and
-        again, is no model, but a trainer.
+        """Treat a module as a trainer, not as a model.
+
+        Such a module is called without samples, and an optimizer steps repeatedly within its call.
         """
         self._loops[id(module)] = module
         self.roots.pop(id(module), None)
@@ -324,12 +352,12 @@ class Hooks:
         self._open = None
 
     def _forget_step(self, key: int) -> None:
-        """This optimizer's step, and those within it, are not under way any more."""
+        """Remove this optimizer's step, and the steps within it, from the running ones."""
         if key in self._in_step:
             del self._in_step[self._in_step.index(key) :]
 
     def _passing(self) -> None:
-        """Batches, logs and whatever else lies between two steps are over."""
+        """Handle the start of a pass, which ends the time between two steps (batches, logs)."""
         self._passed = True
         if self._between is not None:
             self._leave_between()
@@ -341,8 +369,8 @@ class Hooks:
         self._between = None
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Before any call that comes to us; whether we want to know when it returns."""
-        if not self._settled and not self._in_backward:  # there inner modules are called again
+        """Handle the start of a watched call, and return whether its end is of interest."""
+        if not self._settled and not self._in_backward:  # inner modules are called again there
             self._find(module, args)
         if id(module) not in self._watched:
             return False
@@ -353,7 +381,7 @@ class Hooks:
         return False
 
     def _find(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Of every module that is called, until the roots are known: whether it is one."""
+        """Check a called module until the roots are known: whether it is a root or a wrapper."""
         if self._open is not None:
             self._look_inside(self._open, module, args)
         elif _trains(module) and id(module) not in self._loops:
@@ -367,7 +395,9 @@ class Hooks:
             self._evaluated = module
 
     def _look_inside(self, root: nn.Module, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Time comes first in a root that passes its rows on to a layer that takes them so."""
+        """Mark a root as time-first if it passes its rows to a recurrent layer without
+        ``batch_first``.
+        """
         if not isinstance(module, nn.RNNBase | nn.MultiheadAttention) or module.batch_first:
             return
         given = args[0] if args else None
@@ -384,14 +414,15 @@ class Hooks:
             return
         if not (torch.is_grad_enabled() and module.training) or self._freezes(module, args, kwargs):
             self._evaluate(module, args, kwargs)
-            if self._evaluating is None:  # what it wraps is the same pass
+            if self._evaluating is None:  # the module that it wraps belongs to the same pass
                 self._evaluating = module
             return
         self._open = module
         self._steps_within.clear()
         inner = getattr(module, "module", None)
         if isinstance(inner, nn.Module) and not inner.training:
-            self._evaluated = inner  # its wrapper is in training mode, and computes nothing itself
+            # only its wrapper is in training mode, and it computes nothing itself
+            self._evaluated = inner
         else:
             self._trained = True
         self.loaders.trained()
@@ -411,7 +442,9 @@ class Hooks:
     def _arriving(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BatchLayout | None:
-        """The samples that a call of a root brings; None where it goes on with another one's."""
+        """Return the samples of a root's call; None if it continues with the outputs of another
+        root.
+        """
         goes_on = id(module) not in self._sampled and samples.continues(args, kwargs)
         if goes_on and self._sampled:
             return None
@@ -427,8 +460,10 @@ class Hooks:
         return what
 
     def _owner(self, module: nn.Module) -> int:
-        """The root whose samples a call brings: its wrapper, where that is called, too, as for the
-        boundary of an equation past DistributedDataParallel.
+        """Return the id of the root that the samples of a call belong to.
+
+        This is the wrapper of the module if that is a root, too. A script may call the wrapped
+        model directly for some samples, such as the boundary of a differential equation.
         """
         for key in self._sampled:
             if getattr(self.roots.get(key), "module", None) is module:
@@ -436,8 +471,10 @@ class Hooks:
         return id(module)
 
     def _freezes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether nothing of a root can be trained now, nor by it: a validation that needs the
-        gradients of its inputs (forces, of energies) freezes it, and leaves its mode alone.
+        """Return whether a call of a root can train nothing at all.
+
+        A validation that needs gradients of its inputs (forces from energies) freezes the
+        parameters, and leaves the model in training mode.
         """
         learning = self._learning.get(id(module))
         if learning is None or not learning.requires_grad:
@@ -446,7 +483,7 @@ class Hooks:
         return learning is None and not samples.continues(args, kwargs)
 
     def _evaluate(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A forward pass that trains nothing, or looks like it; also past a wrapper."""
+        """Count a forward pass that trains nothing, also if it bypasses a wrapper."""
         inside = self._open is not None or self._evaluating is not None
         if inside or self._in_backward:
             return
@@ -469,12 +506,13 @@ class Hooks:
 
 
 def _trains(module: nn.Module) -> bool:
-    """Whether a call of it belongs to a training."""
+    """Return whether a call of the module belongs to a training."""
     return torch.is_grad_enabled() and module.training and _learns(module)
 
 
 def _learns(module: nn.Module) -> bool:
-    """Whether it has parameters that can be trained; a copy without data, whose work is counted
-    before the training (litgpt's), has none.
+    """Return whether the module has parameters that can be trained.
+
+    A copy on the meta device, whose work is counted before the training (litgpt), has none.
     """
     return any(p.requires_grad and not p.is_meta for p in inside.parameters(module))

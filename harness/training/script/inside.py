@@ -1,8 +1,9 @@
-"""The parts of a user's module, whatever it says of itself.
+"""List the parts of a user's module with torch's own methods.
 
-Users override ``parameters`` (to give groups to an optimizer), lengths, truth and words: torch's
-own methods are asked, which ask none of the module's. A module of another process has no parts here
-(``RemoteModule``). A lazy layer that was never called has none yet.
+Users override ``parameters`` (to pass groups to an optimizer), ``__len__``, ``__bool__`` and
+``__repr__``. The functions here call the methods of ``nn.Module`` directly, which call none of
+these. A module of another process (``RemoteModule``) has no parts here, and a lazy layer has none
+before its first call.
 """
 
 from collections import Counter
@@ -12,27 +13,29 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 Path = tuple[str, ...]
-#: Parts of a model that are told apart, at most.
+#: Largest number of parts into which a model is divided for digests.
 MOST_PARTS = 32
-#: The names that wrappers give to what they wrap.
+#: The attribute names under which wrappers store the wrapped module.
 _WRAPPED = {
     "module", "_orig_mod", "_forward_module", "_original_module", "_fsdp_wrapped_module"
 }  # fmt: skip
 
 
 def modules(root: nn.Module) -> Iterator[nn.Module]:
-    """The module and all below it, each once."""
+    """Yield the module and all modules below it, each once."""
     return (module for _, module in _named_modules(root))
 
 
 def parameters(root: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters of all of them, each once, in their order."""
+    """Yield the parameters of these modules, each once, in order."""
     return (parameter for _, parameter in _named_parameters(root))
 
 
 def differs_in_eval(root: nn.Module) -> bool:
-    """Whether a forward pass in eval mode may be another one: something asks which mode it is in,
-    and no dropout of nothing.
+    """Return whether a forward pass in eval mode may compute something else.
+
+    This is so if the ``forward`` of a module reads its mode, unless it is dropout with probability
+    0.
     """
     return any(
         0.0 not in (getattr(module, "p", None), getattr(module, "dropout", None))
@@ -42,15 +45,19 @@ def differs_in_eval(root: nn.Module) -> bool:
 
 
 def heads(roots: Sequence[nn.Module]) -> list[str]:
-    """The name of each root among these: its class's, with a number where several are of one."""
+    """Return a name for each root: its class, with a number if several roots have the same
+    class.
+    """
     kinds = Counter(type(root).__name__ for root in roots)
     named = ((number, type(root).__name__) for number, root in enumerate(roots))
     return [kind if kinds[kind] == 1 else f"{kind}-{number}" for number, kind in named]
 
 
 def by_part(roots: Sequence[nn.Module]) -> dict[str, list[nn.Parameter]]:
-    """The parameters of these, each once, by the module that they belong to: as deep below the
-    roots as there are not too many. Those of a root itself have its class's name.
+    """Return the parameters of the roots, each once, by the module that they belong to.
+
+    Modules are taken as deep below the roots as possible with at most ``MOST_PARTS`` parts.
+    Parameters of a root itself have the name of its class.
     """
     named = dict[int, tuple[Path, nn.Parameter]]()
     for name_of_root, root in zip(heads(roots), roots, strict=True):
@@ -92,7 +99,7 @@ def _named_parameters(root: nn.Module) -> Iterator[tuple[Path, nn.Parameter]]:
 def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
     try:
         return list(nn.Module.named_children(module))
-    except AttributeError:  # torch keeps no table in it
+    except AttributeError:  # a module without torch's table of children
         return []
 
 

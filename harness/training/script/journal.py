@@ -1,7 +1,7 @@
-"""A rank's journal of a training that is broken on purpose: its weights after every update.
+"""Write a rank's journal of an interrupted training: a digest of its weights after every update.
 
-Whoever resumes the training finds itself in the journal of the one that broke. A line is written
-when an update is over, so that a killed rank has left all that it has done.
+The training that resumes is compared with the journal of the interrupted one. A line is written as
+soon as an update ends, so a killed rank leaves all its completed updates.
 """
 
 import functools
@@ -25,7 +25,8 @@ from harness.training.rank.setup import Rank
 from harness.training.rank.tasks.train import strike
 from harness.training.script.observed import Observed
 
-#: What a script spends before its first step: the module, the function, what it is for.
+#: Calls whose time is recorded, because a script makes them before its first step: the module, the
+#: function, and the purpose.
 CALLS = (
     (dist, "init_process_group", "group"),
     (torch, "load", "load"),
@@ -36,7 +37,7 @@ CALLS = (
 
 
 class Journal(Observed):
-    """Writes down every update; calls ``over`` after the last one that is asked for."""
+    """The observer that records every update; it calls ``over`` after the last requested one."""
 
     def __init__(self, task: Break, rank: Rank, over: Callable[["Journal"], None]) -> None:
         super().__init__()
@@ -51,7 +52,9 @@ class Journal(Observed):
             setattr(module, name, self._timed(getattr(module, name), what))
 
     def restart(self) -> None:
-        """Updates before ``measured`` count, too: a checkpoint holds them."""
+        """Do nothing: updates before ``measured`` count, too, because a checkpoint contains
+        them.
+        """
 
     def stepped(self, key: int, optimizer: Optimizer) -> None:
         super().stepped(key, optimizer)
@@ -79,7 +82,7 @@ class Journal(Observed):
             self._over(self)
 
     def _timed(self, call: Callable[..., Any], what: str) -> Callable[..., Any]:
-        """Calls the function; outermost calls of the script's main thread are timed."""
+        """Return a wrapper of ``call`` that adds its seconds to ``what``."""
 
         @functools.wraps(call)
         def timed(*args: Any, **more: Any) -> Any:

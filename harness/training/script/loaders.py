@@ -1,8 +1,7 @@
-"""The batches that torch's loaders hand to a training: how many samples each has, and who chose
-them.
+"""Observe the batches that torch's DataLoaders hand to a training: their sizes and samplers.
 
-A loader takes the numbers of a batch's samples from its sampler long before it hands out the batch,
-and hands out batches in that order.
+A loader takes the indices of a batch's samples from its sampler long before it hands out the batch.
+It hands out batches in the order of the indices.
 """
 
 import contextlib
@@ -31,21 +30,22 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from harness.record.rank import PART
 from harness.training.script.graphs import Graphs, graphs
 
-#: Where an iterator keeps the sizes of batches that it has not handed out yet, its loader, and what
-#: is known of that.
+#: Attributes that are set on a loader's iterator: the sizes of the batches not yet handed out, the
+#: loader, and its ``OneLoader``.
 _SIZES = "scaleproof_sizes"
 _LOADER = "scaleproof_loader"
 _SEEN = "scaleproof_seen"
-#: So many loaders' batches are one batch of a training, at most, beside the first one's.
+#: Largest number of further loaders whose batches are combined with the first loader's batch into
+#: one batch of the training.
 TOGETHER = 3
-#: Characters of an entry that tell it from others.
+#: Characters of a data set's entry that are hashed to distinguish it from other entries.
 ENTRY = 400
-#: Where an object of no words lies says nothing of what it is.
+#: The address in the default ``repr`` of an object, which differs between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Use(Enum):
-    """The use of a batch so far."""
+    """The use that a batch has had so far."""
 
     NONE = auto()
     TRAINED = auto()
@@ -54,9 +54,9 @@ class Use(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class OneLoader:
-    """One loader: how it shares out its data set, and what became of its batches so far.
+    """One loader: how it divides its data set, and how its batches were used so far.
 
-    It lives as long as without us, and so does its data set.
+    It holds only weak references, so the loader and its data set live no longer than without it.
     """
 
     number: int
@@ -67,102 +67,112 @@ class OneLoader:
     dataset: weakref.ref[object] | None = None
     batches: int = 0
     size: int = 0  # samples of the last batch
-    graphs: Graphs | None = None  # of the last batch
-    use: Use = Use.NONE  # of the last batch
+    graphs: Graphs | None = None  # graphs of the last batch
+    use: Use = Use.NONE  # use of the last batch
     trained: int = 0
-    trained_before: int = 0  # when its last whole pass was over
+    trained_before: int = 0  # ``trained`` at the end of its last complete pass
     evaluated: int = 0
-    repeated: bool = False  # its sampler has shuffled two whole passes alike
+    repeated: bool = False  # its sampler has shuffled two complete passes identically
 
     @property
     def trains(self) -> bool:
-        """Whether as many of its batches train as are only evaluated."""
+        """Return whether at least as many of its batches train as are only evaluated."""
         return self.evaluated <= self.trained
 
     @property
     def used(self) -> bool:
-        """Whether the training was seen to use it: first batches may be an evaluation's, before
-        anybody knows what the training calls.
+        """Return whether the training was seen to use the loader.
+
+        The first batches may belong to an evaluation, before it is known what the training calls.
         """
         return self.trained > 0 and self.trains
 
     def turn(self, use: Use) -> None:
-        """A batch counts once: an evaluation of one that trains, too, as a teacher's, is none."""
+        """Set the use of the last batch, and count each batch once.
+
+        If a batch both trains and is evaluated, for example by a teacher model, it counts as
+        training.
+        """
         self.trained += (use is Use.TRAINED) - (self.use is Use.TRAINED)
         self.evaluated += (use is Use.EVALUATED) - (self.use is Use.EVALUATED)
         self.use = use
 
 
 class Loaders:
-    """Watches all loaders of this process; ``handed`` is called with a loader's number and how many
-    samples a batch is of.
+    """A watch over all DataLoaders of this process.
 
-    Who passes a batch through a model says so: ``trained`` or ``evaluated``. A loader most of whose
-    batches are only evaluated says nothing of the training.
+    ``handed`` is called with a loader's number and the number of samples of each batch that it
+    hands out. The hooks on models call ``trained`` or ``evaluated`` if a batch passes through a
+    model. A loader most of whose batches are only evaluated is not part of the training.
     """
 
     def __init__(self) -> None:
         self.handed: Callable[[int, int], None] = lambda number, size: None
         self._every: list[OneLoader] = []
-        self._known: dict[int, OneLoader] = {}  # by the id of a loader that may be gone
-        self._out: list[OneLoader] = []  # those that have handed out a batch, the latest last
-        self._training: OneLoader | None = None  # of several, the one whose batch trains
+        self._known: dict[int, OneLoader] = {}  # key: the id of a loader, which may be deleted
+        self._out: list[OneLoader] = []  # loaders that have handed out a batch, the latest last
+        # the loader whose batch trains, if there are several
+        self._training: OneLoader | None = None
         self._passes: dict[int, set[int]] = {}
-        self.handing = False  # a batch is being made, in this process or another
+        self.handing = False  # whether a batch is being made, in this process or another
         self._before: dict[str, Any] = {}
 
     @property
     def workers(self) -> int:
-        """Processes of the main loader."""
+        """Return the number of worker processes of the main loader."""
         return main.workers if (main := self._main()) else 0
 
     @property
     def sampler(self) -> str:
-        """How the main loader's DistributedSampler shares out samples; empty if it has none."""
+        """Return how the main loader's DistributedSampler divides samples; empty if it has none."""
         return main.sampler if (main := self._main()) else ""
 
     @property
     def whole(self) -> int:
-        """Samples of the data set if this rank's main loader draws all of them, else 0."""
+        """Return the size of the data set if this rank's main loader draws all of it, else 0."""
         return main.whole if (main := self._main()) else 0
 
     @property
     def stored(self) -> str:
-        """A digest of what the main loader's data set stores for some of its samples; empty where
-        it stores nothing, as one that makes them up.
+        """Return a digest of what the main loader's data set stores for some of its samples.
+
+        The digest is empty if the data set stores nothing, for example because it generates
+        samples.
         """
         main = self._main()
         return _stored(main.dataset()) if main is not None and main.dataset is not None else ""
 
     @property
     def repeated(self) -> bool:
-        """Whether a sampler that trains has shuffled two whole passes alike: it was not told which
-        one it is.
+        """Return whether a training sampler shuffled two complete passes identically.
+
+        In this case ``set_epoch`` was not called in between.
         """
         return any(seen.repeated and seen.used for seen in self._every)
 
     @property
     def sizes(self) -> list[int]:
-        """Samples of the batch that each loader of the training has handed out last."""
+        """Return the number of samples of the last batch of each training loader."""
         return [seen.size for seen in self._every if seen.used]
 
     @property
     def batches(self) -> list[Graphs]:
-        """Batches of graphs that loaders of the training have handed out last."""
+        """Return the last batch of graphs of each training loader that hands out graphs."""
         return [seen.graphs for seen in self._every if seen.used and seen.graphs is not None]
 
     def trains(self, number: int) -> bool:
-        """Whether as many of a loader's batches train as are only evaluated."""
+        """Return whether at least as many of a loader's batches train as are only evaluated."""
         return self._every[number].trains
 
     def _main(self) -> OneLoader | None:
-        """The loader with most batches of the training."""
+        """Return the training loader that has handed out most batches."""
         used = [seen for seen in self._every if seen.used]
         return max(used, key=lambda seen: seen.batches, default=None)
 
     def trained(self) -> None:
-        """A training's forward pass: of the latest batch that nobody has used yet, of a loader of
-        which nothing was evaluated if there is one.
+        """Handle a forward pass of the training: it uses the latest batch that is still unused.
+
+        Loaders with no evaluated batch take precedence.
         """
         if len(self._out) > 1:
             unused = [seen for seen in self._out if seen.use is Use.NONE]
@@ -173,8 +183,10 @@ class Loaders:
             self._out[0].turn(Use.TRAINED)
 
     def came(self, rows: int) -> None:
-        """So many rows are in the training's forward pass: those of several loaders' batches, if
-        these have as many together, also of one that labels were found for (FixMatch).
+        """Handle the number of rows in a training's forward pass.
+
+        If the batches of several loaders have this many rows together, all of them count as
+        trained. One of them may be a batch that a model labelled before (FixMatch).
         """
         training = self._training
         if len(self._out) < 2 or training is None or training.size == rows:
@@ -190,18 +202,18 @@ class Loaders:
                     return
 
     def evaluated(self) -> None:
-        """A forward pass that trains nothing: of the latest batch."""
+        """Handle a forward pass that trains nothing: it evaluates the latest batch."""
         if self._out and self._out[-1].use is Use.NONE:
             self._out[-1].turn(Use.EVALUATED)
 
     def remove(self) -> None:
-        """Loaders are as they were."""
+        """Remove the hooks from the loaders."""
         for name, function in self._before.items():
             setattr(_BaseDataLoaderIter, name, function)
         self._before = {}
 
     def install(self) -> None:
-        """Until ``remove``, or the end of this process."""
+        """Install the hooks, which stay until ``remove`` or the end of this process."""
         kind = cast(Any, _BaseDataLoaderIter)
         make, draw, hand = kind.__init__, kind._next_index, kind.__next__
         self._before = {"__init__": make, "_next_index": draw, "__next__": hand}
@@ -223,7 +235,7 @@ class Loaders:
         @functools.wraps(hand)
         def handed(iterator: Any) -> Any:
             seen = getattr(iterator, _SEEN, None)
-            if seen is None:  # one that never called what it inherits
+            if seen is None:  # the subclass did not call ``__init__`` of its base class
                 return hand(iterator)
             sizes = getattr(iterator, _SIZES)
             self.handing = True
@@ -247,7 +259,7 @@ class Loaders:
         kind.__init__, kind._next_index, kind.__next__ = made, drawn, handed
 
     def _see(self, loader: DataLoader[Any]) -> OneLoader:
-        """The knowledge of a loader; one that was made anew for this pass is another."""
+        """Return the ``OneLoader`` of a loader; a loader made anew for each pass gets a new one."""
         seen = self._known.get(id(loader))
         if seen is None or seen.loader() is not loader:
             seen = OneLoader(number=len(self._every), loader=weakref.ref(loader))
@@ -256,15 +268,15 @@ class Loaders:
         seen.whole = _drawn_whole(loader)
         seen.workers = loader.num_workers
         seen.sampler = _shuffles(loader)
-        with contextlib.suppress(TypeError):  # a list
+        with contextlib.suppress(TypeError):  # a list has no weak references
             seen.dataset = weakref.ref(loader.dataset)
         return seen
 
     def _passed(self, seen: OneLoader, loader: DataLoader[Any]) -> None:
-        """A loader has come to its end."""
+        """Handle the end of a complete pass over a loader."""
         self._out = [other for other in self._out if other is not seen]
         sampler = _sampler(loader)
-        trains = seen.trained > seen.trained_before  # else it is one for statistics
+        trains = seen.trained > seen.trained_before  # otherwise the pass only collected statistics
         seen.trained_before = seen.trained
         if not trains or not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
             return
@@ -274,14 +286,16 @@ class Loaders:
 
 
 def _count(numbers: object) -> int:
-    """Samples of a batch by their numbers; 0 where a data set that has none makes them."""
+    """Return the number of samples in a batch's indices; 0 if the data set generates samples
+    itself.
+    """
     if isinstance(numbers, list | tuple):
         return 0 if None in numbers else len(numbers)
     return 0
 
 
 def _sampler(loader: DataLoader[Any]) -> object:
-    """Who chooses the samples of a loader; None where it is not torch's own batches that do."""
+    """Return the sampler of a loader; None if the user's batch sampler chooses the samples."""
     batches = loader.batch_sampler
     if type(batches) is BatchSampler:
         return batches.sampler
@@ -289,7 +303,7 @@ def _sampler(loader: DataLoader[Any]) -> object:
 
 
 def _shuffles(loader: DataLoader[Any]) -> str:
-    """How a loader's DistributedSampler shares out samples; empty where there is none."""
+    """Return how a loader's DistributedSampler divides samples; empty if there is none."""
     sampler = _sampler(loader)
     if not isinstance(sampler, DistributedSampler) or sampler.num_replicas == 1:
         return ""
@@ -298,7 +312,9 @@ def _shuffles(loader: DataLoader[Any]) -> str:
 
 
 def _part(dataset: object) -> str:
-    """A part of a data set by a few of its numbers: ``random_split`` draws it, by a seed or not."""
+    """Describe a ``Subset`` by three of its indices, which may depend on a seed
+    (``random_split``).
+    """
     if not isinstance(dataset, Subset) or not len(dataset.indices):
         return ""
     numbers = dataset.indices
@@ -307,7 +323,7 @@ def _part(dataset: object) -> str:
 
 
 def _drawn_whole(loader: DataLoader[Any]) -> int:
-    """Samples of the data set if one pass of this rank alone is all of it; else 0."""
+    """Return the size of the data set if one pass of this rank alone covers it, else 0."""
     sampler = _sampler(loader)
     if type(sampler) not in (SequentialSampler, RandomSampler):
         return 0
@@ -318,10 +334,12 @@ def _drawn_whole(loader: DataLoader[Any]) -> int:
 
 
 def _stored(dataset: object) -> str:
-    """A digest of a few of the entries that a data set has for its samples: paths, rows, numbers.
+    """Return a digest of a few entries that a data set stores for its samples: paths, rows,
+    numbers.
 
-    Ranks that store the same share one data set; others have each their own, as parts of it are.
-    Empty also for a user's own kind that cannot be asked.
+    Ranks with the same digest share one data set; other ranks have separate data sets or separate
+    parts of one. The digest is empty if a user-defined data set raises an error when its entries
+    are read.
     """
     entries: list[str] = []
     with contextlib.suppress(Exception):
@@ -330,7 +348,11 @@ def _stored(dataset: object) -> str:
 
 
 def _entries(dataset: object) -> Iterator[str]:
-    """A data set inside of another is asked for what it stores, not for samples: it may draw."""
+    """Yield a text for some stored entries of a data set, and of data sets inside it.
+
+    The attributes of a data set are read, not its samples, because reading a sample may draw random
+    numbers.
+    """
     size = len(cast(Sized, dataset))
     for name, kept in sorted(vars(dataset).items()):
         for part in kept if isinstance(kept, tuple) and len(kept) != size else (kept,):

@@ -1,18 +1,18 @@
-"""``measured``: for those who can change a line, where the training begins."""
+"""Provide ``measured``, with which a script marks where its training begins."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from harness.training.script.region import region
 
-region.awaited = True  # whoever imports this will enter it
+region.awaited = True  # code that imports this module will enter the region
 
 
 @contextmanager
 def measured() -> Iterator[None]:
-    """Steps count from here on; without scaleproof around it does nothing.
+    """Count steps from here on; without scaleproof the context manager does nothing.
 
-    A script needs it where something that is not the training comes first and trains, too.
+    A script needs it if it trains something else before the training to measure.
     """
     region.enter()
     yield

@@ -1,6 +1,7 @@
-"""Hooks' observations of a training, written down: its sentences, samples, losses and times.
+"""Record what the hooks observe of a training: its update cycles, samples, losses and times.
 
-A hook finds caches full of the step's own data: each function that it calls costs microseconds.
+A hook runs while the caches hold the step's data, so each function that it calls costs
+microseconds.
 """
 
 import functools
@@ -28,15 +29,18 @@ from harness.training.script.sentences import StepSequence
 from harness.training.script.sketches import sketch
 
 _LOSSES = 1024
-#: Forward passes whose times are kept: those of a step or more.
+#: Number of latest forward passes whose times are stored; these cover a step or more.
 FORWARDS = 64
-#: Characters of what an object of the user's has raised.
+#: Characters of an error message of a user-defined object that a record quotes.
 REASON = 120
 
 
 class Digests(NamedTuple):
-    """Digests of parameters: of all of them, whatever wraps them, in whatever order they are called
-    and however their parts are named (empty: there are none), and of each part; and random sums.
+    """Digests of parameters, and random sums of some of their elements.
+
+    ``whole`` covers all parameters. It does not depend on wrappers, the order of calls or the names
+    of parts, and is empty if there are no parameters. ``parts`` has a digest of each part, and
+    ``sums`` the random sums (``sketches.py``).
     """
 
     whole: str = ""
@@ -50,47 +54,53 @@ def _joined(digests: Iterable[str]) -> str:
 
 
 class Observed:
-    """Told by hooks; ``mark`` is called whenever a sentence begins, and the one before is over."""
+    """The observer that the hooks call.
+
+    It calls ``mark`` whenever an update cycle begins, which ends the one before.
+    """
 
     def __init__(self) -> None:
         self.hooks = Hooks(self)
         self.forget()
 
     def forget(self) -> None:
-        """Forgets what was seen so far."""
+        """Forget all observations so far."""
         self.sentences = StepSequence()
-        self.looking = True  # whether this sentence's samples are told apart, not only counted
-        self.ahead_s: dict[int, float] = {}  # time before backward passes, by sentence
-        #: The last forward passes: of which root, from, to.
+        self.looking = True  # whether this cycle's samples are hashed, not only counted
+        self.ahead_s: dict[int, float] = {}  # time before backward passes, by update cycle
+        #: The last forward passes: the root module, start and end.
         self.forwards_ns = deque[tuple[int, int, int]](maxlen=FORWARDS)
-        self._called = 0  # the root that is open
-        self._called_ns = 0  # and since when it goes forward
-        self._within = False  # whether a backward pass within its call is under way
-        self._free_s = 0.0  # when the last pass or update was over
+        self._called = 0  # the root whose forward pass is running
+        self._called_ns = 0  # and the start of its pass
+        self._within = False  # whether a backward pass is running within that root's call
+        self._free_s = 0.0  # when the last pass or update ended
         self.rows: dict[int, Rows] = {}
-        self._drawn: dict[int, dict[int, int]] = {}  # samples that a loader handed out, by sentence
+        # samples that each loader handed out, by update cycle
+        self._drawn: dict[int, dict[int, int]] = {}
         self.unclear = ""
         self._unread = False
         self.searched = self.random = False
-        self.cleared: bool | None = None  # told by the first update of several backward passes
+        self.cleared: bool | None = None  # set by the first update with several backward passes
         self._drew: list[Tensor] = []
-        self._undo: Callable[[], None] | None = None  # the open root's rows are taken back
+        self._undo: Callable[[], None] | None = None  # removes the rows of the running call
         self.dtype = ""
         self.graded = set[int]()  # parameters with gradients in the warm-up
         self.uncleared = False
         self._stepped_with: list[Tensor] = []  # elements of gradients, at the first update
-        self._kept = False  # whether these are there still as the next one begins
+        self._kept = False  # whether these are unchanged when the next update begins
         self.norm2 = 0.0
-        self._normed = set[int]()  # parameters in it: an optimizer may step another one
-        self.loose: dict[int, Tensor] = {}  # trained, and of no root: no wrapper knows of them
-        self.updates: list[list[Tensor]] = []  # of those looked at: whether elements have changed
+        self._normed = set[int]()  # parameters in the norm; another optimizer may step others
+        # trained parameters of no root module, so no wrapper exchanges their gradients
+        self.loose: dict[int, Tensor] = {}
+        self.updates: list[list[Tensor]] = []  # for each inspected update: whether elements changed
         self._stepped_from: dict[int, list[Tensor]] = {}
-        self._losses_on_cpu: list[tuple[int, float]] = []  # sentence, loss
-        self._losses: Tensor | None = None  # of an accelerator, which nothing here waits for
-        self._lost_in: list[int] = []  # the sentence of each of these
+        self._losses_on_cpu: list[tuple[int, float]] = []  # update cycle, loss
+        # losses on an accelerator, which are read only at the end, so that no step waits for them
+        self._losses: Tensor | None = None
+        self._lost_in: list[int] = []  # the update cycle of each of these
 
     def restart(self) -> None:
-        """Forget what was seen so far (``measured``)."""
+        """Forget all observations, because ``measured`` or ``measure_steps`` was entered."""
         self.forget()
         self.hooks.forget()
 
@@ -103,17 +113,19 @@ class Observed:
             self.looking = self.looks()
 
     def looks(self) -> bool:
-        """Whether the sentence that begins is one whose samples are told apart."""
+        """Return whether samples are hashed in the update cycle that begins."""
         return True
 
     def handed(self, loader: int, size: int) -> None:
-        sentence = self.sentences.done  # what comes after an update is of the next one
+        sentence = self.sentences.done  # a batch drawn after an update belongs to the next cycle
         of_loader = self._drawn.setdefault(loader, {})
         of_loader[sentence] = of_loader.get(sentence, 0) + size
 
     @property
     def drawn(self) -> Mapping[int, int]:
-        """Samples that loaders handed out for the training, by sentence."""
+        """Return the number of samples that loaders handed out for the training, by update
+        cycle.
+        """
         sums: Counter[int] = Counter()
         for loader, by_sentence in self._drawn.items():
             if self.hooks.loaders.trains(loader):
@@ -131,24 +143,25 @@ class Observed:
         if noted:
             try:
                 of_root.note(sentence, inputs(args, kwargs, what))
-            except Exception as error:  # whatever a user's own kind of tensor raises
+            except Exception as error:  # a user-defined tensor class may raise any error
                 noted, self._unread = False, True
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0][:REASON]
-                self.unclear = f"what the model is called with cannot be read ({reason})"
+                self.unclear = f"the inputs of the model cannot be read ({reason})"
         self._undo = functools.partial(of_root.take_back, sentence, what.count, noted=noted)
         if not sentence:
             self._drew = self._generators()
         self.entered(key)
 
     def entered(self, key: int) -> None:
-        """A root is called, be it with samples or with what another one has made of them."""
+        """Record the start of a root's call, with samples or with the outputs of another root."""
         self._called = key
         self._called_ns = time_ns()
 
     def returned(self, output: object) -> None:
         self._close_forward()
         if self._undo is not None and trains(output) is False:
-            self._undo()  # estimates of a policy, say: without gradients, inside of the call
+            # for example, a policy that computes values without gradients inside its call
+            self._undo()
         self._undo = None
         if not self.dtype:
             computed = (x for x in tensors(output) if x.is_floating_point() or x.is_complex())
@@ -160,19 +173,19 @@ class Observed:
             self._drew = []
 
     def _close_forward(self) -> None:
-        if self._called_ns:  # else an optimizer asks for a loss once more
+        if self._called_ns:  # zero if an optimizer only calls its closure once more
             self.forwards_ns.append((self._called, self._called_ns, time_ns()))
             self._called_ns = 0
 
     def _generators(self) -> list[Tensor]:
-        """The states of those that forward passes draw random numbers from."""
+        """Return the states of the random generators that forward passes draw from."""
         states = [torch.get_rng_state()]
         for device in {parameter.device for parameter in self.parameters()} - {torch.device("cpu")}:
             states.append(torch.get_device_module(device).get_rng_state(device))
         return states
 
     def enter_backward(self, losses: object, *, again: bool) -> None:
-        self._undo = None  # a root that trains within its own call
+        self._undo = None  # the root trains within its call
         if self.cleared is None and self.sentences.accumulates:
             gradients = (p.grad for p in self.parameters() if p.grad is not None)
             self.cleared = not any(
@@ -189,14 +202,14 @@ class Observed:
             sentence = len(self.sentences.words)
             before_s = perf_counter() - self._free_s
             self.ahead_s[sentence] = self.ahead_s.get(sentence, 0.0) + before_s
-            self._free_s = 0.0  # passes inside of this one are of it
+            self._free_s = 0.0  # passes inside this one are part of it
 
     def leave_backward(self) -> None:
         self.sentences.leave_backward()
         if self._within and not self.sentences.in_backward:
-            self.entered(self._called)  # the root that it trains within goes on
+            self.entered(self._called)  # the call of the enclosing root continues
             self._within = False
-        if not self.hooks.settled:  # also of those that are frozen while others train, as of GANs
+        if not self.hooks.settled:  # also parameters that are frozen while others train, as in GANs
             self.graded |= {id(p) for p in self.parameters() if p.grad is not None}
         self._free_s = perf_counter()
 
@@ -215,7 +228,7 @@ class Observed:
         self._free_s = perf_counter()
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those of all roots, each once, that have data."""
+        """Return the parameters of all roots that have data, each once."""
         by_id = {
             id(parameter): parameter
             for root in self.hooks.roots.values()
@@ -225,8 +238,10 @@ class Observed:
         return list(by_id.values())
 
     def bits(self) -> Digests:
-        """Digests of what trains, of what this rank has of it: the roots' parameters, and those
-        that an optimizer steps with them, whether this rank calls their module or not.
+        """Return digests of the trained parameters, or of this rank's shards of them.
+
+        These are the parameters of the roots, and all other parameters of an optimizer that steps
+        any of these, even if this rank does not call their module.
         """
         parameters: dict[int, Tensor] = {id(p): p for p in self.parameters()}
         for stepped in self._stepped():
@@ -241,7 +256,7 @@ class Observed:
         return Digests(_joined(sorted(of_each.values())), of_parts, sketch(self.parameters()))
 
     def bits_alone(self) -> Digests:
-        """Digests of what optimizers step where that is of no root; else of nothing."""
+        """Return digests of the stepped tensors if none belongs to a root, else empty digests."""
         of_roots = {id(parameter) for parameter in self.parameters()}
         by_id = {key: tensor for stepped in self._stepped() for key, tensor in stepped.items()}
         if not of_roots.isdisjoint(by_id) or not by_id:
@@ -250,15 +265,16 @@ class Observed:
         return Digests(whole, {}, sketch(by_id.values()))
 
     def _stepped(self) -> Iterator[dict[int, Tensor]]:
-        """The parameters of each optimizer."""
+        """Yield the parameters of each optimizer, by id."""
         for optimizer in self.hooks.optimizers.values():
             trained = (p for group in optimizer.param_groups for p in group["params"])
             yield {id(p): p for p in trained if not p.is_meta and not is_lazy(p)}
 
     def losses(self, first: int, last: int) -> np.ndarray:
-        """Losses of the sentences from ``first`` to before ``last``; NaN = none were seen.
+        """Return the losses of the update cycles from ``first`` to before ``last``; NaN = none
+        seen.
 
-        A loss is what the sentence's backward passes began with, added up.
+        The loss of a cycle is the sum of the tensors that its backward passes began with.
         """
         losses = np.full(last - first, np.nan)
         values = [] if self._losses is None else self._losses.cpu().tolist()
@@ -269,8 +285,10 @@ class Observed:
         return losses
 
     def _look_at_gradients(self, optimizer: Optimizer) -> None:
-        """Their norm before the first step, squared; a shard's part where they are sharded. And
-        whether unused parameters are searched for although each has a gradient.
+        """Add the squared norm of an optimizer's gradients before the first step.
+
+        If gradients are sharded, this is the norm of this rank's shard. Also record whether DDP
+        searches for unused parameters although each parameter has a gradient.
         """
         for root in self.hooks.wrapped:
             if getattr(root, "find_unused_parameters", False):
@@ -293,14 +311,17 @@ class Observed:
             self._stepped_with = [part.clone() for part in elements]
 
     def _look_for_old_gradients(self) -> None:
-        """Whether gradients of the update before are still there as another one begins; a second
-        optimizer may clear its own later. What has changed since is meant (PowerSGD's errors).
+        """Record whether gradients of the update before are still there when another update begins.
+
+        With several optimizers nothing is recorded, because a second one may clear its gradients
+        later. Gradients that have changed since then are kept on purpose (PowerSGD's error
+        feedback).
         """
         if len(self.hooks.optimizers) == 1:
             (optimizer,) = self.hooks.optimizers.values()
             trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if trained.isdisjoint(map(id, self.parameters())):
-                return  # it has copies, whose gradients the script sets
+                return  # the optimizer has copies, whose gradients the script sets
             there = _some_elements(optimizer, of_gradients=True)
             if len(self.sentences.words) == 1:
                 pairs = zip(there, self._stepped_with, strict=False)
@@ -308,8 +329,10 @@ class Observed:
             self.uncleared = self._kept and any(bool(elements.any()) for elements in there)
 
     def unstepped(self) -> list[str]:
-        """The roots' parts that get gradients and are in no optimizer; none where most are in none,
-        as those of which an optimizer has copies.
+        """Return the parts of the roots that get gradients but belong to no optimizer.
+
+        The list is empty if the optimizers lack most parameters with gradients, because an
+        optimizer then has copies of them.
         """
         groups = [g for optimizer in self.hooks.optimizers.values() for g in optimizer.param_groups]
         stepped = {id(parameter) for group in groups for parameter in group["params"]}
@@ -320,10 +343,12 @@ class Observed:
         return [name for name, part in parts.items() if any(id(p) in missing for p in part)]
 
     def _look_beside_roots(self, optimizer: Optimizer) -> None:
-        """Note the parameters that train with those of the roots, and are of none, if the next
-        backward passes reach them: what an optimizer keeps for itself, a copy in another precision
-        or a part of it, none does. Those of an optimizer of their own may be each rank's (an
-        attack on its samples, say).
+        """Watch for parameters that train together with those of the roots, but belong to no root.
+
+        They are recorded once a backward pass reaches them. Tensors that an optimizer creates for
+        itself, such as a master copy or a shard, are never reached. Parameters of a separate
+        optimizer are ignored, because they may differ between ranks (an adversarial perturbation of
+        samples, for example).
         """
         of_roots = {id(parameter) for parameter in self.parameters()}
         trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -341,7 +366,10 @@ class Observed:
         handle = parameter.register_post_accumulate_grad_hook(reached)
 
     def _note(self, loss: Tensor) -> None:
-        """A number where reading it waits for nothing, else in one tensor (``window.StepLog``)."""
+        """Store a loss as a number if it is on the CPU, else in one tensor on its device.
+
+        Reading a loss from an accelerator would wait for it (as in ``window.StepLog``).
+        """
         sentence = len(self.sentences.words)
         if loss.is_cpu:
             self._losses_on_cpu.append((sentence, float(loss)))
@@ -355,8 +383,9 @@ class Observed:
 
 
 def _some_elements(optimizer: Optimizer, *, of_gradients: bool = False) -> list[Tensor]:
-    """Elements of a few parameters with gradients that an optimizer trains, or of their gradients:
-    views of them.
+    """Return views of some elements of up to three parameters that an optimizer trains.
+
+    With ``of_gradients`` the elements are those of their gradients.
     """
     trained = [
         parameter
@@ -369,6 +398,6 @@ def _some_elements(optimizer: Optimizer, *, of_gradients: bool = False) -> list[
 
 
 def _first_elements(tensor: Tensor) -> Tensor:
-    """At most ``ELEMENTS`` of them, of a sharded one of this rank's part."""
+    """Return at most ``ELEMENTS`` elements of a tensor, or of this rank's shard of it."""
     part = tensor_values.bits(tensor_values.local(tensor))
     return (part if part.is_contiguous() else part[0]).flatten()[:ELEMENTS]

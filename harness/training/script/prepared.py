@@ -1,4 +1,6 @@
-"""A process before it trains: a seed that it sets, loaders and optimizers that it makes."""
+"""Observe a process before it trains: the seed that it sets, and the loaders and optimizers it
+makes.
+"""
 
 import functools
 from collections.abc import Callable
@@ -12,16 +14,19 @@ from harness.training.script.loaders import Loaders
 
 
 class Preparation:
-    """Seen from ``install`` on, until ``remove``: also before a process is known to be a rank."""
+    """The loaders, optimizers and seed seen from ``install`` until ``remove``.
+
+    A process can be observed before it is known to be a rank.
+    """
 
     def __init__(self) -> None:
         self.loaders = Loaders()
         self.optimizers: dict[int, Optimizer] = {}
-        self.seed = ""  # the last one before a model was made
+        self.seed = ""  # the last seed set before a model was made
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Nothing happens where it is installed already."""
+        """Install the hooks unless they are installed already."""
         if not self._undo:
             self.loaders.install()
             self._wrap_seeds()
@@ -33,8 +38,10 @@ class Preparation:
             self._undo.pop()()
 
     def _wrap_seeds(self) -> None:
-        """Whether the script makes its start the same in every launch: a seed that it sets later
-        than it makes a model is of its data (as torchvision's FakeData is drawn).
+        """Record the last seed that the script sets before it makes a model.
+
+        The seed says whether the initial weights are the same in every launch. A seed set after the
+        model was made belongs to the data (torchvision's FakeData sets one for each sample).
         """
         manual_seed: Callable[[int], torch.Generator] = torch.manual_seed
         made = False
@@ -53,25 +60,31 @@ class Preparation:
         self._undo.append(put(torch.random, "manual_seed", seen))
 
     def _wrap_optimizers(self) -> None:
-        """A period is not over before every optimizer that was made has stepped."""
+        """Record every optimizer that is made: a step of the training ends only after each has
+        stepped.
+        """
         make: Callable[..., Any] = Optimizer.__init__
 
         @functools.wraps(make)
         def made(optimizer: Optimizer, *args: Any, **more: Any) -> None:
             make(optimizer, *args, **more)
-            self.optimizers[id(optimizer)] = optimizer  # kept: its id stays its own
+            # keep a reference, so that its id is not reused
+            self.optimizers[id(optimizer)] = optimizer
 
         self._undo.append(put(Optimizer, "__init__", made))
 
 
 def put(place: Any, name: str, ours: object) -> Callable[[], None]:
-    """Replaces an attribute; what is returned puts back what was there, inherited or its own."""
+    """Replace an attribute, and return a function that restores the previous one.
+
+    The function deletes the attribute if the class had only inherited it.
+    """
     inherited = isinstance(place, type) and name not in vars(place)
     before = getattr(place, name)
     setattr(place, name, ours)
 
     def restore() -> None:
-        if vars(place).get(name) is not ours:  # somebody has wrapped it since
+        if vars(place).get(name) is not ours:  # other code has wrapped it since
             return
         if inherited:
             delattr(place, name)

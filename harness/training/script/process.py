@@ -1,4 +1,4 @@
-"""A rank's process as a launcher gives it to a script: variables, arguments, folder."""
+"""Set up a rank's process as a launcher would: environment variables, arguments and folder."""
 
 import functools
 import gc
@@ -32,29 +32,33 @@ from harness.training.rank.setup import RankPlace
 from harness.training.script import startup, workplace
 from harness.training.script.startup import write_guard
 
-#: What a command may ask for: ranks on this node and in all, this node and how many there are, and
-#: where ranks can meet: the first node's address and a port that is free there.
+#: Placeholders in a command: the number of ranks on this node (``ranks``) and in total (``world``),
+#: the number of this node (``node``) and of all nodes (``nodes``), and the address of the first
+#: node (``host``) with a port that is free there (``port``), where ranks can meet.
 ASKED = re.compile(r"\{(ranks|world|node|nodes|host|port)\}")
-#: Tells an interpreter to keep no compiled modules beside their sources.
+#: Environment variable that stops an interpreter from writing compiled modules next to sources.
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
-#: So many characters of what a script or a launcher said last.
+#: Largest number of characters that an error quotes of the last line of a script or a launcher.
 QUOTED = 160
-#: The first line that torch's launcher writes of a rank that has failed.
+#: The first line that torch's launcher writes about a failed rank.
 LAUNCHER = re.compile(r"^E\d{4} .*\] failed \(exitcode.*$", re.M)
-#: How to see more of an error, which is not the error.
+#: Lines that say how to see more of an error, and are not the error itself.
 HINT = re.compile(r"HYDRA_FULL_ERROR|--help|^For more (information|details)|^At:$", re.IGNORECASE)
-#: What Python says on the way, also of semaphores as a process ends, and the line of code below.
+#: Python's warnings with the source line below; they also report leaked semaphores at exit.
 WARNING = re.compile(r"^.*\b\w*Warning: .*\n?([ \t]+.*\n?)?", re.M)
-#: The class of an error of ours, whose words are enough.
+#: The class name of an error of this package, which its message does not need.
 OURS = re.compile(r"^harness\.base\.errors\.\w+: ")
 
 
 def command_of(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore) -> ScriptCommand:
-    """The command that this rank runs, or that a launcher runs to start it."""
+    """Return the command that this rank runs, or the launcher's command, with placeholders filled
+    in.
+    """
     assert isinstance(spec.task, Script | Break)
     words = spec.task.words if isinstance(spec.task, Break) else spec.case.script
     command = parse(shlex.split(words), Path(spec.task.folder))
-    # a launcher's command may ask for more than was typed: a free port in the place of a fixed one
+    # ``parse`` may have added placeholders to a launcher's command: a fixed port becomes a free
+    # one.
     known = _known(spec, place, store, " ".join((*command.launcher, *command.args)))
 
     def filled(asked: Sequence[str]) -> tuple[str, ...]:
@@ -64,14 +68,18 @@ def command_of(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore) -> Scri
 
 
 def fill_files(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore, folder: Path) -> None:
-    """Fill in what files ask for that the command names: a world that is described in one."""
+    """Fill in the placeholders of the configuration files that the command names.
+
+    A user may describe the world in such a file. Raises LaunchError with ``--clean``, because the
+    file would be the user's original.
+    """
     words = spec.task.words if isinstance(spec.task, Break) else spec.case.script
     for path in typed.described_in(shlex.split(words), folder):
         if not path.resolve().is_relative_to(folder.resolve()):
-            continue  # it is not a launch's own
+            continue  # outside the launch's copy of the folder
         if isinstance(spec.task, Script) and spec.task.clean:
             raise LaunchError(
-                f"{path.name} asks for ranks, and is your own file: nothing is written to it",
+                f"{path.name} contains placeholders for ranks and is not a copy: it is not changed",
                 where=str(folder),
                 expected="a copy of the folder for every launch",
                 fix="leave --clean out",
@@ -87,7 +95,7 @@ def _fill(text: str, known: Mapping[str, str | int]) -> str:
 def _known(
     spec: LaunchSpec, place: RankPlace, store: dist.TCPStore, text: str
 ) -> Mapping[str, str | int]:
-    """The values that a text may ask for, in this launch and on this node."""
+    """Return the values of the placeholders in this launch and on this node."""
     known: dict[str, str | int] = {
         "ranks": spec.case.nodes[place.node],
         "world": place.world_size,
@@ -109,9 +117,11 @@ def _free_port(host: str) -> int:
 
 
 def variables(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> Mapping[str, str]:
-    """The variables that torchrun sets, and those of Slurm and MPI that are set here: an agent that
-    they have started has its own. Ranks meet at the store that the agent opened: no port is raced
-    for.
+    """Return the environment variables that torchrun sets, and those of Slurm and MPI.
+
+    Variables of Slurm and MPI are replaced only if they are set, because an agent that they started
+    has values of its own rank there. Ranks meet at the store that the agent opened, so no two
+    processes compete for a port.
     """
     local = spec.case.nodes[place.node]
     places = {
@@ -135,12 +145,13 @@ def variables(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> Mappi
 
 
 def settle(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> None:
-    """This process's own variables, cores and threads."""
+    """Set the environment variables, cores and threads of this process."""
     os.environ.update(variables(spec, place, host, port))
     of_folders = workplace.variables(spec, place.node)
     os.environ.update(of_folders)
-    tempfile.tempdir = None  # it is asked for anew
-    # A Python that this one starts, such as a worker of a DataLoader, then installs the guard, too.
+    tempfile.tempdir = None  # ``tempfile`` then reads TMPDIR again
+    # An interpreter that this process starts, such as a DataLoader worker, then installs the guard,
+    # too.
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(startup.FOLDER), *filter(None, named)])
     write_guard.install(of_folders[write_guard.WRITABLE].split(os.pathsep))
@@ -150,8 +161,10 @@ def settle(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> None:
 
 
 def meet_at(host: str, port: int) -> None:
-    """Let ranks meet where the rung does, also where the script names a place of its own: a fixed
-    port, another machine's address, or a file, which the launch before has left behind.
+    """Make all ranks meet at the launch's store, even if the script names another rendezvous.
+
+    The script may name a fixed port, the address of another machine, or a file left by the previous
+    launch.
     """
     join: Callable[..., Any] = dist.init_process_group
 
@@ -167,18 +180,17 @@ def meet_at(host: str, port: int) -> None:
 
 
 def last_line(log: Path) -> str:
-    """The last line that a script has written and that says why it left."""
+    """Return the last line of a script's log that says why the script ended."""
     sys.stdout.flush()
     sys.stderr.flush()
     return last_words(log.read_text(errors="replace", encoding="utf-8"))
 
 
 def last_words(text: str) -> str:
-    """The last line of a log that names a reason.
+    """Return the last line of a log that names a reason.
 
-    Hints on how to see more (hydra's), what is indented beneath a message, and frames around it
-    (torch's of C++ are headed "At:") name none, nor do warnings, nor what torch's launcher adds
-    when a rank of its has failed.
+    These lines are skipped: hints on how to see more (hydra), indented lines below a message, the
+    heading "At:" of C++ frames, warnings, and what torch's launcher adds after a failed rank.
     """
     ranks, launcher, _ = text.partition(next(iter(LAUNCHER.findall(text)), "\0"))
     text = ranks if launcher and ranks.strip() else text
@@ -190,7 +202,7 @@ def last_words(text: str) -> str:
 
 
 def source(command: ScriptCommand, folder: Path) -> str:
-    """16 hex digits of the sha256 of the script's file; empty for a module."""
+    """Return 16 hex digits of the sha256 of the script's file; empty for a module."""
     file = folder / command.target
     if command.module or not file.is_file():
         return ""
@@ -198,9 +210,10 @@ def source(command: ScriptCommand, folder: Path) -> str:
 
 
 def run(command: ScriptCommand, folder: Path, home: Path) -> None:
-    """Run it as ``python`` would in ``folder``, a copy of ``home``; raises whatever it raises.
+    """Run the script as ``python`` would in ``folder``, a copy of ``home``; raise whatever it
+    raises.
 
-    What a fresh interpreter draws anew, a forked one would share with all others.
+    The random generators are seeded anew, because forked ranks would otherwise share their state.
     """
     programs.without_own_folder()
     sys.path[:] = workplace.on_path(sys.path, home, folder)

@@ -1,4 +1,4 @@
-"""The profile of a script's last steps: that of every case, begun in the middle of a run."""
+"""Profile the last steps of a script, as in every other case, but from the middle of a run."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from harness.training.rank.setup import Rank
 
 
 class Profile:
-    """Made as the kept window begins, when all ranks are between two steps."""
+    """A profile of one rank, created at the start of the kept window, when all ranks are between
+    steps.
+    """
 
     def __init__(self, task: Script, rank: Rank) -> None:
         num_kept = task.steps - task.cut
@@ -27,11 +29,11 @@ class Profile:
         self._clock.handshake()
 
     def step(self) -> None:
-        """A step is over."""
+        """Handle the end of a step."""
         self._profiler.step()
 
     def end(self, out: Path) -> dict[str, Any]:
-        """Leave the trace; what the record says of it."""
+        """Write the trace, and return the fields of the record that describe it."""
         self._profiler.stop()
         self._clock.handshake()
         return {

@@ -1,10 +1,10 @@
-"""A training that measures itself: in a notebook, or where a service starts its ranks.
+"""Let a training measure itself: in a notebook, or if a service starts its ranks.
 
-    begin -> hooks -> the window is over: every rank leaves its figures in the ranks' own store
-          -> end: rank 0 takes them, and another program writes the record
+begin -> hooks -> the window is over: every rank stores its results in the ranks' store
+      -> end: rank 0 collects them, and another program writes the record
 
-Hooks are gone as soon as the window is over, and nothing here ends a training or keeps it waiting:
-what cannot be measured is a warning.
+The hooks are removed as soon as the window is over. Nothing here ends a training or makes it wait;
+a failed measurement is a warning.
 """
 
 import datetime
@@ -49,21 +49,22 @@ from harness.training.script.prepared import Preparation
 from harness.training.script.region import region
 from harness.training.script.watch import Watch
 
-region.awaited = True  # whoever imports this will begin
+region.awaited = True  # code that imports this module will call ``begin``
 
-#: Collectives that are kept: those of the last step are looked at.
+#: Number of collectives that the flight recorder keeps; only those of the last step are read.
 KEPT = 2000
-#: Rank 0 waits so long for what the others leave, and for the program that writes the record.
+#: Seconds that rank 0 waits for another rank's results, and for the program that writes the record.
 LEAVE_S = 60.0
 WRITE_S = 120.0
-#: Bytes that a store takes at once.
+#: Characters that are written to a store under one key.
 PIECE = 1 << 20
 _COUNT = itertools.count()
 
 
 class Recording:
-    """One measured window of this process's training; ``run`` is its record's folder, on rank 0,
-    once it has ended.
+    """A recording of one measured window of this process's training.
+
+    ``run`` is the folder of the record, on rank 0, after the recording has ended.
     """
 
     def __init__(
@@ -76,13 +77,15 @@ class Recording:
         accept: str = "",
         results: str | Path = "results",
     ) -> None:
-        """``steps`` are timed after ``warm_up`` ones; ``samples_per_step`` is what one rank trains
-        on in a step, where that cannot be counted; ``accept`` names checks that may fail.
+        """Create a recording of ``steps`` timed steps after ``warm_up`` ones.
+
+        ``samples_per_step`` is the number of samples that one rank trains on in a step, if it
+        cannot be counted. ``accept`` names checks that may fail.
         """
         if steps < 2 or warm_up < 1:
             raise ValueError(
-                f"measure_steps(steps={steps}, warm_up={warm_up}): at least 2 steps are timed,"
-                " after 1 at least"
+                f"measure_steps(steps={steps}, warm_up={warm_up}): at least 2 steps are timed"
+                " after at least 1 warm-up step"
             )
         self.name = "".join(c if c.isalnum() else "_" for c in name or _program())
         self.run: Path | None = None
@@ -96,12 +99,13 @@ class Recording:
         self._left = False
 
     def prepare(self) -> None:
-        """Take note of loaders and optimizers that are made from here on, before it begins."""
+        """Record the loaders and optimizers that are made from here on, before ``begin``."""
         self._prepared.install()
 
     def begin(self) -> None:
-        """Watch this process from here on. Where scaleproof has started it the training begins
-        here, and nothing else is done.
+        """Start watching this process.
+
+        If scaleproof started the process, this call only marks the start of the training.
         """
         watched = bool(region.watches)
         region.enter()
@@ -121,9 +125,9 @@ class Recording:
         self._watch.hooks.install(self._prepared)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Nobody is watched any more; on rank 0 the record is written.
+        """Stop watching, and write the record on rank 0.
 
-        There is none of a training that ``error`` has ended before its window was over.
+        No record is written if ``error`` ended the training before its window was over.
         """
         watch = self._watch
         if watch is None:
@@ -147,7 +151,7 @@ class Recording:
             self._write(world_size, missing)
 
     def _rank(self) -> Rank:
-        """This process as a rank; which of them it is shows when its window is over."""
+        """Return this process as a rank; its actual number is read when the window is over."""
         store = dist.HashStore()
         case = self._case([platform.node()])
         place = RankPlace(
@@ -177,7 +181,7 @@ class Recording:
         )
 
     def _case(self, hosts: list[str]) -> CaseSpec:
-        """The case that is trained, by ranks on these hosts."""
+        """Return the case that is trained by one rank on each of these hosts."""
         on_gpus = _device().type != "cpu"
         backend = dist.get_backend() if dist.is_initialized() else "nccl" if on_gpus else "gloo"
         return CaseSpec(
@@ -195,14 +199,14 @@ class Recording:
         )
 
     def _over(self, watch: Watch) -> None:
-        """The window is over: from here on the training is its own again."""
+        """Remove the hooks at the end of the window, and store the results of this rank."""
         watch.hooks.remove()
         rank, world_size = _place()
         device = next(iter(watch.parameters()), torch.zeros(0)).device.type
         if device != watch.rank.accelerator.device.type:
             self._leave(
-                f"the training is on {device}, which was not in use as measure_steps began:"
-                " begin once the model is on its device",
+                f"the training is on {device}, which was not in use when measure_steps began:"
+                " begin after the model was moved to its device",
                 rank,
             )
             return
@@ -211,12 +215,12 @@ class Recording:
         self._leave(document, rank)
 
     def _leave(self, document: RankRecord | str, rank: int) -> None:
-        """Put what this rank tells, a figure or why there is none, where rank 0 finds it."""
+        """Store the record of this rank, or the reason why there is none, where rank 0 finds it."""
         self._left = True
         (self._out / f"rank{rank}.json").write_text(json.dumps(to_doc(document)), encoding="utf-8")
         self._store = _store() or self._store
         if not rank or self._store is None:
-            return  # its own files lie there
+            return  # rank 0 reads its files from the folder
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as pack:
             for file in self._out.glob(f"rank{rank}.*"):
@@ -231,9 +235,11 @@ class Recording:
         return f"scaleproof/{self._number}/{rank}/{part}"
 
     def _take(self, rank: int) -> str:
-        """Fetch what another rank left; the host that it is on."""
+        """Fetch the files of another rank, and return the name of its host."""
         if self._store is None:
-            raise RuntimeError("there is no process group: is init_process_group called?")
+            raise RuntimeError(
+                "there is no process group: does the training call init_process_group?"
+            )
         self._store.wait([self._key(rank, "pieces")], timedelta(seconds=LEAVE_S))
         count, host = self._store.get(self._key(rank, "pieces")).decode().split()
         texts = [self._store.get(self._key(rank, str(i))).decode() for i in range(int(count))]
@@ -244,12 +250,12 @@ class Recording:
         return host
 
     def _write(self, world_size: int, missing: dict[int, str]) -> None:
-        """Gather what all ranks left, and have the record written by a program of its own."""
+        """Collect the files of all ranks, and start the program that writes the record."""
         hosts = [platform.node()]
         for rank in range(1, world_size):
             try:
                 hosts.append(self._take(rank))
-            except RuntimeError as error:  # or its store is gone with it
+            except RuntimeError as error:  # the rank left nothing, or the store is gone
                 waited = isinstance(error, dist.DistError)
                 missing[rank] = f"left nothing within {LEAVE_S:.0f} s" if waited else str(error)
                 hosts.append(hosts[-1])
@@ -298,22 +304,23 @@ def measure_steps(
     accept: str = "",
     results: str | Path = "results",
 ) -> Iterator[Recording]:
-    """Measure the training inside of this block: ``steps`` steps, after ``warm_up`` ones.
+    """Measure the training inside this block: ``steps`` steps, after ``warm_up`` ones.
 
-    All ranks enter it, before their first step. As soon as the window is over the training is
-    watched no more; at the end of the block rank 0 has its record in ``run``, which ``report``,
-    ``verify`` and ``compare`` read. Without a smaller world beside it no verdict on scaling can
-    follow from it: what it says is RECORDED.
+    All ranks must enter the block before their first step. The hooks are removed as soon as the
+    window is over. At the end of the block ``run`` is the folder of the record on rank 0, for
+    ``report``, ``verify`` and ``compare``. The result is RECORDED: without a smaller world to
+    compare with, there is no verdict on scaling.
 
     Args:
-        name: what the training is called; records of one name are compared. Usually the file's.
-        samples_per_step: of one rank, where they cannot be counted.
-        accept: checks that may fail, as that is meant: ``replicas,idle``.
-        results: the folder that runs are kept in.
+        name: the name of the training; records of one name are compared. Default: the name of the
+            file.
+        samples_per_step: samples of one rank in a step, if they cannot be counted.
+        accept: checks that may fail because the failure is intended, such as ``replicas,idle``.
+        results: the folder that runs are stored in.
 
     Raises:
-        ValueError: for fewer than 2 steps, or no warm-up.
-        SpecError: for a check to accept that there is not.
+        ValueError: if there are fewer than 2 steps, or no warm-up step.
+        SpecError: if ``accept`` names an unknown check.
     """
     recording = Recording(
         name,
@@ -333,21 +340,21 @@ def measure_steps(
 
 
 def _place() -> tuple[int, int]:
-    """This process's rank, and how many there are; a launcher says it where no group does."""
+    """Return this process's rank and the world size, from the process group or the launcher."""
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _store() -> dist.Store | None:
-    """Where the ranks have met."""
+    """Return the store of the default process group; None for a single rank."""
     if not dist.is_initialized() or dist.get_world_size() < 2:
         return None
     return dist.distributed_c10d._get_default_store()
 
 
 def _device() -> torch.device:
-    """The accelerator that this process has begun to use, else the CPU."""
+    """Return the accelerator that this process has begun to use, else the CPU."""
     kind = torch.accelerator.current_accelerator()
     if kind is None or not torch.get_device_module(kind).is_initialized():
         return torch.device("cpu")
@@ -355,7 +362,7 @@ def _device() -> torch.device:
 
 
 def _main_file() -> Path | None:
-    """The file of this program; None in a notebook."""
+    """Return the file of this program; None in a notebook."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(file) if file and Path(file).is_file() else None
 
@@ -366,23 +373,23 @@ def _program() -> str:
 
 
 def _typed() -> tuple[str, ...]:
-    """How this process was started; nothing of a notebook's."""
+    """Return the command that started this process; empty in a notebook."""
     if _main_file() is None:
         return ()
     return tuple(secrets.masked_words(["python", *sys.orig_argv[1:]]))
 
 
 def _source() -> str:
-    """16 hex digits of the sha256 of this program's file; empty in a notebook."""
+    """Return 16 hex digits of the sha256 of this program's file; empty in a notebook."""
     file = _main_file()
     return files.digest_of_file(file) if file is not None else ""
 
 
 def _with_ours(path: str) -> str:
-    """A path of modules on which this package is found, too."""
+    """Return a module search path on which this package is found, too."""
     return os.pathsep.join(part for part in (path, str(programs.ROOT)) if part)
 
 
 def _warn(text: str) -> None:
-    """The training goes on, whatever became of its figures."""
+    """Warn of a failed measurement; the training continues."""
     warnings.warn(text, RuntimeWarning, stacklevel=2)

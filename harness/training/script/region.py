@@ -1,4 +1,4 @@
-"""Which part of a script is the training, where its user says so."""
+"""Mark the part of a script that is the training, if the user's code says where it begins."""
 
 from typing import Protocol
 
@@ -9,7 +9,9 @@ class Restarted(Protocol):
 
 
 class Region:
-    """``awaited`` from when the script imports ``measured`` until it enters it."""
+    """The region to measure. ``awaited`` is true from the import of ``measured`` until it is
+    entered.
+    """
 
     def __init__(self) -> None:
         self.watches: list[Restarted] = []

@@ -1,7 +1,7 @@
-"""Which samples reached a training: how many rows its modules are called with, and their hashes.
+"""Find the samples that reach a training: count and hash the rows that its modules are called with.
 
-The tensors of a call have one row for each sample. Few elements of a row are hashed, evenly spread:
-a row of an image costs as much as one of a sentence.
+The tensors of a call have one row for each sample. Only a limited number of evenly spaced elements
+of a row is hashed, so an image row costs no more than a row of tokens.
 """
 
 import itertools
@@ -18,17 +18,18 @@ from harness.training.observe import tensor_values
 from harness.training.observe.intake import row_hashes
 from harness.training.script.graphs import Graphs, apart, graphs, nodes
 
-#: Elements of a row that are hashed, of so many tensors at most.
+#: The largest number of hashed elements in each row, and of hashed tensors in each call.
 ELEMENTS = 1024
 MOST_TENSORS = 8
 _FIRST = 4096
-#: Rows of a batch that have fewer elements than this share of another's take less work.
+#: Batches differ in work if the rows of one have fewer elements than this share of another's.
 RAGGED = 0.95
 
 
 def tensors(*values: Any, depth: int = 4, inside: bool = False) -> Iterator[Tensor]:
-    """Tensors with rows in the arguments of a call, however they are nested, in their order;
-    ``inside``: also what objects have as attributes.
+    """Yield the non-empty tensors in the arguments of a call, however they are nested, in order.
+
+    With ``inside``, the attributes of objects are searched, too.
     """
     for value in values:
         if isinstance(value, Tensor):
@@ -46,17 +47,19 @@ def tensors(*values: Any, depth: int = 4, inside: bool = False) -> Iterator[Tens
             yield from tensors(*parts, depth=depth - 1, inside=inside)
 
 
-#: Values whose parts are found otherwise, or are none of a call's.
+#: Types that ``tensors`` handles otherwise, or that hold no input of a call.
 _KNOWN = (Tensor, Mapping, Sequence, nn.Module, type)
 
 
 def _is_opaque(value: object) -> bool:
-    """Whether it is an object of a class of somebody's own, as detection's NestedTensor is."""
+    """Return whether ``value`` is an object of a user-defined class, such as detection's
+    NestedTensor.
+    """
     return hasattr(value, "__dict__") and not isinstance(value, _KNOWN)
 
 
 def _of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Tensors of a call; those within objects only where there are no others."""
+    """Yield the tensors of a call; search the attributes of objects only if there are no others."""
     of_call = tensors(args, kwargs)
     first = next(of_call, None)
     return (
@@ -65,7 +68,7 @@ def _of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]
 
 
 def trains(output: object, depth: int = 4) -> bool | None:
-    """Whether a gradient can follow from what a module returned; None where no tensor is seen."""
+    """Return whether any output of a module requires a gradient; None if it contains no tensor."""
     if isinstance(output, Tensor):
         return output.requires_grad
     parts: Sequence[object] = ()
@@ -80,11 +83,12 @@ def trains(output: object, depth: int = 4) -> bool | None:
 def first_input(
     args: Sequence[Any], kwargs: Mapping[str, Any], *, leaves: bool = False, made: bool = False
 ) -> Tensor | None:
-    """The first tensor of a call; None where there is none, or where another module made it.
+    """Return the first tensor of a call; None if there is none, or if another module computed it.
 
-    ``leaves``: also one that its user wants the gradient of, as places of an equation are. Beside a
-    loader it is an attack on the samples, which come once more. ``made``: also one that was made of
-    anything, which no module can have done that had no samples.
+    ``leaves`` also accepts a leaf that requires a gradient, such as the coordinates of a
+    differential equation. If the training uses a loader, this leaf is an adversarial perturbation
+    of samples that also arrive unchanged. ``made`` also accepts a computed tensor. It is set if no
+    module has had samples so far, so that no other module can have computed it from samples.
     """
     first = args[0] if args else None
     if not isinstance(first, Tensor) or not first.dim():
@@ -96,20 +100,23 @@ def first_input(
 
 
 def continues(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call is given what another module has made of the samples: a decoder the encoder's
-    states, beside the tokens; a loss with weights what it is of, beside the batch.
+    """Return whether a call receives outputs of another module in addition to samples.
+
+    Examples are a decoder that gets the encoder's states with the tokens, and a loss module with
+    weights that gets a model's output with the batch.
     """
     return any(tensor.grad_fn is not None for tensor in tensors(args, kwargs))
 
 
-@dataclass(slots=True, kw_only=True)  # made in every step: a frozen one takes ten times as long
+# created in every step; a frozen class takes ten times as long
+@dataclass(slots=True, kw_only=True)
 class BatchLayout:
-    """The samples that a module is called with: how many, and how they lie in its arguments.
+    """The number of samples in a call of a module, and their layout in its arguments.
 
-    They are rows of tensors, elements of a list (``listed``), columns, where time comes first
-    (``late``), or ``graphs``, each of which has many rows. ``elements`` are those of the first
-    tensor, or of the first of each listed sample. ``unclear`` says why they cannot be told from
-    something else.
+    Samples are rows of tensors, elements of a list (``listed``), columns of a tensor whose first
+    dimension is time (``late``), or ``graphs`` with many rows each. ``elements`` is the number of
+    elements of the first tensor, or of the first tensor of each listed sample. ``unclear`` says why
+    the layout is ambiguous.
     """
 
     count: int = 0
@@ -129,13 +136,14 @@ def arrived(
     batches: Collection[Graphs] = (),
     made: bool = False,
 ) -> BatchLayout | None:
-    """The samples that arrive with a call, if loaders have handed out batches of these ``sizes``
-    last, and these ``batches`` of graphs.
+    """Return the samples of a call; None if it has no tensor, or if another module computed it.
 
-    ``late``: a layer inside takes time first, and is given what arrives as it is. ``made``: nothing
-    else has samples, so that what was made of some is taken for them.
-
-    None where there is no tensor, or where another module made it.
+    Args:
+        sizes: the sizes of the batches that loaders handed out last.
+        late: whether an inner layer takes time as the first dimension, and gets this input
+            unchanged.
+        batches: the batches of graphs that loaders handed out last.
+        made: whether no other module has had samples, so a computed tensor counts as samples.
     """
     known = {*sizes} - {0}
     first = first_input(args, kwargs, leaves=not known, made=made)
@@ -160,20 +168,24 @@ def arrived(
     if within and rows not in known:
         kind = type(given).__name__
         shape = _shape(first)
-        return BatchLayout(unclear=f"nobody knows if each row of {shape} in a {kind} is a sample")
+        return BatchLayout(
+            unclear=f"it is unclear whether each row of {shape} in a {kind} is a sample"
+        )
     if not known or rows in known or columns not in known:
         return BatchLayout(count=rows, elements=elements)
     size = columns
     if rows % size and size % rows:
         return BatchLayout(count=size, elements=elements, late=True)
     return BatchLayout(
-        unclear=f"a batch of {size} reaches the model as {_shape(first)}: which side is it"
+        unclear=f"a batch of {size} reaches the model as {_shape(first)}: it is unclear which"
+        " dimension is the batch"
     )
 
 
 def _has_lengths(others: Iterator[Tensor], rows: int, columns: int) -> bool:
-    """Whether a vector of whole numbers has an element for each column, and none for each row: the
-    lengths of sequences whose time comes first.
+    """Return whether an integer vector has one element for each column but not one for each row.
+
+    The vector then holds the lengths of sequences whose first dimension is time.
     """
     vectors = (x for x in others if x.dim() == 1 and not x.is_floating_point())
     sizes = {len(vector) for vector in vectors}
@@ -181,14 +193,17 @@ def _has_lengths(others: Iterator[Tensor], rows: int, columns: int) -> bool:
 
 
 def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]) -> BatchLayout:
-    """A list is a batch of samples, or the inputs of one batch."""
+    """Return the layout of a list, which is either a batch of samples or the inputs of one
+    batch.
+    """
     many = len(given)
     firsts = [first for x in given if (first := next(tensors(x), None)) is not None]
     elements = sum(first.numel() for first in firsts)
     if any(isinstance(x, Mapping) for x in given):
         rows = {len(first) for first in firsts}
         if len(rows) == 1 and rows <= set(known) and many not in known:
-            return BatchLayout(count=rows.pop(), elements=elements)  # sides of pairs, say
+            # for example, the two sides of pairs
+            return BatchLayout(count=rows.pop(), elements=elements)
         return BatchLayout(count=many, elements=elements, listed=True)
     parts = [x for x in given if isinstance(x, Tensor) and x.dim()]
     heads = {len(part) for part in parts}
@@ -196,7 +211,9 @@ def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]
         return BatchLayout(count=many, listed=True)
     if not parts:
         kind = type(given[0]).__name__
-        return BatchLayout(unclear=f"the model gets a list of {many} of {kind}: samples, or inputs")
+        return BatchLayout(
+            unclear=f"the model gets a list of {many} of {kind}: these may be samples or inputs"
+        )
     if heads <= set(known):
         return BatchLayout(count=len(parts[0]), elements=elements)
     beside = any(isinstance(other, list | tuple) and len(other) == many for other in others)
@@ -206,7 +223,7 @@ def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]
         return BatchLayout(count=len(parts[0]), elements=elements)
     shape = _shape(parts[0])
     return BatchLayout(
-        unclear=f"the model gets a list of {many} tensors {shape}: samples, or inputs"
+        unclear=f"the model gets a list of {many} tensors {shape}: these may be samples or inputs"
     )
 
 
@@ -215,11 +232,11 @@ def _shape(tensor: Tensor) -> str:
 
 
 def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: BatchLayout) -> Sequence[Tensor]:
-    """The inputs that tell the samples of a call apart, one row each: its first tensor, and what
-    else has its rows.
+    """Return the tensors that identify the samples of a call, with one row for each sample.
 
-    The first may be a mask or an action, which many samples share: tokens and observations come
-    after it. Of floats the first tensor is enough.
+    These are the first tensor and all integer tensors with as many rows. If the first tensor holds
+    integers, the first floating-point tensor is added. An integer tensor may be a mask or an
+    action, which many samples share, while tokens and observations come after it.
     """
     if how.graphs is not None:
         return [_stacked(part) for part in apart(_of_call(args, kwargs), how.graphs)]
@@ -228,7 +245,7 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: BatchLayout) -> 
         firsts = (next(tensors(x), None) for x in given)
         return [_stacked([tensor for tensor in firsts if tensor is not None])]
     candidates = itertools.islice(_of_call(args, kwargs), MOST_TENSORS)
-    first = next(candidates)  # what ``first_input`` has found, too
+    first = next(candidates)  # ``first_input`` has found it, too
     if how.late:
         return [tensor_values.rows(first).transpose(0, 1)]
     others = [candidate for candidate in candidates if candidate.size(0) == first.size(0)]
@@ -239,7 +256,9 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: BatchLayout) -> 
 
 
 def _stacked(samples: Sequence[Tensor]) -> Tensor:
-    """A row of few elements of each, evenly spread, and zeros behind those of a short one."""
+    """Return one row of evenly spaced elements for each sample; short rows are padded with
+    zeros.
+    """
     rows = [thinned(tensor_values.rows(sample).reshape(1, -1)) for sample in samples]
     stacked = rows[0].new_zeros(len(rows), max(tensor.shape[1] for tensor in rows))
     for row, thin in zip(stacked, rows, strict=True):
@@ -248,7 +267,7 @@ def _stacked(samples: Sequence[Tensor]) -> Tensor:
 
 
 def thinned(x: Tensor) -> Tensor:
-    """Few elements of each row, evenly spread."""
+    """Return at most ``ELEMENTS`` evenly spaced elements of each row."""
     rows = x.detach().reshape(len(x), -1)
     if rows.dtype is torch.bool:
         rows = rows.view(torch.int8)
@@ -256,8 +275,10 @@ def thinned(x: Tensor) -> Tensor:
 
 
 def _mixed(hashes: Tensor) -> Tensor:
-    """Each bit in all the others (splitmix64), else a user and an item would be told from another
-    pair by a weighted sum of their two numbers. https://prng.di.unimi.it/splitmix64.c
+    """Mix every bit of a hash into all others (splitmix64).
+
+    Without it, the weighted sum of the numbers of a user and an item could equal that of another
+    pair. https://prng.di.unimi.it/splitmix64.c
     """
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         signed = factor - (1 << 64) if factor >> 63 else factor
@@ -266,28 +287,28 @@ def _mixed(hashes: Tensor) -> Tensor:
 
 
 class Rows:
-    """The rows that reached one module: hashes in one tensor, which grows by doubling.
+    """The hashes of the rows that reached one module, in one tensor that grows by doubling.
 
-    A tensor of its own for every call would keep the heap around it from being used again.
+    A separate tensor for every call would fragment the heap.
     """
 
     def __init__(self) -> None:
         self._kept: Tensor | None = None
         self._end = 0
-        self._calls: list[tuple[int, int]] = []  # sentence, end of its rows
+        self._calls: list[tuple[int, int]] = []  # update cycle, end of its rows
         self._room: Tensor | None = None
-        self._came: dict[int, int] = {}  # rows of each sentence
-        self._passes: dict[int, int] = {}  # calls that they came in
-        self._least = math.inf  # elements of a row
+        self._came: dict[int, int] = {}  # rows of each update cycle
+        self._passes: dict[int, int] = {}  # calls that these rows came in
+        self._least = math.inf  # fewest elements of a row
         self._most = 0.0
 
     @property
     def ragged(self) -> bool:
-        """Whether rows of some batches are larger than those of others."""
+        """Return whether rows of some batches are much larger than rows of others."""
         return self._least < RAGGED * self._most
 
     def count(self, sentence: int, arrived: BatchLayout) -> None:
-        """So many rows came."""
+        """Count the rows of one call."""
         self._came[sentence] = self._came.get(sentence, 0) + arrived.count
         self._passes[sentence] = self._passes.get(sentence, 0) + 1
         if arrived.count:
@@ -296,15 +317,17 @@ class Rows:
             self._most = max(self._most, of_row)
 
     def came(self, first: int, last: int) -> int:
-        """Rows that came in the sentences from ``first`` to before ``last``."""
+        """Return the number of rows in the update cycles from ``first`` to before ``last``."""
         return sum(self._came.get(sentence, 0) for sentence in range(first, last))
 
     def passes(self, first: int, last: int) -> int:
-        """Calls of the module in the sentences from ``first`` to before ``last``."""
+        """Return the number of calls in the update cycles from ``first`` to before ``last``."""
         return sum(self._passes.get(sentence, 0) for sentence in range(first, last))
 
     def take_back(self, sentence: int, rows: int, *, noted: bool) -> None:
-        """So many rows of the last call were no samples: nothing follows from them."""
+        """Remove the rows of the last call: its output requires no gradient, so they train
+        nothing.
+        """
         self._came[sentence] -= rows
         self._passes[sentence] -= 1
         if noted:
@@ -312,7 +335,7 @@ class Rows:
             self._end = self._calls[-1][1] if self._calls else 0
 
     def note(self, sentence: int, parts: Sequence[Tensor]) -> None:
-        """Notes the contents of these rows."""
+        """Store the hashes of the rows in ``parts``."""
         hashes = self._hashes(parts)
         end = self._end + len(hashes)
         if self._kept is None:
@@ -324,7 +347,9 @@ class Rows:
         self._calls.append((sentence, end))
 
     def _hashes(self, parts: Sequence[Tensor]) -> Tensor:
-        """int64 hash of each row of these tensors, never 0, on the first one's device."""
+        """Return an int64 hash of each row over all ``parts``, never 0, on the first part's
+        device.
+        """
         rows = [thinned(part) for part in parts]
         longest = max(row.numel() for row in rows)
         if self._room is None or len(self._room) < longest:
@@ -335,7 +360,9 @@ class Rows:
         return total | 1
 
     def of(self, first: int, last: int) -> np.ndarray:
-        """Sorted hashes of what came in the sentences from ``first`` to before ``last``."""
+        """Return the sorted hashes of the rows in the update cycles from ``first`` to before
+        ``last``.
+        """
         spans = list(self._spans(first, last))
         if not spans or self._kept is None:
             return np.zeros(0, np.int64)

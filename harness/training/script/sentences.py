@@ -1,8 +1,9 @@
-"""Sentences: what a training does from one update of its weights to the next. No torch.
+"""Divide a training into update cycles, which names in the code call sentences. Without torch.
 
-Forward and backward passes come, then one or several optimizers step; the sentence ends as the next
-pass begins. Steps inside of a backward pass, and several without a pass between them, are of one
-sentence. A step of the training is one or more sentences: their smallest repeating period.
+An update cycle is all that a training does from one update of its weights to the next. Forward and
+backward passes come first, then one or several optimizers step; the cycle ends when the next pass
+begins. Steps inside a backward pass, and several steps without a pass between them, belong to one
+cycle. A step of the training is one or more cycles: their smallest repeating period.
 """
 
 from dataclasses import dataclass
@@ -12,27 +13,27 @@ from harness.analysis.samples.script import period
 
 @dataclass(frozen=True)
 class Word:
-    """One sentence: how many backward passes it had, and which optimizers stepped."""
+    """One update cycle: its number of backward passes, and the optimizers that stepped."""
 
     backwards: int
     optimizers: frozenset[int]
 
 
 class StepSequence:
-    """Told of every pass and every optimizer step, in their order."""
+    """The sequence of update cycles, built from every pass and every optimizer step in order."""
 
     def __init__(self) -> None:
         self.words: list[Word] = []
         self.begun = False
-        self.backwards = self._depth = 0  # of the sentence that has begun
+        self.backwards = self._depth = 0  # of the current cycle
         self._stepped: set[int] = set()
-        self.twice = 0  # optimizer steps without a backward pass since the same one's last
-        self.alone = False  # whether an optimizer has stepped before there was any pass
+        self.twice = 0  # steps of an optimizer without a backward pass since its last step
+        self.alone = False  # whether an optimizer has stepped before any pass
 
     def passing(self) -> bool:
-        """A pass begins: whether a new sentence begins with it."""
+        """Handle the start of a pass, and return whether a new update cycle begins with it."""
         if self._depth:
-            return False  # forward passes are repeated inside of a backward pass to save memory
+            return False  # activation checkpointing repeats forward passes inside a backward pass
         if self.begun and not self._stepped:
             return False
         if self.begun:
@@ -44,21 +45,25 @@ class StepSequence:
 
     @property
     def done(self) -> int:
-        """Sentences in which weights were updated, with the one that is not over yet."""
+        """Return the number of cycles that updated weights, including the current one."""
         return len(self.words) + bool(self._stepped)
 
     @property
     def in_backward(self) -> bool:
-        """Whether a backward pass is under way."""
+        """Return whether a backward pass is running."""
         return self._depth > 0
 
     @property
     def accumulates(self) -> bool:
-        """Whether a backward pass that begins now is not the first one of this update."""
+        """Return whether a backward pass that begins now is not the first one of its update."""
         return bool(self.backwards) and not self._depth and not self._stepped
 
     def enter_backward(self, *, again: bool = False) -> None:
-        """``again``: an optimizer asks its closure once more, as often as it likes."""
+        """Handle the start of a backward pass.
+
+        ``again``: an optimizer calls its closure once more. These passes are not counted, because
+        their number varies.
+        """
         self.backwards += self._depth == 0 and not again
         self._depth += 1
 
@@ -71,10 +76,12 @@ class StepSequence:
         self._stepped.add(optimizer)
 
     def period(self, known: int) -> int | None:
-        """Sentences of one step of the training, by which optimizers step: of backward passes the
-        last update of an epoch may have fewer, and a first one fewer than later ones.
+        """Return the number of update cycles in one step of the training.
 
-        None while there is no period yet, or one of the ``known`` optimizers has not stepped.
+        The period is that of the optimizers that step. Numbers of backward passes are ignored: the
+        last update of an epoch may have fewer, and the first update fewer than later ones.
+
+        None if there is no period yet, or if one of the ``known`` optimizers has not stepped.
         """
         stepping = [word.optimizers for word in self.words]
         return period(stepping) if len(frozenset().union(*stepping)) == known else None

@@ -1,4 +1,4 @@
-"""How the model of a script lies on the ranks: whole on each of them, or in parts."""
+"""Find out whether a script's model is replicated on the ranks or divided among them."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,15 @@ from harness.training.script import inside
 
 
 def divided(roots: Sequence[nn.Module]) -> bool:
-    """Whether torch says of a parameter that this rank holds a part of it."""
+    """Return whether this rank holds a shard of any parameter, judging by torch's own types."""
     placed = any(hasattr(p, "placements") for root in roots for p in inside.parameters(root))
     return placed or bool(_flattened(roots))
 
 
 def shares_data(roots: Sequence[nn.Module]) -> bool:
-    """Whether each rank has samples of its own, by how the first root is wrapped: by DDP, or by
-    FSDP over all ranks. Those of a tensor-parallel group have the same ones.
+    """Return whether each rank has its own samples, judging by the wrapper of the first root.
+
+    The wrapper is DDP or FSDP over all ranks. Ranks of a tensor-parallel group share samples.
     """
     if not roots or not dist.is_initialized():
         return False
@@ -27,7 +28,9 @@ def shares_data(roots: Sequence[nn.Module]) -> bool:
 
 
 def _wrappers(root: nn.Module) -> Iterator[nn.Module]:
-    """The root, and what it wraps: torch.compile, Fabric and others wrap what wraps the model."""
+    """Yield the root and the modules that it wraps: torch.compile or Fabric wrap DDP, which wraps
+    the model.
+    """
     module: object = root
     while isinstance(module, nn.Module):
         yield module
@@ -37,8 +40,10 @@ def _wrappers(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def _over_all_ranks(wrapper: nn.Module) -> bool:
-    """Whether it exchanges gradients among all ranks, so that these can have samples of their own.
-    DeepSpeed's engine says among how many it does.
+    """Return whether a wrapper exchanges gradients among all ranks, so that these can have
+    different samples.
+
+    DeepSpeed's engine stores the number of these ranks as ``dp_world_size``.
     """
     world_size = dist.get_world_size()
     fsdp = _fsdp()
@@ -60,7 +65,10 @@ def _over_all_ranks(wrapper: nn.Module) -> bool:
 
 
 def bytes_of(roots: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> int:
-    """Bytes of whole parameters: of flattened ones this rank holds a part, as long as others'."""
+    """Return the bytes of the complete parameters.
+
+    This rank holds a shard of each flattened parameter, and all shards have the same size.
+    """
     flattened = _flattened(roots)
     ours = {id(p) for module in flattened for p in inside.parameters(module)}
     many = max((module.process_group.size() for module in flattened), default=1)
@@ -68,7 +76,9 @@ def bytes_of(roots: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> 
 
 
 def _flattened(roots: Sequence[nn.Module]) -> list[Any]:
-    """Modules of FSDP's first kind, whose parts of parameters look like parameters."""
+    """Return the FSDP1 modules that shard parameters; their shards look like ordinary
+    parameters.
+    """
     fsdp = _fsdp()
     if fsdp is None:
         return []
@@ -82,5 +92,5 @@ def _flattened(roots: Sequence[nn.Module]) -> list[Any]:
 
 
 def _fsdp() -> ModuleType | None:
-    """None for a script that has not loaded it."""
+    """Return torch's FSDP module; None if the script has not imported it."""
     return sys.modules.get("torch.distributed.fsdp")

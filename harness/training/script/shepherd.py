@@ -1,7 +1,7 @@
-"""Ranks in processes of their own: a new interpreter for each, or whatever a launcher starts.
+"""Start ranks in new processes: a new interpreter for each rank, or the user's launcher.
 
-The forked rank stays as its shepherd: it serves the store that all meet at, passes on what the
-agent asks for, and ends as its rank does.
+The forked rank process stays as a supervisor. It serves the store where all ranks meet, forwards
+the agent's signals, and ends when its rank ends.
 """
 
 import contextlib
@@ -25,17 +25,21 @@ from harness.training.rank.setup import RankPlace
 from harness.training.script import badges, process, startup, workplace
 from harness.training.script.startup.sitecustomize import BADGES, HOME
 
+#: Seconds between two checks whether the rank has written its record.
 POLL_S = 0.05
-#: A launcher may end this long before the rank that it has started has written its record.
+#: Seconds to wait for the record after the launcher has ended; a rank may write it later.
 LATE_S = 2.0
 
 
 def lead(
     command: ScriptCommand, spec: LaunchSpec, place: RankPlace, beats: Beats, store: dist.TCPStore
 ) -> None:
-    """Start this rank, or with local rank 0 the launcher of all; return when it is well and over.
+    """Start this rank, or all ranks of the node if this is local rank 0 and there is a launcher.
 
-    LaunchError where it ends without a record.
+    The function returns when the rank has written its record and its process has ended.
+
+    Raises:
+        LaunchError: if the process ends without a record.
     """
     folder = Path(spec.out)
     way = "launcher" if command.launcher else "fresh"
@@ -66,7 +70,7 @@ def lead(
 def _start(
     command: ScriptCommand, spec: LaunchSpec, place: RankPlace, store: dist.TCPStore
 ) -> subprocess.Popen[bytes]:
-    """The process that is this rank, or that starts those of this node."""
+    """Start the process of this rank, or the launcher that starts the ranks of this node."""
     assert isinstance(spec.task, Script | Break)
     folder = Path(spec.out)
     home = Path(spec.task.folder)
@@ -90,7 +94,7 @@ def _start(
 def _wait(
     started: subprocess.Popen[bytes] | None, out: Path, rank: int, key: str, store: dist.TCPStore
 ) -> None:
-    """Until the rank has left its record; its own error is told by itself."""
+    """Wait until the rank has written its record; exit with status 1 if it has written an error."""
     ended_at: float | None = None
     code: int | None = None
     while not (out / f"rank{rank}.json").is_file():
@@ -111,7 +115,7 @@ def _wait(
 
 
 def _left_nothing(out: Path, rank: int, code: int) -> LaunchError:
-    """Says what is wrong where a process has ended, and there is no record of its rank."""
+    """Return the error for a process that ended without a record of its rank."""
     started = (out / f"rank{rank}.pid").is_file()
     log = out / f"rank{rank}.log"
     last_words = (
@@ -123,17 +127,17 @@ def _left_nothing(out: Path, rank: int, code: int) -> LaunchError:
     return LaunchError(
         f"its process ended with status {code} and left no record{quoted}"
         if started
-        else f"what starts the ranks ended with status {code}, and no process of it was rank {rank}"
+        else f"the launcher ended with status {code} and started no process as rank {rank}"
         + quoted,
-        expected="a training that torch's hooks can see"
+        expected="a training that uses torch's optimizers and backward passes"
         if started
-        else "a launcher that starts as many ranks as it is told, on this device",
+        else "a launcher that starts the requested number of ranks on this device",
         fix=f"less {log}",
     )
 
 
 def _pass_on(pid_file: Path) -> "signal._HANDLER":
-    """Passes a signal that asks for stacks on to the rank's own process."""
+    """Return a handler that forwards a signal for stack traces to the rank's process."""
 
     def handler(number: int, _: FrameType | None) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Random sums of parameters: how far two ranks' are apart is told without both at hand.
+"""Compute random sums of parameters, which show how far apart two ranks' parameters are.
 
-Of the differences between two tensors the sums with random signs have the differences' norm, in the
-mean of their squares (Alon, Matias, Szegedy, "The space complexity of approximating the frequency
-moments", 1999).
+The two sets of parameters need not be in one process. Random-sign sums of the differences between
+two tensors have a mean square equal to the squared norm of the differences (Alon, Matias, Szegedy,
+"The space complexity of approximating the frequency moments", 1999).
 """
 
 import functools
@@ -14,12 +14,12 @@ from torch import Tensor
 from harness.training.observe import tensor_values
 
 SUMS = 8
-#: Elements of a parameter that are summed, evenly drawn.
+#: Largest number of elements of a parameter that are summed, at even distances.
 ELEMENTS = 1 << 14
 
 
 def sketch(parameters: Iterable[Tensor]) -> tuple[float, ...]:
-    """``SUMS`` sums of elements; comparable where the parameters are alike in number and shape."""
+    """Return ``SUMS`` sums of elements; comparable if parameters have equal number and shapes."""
     signs, of_parts = _signs()
     sums = torch.zeros(SUMS, dtype=torch.float64)
     parts = (
@@ -36,8 +36,9 @@ def sketch(parameters: Iterable[Tensor]) -> tuple[float, ...]:
 
 @functools.cache
 def _signs() -> tuple[Tensor, Tensor]:
-    """Those of elements (SUMS, ELEMENTS), and of whole tensors (n, SUMS): the same in every
-    process, and no random numbers of the training's.
+    """Return random signs of elements (SUMS, ELEMENTS) and of whole tensors (n, SUMS).
+
+    They are equal in every process, and leave the training's random generator untouched.
     """
     draw = torch.Generator().manual_seed(0)
     of_elements = torch.randint(0, 2, (SUMS, ELEMENTS), generator=draw)

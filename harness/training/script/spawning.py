@@ -1,4 +1,4 @@
-"""Refuses the worlds that a rank starts itself: its script is its own launcher."""
+"""Refuse to let a rank start further ranks, which means that its script is a launcher itself."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ JOINS = "init_process_group"
 
 
 def refuse_spawning(script: str) -> None:
-    """From now on LaunchError where this rank starts ranks: by ``mp.spawn``, or processes and
-    interpreters that join a group while it is in none.
+    """Make this rank raise LaunchError if it starts ranks.
+
+    It starts ranks by ``mp.spawn``, or by processes and interpreters that join a group while it has
+    not joined one itself.
     """
     spawning = importlib.import_module("torch.multiprocessing.spawn")
     start: Callable[[BaseProcess], None] = BaseProcess.start
@@ -59,30 +61,30 @@ def _own_launcher(script: str) -> LaunchError:
     if asks_for_ranks(words):
         return LaunchError(
             "each rank starts ranks of its own: the script is its own launcher, and its files do"
-            " not say so",
+            " not show this",
             where=script,
-            expected="the interpreter before it, as any other launcher",
+            expected="the interpreter before the script, as for any other launcher",
             fix=f"{RUN} env python {script}",
         )
     return LaunchError(
         "each rank starts ranks of its own: the script is its own launcher, and no word of its"
         " command is {ranks}",
         where=script,
-        expected="{ranks} in the place of the number that it takes, or a shell script that starts"
-        " it with so many",
+        expected="{ranks} in place of the script's number of ranks, or a shell script that passes"
+        " this number to the script",
         fix=f"{RUN} bash launch.sh {{ranks}}",
     )
 
 
 def _called_by(process: BaseProcess) -> list[object]:
-    """The functions that a process begins with: its target, and those that this is handed."""
+    """Return the functions that a process calls first: its target, and the target's arguments."""
     return [getattr(process, "_target", None), *getattr(process, "_args", ())]
 
 
 def joins_group(function: object) -> bool:
-    """Whether a function names ``init_process_group``, or one that it calls by name does."""
+    """Return whether a function, or one that it calls by name, names ``init_process_group``."""
     reached = [function]
-    for candidate in reached:  # grows meanwhile
+    for candidate in reached:  # the list grows during the loop
         if not isinstance(candidate, FunctionType):
             continue
         names = candidate.__code__.co_names

@@ -1,7 +1,9 @@
-"""One rank's watch over a user's training: its steps, its window, and what it leaves as evidence.
+"""Watch one rank of a user's training: its steps, its window, and the evidence that it leaves.
 
-sentences -> period known and warm-up over -> kept window -> all ranks meet
-          -> one more step, whose work is counted -> record -> the end
+update cycles -> period known and warm-up over -> kept window -> all ranks meet
+              -> one more step, whose work is counted -> record -> the end
+
+An update cycle (``sentence``) is defined in ``sentences.py``.
 """
 
 import math
@@ -22,15 +24,17 @@ from harness.training.script.observed import Digests, Observed
 from harness.training.script.profile import Profile
 from harness.training.script.region import region
 
-#: So many sentences may pass before an optimizer that was made has stepped.
+#: Update cycles after which an optimizer that was made but never stepped is ignored.
 PATIENCE = 64
-#: In every such step of a kept window memory is read, and samples are told apart; those of other
-#: steps are counted.
+#: In the kept window memory is read, and samples are hashed, in one of this many steps. Samples of
+#: the other steps are only counted.
 LOOKED = 32
 
 
 class Watch(Observed):
-    """Told by hooks what the training does; calls ``over`` when the window has been measured."""
+    """The observer of one timed training, which the hooks call; it calls ``over`` after the
+    window.
+    """
 
     def __init__(self, task: Script, rank: Rank, over: Callable[["Watch"], None]) -> None:
         self.task = task
@@ -50,21 +54,22 @@ class Watch(Observed):
         self.marks_s: list[float] = []
         self.walls_ns: list[int] = []
         self.rss_bytes: list[int] = []
-        self.reads: list[int] = []  # of single values, up to each mark of the warm-up
-        self.evaluations: list[int] = []  # of passes that train nothing, up to each mark
+        self.reads: list[int] = []  # reads of single values, up to each mark of the warm-up
+        self.evaluations: list[int] = []  # passes that train nothing, up to each mark
         self.events: list[torch.Event] = []
-        self.began = Digests()  # of parameters before the first step
-        self.began_alone = Digests()  # of those that are of no root, if only these are stepped
+        self.began = Digests()  # digests of parameters before the first step
+        # the same for stepped tensors of no root, if optimizers step only these
+        self.began_alone = Digests()
         self.sharded = False
 
     def restart(self) -> None:
-        """Forget what was seen so far (``measured``)."""
+        """Forget all observations, because ``measured`` or ``measure_steps`` was entered."""
         self.first = self.period = 0
         self._phase = Phase.WARMUP
         super().restart()
 
     def mark(self) -> None:
-        """A sentence begins, and the one before is over."""
+        """Record the time at the start of an update cycle, which ends the one before."""
         done = len(self.sentences.words)
         if not done:
             self._look_at_start()
@@ -90,7 +95,7 @@ class Watch(Observed):
         if num_kept == window:
             self.end()
             self.measured = True
-            if self.profile is not None or compiled():  # it would be compiled once more
+            if self.profile is not None or compiled():  # counting would compile the model once more
                 self.finish()
                 return
             self.work = Counted(self.hooks.trains, self.hooks.updates)
@@ -100,7 +105,8 @@ class Watch(Observed):
 
     def enter_backward(self, losses: object, *, again: bool) -> None:
         if not self.sentences.words and not self.sentences.backwards and not self.sharded:
-            # once more: layers may have been tried before DDP has copied rank 0's weights
+            # Repeat the digests here: a forward pass may have tried layers before DDP copied rank
+            # 0's weights.
             self._look_at_start()
         super().enter_backward(losses, again=again)
 
@@ -109,7 +115,7 @@ class Watch(Observed):
         self.began_alone = self.bits_alone()
 
     def finish(self, *, whole: bool = False) -> None:
-        """The window was measured; the step behind it counts only if it came to its end."""
+        """End the watch; the step after the window is used only if it is complete."""
         if self.work is not None:
             self.work.end()
         if not whole:
@@ -117,7 +123,11 @@ class Watch(Observed):
         self._over(self)
 
     def looks(self) -> bool:
-        """In every step of the warm-up, in one of 32 of the kept window, and in its last."""
+        """Return whether samples of this cycle are hashed.
+
+        They are hashed in every warm-up step, in one of 32 steps of the kept window, and in its
+        last.
+        """
         step = (len(self.sentences.words) - self.first) // self.period if self.first else 0
         return step % LOOKED == 0 or step == self.task.steps - self.task.cut - 1
 
@@ -142,28 +152,33 @@ class Watch(Observed):
         return len({key for word in self.sentences.words for key in word.optimizers})
 
     def end(self) -> None:
-        """The kept window is over, now; ranks have met when this returns."""
+        """End the kept window now; when this returns, all ranks have reached this point."""
         self.rank.accelerator.synchronize()
         self.marks_s[-1] = perf_counter()
         self.walls_ns[-1] = time_ns()
         self.meter.stop()
-        self.rank.beat(Phase.FINISH, len(self.sentences.words))  # from here on it waits for others
+        # from here on this rank waits for others
+        self.rank.beat(Phase.FINISH, len(self.sentences.words))
         self.rank.meet()
         self.rank.beat(Phase.STEADY, len(self.sentences.words))
         self.grown = self.meter.grown()
 
     def edges(self) -> range:
-        """Numbers of the sentences with which steps begin, and of the one after the last."""
+        """Return the numbers of the update cycles that begin each step, and of the one after the
+        last.
+        """
         begin = self.first - self.task.cut * self.period
         return range(begin, begin + self.task.steps * self.period + 1, self.period)
 
     def loss_of_steps(self) -> np.ndarray:
-        """The loss that the backward passes of each step began with, added up; NaN = none."""
+        """Return the sum of the losses that the backward passes of each step began with; NaN =
+        none.
+        """
         edges = self.edges()
         sums: np.ndarray = self.losses(edges[0], edges[-1]).reshape(-1, self.period).sum(axis=1)
         return sums
 
     @property
     def grad_norm(self) -> float:
-        """Of this rank's part of the gradients, before the first optimizer step."""
+        """Return the norm of this rank's part of the gradients before the first optimizer step."""
         return math.sqrt(self.norm2)

@@ -1,8 +1,9 @@
-"""Where a script runs and what it may write to.
+"""Define the folder that a script runs in and the folders that it may write to.
 
-A launch works in a copy of the script's folder, so that it does not find what other launches have
-left. With ``--clean`` it works in the folder itself, and the paths that it writes are removed.
-Temporary files lie in a folder of the launch. ``startup/write_guard.py`` stops every other write.
+A launch works in a copy of the script's folder, so it does not find files that other launches left.
+With ``--clean`` it works in the folder itself, and the paths that it writes are removed before each
+launch. Each launch has its own folder for temporary files. ``startup/write_guard.py`` stops every
+other write.
 """
 
 import getpass
@@ -19,7 +20,7 @@ from harness.training.script.startup.write_guard import WRITABLE
 
 
 def of(spec: LaunchSpec, node: int) -> Path:
-    """The folder that the ranks of a node run in."""
+    """Return the folder that the ranks of a node run in."""
     task = spec.task
     if isinstance(task, Script) and task.clean:
         return Path(task.folder)
@@ -28,8 +29,9 @@ def of(spec: LaunchSpec, node: int) -> Path:
 
 
 def on_path(paths: Iterable[str], home: Path, folder: Path) -> list[str]:
-    """Folders that modules are looked for in: those of the user's that are copied, in their copy
-    (``PYTHONPATH=.``), so that nothing is written beside the user's own.
+    """Return the module search path with the user's copied folders replaced by their copies.
+
+    With ``PYTHONPATH=.``, for example, nothing is then written next to the user's sources.
     """
     return [_in_copy(path, home, folder) for path in paths]
 
@@ -57,9 +59,10 @@ def temporaries(out: Path) -> list[Path]:
 
 
 def variables(spec: LaunchSpec, node: int) -> Mapping[str, str]:
-    """Return the variables that direct temporary files and say which folders may be written to.
+    """Return the environment variables for temporary files and for the folders that may be written
+    to.
 
-    What TorchInductor has compiled stays where it is without us, so that each launch finds it.
+    The cache of TorchInductor keeps its default location, so each launch finds compiled code there.
     """
     task = spec.task
     of_launch = temporary(Path(spec.out), node)
@@ -76,12 +79,13 @@ def variables(spec: LaunchSpec, node: int) -> Mapping[str, str]:
 
 
 def prepare(spec: LaunchSpec, node: int) -> None:
-    """Make the folders ready for a launch, once on every node."""
+    """Create or clean the folders of a launch, once on every node."""
     temporary(Path(spec.out), node).mkdir(mode=0o700, exist_ok=True)
     task = spec.task
     folder = of(spec, node)
     assert isinstance(task, Break | Script)
     if isinstance(task, Script) and task.clean:
         doctor.remove_paths(folder, task.clean)
-    elif not (isinstance(task, Break) and folder.is_dir()):  # a resumed one finds what was saved
+    # a resumed training finds the checkpoints of the broken one
+    elif not (isinstance(task, Break) and folder.is_dir()):
         copies.copy(Path(task.folder), folder, folder.parent, task.data)

@@ -106,6 +106,6 @@ def test_tables_that_ranks_swap_are_parts_though_they_begin_alike() -> None:
 
 def test_frozen_modules_are_none_of_those_that_are_alike() -> None:
     names, bits = ("body", "lora"), [("0", "a"), ("0", "b")]
-    assert _where(names, bits) == " in lora (the other module is alike)"
+    assert _where(names, bits) == " in lora (the other module is equal)"
     assert _where(names, bits, trained=[False, True]) == "", "all that train differ"
     assert _where(names, bits, trained=[True, True]).startswith(" in lora")

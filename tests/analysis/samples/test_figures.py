@@ -62,7 +62,7 @@ def test_what_did_not_run_as_asked_is_listed(sample_run: RunRecord) -> None:
     assert "trained a Sequential" in wrong([dataclasses.replace(r, ran=module) for r in ranks])
     doubled = [dataclasses.replace(r, sent_bytes=2 * (r.sent_bytes or 0)) for r in ranks]
     assert "sent 2.000x of 2 (N-1)/N bytes(P)" in wrong(doubled)
-    assert "24 consumed, 48 asked for" in wrong(ranks, [good[0], good[0]])
+    assert "24 consumed, expected 48" in wrong(ranks, [good[0], good[0]])
     wide = [dataclasses.replace(r, affinity=(r.rank,), cpu_s=1.5 * r.window_s) for r in ranks]
     assert "cores: rank 0 computed for" in wrong(wide) and "given 1 core" in wrong(wide)
     assert wrong([dataclasses.replace(r, affinity=(0, 1)) for r in wide]) == ""

@@ -92,7 +92,7 @@ def test_one_and_the_same_training_is_not_called_another(script: Script) -> None
         (seeing(flops=16e6), "work: a sample takes 0.5 of the FLOPs"),
         (seeing(distinct=0.5), "is a part of the batch repeated?"),
         (norms(2.0), "is the loss or the gradient summed, not averaged?"),
-        (norms(0.5), "is the loss or the gradient divided once more, or clipped?"),
+        (norms(0.5), "is the loss or the gradient divided twice, or clipped?"),
     ],
 )
 def test_another_training_is_told_by_what_differs(
@@ -142,7 +142,7 @@ def test_no_mode_is_asked_for_that_would_not_fit_either(script: Script) -> None:
 def test_versions_of_one_script_may_be_two_files_but_train_one_model(script: Script) -> None:
     edited = seeing(source="g")(script.two)
     assert script.why(edited, edited=True) is None
-    assert "so its speed is no answer" in (script.why(norms(3.0)(edited), edited=True) or "")
+    assert "so the speeds are not comparable" in (script.why(norms(3.0)(edited), edited=True) or "")
 
 
 @pytest.mark.parametrize("edit", [seeing(first="3"), seeing(random=True)])

@@ -88,7 +88,7 @@ def test_a_script_that_knows_no_local_rank_is_given_torchs_newer_launcher(
     (first, *others) = sample_run.launches
     run = replace(sample_run, settings=settings, launches=(replace(first, cause=cause), *others))
     assert decide(run) == [
-        "as its launcher gives it --local-rank: scaleproof run --script --cpus 2 --"
+        "because its launcher passes --local-rank: scaleproof run --script --cpus 2 --"
         " python -m torch.distributed.run train.py"
     ]
 
@@ -98,12 +98,12 @@ def test_ranks_that_accelerate_starts_alone_are_told_of_each_other(sample_run: R
     settings = replace(sample_run.settings, argv=tuple(words.split()))
     cause = Cause(
         rank=0, kind="exception", phase="build", step=0, sure=True,
-        message=f"a process trains that is no rank; {ONE_PROCESS}",
+        message=f"a process trains without a rank; {ONE_PROCESS}",
     )  # fmt: skip
     (first, *others) = sample_run.launches
     run = replace(sample_run, settings=settings, launches=(replace(first, cause=cause), *others))
     assert decide(run) == [
-        "with ranks that know of each other: ACCELERATE_USE_CPU=true scaleproof run --script"
+        "with ranks that form one group: ACCELERATE_USE_CPU=true scaleproof run --script"
         " --cpus 2 -- train.py --lr 1"
     ]
 
@@ -131,7 +131,7 @@ SPAWNING = (
         (
             "plain.py", "KeyError: 'OMPI_COMM_WORLD_RANK' (plain.py:1)",
             [
-                "with what mpirun would tell each rank: OMPI_COMM_WORLD_RANK=0"
+                "with the variables that mpirun sets: OMPI_COMM_WORLD_RANK=0"
                 " OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1"
                 " OMPI_COMM_WORLD_NODE_RANK=0 {} -- plain.py"
             ],

@@ -53,7 +53,9 @@ def test_a_training_leaves_the_record_of_every_run(alone: Any) -> None:
     verified = verify(run, first)
     assert verified.differences == () and verified.num_links == 5
     shown = " ".join(" ".join(script.lines(run, 80)).split())
-    assert "not checked scaling (one world of one start: there is nothing to compare with)" in shown
+    assert (
+        "not checked scaling (one launch of one world: there is nothing to compare with)" in shown
+    )
 
 
 def test_a_window_can_be_measured_again_in_the_same_process(alone: Any) -> None:

@@ -1,4 +1,4 @@
-"""The part of a report on a user's own script: its table, its checks, remarks on it."""
+"""Report on a user's script: its table, its checks and remarks."""
 
 from harness.interface.report.script.table import lines, sections
 

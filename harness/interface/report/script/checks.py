@@ -1,4 +1,4 @@
-"""Checks of a script that held on every launch, and those that could not be made."""
+"""List the checks of a script that passed on every launch, and those that could not be made."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,19 +11,19 @@ from harness.record import ScriptObservations
 
 
 def checks(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
-    """(Check, why it could not be made: None if it held)."""
+    """Yield each check, and why it could not be made; None if it passed."""
     yield from _of_all(rows)
     yield from _of_several(rows)
 
 
 def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
-    """Checks of every script."""
+    """Yield the checks of every script."""
     yield "one world", None
     yield "steps of one period", None
     counted = all(_by_content(row) for row in rows)
     yield ("samples by content", None) if counted else ("samples", "as declared")
     if any(row.seen.way == "library" for row in rows):
-        yield "scaling", "one world of one start: there is nothing to compare with"
+        yield "scaling", "one launch of one world: there is nothing to compare with"
         return
     yield _start(rows)
     if any(row.seen.backwards > len(row.seen.optimizers) and not row.seen.cleared for row in rows):
@@ -31,9 +31,9 @@ def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
 
 
 def _start(rows: Sequence[ScriptRow]) -> tuple[str, str | None]:
-    """Whether all launches begin with the same parameters."""
+    """Return the check whether all launches begin with the same parameters."""
     every = [launch for row in rows for launch in row.launches]
-    sharded = any(row.seen.sharded for row in rows)  # then each world has other parts
+    sharded = any(row.seen.sharded for row in rows)  # then each world has other shards
     alike = [row.launches for row in rows] if sharded else [every]
     if all(map(same_training.begin_alike, alike)):
         return "one start in all launches", None
@@ -41,16 +41,20 @@ def _start(rows: Sequence[ScriptRow]) -> tuple[str, str | None]:
         why_not = "watching began within the first step"
     elif same_training.seeded(every):
         in_each = all(same_training.begin_alike(row.launches) for row in rows)
-        why_not = "worlds begin with other parameters" if in_each else "each launch draws its seed"
+        why_not = (
+            "worlds begin with different parameters" if in_each else "each launch draws its seed"
+        )
     elif len(every) == len(rows):
-        why_not = "each was launched once"
+        why_not = "each world was launched once"
     else:
         why_not = "no seed was seen"
     return "one start", f"{why_not}: launches are compared by speed"
 
 
 def _by_content(row: ScriptRow) -> bool:
-    """Whether samples were counted by what reached the model, not by what the user says."""
+    """Return whether samples were counted by what reached the model, not by the user's
+    declaration.
+    """
     watched = row.of_ranks
     came = [float(sum(w.roots.values())) for w in watched]
     alike = any(rows > 1 >= w.distinct * rows for w, rows in zip(watched, came, strict=True))
@@ -58,10 +62,10 @@ def _by_content(row: ScriptRow) -> bool:
 
 
 def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
-    """Checks of rungs with several ranks."""
+    """Yield the checks of worlds with several ranks."""
     several = [row for row in rows if row.arm.case.world_size > 1]
     if not several:
-        yield "all of more ranks", ""
+        yield "all checks of several ranks", ""
         return
     yield from _replicas([row.seen for row in several], _beside(several))
     if not same_training.works_known([launch for row in rows for launch in row.launches]):
@@ -72,29 +76,32 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
 
 
 def _beside(several: Sequence[ScriptRow]) -> str:
-    """The words on what replicas differ in: rounding, and parts of each rank's own."""
+    """Return text on what replicas differ in: rounding, and parts that each rank holds for
+    itself.
+    """
     rounded = any(script.by_rounding(row.of_ranks) for row in several)
     of_own = dict.fromkeys(name for row in several for name in script.own_parts(row.of_ranks))
     parts = ", ".join(list(of_own)[: script.FEW])
-    words = " but for rounding" if rounded else ""
-    return f"{words} but for {parts}, which each has of its own" if parts else words
+    words = " except for rounding" if rounded else ""
+    return f"{words} except for {parts}, which differ by rank" if parts else words
 
 
 def _slow_ranks(several: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
-    """Ranks that are waited for, perhaps since others used the cores."""
+    """Yield ranks that the others wait for, perhaps because other processes used the cores."""
     for row in several:
         waited_for = late_in_most(row, quiet=True) or late_in_most(row, bursts=True, quiet=True)
         if waited_for and not late(row):
             longer = si(waited_for.more_s, "s")
             yield (
                 f"whether rank {waited_for.rank} of {row.arm.case.world} is slow itself",
-                f"it takes {longer} a step longer; others used the cores, too",
+                f"it takes {longer} longer in a step; other processes used the cores, too",
             )
 
 
 def _gradients(several: Sequence[ScriptRow], first: ScriptRow) -> Iterator[tuple[str, str | None]]:
-    """The first step's gradients beside those of the lowest rung; a verdict tells where they
-    differ.
+    """Yield the comparisons of the first step's gradients with those of the smallest world size.
+
+    Gradients that differ are left out, because a verdict reports them.
     """
     lowest = "one rank" if first.arm.case.world_size == 1 else first.arm.case.world
     for row in several:
@@ -109,32 +116,41 @@ def _gradients(several: Sequence[ScriptRow], first: ScriptRow) -> Iterator[tuple
 def _replicas(
     watched: Sequence[ScriptObservations], beside: str = ""
 ) -> Iterator[tuple[str, str | None]]:
-    """Whether ranks stay alike, ``beside`` some parts, and exchange no more than they need."""
+    """Yield whether replicas stay identical, except for ``beside``, and exchange no more than
+    needed.
+    """
     if any(w.sharded for w in watched):
         yield "replicas", "parameters are sharded"
         if all(w.parallel for w in watched) and not any(list(script.shards(w)) for w in watched):
             yield "shards exchanged as often as needed", None
         return
-    yield f"replicas equal at both ends{beside}", None
+    yield f"replicas equal at the start and the end{beside}", None
     if any(w.evaluations or w.aside for w in watched):
-        yield "models beside the trained one, if any (a teacher, an average of weights)", ""
+        yield "models other than the trained one, if any (a teacher, an average of weights)", ""
     if not any(map(script.accumulated, watched)):
         reason = None if all(w.collectives for w in watched) else "none was seen in the last step"
         if any(w.cleared for w in watched):
-            reason = "each of a step's passes has its own"
+            reason = "each pass of a step has its own exchange"
         elif any(map(script.may_hide_another, watched)):
             reason = "forward passes all-reduce statistics that are as large"
         yield "gradients exchanged once", reason
 
 
 def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
-    """Why the first gradient was not compared with that of the lowest rung; None if it was."""
+    """Return why the first gradient was not compared with that of the smallest world size.
+
+    None if it was compared.
+    """
     pair = row.launches[0], first.launches[0]
     if not same_training.begin_alike(pair):
         seen = all(launch.ranks[0].watched and launch.ranks[0].watched.start for launch in pair)
         if not seen:
-            return "a start was not seen"
-        return "another start" if same_training.seeded(pair) else "no seed was seen"
+            return "the start of a launch was not seen"
+        return (
+            "different parameters at the start"
+            if same_training.seeded(pair)
+            else "no seed was seen"
+        )
     if same_training.random(pair):
         return "forward passes draw random numbers"
     if same_training.cut(pair):
@@ -143,4 +159,6 @@ def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
         return f"its norm is {ratio:.4g} times as large: is the loss a mean over tokens?"
     if same_training.same_samples(*pair):
         return None
-    return "weak: other samples" if row.arm.case.mode is Mode.WEAK else "the first samples differ"
+    return (
+        "weak: different samples" if row.arm.case.mode is Mode.WEAK else "the first samples differ"
+    )

@@ -1,4 +1,4 @@
-"""The rank that the others wait for."""
+"""Find the rank that the other ranks wait for."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from harness.record import LaunchRecord
 
 @dataclass(frozen=True)
 class WaitedFor:
-    """A rank that the others wait for, and for how long in a step (s)."""
+    """A rank that the other ranks wait for, and the seconds that they wait in a step."""
 
     rank: int
     more_s: float
 
 
 def late(row: ScriptRow) -> str:
-    """A remark on the rank that the others wait for."""
+    """Return a remark on the rank that the others wait for; empty if there is none."""
     if late := late_in_most(row):
         return (
             f"rank {late.rank} comes to its backward pass {si(late.more_s, 's')} a step later than"
@@ -28,16 +28,17 @@ def late(row: ScriptRow) -> str:
     if late := late_in_most(row, bursts=True):
         return (
             f"rank {late.rank} takes {si(late.more_s, 's')} a step longer than the others, most of"
-            " it in a few steps, and they wait for it: an evaluation, a checkpoint or a log of its"
-            " own?"
+            " it in a few steps, and they wait for it: an evaluation, a checkpoint or a log on"
+            " this rank only?"
         )
     return ""
 
 
 def late_in_most(row: ScriptRow, *, bursts: bool = False, quiet: bool = False) -> WaitedFor | None:
-    """The rank that is late in more than half of the launches, and how long in the middle.
+    """Return the rank that is late in more than half of the launches, with its median delay.
 
-    ``bursts``: by mean steps, not by median ones; ``quiet``: as if the machine had been its alone.
+    ``bursts`` compares mean steps instead of median steps. ``quiet`` ignores the load of other
+    processes.
     """
     late = [_late_in(launch, bursts=bursts, quiet=quiet) for launch in row.launches]
     ((rank, times),) = Counter(x.rank if x is not None else None for x in late).most_common(1)
@@ -47,7 +48,7 @@ def late_in_most(row: ScriptRow, *, bursts: bool = False, quiet: bool = False) -
 
 
 def _late_in(launch: LaunchRecord, *, bursts: bool, quiet: bool) -> WaitedFor | None:
-    """The rank that is late in a launch."""
+    """Return the rank that is late in a launch; None if no rank is."""
     if launch.steps is None:
         return None
     step_s = launch.steps.mean_s

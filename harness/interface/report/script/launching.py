@@ -1,4 +1,4 @@
-"""How a script is started whose ranks did not come to be, as far as its causes and its file say."""
+"""Propose commands for scripts whose ranks did not start, from the errors and the script's file."""
 
 import re
 import shlex
@@ -9,20 +9,21 @@ from harness.cases import typed
 from harness.cases.typed import ON_CPU, ONE_PROCESS
 from harness.record import RunRecord
 
-#: A script that does not know the option which torch's older launcher gives it.
+#: An error of a script that lacks the option which torch's older launcher passes.
 _LOCAL_RANK = re.compile(r"unrecognized arguments: --local[-_]rank")
 _OLDER, _NEWER = "torch.distributed.launch", "torch.distributed.run"
-#: A script that starts ranks, and was not told how many; an option of its own that says it.
+#: An error of a script that starts ranks without knowing how many, and an option in its file that
+#: sets the number.
 _UNTOLD = "starts ranks of its own: the script is its own launcher, and no word"
 _OPTION = re.compile(
     r"""["'](--[\w-]*(?:world|nproc|num[-_]proc|ranks|gpus|devices|processes)[\w-]*)["']"""
 )
-#: A variable that a script reads and torchrun does not set.
+#: An error of a script that reads a variable which torchrun does not set.
 _VARIABLE = re.compile(r"KeyError: ['\"](\w+)['\"]")
 
 
 def otherwise(run: RunRecord) -> Iterator[str]:
-    """Lists what to type instead, each with why."""
+    """Yield commands to try instead, each with its reason."""
     causes = [launch.cause.message for launch in run.launches if launch.cause is not None]
     argv = run.settings.argv
     if not causes or "--" not in argv:
@@ -34,23 +35,25 @@ def otherwise(run: RunRecord) -> Iterator[str]:
 
 
 def _newer_launcher(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:
-    """Says how a script is started that does not know the option --local-rank."""
+    """Propose the newer launcher to a script that does not know the option --local-rank."""
     if _OLDER in argv and any(map(_LOCAL_RANK.search, causes)):
         words = [_NEWER if word == _OLDER else word for word in argv]
-        yield f"as its launcher gives it --local-rank: {shlex.join(words)}"
+        yield f"because its launcher passes --local-rank: {shlex.join(words)}"
 
 
 def _without_launcher(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:
-    """Says how a script's ranks come to know of each other that accelerate starts alone."""
+    """Propose a command without accelerate's launcher if that started a single process."""
     if any(ONE_PROCESS in cause for cause in causes):
         end = argv.index("--") + 1
         words = [*argv[:end], *typed.after_launcher(argv[end:])]
-        yield f"with ranks that know of each other: {ON_CPU} {shlex.join(words)}"
+        yield f"with ranks that form one group: {ON_CPU} {shlex.join(words)}"
 
 
 def _told_ranks(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:
-    """Says how a script that starts its ranks is told how many: by an option that its file names,
-    or in a file that describes its world.
+    """Propose how to pass the number of ranks to a script that starts them itself.
+
+    The number is set by an option that its file names, in a file that describes its world, or in a
+    shell script.
     """
     if not any(_UNTOLD in cause for cause in causes):
         return
@@ -75,9 +78,9 @@ def _told_ranks(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:
 
 
 def _places(causes: Sequence[str], argv: Sequence[str]) -> Iterator[str]:
-    """Says how ranks are given the variables that others than torchrun set."""
+    """Propose the variables that launchers other than torchrun set for each rank."""
     named = {read[1] for cause in causes if (read := _VARIABLE.search(cause))}
     for program, places in typed.PLACES.items():
         if named & places.keys():
             given = " ".join(f"{x}={int(place.endswith('SIZE'))}" for x, place in places.items())
-            yield f"with what {program} would tell each rank: {given} {shlex.join(argv)}"
+            yield f"with the variables that {program} sets: {given} {shlex.join(argv)}"

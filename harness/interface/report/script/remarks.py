@@ -1,4 +1,7 @@
-"""Remarks on a script: what is worth a look, and is no mistake for sure. Each is one function."""
+"""List remarks on a script: observations worth a look that are not certainly mistakes.
+
+Each remark is one function.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,21 +12,21 @@ from harness.interface.report.script.late import late
 from harness.interface.report.script.row import ScriptRow
 from harness.record import LaunchRecord
 
-#: Of the samples of a step, this share is of the step before.
+#: Smallest share of a step's samples that repeat other samples for a remark.
 AGAIN = 0.4
-#: So many times the forward passes of another rank, that train nothing, are an evaluation.
+#: A rank evaluates if its passes that train nothing exceed another rank's by this factor.
 MORE = 1.5
-#: A remark on a rung, beside launches of the lowest one; empty where there is nothing to say.
+#: A remark on one world size, given the launches of the smallest one; empty if there is none.
 Remark = Callable[[ScriptRow, Sequence[LaunchRecord]], str]
 
 
 def remarks(row: ScriptRow, bases: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Remarks on a rung, beside launches of the lowest one."""
+    """Yield the remarks on one world size, given the launches of the smallest one."""
     return (sentence for remark in REMARKS if (sentence := remark(row, bases)))
 
 
 def _of(bases: Sequence[LaunchRecord]) -> str:
-    """The ranks of the lowest rung."""
+    """Return the number of ranks of the smallest world size as text."""
     num_ranks = len(bases[0].ranks)
     return "one rank" if num_ranks == 1 else f"{num_ranks} ranks"
 
@@ -43,8 +46,8 @@ def _reads(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if reads < 1:
         return ""
     return (
-        f"a step reads {reads:.3g} single value{'s' * (reads > 1)} by .item(): where the tensor is"
-        " on a GPU, each waits for it"
+        f"a step reads {reads:.3g} single value{'s' * (reads > 1)} by .item(): if the tensor is"
+        " on a GPU, each read waits for it"
     )
 
 
@@ -67,12 +70,12 @@ def _uneven(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
         return ""
     if watched.silent:
         return (
-            f"ranks exchange nothing in {watched.silent} steps of the window: they train apart in"
-            " these, and whether they end alike depends on where the window ends"
+            f"ranks exchange nothing in {watched.silent} steps of the window: they train separately"
+            " in these, so whether they end identical depends on where the window ends"
         )
     return (
         "steps do not exchange equally many bytes: is a step of the training more than one update,"
-        " or is something exchanged in few of them (where an epoch begins)?"
+        " or do only a few steps exchange something (the first of an epoch)?"
     )
 
 
@@ -82,7 +85,7 @@ def _acted(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
         return ""
     return (
         f"{watched.acted} forward passes that train nothing came before the window, none in it: a"
-        " rollout or an evaluation that comes once in many updates is no part of the step (--steps)"
+        " rollout or an evaluation once in many updates needs a longer window (--steps)"
     )
 
 
@@ -92,8 +95,8 @@ def _workers(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     if here == there:
         return ""
     return (
-        f"the loader has {here} workers a rank, and {there} on {_of(bases)}: the ratio is of both,"
-        " of ranks and of workers"
+        f"the loader has {here} workers a rank, and {there} on {_of(bases)}: the ratio depends on"
+        " both, ranks and workers"
     )
 
 
@@ -104,7 +107,7 @@ def _parts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     parts = script.parts_of_one(row.seen)
     if parts < 2:
         return ""
-    weak = row.arm.case.mode is Mode.WEAK  # then --samples-per-step is of a rank, else of all
+    weak = row.arm.case.mode is Mode.WEAK  # then --samples-per-step is of a rank, else of all ranks
     handed_out = row.seen.drawn if weak else script.handed_out(row.launches[0].ranks)
     return (
         f"a sample that the loader hands out is {parts} rows of what the model gets (a pair, or"
@@ -118,8 +121,8 @@ def _unusual(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
         return ""
     return (
         f"{unusual} step{'s' * (unusual > 1)} of the window had another number of backward passes"
-        " than most: the last of an epoch, or an update that was left out? Their samples are"
-        " counted"
+        " than most: the last step of an epoch, or an update that was skipped? Their samples"
+        " are counted"
     )
 
 
@@ -128,14 +131,14 @@ def _skips(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
         return ""
     return (
         "some steps have more forward passes than others, and as many backward passes: is a batch"
-        " left out behind its forward pass? Its samples are counted, too"
+        " skipped after its forward pass? Its samples are counted, too"
     )
 
 
 def _uncleared(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if not row.seen.uncleared:
         return ""
-    return "gradients are there still as the next update begins: is zero_grad() missing?"
+    return "gradients still exist when the next update begins: is zero_grad() missing?"
 
 
 def _twice(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
@@ -147,7 +150,7 @@ def _twice(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
 def _unstepped(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if not row.seen.unstepped:
         return ""
-    return f"parameters of {', '.join(row.seen.unstepped)} get gradients, and no optimizer has them"
+    return f"parameters of {', '.join(row.seen.unstepped)} get gradients, but no optimizer has them"
 
 
 def _unlike_parts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
@@ -165,8 +168,8 @@ def _read_again(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if known < AGAIN or watched.workers < 2:
         return ""
     return (
-        f"{known:.0%} of a step's samples were those of another one, or of the step before: do all"
-        " workers of the loader read the same ones (get_worker_info)?"
+        f"{known:.0%} of a step's samples repeat others of this step, or of the step before: do all"
+        " workers of the loader read the same samples (get_worker_info)?"
     )
 
 
@@ -174,17 +177,18 @@ def _draws_whole(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     if row.seen.stored or not same_training.draws_whole(row.launches[0], bases[0]):
         return ""
     return (
-        f"each rank draws from all {row.seen.whole:,} samples of a data set that stores none: right"
-        " if each rank makes others, else a DistributedSampler is missing"
+        f"each rank draws from all {row.seen.whole:,} samples of a data set that stores none:"
+        " correct if each rank generates others, else a DistributedSampler is missing"
     )
 
 
 def _searched(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
-    several = row.seen.backwards > len(row.seen.optimizers)  # each may leave other parameters out
+    # each pass may leave out other parameters
+    several = row.seen.backwards > len(row.seen.optimizers)
     if not row.seen.searched or several:
         return ""
     return (
-        "find_unused_parameters=True searches the graph in every step, and every parameter had a"
+        "find_unused_parameters=True searches the graph in every step, but every parameter had a"
         " gradient: is it needed?"
     )
 
@@ -195,7 +199,7 @@ def _rounded(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
         return ""
     return (
         f"replicas differ by {apart:.1g} of what training has changed: each rank rounds what its"
-        " optimizer computes, norms say, in its own way"
+        " optimizer computes (norms, for example) differently"
     )
 
 
@@ -204,7 +208,7 @@ def _evaluates(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if max(passes) > MORE * min(passes):
         return (
             f"rank {passes.index(max(passes))} evaluates within the window ({max(passes)} forward"
-            f" passes), the least busy one makes {min(passes)}: the others wait for it"
+            f" passes), another one makes only {min(passes)}: the others wait for it"
         )
     return f"the window has {max(passes)} forward passes that train nothing" if any(passes) else ""
 
@@ -214,8 +218,8 @@ def _shares_evaluation(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     if not alike or row.launches is bases or not same_training.less_beside(row.launches, bases):
         return ""
     return (
-        f"a rank evaluates less within the window than on {_of(bases)}, since all share it: the"
-        " ratio is of training and evaluation together"
+        f"a rank evaluates less within the window than on {_of(bases)}, because all ranks share"
+        " it: the ratio is that of training and evaluation together"
     )
 
 
@@ -232,13 +236,13 @@ def _cpu_time(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     if times <= MOST_TIMES:
         return ""
     return (
-        f"a sample takes {times:.2g} times the CPU time on {_of(bases)}: does it do more there"
+        f"a sample takes {times:.2g} times the CPU time on {_of(bases)}: does it do more work there"
         " (files, checks, other options)?"
     )
 
 
 def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:
-    """CPU seconds of the busiest rank for a sample of its own, in the launch that took least."""
+    """Return the CPU seconds per sample of the busiest rank, in the launch with the fewest."""
     of_launches = [
         max(rank.cpu_s for rank in launch.ranks) * len(launch.ranks) / launch.consumed
         for launch in launches
@@ -247,7 +251,7 @@ def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:
     return min(of_launches, default=0.0)
 
 
-#: In the order in which they are shown.
+#: All remarks, in the order in which they are shown.
 REMARKS: Sequence[Remark] = (
     _small_collectives, _reads, _exchanged_in_each_pass, _lost, _shards, _uneven, _acted, _workers,
     _parts, _unusual, _skips, _uncleared, _twice, _unstepped, _unlike_parts, _saved_by_several,

@@ -1,4 +1,4 @@
-"""A row of a script's table: one rung of its ladder."""
+"""Define a row of a script's table: one world size of its scaling sweep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,9 @@ from harness.record import LaunchRecord, ScriptObservations
 
 @dataclass(frozen=True)
 class ScriptRow:
-    """One rung: its arm and its usable launches."""
+    """One world size: its arm (its case with the role in the comparison) and its usable
+    launches.
+    """
 
     arm: Arm
     launches: Sequence[LaunchRecord]
@@ -23,7 +25,7 @@ class ScriptRow:
 
     @property
     def of_ranks(self) -> Sequence[ScriptObservations]:
-        """All ranks of the first launch, as hooks saw them."""
+        """Return the observations of all ranks of the first launch."""
         ranks = self.launches[0].ranks
         return [rank.watched for rank in ranks if rank.watched is not None]
 

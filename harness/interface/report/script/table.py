@@ -1,4 +1,4 @@
-"""The table of a user's own script: what a step is, what it takes, and what could be checked."""
+"""Build the table of a user's script: its steps, their times, and the checks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from harness.record import Purpose, RunRecord
 
 @dataclass(frozen=True)
 class ScriptSection:
-    """A script on a page: its name, its table, what was checked and noticed."""
+    """A script on a page: its name, its table, and its checks and remarks."""
 
     name: str
     table: Markup
@@ -29,7 +29,7 @@ class ScriptSection:
 
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
-    """A table for each script; nothing where none was run."""
+    """Return the lines of a table for each script; empty if no script was run."""
     shown: list[str] = []
     for rows in _scripts(run):
         name = wrap(f" {text.named(rows[0].arm.case)}", width, 3)
@@ -49,7 +49,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
 
 
 def sections(run: RunRecord) -> list[ScriptSection]:
-    """The sections for a page."""
+    """Return the sections for a page."""
     return [
         ScriptSection(
             name=rows[0].arm.case.family + rows[0].arm.case.extras,
@@ -61,7 +61,9 @@ def sections(run: RunRecord) -> list[ScriptSection]:
 
 
 def _scripts(run: RunRecord) -> Iterator[list[ScriptRow]]:
-    """The rungs of each script that was run; what the pilots saw where no more was measured."""
+    """Yield the world sizes of each script that was run; of calibration launches if no others
+    exist.
+    """
     for plan in run.plans:
         launches = [x for x in timed(run, plan, None) if x.usable and x.ranks]
         if not launches:
@@ -77,7 +79,7 @@ def _scripts(run: RunRecord) -> Iterator[list[ScriptRow]]:
 
 
 def _step(row: ScriptRow) -> str:
-    """The slowest rank's window over its steps, as throughput has it."""
+    """Return the mean step time: the slowest rank's window over its steps, as for throughput."""
     means = [
         max(rank.window_s for rank in launch.ranks) / launch.steps.count
         for launch in row.launches
@@ -87,8 +89,9 @@ def _step(row: ScriptRow) -> str:
 
 
 def _exchanged(row: ScriptRow) -> str:
-    """The kind of collective that carries most gradients, else most bytes, and how many others
-    there are.
+    """Return the collective that carries most gradient bytes, and the number of other kinds.
+
+    Without gradients it is the collective that carries most bytes.
     """
     kinds = sorted(
         row.seen.collectives.items(),
@@ -113,26 +116,29 @@ _COLUMNS: Sequence[Column[ScriptRow]] = (
     Column("updates of a step", 7, lambda r: ", ".join(r.seen.optimizers), left=True),
     Column("exchanged in a step", 6, _exchanged, left=True),
 )
-#: How a check is listed that held; where its failure is accepted it is not listed so.
+#: The beginning of a passed check, by the label under which a user accepts it; a check whose
+#: failure is accepted is not listed.
 _HOLDS = {name: name for name in ACCEPTABLE} | {
     "start": "one start", "gradients": "gradient",
 }  # fmt: skip
-#: The collectives that carry gradients, where any does.
+#: The collectives that carry gradients.
 GRADIENTS = ("all_reduce", "reduce_scatter")
 NOTE = "step = the window over its steps: evaluations and logs in it are included"
-PILOTS = "by pilots, a start or two of each: nothing is compared"
+PILOTS = "by calibration launches, one or two of each world: nothing is compared"
 
 
 def _note(rows: Sequence[ScriptRow]) -> str:
-    """Explains a figure of the table."""
+    """Return the note that explains the figures of the table."""
     launches = [launch for row in rows for launch in row.launches]
     only_pilots = all(launch.purpose is Purpose.PILOT for launch in launches)
     return f"{NOTE}; {PILOTS}" if only_pilots else NOTE
 
 
 def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
-    """Lists the checks that held on every launch, those that could not be made and why, and what is
-    worth a look: each with its label.
+    """Yield lines with their labels.
+
+    The lines list the checks that passed on every launch, those that could not be made, the
+    accepted failures, and the remarks.
     """
     checked = []
     missing = []
@@ -141,7 +147,7 @@ def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
         if why_not is None and not any(what.startswith(_HOLDS[label]) for label in accepted):
             checked.append(what)
         elif why_not is None:
-            continue  # what is accepted has a line of its own
+            continue  # an accepted failure has its own line
         else:
             missing.append(f"{what} ({why_not})" if why_not else what)
     yield "checked", ", ".join(checked)
@@ -160,8 +166,9 @@ def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
 
 
 def _accepted(row: ScriptRow, first: ScriptRow) -> list[str]:
-    """Sentences that the user answers for, each once: on launches, and on how they differ from
-    those of the lowest rung.
+    """Return the messages that the user accepted, each once.
+
+    They concern single launches, and differences from launches of the smallest world size.
     """
     of_launches = [sentence for launch in row.launches for sentence in launch.accepted]
     differences = same_training.accepted(row.arm.case, row.launches, first.launches)

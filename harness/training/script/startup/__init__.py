@@ -1,4 +1,4 @@
-"""A folder for PYTHONPATH: Python runs its ``sitecustomize`` as it starts."""
+"""The folder that ``PYTHONPATH`` names, so that Python runs its ``sitecustomize`` at startup."""
 
 from pathlib import Path
 

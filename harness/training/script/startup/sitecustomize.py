@@ -1,8 +1,8 @@
-"""Runs as a Python starts whose PYTHONPATH names this folder: watches it if it is a rank.
+"""Start watching a new interpreter if it is a rank; Python runs this file at startup.
 
-Nothing is imported before the script imports torch. A launcher, a worker of a DataLoader and what
-a rank starts are no ranks and are not watched, but none of them may write outside the launch's
-folders.
+This file imports nothing from ``harness`` or torch before the script imports torch. Launchers,
+DataLoader workers and processes that a rank starts are not ranks, so they are not watched. None of
+them may write outside the launch's folders.
 """
 
 import importlib.abc
@@ -16,17 +16,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-#: Variables: the launch's folder, where every rank's badge lies, and where ``harness`` lies.
+#: Environment variables: the launch's folder, which holds the badge file of every rank, and the
+#: folder that contains the package ``harness``.
 BADGES = "SCALEPROOF_BADGES"
 HOME = "SCALEPROOF_HOME"
-#: The name under which ``harness`` later imports the guard that is installed here.
+#: The module name under which ``harness`` later imports the guard that is installed here.
 GUARD = "harness.training.script.startup.write_guard"
 
 
 class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds torch as usual, and calls ``harness`` once it is imported.
+    """An import hook that finds torch as usual and calls ``harness`` after torch was imported.
 
-    Libraries ask whether torch is there before anybody imports it: it stays until then.
+    Libraries may search for torch before anyone imports it, so the hook stays until the import.
     """
 
     def __init__(self, badge: Path, *, known: bool = True) -> None:
@@ -60,9 +61,9 @@ class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.watch()
 
     def watch(self) -> None:
-        """Torch is there."""
+        """Start watching this process, now that torch was imported."""
         if (home := os.environ.get(HOME, "")) not in sys.path:
-            sys.path.append(home)  # last: it hides nothing of the script's
+            sys.path.append(home)  # at the end, so that it hides none of the script's modules
         from harness.training.script import fresh
 
         if self._known:
@@ -73,7 +74,7 @@ class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _theirs() -> None:
-    """Run the sitecustomize that this one hides, if there is one."""
+    """Run the user's ``sitecustomize`` that this file hides, if there is one."""
     here = str(Path(__file__).parent)
     sys.path[:] = [p for p in sys.path if p != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
@@ -82,7 +83,7 @@ def _theirs() -> None:
 
 
 def _is_it(command: Mapping[str, Any]) -> bool:
-    """Whether this process runs the script, not its launcher."""
+    """Return whether this process runs the script itself, not its launcher."""
     words = [word for word in sys.orig_argv[1:] if word == "-m" or not word.startswith("-")]
     runs = words[1:2] if command["module"] and words[:1] == ["-m"] else words[:1]
     target = command["target"]
@@ -90,14 +91,17 @@ def _is_it(command: Mapping[str, Any]) -> bool:
 
 
 def _spawns(command: Mapping[str, Any]) -> bool:
-    """Whether the script is its own launcher: an interpreter stands right before it."""
+    """Return whether the script starts its ranks itself.
+
+    In this case the command names an interpreter right before the script.
+    """
     words = [Path(word).name for word in command["launcher"]]
     target = Path(command["target"]).name
     return target in words[1:] and words[words.index(target, 1) - 1].startswith("python")
 
 
 def _guard() -> None:
-    """Stop this process before it writes outside the folders of its launch."""
+    """Install the guard that stops writes outside the folders of this process's launch."""
     if (folders := os.environ.get("SCALEPROOF_WRITABLE")) is None:
         return
     file = Path(__file__).with_name("write_guard.py")
@@ -117,19 +121,22 @@ def _begin() -> None:
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
     worker = any(word.startswith("from multiprocessing") for word in sys.orig_argv)
     if rank is None and len(badges) == 1 and _is_it(command) and not _spawns(command):
-        rank = "0"  # of a world of one, whose launcher may tell it nothing
-    if rank is None:  # a rank that the script has spawned, or one that was not told so, or none
+        rank = "0"  # a world of one rank, whose launcher may set no RANK
+    # The process may be a rank that the script spawned, a rank without RANK, or no rank at all.
+    if rank is None:
         _await(_Torch(Path(folder), known=False))
         return
     badge = Path(folder) / f"badge{rank}.json"
     if worker or not badge.is_file():
         return
-    os.environ.pop(BADGES)  # what this rank starts is none
+    os.environ.pop(BADGES)  # processes that this rank starts are not ranks
     _await(_Torch(badge))
 
 
 def _await(torch: _Torch) -> None:
-    """Watches as soon as torch is imported; it is already where a file of site-packages does so."""
+    """Watch this process as soon as torch is imported, or now if a file of site-packages imported
+    it.
+    """
     if "torch" in sys.modules:
         torch.watch()
     else:

@@ -1,10 +1,10 @@
 """Stop a script before it changes a file outside the folders that its launch may write to.
 
 An audit hook (PEP 578) sees every file that Python code opens for writing, renames, removes or
-creates, whatever way the path was spelled: absolute, ``~``, ``..`` or through a link.
-``torch.save`` and ``torch.jit.save`` write in C++; the hooks on them call ``refuse``. Other native
-writers (safetensors, HDF5, SQLite) and programs that the script starts are not seen. This file
-imports nothing but the standard library, because it runs as a Python starts.
+creates. It resolves each path first, so absolute paths, ``~``, ``..`` and links are all checked.
+``torch.save`` and ``torch.jit.save`` write in C++, so the hooks on them call ``refuse``. The hook
+does not see other native writers (safetensors, HDF5, SQLite) or programs that the script starts.
+This file imports only the standard library, because it runs at the start of an interpreter.
 """
 
 import os
@@ -14,19 +14,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-#: Variable with the folders that a launch may write to, separated as in ``PATH``.
+#: Environment variable with the folders that a launch may write to, separated as in ``PATH``.
 WRITABLE = "SCALEPROOF_WRITABLE"
-#: File systems of the kernel: devices, shared memory and a process's own settings.
+#: File systems of the kernel: devices, shared memory and the process's settings. They are always
+#: writable, because they hold no files of the user.
 _KERNEL = ("/dev", "/proc", "/sys")
-#: Names of caches: ``~/.cache``, ``__pycache__``, ``labels.cache``.
+#: Names of cache folders and files, which stay writable: ``~/.cache``, ``__pycache__``,
+#: ``labels.cache``.
 _CACHE = re.compile(r"caches?_*$", re.IGNORECASE)
-#: Variables that name a cache, besides those with CACHE in their name.
+#: Environment variables that name a cache, in addition to those with CACHE in their name.
 _CACHE_HOMES = {"HF_HOME", "TORCH_HOME"}
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-#: Audit events that change what a path leads to: the positions, among the event's arguments, of the
-#: path and of the descriptor of the folder that it is relative to, if the event has one.
+#: Audit events that change the target of a path. The numbers are positions among the event's
+#: arguments: of the path, and of the descriptor of the folder that a relative path begins at (None
+#: if the event has no descriptor).
 _FOLLOWED = {"os.chmod": (0, 2), "os.chown": (0, 3), "os.truncate": (0, None), "os.utime": (0, 3)}
-#: Those that change the entry of the last folder itself, which may be a link.
+#: Audit events that change the directory entry itself, which may be a link.
 _ENTRY = {
     "os.link": (1, 3),
     "os.mkdir": (0, 2),
@@ -39,15 +42,15 @@ _EVENTS = {"open", "os.rename", *_FOLLOWED, *_ENTRY}
 
 
 class OutsideWriteError(PermissionError):
-    """A write outside the launch's folders; nothing was changed.
+    """A refused write outside the launch's folders; no file was changed.
 
-    It is a ``PermissionError``, so that a library which can do without a file in the home
-    directory goes on as it does where that is read-only.
+    The class derives from ``PermissionError``, so a library that can do without a file in the home
+    directory continues as it would with a read-only home directory.
     """
 
 
 class WriteGuard:
-    """Refuses changes outside ``roots``, in this process and those that it forks."""
+    """A guard that refuses changes outside ``roots`` in this process and in its forks."""
 
     def __init__(self, roots: Iterable[str]) -> None:
         caches = [
@@ -58,16 +61,17 @@ class WriteGuard:
         self._roots = [Path(root).resolve() for root in (*roots, *caches, *_KERNEL)]
 
     def install(self) -> None:
-        """Watch this process until it ends: Python has no way to remove an audit hook."""
+        """Install the audit hook for the rest of this process; Python cannot remove a hook."""
         sys.addaudithook(self._audit)
 
     def refuse(self, path: Any, folder: Any = None, *, follow: bool = True) -> None:
         """Raise OutsideWriteError if a change of ``path`` would be outside the roots.
 
         Args:
-            path: a path as the standard library takes it; a file descriptor is always allowed.
+            path: a path in any form that the standard library accepts. A file descriptor is always
+                allowed.
             folder: the descriptor of the folder that a relative path begins at, or None or -1.
-            follow: whether the change reaches the target of a link, not the link itself.
+            follow: whether the change affects the target of a link instead of the link itself.
         """
         if isinstance(path, int) or path is None:
             return
@@ -79,8 +83,8 @@ class WriteGuard:
         if not self._allowed(place):
             raise OutsideWriteError(
                 f"the script would write to {place}, which is outside the launch's copy of its"
-                " folder: it was stopped, and nothing was changed there. Let it write to a relative"
-                " path inside its folder"
+                " folder: the write was refused and nothing was changed. Let the script write to a"
+                " relative path inside its folder"
             )
 
     def _allowed(self, place: Path) -> bool:
@@ -104,7 +108,7 @@ class WriteGuard:
             self.refuse(args[place], None if folder is None else args[folder])
         elif (
             event != "os.mkdir" or not Path(os.fsdecode(args[0])).is_dir()
-        ):  # that one fails by itself
+        ):  # a mkdir of an existing folder fails in any case
             place, folder = _ENTRY[event]
             self.refuse(args[place], args[folder], follow=False)
 
@@ -113,7 +117,10 @@ guard: WriteGuard | None = None
 
 
 def install(roots: Iterable[str]) -> None:
-    """Guard this process, once; a forked rank and a started interpreter both come here."""
+    """Install the guard in this process unless it is installed already.
+
+    A forked rank and a new interpreter both call this function.
+    """
     global guard
     if guard is None:
         guard = WriteGuard(roots)

@@ -257,7 +257,7 @@ def test_sizes_are_kept_back_and_compared(run: RunRecord) -> None:
         (8, False),
     ]
     refused = runs.table("ddp", [small, large], KNOWN, on=(2, 4))
-    assert isinstance(refused, Refused) and "two worlds are needed" in refused.why
+    assert isinstance(refused, Refused) and "two world sizes are needed" in refused.why
 
 
 def test_the_verb_describes_the_size_and_draws_a_page(

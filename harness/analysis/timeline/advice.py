@@ -216,7 +216,7 @@ def _moved(
     what = "layers" if count > 1 else "layer"
     setting = {f"{case.strategy}.split": ",".join(map(str, split))}
     what_to_do = (
-        f"the longest computes {max(busy) / 1e6:.1f} ms a step, the mean"
+        f"the longest stage computes {max(busy) / 1e6:.1f} ms per step, the mean"
         f" {sum(busy) / len(busy) / 1e6:.1f} ms: move {count} {what} from stage {giver} to stage"
         f" {taker}"
     )

@@ -283,7 +283,9 @@ def _rank(
         if (
             sum(term[step] for term in terms.values()) != whole
         ):  # not an assert statement, because the check must also run under -O
-            raise AssertionError(f"rank {lane.rank} step {step} is not closed")
+            raise AssertionError(
+                f"rank {lane.rank} step {step} is not closed: its terms do not sum to the step"
+            )
     free = None
     if divided and operations:
         busy = merge(lane.compute, lane.move)

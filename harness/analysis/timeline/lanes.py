@@ -198,12 +198,12 @@ class Lanes:
 
     @property
     def communication(self) -> Intervals:
-        """Return when any communication was in progress."""
+        """Return the instants at which any communication was in progress."""
         return intervals.of((operation.start, operation.end) for operation in self.ops)
 
     @property
     def awaited(self) -> Intervals:
-        """Return when any communication could delay the rank."""
+        """Return the instants at which any communication could delay the rank."""
         return intervals.of(
             (max(operation.start, operation.waited), operation.end) for operation in self.ops
         )

@@ -22,8 +22,8 @@ _ISSUE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
 #: Bookkeeping of the autograd engine around an operator and its hooks. A hook may wait inside it,
 #: so it never counts as compute.
 _AROUND = re.compile(r"autograd::engine::evaluate_function|RegisterPostBackwardFunction")
-#: Operators that identify a thread of the autograd engine, which trains besides the thread that
-#: makes the steps.
+#: Operator names that identify a thread of the autograd engine. Such threads train, in addition to
+#: the thread that makes the steps.
 _ENGINE = re.compile(r"autograd::engine::evaluate_function")
 GLOO = re.compile(r"gloo:")
 #: Spans in which a trainer works. The span ``step`` is left out because it encloses all of them.

@@ -232,7 +232,7 @@ def _several_ladders(rows: Sequence[Row], points: Sequence[Mapping[str, Any]]) -
     ranks = [row[ClaimedColumn.RANKS].middle for row in rows if ClaimedColumn.RANKS in row]
     steps = [after - before for before, after in itertools.pairwise(ranks)]
     if any(step <= 0 for step in steps) and any(step >= 0 for step in steps):
-        return "their ranks begin again"
+        return "from row to row their ranks neither only grow nor only shrink"
     speedups = [row[ClaimedColumn.SPEEDUP] for row in rows if ClaimedColumn.SPEEDUP in row]
     if sum(speedup.low <= 1.0 <= speedup.high for speedup in speedups) > 1:
         return "several rows have a speedup of 1"
@@ -331,7 +331,8 @@ def between_launches(row: Row, base: Row) -> tuple[float, float] | None:
     theirs = base.get(ClaimedColumn.TIME)
     if ours is None or theirs is None or min(len(ours.launches), len(theirs.launches)) < 2:
         return None
-    from scipy.stats import ttest_ind  # takes a second to import, which other commands need not pay
+    # the import takes a second, which other commands need not pay
+    from scipy.stats import ttest_ind
 
     logs = [[math.log(value) for value in mean.launches] for mean in (theirs, ours)]
     test = ttest_ind(*logs, equal_var=False)
@@ -395,8 +396,8 @@ def audit(
 
 
 def _honest_reading(rows: Sequence[Row], base: Row) -> str:
-    """Return in which other usual meaning of the table all its figures agree, or an
-    empty string.
+    """Return the other usual meaning of the table in which all its figures agree, or an empty
+    string.
     """
     base_ranks = base[ClaimedColumn.RANKS].middle
     ranks = [row[ClaimedColumn.RANKS].middle if ClaimedColumn.RANKS in row else 0 for row in rows]
@@ -610,6 +611,6 @@ def _missing(row: Row, base: Row) -> str:
     if not has:
         return "only the number of ranks is stated"
     if _measured(row, base):
-        return "nothing is stated that its times could contradict"
+        return "the row states no figure that its times could contradict"
     want = "a time or a throughput here and in the smallest row"
-    return f"only {', '.join(sorted(has))} is stated: {want} would check it"
+    return f"only {', '.join(sorted(has))} is stated: it can be checked with {want}"

@@ -164,7 +164,8 @@ def compare_hardware(
     ]
     if cases and all(cases):
         raise SpecError(
-            "the runs have only simulated cases (paced, emulated), which do not compare hardware",
+            "the runs have only simulated cases (paced, emulated), which say nothing about"
+            " hardware",
             expected="runs with real compute",
             fix="pytest suites/ -k 'not paced'",
         )

@@ -38,7 +38,7 @@ def lines(comparison: HardwareComparison, width: int) -> list[str]:
     if comparison.totals:
         shown += ["", rule("all devices of each machine", width), *totals(comparison).lines(width)]
     if (spent := lost(comparison)).rows:
-        shown += ["", rule("where the time went: ms lost a step", width), *spent.lines(width)]
+        shown += ["", rule("where the time went: ms lost per step", width), *spent.lines(width)]
     shown.append("")
     for text in notes(comparison):
         shown += wrap(f" {text}", width, 1)
@@ -60,7 +60,7 @@ def markdown(comparison: HardwareComparison) -> list[str]:
 
 
 def headline(comparison: HardwareComparison) -> str:
-    """Return the result in one line, for a reader who is no engineer."""
+    """Return the result in one line, for readers who are not engineers."""
     if not comparison.means:
         return "Nothing to compare: no case was measured on every machine"
     unit = METRICS[comparison.metric].unit

@@ -96,7 +96,8 @@ def next_size(outlook: Outlook) -> str:
     batch = f"micro-batch {next_.shape.micro_batch:g} x {next_.shape.micros}"
     return (
         f"{next_.shape.ranks} ranks, {batch}: ±{sd * next_.before_sd:.1f} becomes"
-        f" ±{sd * next_.after_sd:.1f} points (twice the largest: ±{sd * next_.doubling_sd:.1f})"
+        f" ±{sd * next_.after_sd:.1f} points (measuring twice the largest"
+        f" size: ±{sd * next_.doubling_sd:.1f})"
     )
 
 

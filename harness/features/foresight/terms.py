@@ -72,7 +72,7 @@ NUM_SHARED = len(UNKNOWNS)
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeFacts:
-    """What follows from the shapes alone: arrays with one entry for each shape."""
+    """The facts that follow from the shapes alone: arrays with one entry for each shape."""
 
     group: NDArray[np.intp]  # index of the model
     load: Array  # FLOPs of a micro-batch on one rank

@@ -1,6 +1,6 @@
-"""Published figures, and where a measured one stands among those of the same fabric.
+"""Compare measured results with published ones on the same fabric.
 
-published.toml -> PublishedFigure -> the figures of a verdict -> Place -> one sentence
+published.toml -> PublishedFigure -> the results of a verdict -> Place -> one sentence
 """
 
 import re
@@ -17,7 +17,7 @@ from harness.cases.case import Passes
 from harness.host.machine import Machine
 from harness.record import RunRecord, Verdict
 
-#: Nobody publishes ladders in fp32 any more, nor in fp8.
+#: Precisions of the published scaling sweeps, which use neither fp32 nor fp8.
 _NARROW = (Precision.AUTOCAST, Precision.BF16, Precision.FP16)
 _FILE = Path(__file__).with_suffix(".toml")
 
@@ -26,8 +26,9 @@ _FILE = Path(__file__).with_suffix(".toml")
 class PublishedFigure:
     """A published distribution: ``quantiles`` maps percent to values, in the metric's SI unit.
 
-    It is about cases of these ``strategies`` and ``models`` (patterns) in this mode, held against
-    this baseline (empty: none), over a network of ``gbit_s`` for each GPU at least.
+    It applies to cases whose strategy is in ``strategies`` and whose model matches the pattern
+    ``models``, in this ``mode`` and relative to the baseline ``against`` (empty: none). The network
+    must have at least ``gbit_s`` for each GPU. An empty ``world`` or ``nodes`` allows any.
     """
 
     name: str
@@ -49,10 +50,10 @@ class PublishedFigure:
     gbit_s: float = 0.0
 
     def about(self, machine: Machine, world_size: int, num_nodes: int) -> bool:
-        """Whether it was measured on such hardware, over such a world."""
+        """Return whether it was measured on such hardware, with such a world."""
         return (
             machine.gpu is not None
-            and "+" not in machine.gpu  # GPUs of several kinds
+            and "+" not in machine.gpu  # a machine with GPUs of several kinds is not comparable
             and re.search(rf"\b({self.gpu})\b", machine.gpu.lower()) is not None
             and machine.joined(num_nodes) in self.fabric
             and machine.network_gbit_s >= self.gbit_s
@@ -61,7 +62,7 @@ class PublishedFigure:
         )
 
     def of(self, case: CaseSpec, against: str) -> bool:
-        """Whether a case of the run is of the kind that was published."""
+        """Return whether a case is of the kind that was published."""
         return (
             case.device is Device.CUDA
             and case.precision in _NARROW
@@ -75,7 +76,9 @@ class PublishedFigure:
         )
 
     def place(self, value: float) -> str:
-        """Where a value stands: ``between the 25th and the 50th percentile of``."""
+        """Return the place of a value, such as ``between the 25th percentile and the
+        median of``.
+        """
         known = sorted(self.quantiles.items())
         if value < known[0][1]:
             return f"below the {_nth(known[0][0])} of"
@@ -93,7 +96,7 @@ def _nth(percent: float) -> str:
 
 @cache
 def figures() -> tuple[PublishedFigure, ...]:
-    """Every figure that is shipped, in the order of the file."""
+    """Return all published figures, in the order of the file."""
     tables = tomllib.loads(_FILE.read_text(encoding="utf-8"))["figure"]
     return tuple(map(_figure, tables))
 
@@ -115,7 +118,7 @@ def _figure(table: Mapping[str, object]) -> PublishedFigure:
 
 
 def _spread(values: list[float]) -> dict[float, float]:
-    """The lowest, the highest and, of three values or more, the median."""
+    """Return the lowest and the highest value, and the median of three or more values."""
     spread = {0.0: values[0], 100.0: values[-1]}
     if len(values) > 2:
         spread[50.0] = values[len(values) // 2]
@@ -124,7 +127,7 @@ def _spread(values: list[float]) -> dict[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A measured value beside the figure that it can be compared with."""
+    """A measured value with the published figure to which it is compared."""
 
     case: str
     metric: str
@@ -133,12 +136,12 @@ class Place:
 
     @property
     def sentence(self) -> str:
-        """``between the 25th percentile and the median of 33 published ladders on ...``"""
+        """Return ``between the 25th percentile and the median of 33 published ladders on ...``."""
         return f"{self.figure.place(self.value)} {self.figure.n} published {self.figure.what}"
 
 
 def standings(run: RunRecord) -> list[Place]:
-    """Every verdict of a run that published figures of its fabric exist for; on GPUs only."""
+    """Return the place of each verdict for whose fabric published figures exist; on GPUs only."""
     cases = {arm.case.id: arm.case for plan in run.plans for arm in plan.arms}
     places = {
         (verdict.case, verdict.metric, figure.name): Place(
@@ -168,7 +171,7 @@ def _comparable(
 
 
 def _swept_world(run: RunRecord, name: str) -> tuple[int, ...]:
-    """The nodes of the all-reduce that a verdict on the fabric is about, else ()."""
+    """Return the ranks on each node of the all-reduce that a fabric verdict judges, or ()."""
     worlds = {row.nodes for row in run.fabric if row.operation == "all_reduce"}
     by_name = {f"fabric/all_reduce@{'x'.join(map(str, _shape(world)))}": world for world in worlds}
     return by_name.get(name, ())

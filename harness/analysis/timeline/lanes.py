@@ -68,7 +68,7 @@ def host_steps(
             f"no annotation is named {step_name!r}",
             where=trace.path,
             expected=f"an annotation that repeats, of these: {repeated or 'none'}",
-            fix="scaleproof timeline PATH --ranges",
+            fix="scaleproof report timeline PATH --ranges",
         )
     busiest = int(np.bincount(trace.thread).argmax())
     edges = np.array([trace.start.min(), trace.end.max()], dtype=np.int64)

@@ -173,7 +173,7 @@ def compare_hardware(
         raise SpecError(
             f"{len(runs)} runs were given",
             expected=f"at most {len(LETTERS)} runs, named {LETTERS}",
-            fix="scaleproof compare-hardware RUN_A RUN_B",
+            fix="scaleproof compare machines RUN_A RUN_B",
         )
     first, *others = runs
     against = [side_by_side(first, run, metric, hardware=True) for run in (first, *others)]

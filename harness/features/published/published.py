@@ -12,10 +12,11 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+from harness.analysis.results import Result, results
 from harness.cases import CaseSpec, Device, Precision
 from harness.cases.case import Passes
 from harness.host.machine import Machine
-from harness.record import RunRecord, Verdict
+from harness.record import RunRecord
 
 #: Precisions of the published scaling sweeps, which use neither fp32 nor fp8.
 _NARROW = (Precision.AUTOCAST, Precision.BF16, Precision.FP16)
@@ -141,37 +142,35 @@ class Place:
 
 
 def standings(run: RunRecord) -> list[Place]:
-    """Return the place of each verdict for whose fabric published figures exist; on GPUs only."""
+    """Return the place of each result for whose fabric published figures exist; on GPUs only."""
     cases = {arm.case.id: arm.case for plan in run.plans for arm in plan.arms}
     places = {
-        (verdict.case, verdict.metric, figure.name): Place(
-            case=verdict.case, metric=verdict.metric, value=verdict.value, figure=figure
+        (result.case, result.metric, figure.name): Place(
+            case=result.case, metric=result.metric, value=result.value, figure=figure
         )
-        for verdict in run.verdicts
-        if verdict.value is not None
-        for figure in _comparable(run, verdict, cases.get(verdict.case))
+        for result in results(run)
+        if result.value is not None
+        for figure in _comparable(run, result, cases.get(result.case))
     }
     return list(places.values())
 
 
-def _comparable(
-    run: RunRecord, verdict: Verdict, case: CaseSpec | None
-) -> Iterator[PublishedFigure]:
+def _comparable(run: RunRecord, result: Result, case: CaseSpec | None) -> Iterator[PublishedFigure]:
     for figure in figures():
-        if figure.metric != verdict.metric:
+        if figure.metric != result.metric:
             continue
         if case is None:
-            world = _swept_world(run, verdict.case)
+            world = _swept_world(run, result.case)
             if world and figure.about(run.machine, sum(world), len(world)):
                 yield figure
-        elif figure.of(case, verdict.against) and figure.about(
+        elif figure.of(case, result.against) and figure.about(
             run.machine, case.world_size, len(case.nodes)
         ):
             yield figure
 
 
 def _swept_world(run: RunRecord, name: str) -> tuple[int, ...]:
-    """Return the ranks on each node of the all-reduce that a fabric verdict judges, or ()."""
+    """Return the ranks on each node of the all-reduce of a fabric result, or ()."""
     worlds = {row.nodes for row in run.fabric if row.operation == "all_reduce"}
     by_name = {f"fabric/all_reduce@{'x'.join(map(str, _shape(world)))}": world for world in worlds}
     return by_name.get(name, ())

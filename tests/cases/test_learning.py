@@ -17,7 +17,7 @@ CASE = SITE.case("diloco/decoder-nano", knobs={"diloco.period": 4})
 def test_speed_alone_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
         normalise(ladder(CASE, [1, 2]), KNOWN)
-    assert "says nothing of how it learns" in caught.value.what
+    assert "does not show how well it learns" in caught.value.what
     assert "beside ddp" in caught.value.expected and "scaleproof run" in caught.value.fix
 
 

@@ -214,7 +214,7 @@ def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
             variables[key] = str(value)
         elif key in _SAID_BY:
             raise SpecError(
-                f"--set {key}: --set does not take this field",
+                f"--set {key}: another option sets this field",
                 expected=_SAID_BY[key],
                 fix="scaleproof run --help",
             )

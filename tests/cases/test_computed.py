@@ -78,6 +78,6 @@ def test_what_gloo_would_corrupt_on_a_shared_gpu_is_refused(name: str) -> None:
 def test_a_framework_that_takes_a_gpu_by_its_ranks_number_shares_none(name: str) -> None:
     """On a GPU that two ranks shared they ended with "list index out of range"."""
     site = Site(device=Device.CUDA, backend="gloo", nodes=(2,), shared_gpu=True)
-    with pytest.raises(SpecError, match="it gives each rank a GPU of its own") as refused:
+    with pytest.raises(SpecError, match="it gives each rank a separate GPU") as refused:
         KNOWN.normalise(site.case(f"{name}/decoder-nano"))
     assert "--set strategy=ddp" in str(refused.value)

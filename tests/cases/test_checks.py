@@ -38,7 +38,7 @@ def told(case: CaseSpec) -> list[tuple[str, str, str]]:
         ({"shares": (1.0,)}, "for 2 ranks"),
         ({"shares": (1.0, 0.0)}, "for 2 ranks"),
         ({"mesh": "dp:2x"}, "mesh"),
-        ({"mesh": "dp:4"}, "is of 4 ranks"),
+        ({"mesh": "dp:4"}, "has 4 ranks"),
         ({"mesh": "pp:2"}, "has no dimension 'pp'"),
         ({"checkpoint_every": 0}, "checkpoint_every = 0"),
         ({"selective": True}, "applies only to checkpointing"),

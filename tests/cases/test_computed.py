@@ -18,8 +18,8 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     ("fields", "message"),
     [
         (dict(checkpoint=True, checkpoint_every=0), "checkpoint_every = 0"),
-        (dict(checkpoint_every=2), "checkpoint_every says how to checkpoint"),
-        (dict(selective=True), "selective says how to checkpoint"),
+        (dict(checkpoint_every=2), "checkpoint_every applies only to checkpointing"),
+        (dict(selective=True), "selective applies only to checkpointing"),
         (dict(offload=True), "offload is a setting of CUDA devices"),
         (dict(tf32=True), "tf32 is a setting of CUDA devices"),
         (dict(tf32=True, precision="bf16"), "tf32 with precision=bf16"),

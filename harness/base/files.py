@@ -73,7 +73,7 @@ class Lock:
             raise RecordError(
                 f"this run is being measured by {holder}",
                 where=str(folder),
-                expected="one program at a time",
+                expected="one process at a time",
                 fix=f"scaleproof report {folder}",
             ) from None
         except OSError as error:

@@ -14,7 +14,7 @@ _KNOWN = {
     errno.EROFS: ("a writable file system", "--results /a/folder/of/yours"),
     errno.EACCES: ("a path that you have access to", "ls -ld {}"),
     errno.EPERM: ("a path that you have access to", "ls -ld {}"),
-    errno.EMFILE: ("more open files at once", "ulimit -n 4096"),
+    errno.EMFILE: ("a higher limit of open files", "ulimit -n 4096"),
     errno.ENAMETOOLONG: ("a shorter name", "--results a/shorter/one"),
 }
 
@@ -63,7 +63,7 @@ def by_host(error: BaseException) -> HostError | None:
         isinstance(error, UnicodeDecodeError) and error.encoding == "ascii"
     ):
         return HostError(
-            f"this locale's encoding is {error.encoding}, which cannot hold the text",
+            f"the encoding of this locale, {error.encoding}, cannot represent the text",
             expected="UTF-8",
             fix="PYTHONUTF8=1 and the same command",
         )

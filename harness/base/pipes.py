@@ -48,7 +48,7 @@ class ClosedPipeWriter:
         """
         if not isinstance(why, BrokenPipeError) and self._stream is not sys.__stderr__:
             self.lost = True
-            sys.stderr.write(f"output is lost from here on: {why.strerror}\n")
+            sys.stderr.write(f"further output is lost: {why.strerror}\n")
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)

@@ -31,7 +31,7 @@ def interval(values: Sequence[float], radius: Callable[[float, int], float | Non
     """
     n = len(values)
     if n == 0:
-        raise ValueError("an interval of no values")
+        raise ValueError("an interval needs at least one value")
     mean = fmean(values)
     if n == 1:
         return Interval(mean=mean, low=None, high=None, sd=None, n=1)

@@ -280,7 +280,7 @@ def _refuse_doubles(folders: Sequence[Path]) -> None:
                 raise SpecError(
                     f"{other.name} and {folder.name} both have a {path.name}",
                     where=str(path),
-                    expected="one file of a name in all --path folders: they are imported by it",
+                    expected="unique names in all --path folders: files are imported by name",
                     fix=f"mv {path} {path.with_stem('my_' + path.stem)}",
                 )
 

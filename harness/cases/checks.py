@@ -65,7 +65,7 @@ def _unsupported(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
         fix = "scaleproof list compressors"
         yield f"{strategy} {need} compressor", "for example compressed:topk/decoder-tiny", fix
     if supports.worlds == "one" and case.world_size != 1:
-        yield f"{strategy} runs one rank only", "1 rank", ""
+        yield f"{strategy} runs on one rank only", "1 rank", ""
     if case.phase is Passes.FORWARD and not supports.forward:
         yield f"{strategy} cannot run the forward pass alone", "phase=train", "--set phase=train"
 
@@ -100,9 +100,9 @@ def _batches(case: CaseSpec, supports: Supports) -> Mistakes:
 
 
 def _shares(case: CaseSpec) -> Mistakes:
-    """Yield shares of the batch unless there is one positive share for each rank."""
+    """Yield a mistake unless the shares of the batch are positive, one for each rank."""
     if case.shares and (len(case.shares) != case.world_size or min(case.shares) <= 0):
-        what = f"shares {case.shares} for {case.world_size} ranks"
+        what = f"shares {case.shares} do not fit {case.world_size} ranks"
         yield what, "a number above 0 for each rank", f"--set shares={_equal(case)}"
 
 
@@ -131,7 +131,7 @@ def _places(case: CaseSpec, sizes: Sizes) -> Mistakes:
         yield f"model {case.model!r} has no sequence length", "no seq_len", ""
     if sum(case.nodes) != case.world_size or min(case.nodes) < 1:
         what = f"nodes {case.nodes} do not add up to {case.world_size} ranks"
-        yield what, "as many ranks on all nodes as the world size", ""
+        yield what, "nodes that add up to the world size", ""
 
 
 def _variables(case: CaseSpec) -> Mistakes:
@@ -221,15 +221,19 @@ def _computed(case: CaseSpec) -> Mistakes:
     if case.checkpoint and case.offload:
         yield (
             "checkpoint and offload exclude each other: both handle activations",
-            "one of them",
+            "only one of them",
             "",
         )
     torchs = (Optimizer.SGD, Optimizer.ADAMW)
     if case.stepping is not Stepping.USUAL and case.optimizer not in torchs:
-        what = f"stepping={case.stepping} with optimizer={case.optimizer}"
+        what = f"stepping={case.stepping} is not available with optimizer={case.optimizer}"
         yield what, " or ".join(torchs), f"--set optimizer={Optimizer.ADAMW}"
     if case.tf32 and case.precision is not Precision.FP32:
-        yield f"tf32 with precision={case.precision}", "precision=fp32", "--set tf32=false"
+        yield (
+            f"tf32 has no effect with precision={case.precision}",
+            "precision=fp32",
+            "--set tf32=false",
+        )
     half = (Precision.AUTOCAST, Precision.BF16, Precision.FP16)
     if case.device is not Device.CPU:
         halves = (Attention.FLASH, Attention.CUDNN)

@@ -19,7 +19,7 @@ from harness.cases.case import DATA, CaseSpec, Dim, Mesh, Precision
 
 #: Names that a strategy can require in a model's head, and what they describe.
 NEEDED = {
-    "TENSOR": "how its layers are cut by width",
+    "TENSOR": "how its layers are divided by width",
     "CONTEXT": "which modules see the whole sequence",
     "EXPERTS": "where its experts are",
     "TABLES": "where its embedding tables are",
@@ -91,11 +91,13 @@ class Supports:
     def __post_init__(self) -> None:
         """Raise ValueError if the oracle needs another field that is missing."""
         if self.oracle == "simulated" and not self.beside:
-            raise ValueError("oracle 'simulated' needs beside, a strategy that trains as one")
+            raise ValueError(
+                "oracle 'simulated' needs beside, the strategy that it is compared with"
+            )
         if self.oracle == "compressed" and not self.compressor:
             raise ValueError("oracle 'compressed' needs compressor=True")
         if self.oracle == "micro_batched" and not self.parts:
-            raise ValueError("oracle 'micro_batched' needs parts, the knob that says how many")
+            raise ValueError("oracle 'micro_batched' needs parts, the knob with their number")
 
     def misses(self, head: Iterable[str], precision: Precision) -> str:
         """Return why the strategy cannot train a model with these names in its head; empty if it
@@ -107,7 +109,7 @@ class Supports:
             if name not in head:
                 return f"needs {name} in the model's head, {NEEDED[name]}"
         if precision not in self.precisions:
-            return f"does not train in {precision}, but in {', '.join(self.precisions)}"
+            return f"does not train in {precision}, only in {', '.join(self.precisions)}"
         return ""
 
     def mesh(self, case: CaseSpec) -> Mesh:
@@ -171,20 +173,20 @@ def check_imported(kind: str, path: Path, imported: Mapping[str, object]) -> Non
         raise SpecError(
             f"a model with {waits} waits instead of computing: it simulates compute",
             where=str(path),
-            expected='STAND_IN = "paced", which every verdict on it then says',
+            expected='STAND_IN = "paced", which every verdict on it then shows',
             fix=f"grep -n {waits} {path}",
         )
     for name in NAMES[kind]:
         if name in imported and name not in head:
-            what = f"{name} is computed"
+            what = f"{name} is computed, but must be a literal"
         elif name in head and not _same(imported.get(name), head[name]):
-            what = f"{name} is {head[name]!r} by its text, and when imported {imported.get(name)!r}"
+            what = f"{name} is {head[name]!r} in the file, but {imported.get(name)!r} after import"
         else:
             continue
         raise SpecError(
             what,
             where=str(path),
-            expected=f"{name} = ..., a literal that stays as it is",
+            expected=f"{name} = ..., a literal that nothing changes",
             fix=f"grep -n {name} {path}",
         )
 

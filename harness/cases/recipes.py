@@ -259,7 +259,7 @@ def shapes(
     cases = [case.at(sum(nodes), nodes) for nodes in layouts]
     if len(layouts[0]) != 1 or len({c.world_size for c in cases}) != 1:
         raise SpecError(
-            f"shapes {', '.join(c.world for c in cases)}",
+            f"shapes {', '.join(c.world for c in cases)} cannot be compared",
             where=case.id,
             expected="layouts of equally many ranks, the first on one node",
             fix="shapes(case, [(8,), (4, 4)])",

@@ -411,8 +411,8 @@ def unknown(rule: Mapping[str, Json], catalogue: Catalogue) -> tuple[str, str] |
     if next(_matching(pattern, names), None) is not None:
         return None
     family = _family(pattern)
-    message = f"case = {pattern!r} matches no strategy, model and mode there is"
-    return message, meant(family, names) or "scaleproof list shows what there is"
+    message = f"case = {pattern!r} matches no existing strategy, model and mode"
+    return message, meant(family, names) or "scaleproof list shows what exists"
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:

@@ -150,14 +150,16 @@ def _untold(words: Sequence[str], folder: Path, script: Path) -> SpecError:
     """
     started = shlex.join(typed.after_launcher(words))
     fix = f"{RUN} torchrun --nproc-per-node {{ranks}} {started}"
-    expected = "{ranks} for those of a node, {world} for all; {node} and {nodes}"
+    expected = "{ranks} for the ranks of a node, {world} for all ranks; also {node} and {nodes}"
     if script.suffix == ".sh":
         inner = typed.within_shell(script)
         fix = f"{RUN} {shlex.join(inner or [*words, '{ranks}'])}"
         if not inner:
-            expected = f"{{ranks}} among its words, which {script.name} passes on (as $1, say)"
+            expected = (
+                f"{{ranks}} among its words, which {script.name} passes on (for example as $1)"
+            )
         if not inner and (number := typed.fixed_number(script)):
-            expected = f"$1 in the place of {number[0]!r} in {script.name}, and {{ranks}} behind it"
+            expected = f"$1 instead of {number[0]!r} in {script.name}, and {{ranks}} after it"
             file = typed.unused(folder / "ranks.sh").name
             copy = f"sed 's/{number[0]}/{number[1]}/' {shlex.quote(str(script))} > {file}"
             fix = f"{copy} && {RUN} {shlex.join(['bash', file, '{ranks}'])}"
@@ -232,7 +234,7 @@ def script_case(words: Sequence[str], site: Site, mode: Mode, samples: int = 0) 
         raise SpecError(
             f"{command.target}: no such file",
             where=str(Path.cwd()),
-            expected="a Python file, as from this folder",
+            expected="the path of a Python file, relative to this folder",
             fix=f"ls {Path(command.target).parent}",
         )
     return replace(

@@ -207,7 +207,7 @@ def _same_total(nodes: str, given: tuple[int, ...], gpus: str | None, cpus: int 
     if given and asked.isdigit() and int(asked) != sum(given):
         raise SpecError(
             f"{option} {asked}: --nodes {nodes} has {sum(given)} ranks",
-            expected="one number of ranks",
+            expected="the same number of ranks in both options",
             fix=f"--nodes {nodes} {option} {sum(given)}",
         )
 
@@ -221,7 +221,7 @@ def _here(gpus: str | None, num_gpus: int, cpus: int | None) -> str | None:
     version = machine.software().get("torch", "")
     if cpus is None and not num_gpus:
         if (hidden := accelerators.hidden(build, version)) is not None:
-            asked = f"--gpus {gpus}" if gpus else "GPUs here cannot be measured"
+            asked = f"--gpus {gpus}" if gpus else "the GPUs of this machine cannot be measured"
             raise SpecError(f"{asked}: {hidden.what}", expected=hidden.expected, fix=hidden.fix)
     unfit = accelerators.no_gpu(build, version, vendor.present().NAME) if num_gpus else None
     if gpus is not None and unfit is not None:
@@ -300,7 +300,7 @@ def _split(total: int, nodes: int, option: str) -> tuple[int, ...]:
     """Divide the ranks equally over the nodes. Raise SpecError if they do not divide."""
     if total < 1 or total % nodes:
         raise SpecError(
-            f"{option} {total} over --nodes {nodes}",
+            f"{option} {total} does not divide over --nodes {nodes}",
             expected=f"at least 1, and a multiple of {nodes}",
             fix=f"{option} {max(nodes, total - total % nodes)}",
         )

@@ -98,7 +98,7 @@ def plans_of(
         raw = [case_plan(target, site, catalogue, settings, ablations)]
     else:
         raise SpecError(
-            f"{path}: no folder of suites and no file",
+            f"{path}: neither a folder of suites nor a file",
             where=str(Path.cwd()),
             expected="a folder, file.py, file.py::recipe, or a case such as ddp/decoder-tiny",
             fix="scaleproof init" + f" {path}" * (not path.endswith(".py")),

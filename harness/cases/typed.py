@@ -67,7 +67,7 @@ _DECIDED: Mapping[str, Mapping[str, str]] = {
 _FIXED_PORT = frozenset({"deepspeed", "fabric run"})
 #: The reason why accelerate's launcher is unsuitable on CPUs, and the variable that makes its
 #: library use CPUs.
-ONE_PROCESS = "accelerate launch starts one process where there is no GPU"
+ONE_PROCESS = "accelerate launch starts one process if there is no GPU"
 ON_CPU = "ACCELERATE_USE_CPU=true"
 #: The launcher that the torch package installs. Each other launcher has a package of the same name.
 TORCH = "torchrun"
@@ -95,9 +95,9 @@ def without_interpreter(words: Sequence[str]) -> Sequence[str]:
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         rest = rest[2 if rest[0] in _WITH_VALUE else 1 :]
     raise SpecError(
-        f"ranks cannot keep python's option {option}",
+        f"ranks cannot use python's option {option}",
         where=shlex.join(words),
-        expected="train.py or -m package.train, without options of the interpreter",
+        expected="train.py or -m package.train, without interpreter options",
         fix=f"{RUN} {'train.py' if option == '-c' or not rest else shlex.join(rest)}",
     )
 
@@ -388,7 +388,7 @@ def of_python(program: Path, words: Sequence[str]) -> bool:
     interpreter = Path((line[1] or line[2]).decode(errors="replace"))
     if interpreter.parent != Path() and interpreter.parent != Path(sys.executable).parent:
         raise SpecError(
-            f"{words[0]} is of another Python, {interpreter}",
+            f"{words[0]} belongs to another Python, {interpreter}",
             where=shlex.join(words),
             expected="scaleproof in that environment",
             fix=f"{RUN} python {words[0]}"
@@ -422,7 +422,7 @@ def _refuse_variables(words: Sequence[str]) -> None:
     if given and rest[: len(given)] == given:
         script = shlex.join(rest[len(given) :])
         raise SpecError(
-            f"{shlex.join(given)} stands before the script: variables are taken from this shell",
+            f"{shlex.join(given)} cannot precede the script: ranks take variables from this shell",
             where=shlex.join(words),
             expected="variables before scaleproof",
             fix=f"{shlex.join(given)} {RUN} {script}",
@@ -435,7 +435,7 @@ def _refuse_engine(words: Sequence[str], program: str) -> None:
     begin = behind(words)
     script = shlex.join(without_interpreter(words[begin:])) if begin else "train.py"
     raise SpecError(
-        f"{program} starts ranks itself: that is what --engine {engine} does",
+        f"{program} starts ranks itself, which is the task of --engine {engine}",
         where=shlex.join(words),
         expected="the script alone",
         fix=f"scaleproof run --script --engine {engine} --nodes 2 --cpus 4 -- {script}",
@@ -454,9 +454,11 @@ def _refuse_line(words: Sequence[str]) -> None:
         inner = []
     alone = bool(inner) and not _OF_SHELL.search(line)
     raise SpecError(
-        f"{words[0]} {shlex.join(options)} runs a line of a shell",
+        f"{words[0]} {shlex.join(options)} runs a command line of a shell",
         where=shlex.join(words),
-        expected="the words of that line" if alone else "that line in launch.sh, its ranks as $1",
+        expected="the words of that line"
+        if alone
+        else "that line in launch.sh, with its ranks as $1",
         fix=f"{RUN} {shlex.join(inner if alone else ['bash', 'launch.sh', '{ranks}'])}",
     )
 
@@ -493,7 +495,7 @@ def _refuse_wrapper(words: Sequence[str], name: str) -> None:
             fix=f"{RUN} {command}",
         )
     raise SpecError(
-        f"{name} starts one process, and ranks are started from here",
+        f"{name} starts only one process, but scaleproof starts the ranks",
         where=where,
         expected=f"{name} before scaleproof",
         fix=f"{shlex.join(words[:begin])} {RUN} {command}",

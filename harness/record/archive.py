@@ -210,12 +210,12 @@ def _checked(path: Path, digests: dict[str, str], scratch: Path) -> Manifest:
     folders = {run.folder for run in manifest.runs}
     for run in manifest.runs:
         if f"{run.folder}/record.json" not in digests:
-            raise _damaged(path, f"its run {run.folder!r} has no record in it")
+            raise _damaged(path, f"its run {run.folder!r} has no record.json")
     for name, digest in digests.items():
         if "/".join(name.split("/")[:3]) not in folders:
             raise _damaged(path, f"{name} does not belong to a run in its manifest")
         if digest != manifest.files[name]:
-            raise _damaged(path, f"{name} is not what was packed")
+            raise _damaged(path, f"{name} differs from its digest in the manifest")
     return manifest
 
 

@@ -213,7 +213,7 @@ def _checked(link: Link, where: str) -> Link:
     if link.kind is Kind.PLAN and not missing and not isinstance(body["plan"], dict):
         missing = ["plan"]
     if not known or missing:
-        what = f"a line {link.kind} without {', '.join(missing) or 'its body'}"
+        what = f"a link {link.kind} without {', '.join(missing) or 'its body'}"
         raise RecordError(what, where=where, expected=", ".join(keys) or "a body", fix=_FIX)
     return link
 
@@ -245,9 +245,9 @@ def begun(links: Sequence[Link], where: str) -> RunRecord:
     """
     if not links or links[0].kind is not Kind.SEALED or links[0].body.get("schema") != SCHEMA:
         raise RecordError(
-            "the chain does not begin a run of this version",
+            "the chain does not begin with a run of this version",
             where=where,
-            expected=f"a line {Kind.SEALED}, schema {SCHEMA}",
+            expected=f"a link {Kind.SEALED} with schema {SCHEMA}",
             fix="scaleproof run CASE",
         )
     sealed = links[0].body

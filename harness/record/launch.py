@@ -25,7 +25,7 @@ FLAKES = 1
 
 
 class LaunchStatus(StrEnum):
-    """Whether a launch ended normally."""
+    """The outcome of a launch: it ended normally, or it failed."""
 
     OK = "ok"
     FAILED = "failed"
@@ -140,8 +140,9 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """When the mean loss of several steps reached the target of the plan: steps, samples, and
-    seconds since training began.
+    """The point at which the mean loss of several steps reached the target of the plan.
+
+    It is given in steps, samples, and seconds since training began.
     """
 
     steps: int

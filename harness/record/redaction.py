@@ -158,7 +158,7 @@ def _replaced(text: str, names: Mapping[str, str]) -> str:
 
 
 def _address(match: re.Match[str]) -> str:
-    """Return the replacement of a candidate for an IPv6 address."""
+    """Return ``address`` for a match that is an IPv6 address, otherwise the match itself."""
     try:
         ipaddress.ip_address(match[0])
     except ValueError:

@@ -26,7 +26,9 @@ def upgrade(doc: Json, newest: int) -> Json:
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise ValueError("not a record: no schema number")
     if schema > newest:
-        raise ValueError(f"schema {schema} is newer than this program reads ({newest}); upgrade it")
+        raise ValueError(
+            f"schema {schema} is newer than this program reads ({newest}); upgrade the program"
+        )
     try:
         doc = _rename_plans(doc, _whole) if schema < 3 else doc
         doc = _typed(doc) if schema < 5 else doc

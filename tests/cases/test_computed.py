@@ -22,11 +22,11 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
         (dict(selective=True), "selective applies only to checkpointing"),
         (dict(offload=True), "offload is a setting of CUDA devices"),
         (dict(tf32=True), "tf32 is a setting of CUDA devices"),
-        (dict(tf32=True, precision="bf16"), "tf32 with precision=bf16"),
+        (dict(tf32=True, precision="bf16"), "tf32 has no effect with precision=bf16"),
         (dict(cudnn_benchmark=True), "cudnn_benchmark is a setting of CUDA devices"),
         (dict(priority_stream=True), "priority_stream is a setting of CUDA devices"),
         (dict(attention="cudnn"), "attention=cudnn is a kernel of CUDA devices"),
-        (dict(stepping="fused", optimizer="lamb"), "stepping=fused with optimizer=lamb"),
+        (dict(stepping="fused", optimizer="lamb"), "stepping=fused is not available with optimizer=lamb"),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(fields: dict[str, Any], message: str) -> None:

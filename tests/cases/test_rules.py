@@ -138,9 +138,9 @@ def test_rules_for_two_fabrics_do_not_contradict_each_other(tmp_path: Path) -> N
         ({"metric": '"comm_share"', "at_most": "1.5"}, "every possible comm_share passes"),
         ({"metric": '"memory_saved"', "at_least": "1.0"}, "no possible memory_saved passes"),
         ({"metric": '"caught"', "at_most": "0.0"}, "a control is either caught or not"),
-        ({"case": '"dpp/decoder-*/weak"'}, "matches no strategy, model and mode there is"),
-        ({"case": '"ddp/decoder-hugee/weak"'}, "matches no strategy, model and mode there is"),
-        ({"case": '"ddp/decoder-tiny/week"'}, "matches no strategy, model and mode there is"),
+        ({"case": '"dpp/decoder-*/weak"'}, "matches no existing strategy, model and mode"),
+        ({"case": '"ddp/decoder-hugee/weak"'}, "matches no existing strategy, model and mode"),
+        ({"case": '"ddp/decoder-tiny/week"'}, "matches no existing strategy, model and mode"),
     ],
 )
 def test_a_rule_that_judges_nothing_is_told_with_its_line(

@@ -137,7 +137,7 @@ def test_a_folder_or_file_that_is_not_there_is_no_misspelt_case(
     target: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SpecError, match="no folder of suites and no file") as caught:
+    with pytest.raises(SpecError, match="neither a folder of suites nor a file") as caught:
         plans_of(target, SITE, KNOWN, {})
     assert caught.value.fix == fix
     with pytest.raises(SpecError, match="is not a case"):

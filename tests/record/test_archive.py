@@ -80,7 +80,7 @@ def rewritten(file: Path, edit: Any) -> None:
     [
         (
             lambda ms: [(n, b + b" " if n.endswith("record.json") else b) for n, b in ms],
-            "not what was packed",
+            "differs from its digest",
         ),
         (lambda ms: ms[:-1], "missing"),
         (lambda ms: [*ms, ("runs/a/b/record.json", b"x")], "not listed"),
@@ -101,7 +101,7 @@ def rewritten(file: Path, edit: Any) -> None:
                 (n, b.replace(b'"folder": "runs', b'"folder": "../../evil') if n == MANIFEST else b)
                 for n, b in ms
             ],
-            "has no record in it",
+            "has no record.json",
         ),
     ],
 )

@@ -50,6 +50,7 @@ def digest_of_package() -> str:
     return digest.hexdigest()[:DIGITS]
 
 
+#: The file in a folder that a ``Lock`` locks. It contains the number of the process.
 LOCK_FILE = ".lock"
 #: Errors of a file system without locks. There, other processes cannot be excluded.
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)

@@ -15,6 +15,7 @@ MARK = "__scaleproof_recipes__"
 RECOVERS = "__scaleproof_recoveries__"
 #: The attribute with the bounds that ``@scaling`` sets.
 BOUNDS = "__scaleproof_bounds__"
+#: The names of the decorators that make a file a suite.
 _CALLED = {"scaling", "recovering"}
 
 
@@ -77,6 +78,7 @@ def load_module(file: str) -> ModuleType:
     return module
 
 
+#: Modules that this package starts as separate programs.
 TRAINING = "harness.training"
 AGENT = f"{TRAINING}.agent.agent"
 TORCHRUN_RANK = f"{TRAINING}.rank.under_torchrun"

@@ -32,6 +32,7 @@ class EntryKind(NamedTuple):
     mark: str
 
 
+#: The kinds of entries that a case can name.
 _KINDS = {
     "strategies": EntryKind("strategy", "training/strategies", "SUPPORTS"),
     "models": EntryKind("model", "training/models", "SIZES"),
@@ -39,6 +40,7 @@ _KINDS = {
     "inputs": EntryKind("input", "training/inputs", "INPUT"),
     "engines": EntryKind("engine", "launch/engines", "ENGINE"),
 }
+#: All kinds of entries that ``list`` shows.
 KINDS = (*_KINDS, "suites")
 
 

@@ -256,6 +256,7 @@ def _computed(case: CaseSpec) -> Mistakes:
 LARGEST = 1e15
 
 
+#: The description of each type of knob in messages.
 _TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 

@@ -105,6 +105,7 @@ class Metric:
         return self.scaling and not self.of_schedule
 
 
+#: Templates from which the entries of ``METRICS`` are derived.
 _RATE = Metric(form=Form.ABSOLUTE, unit="samples/s", read="throughput", tail="tail_throughput")
 _RATE_RATIO = replace(_RATE, form=Form.RATIO, unit="1")
 _TOKENS = replace(_RATE, unit="tokens/s", times=(Factor.TOKENS,))
@@ -133,6 +134,7 @@ def _share(name: str, *, means: str, between_ranks: bool = False) -> Metric:
     return replace(share, means=means, between_ranks=between_ranks)
 
 
+#: All metrics by name.
 METRICS: Mapping[str, Metric] = {
     "efficiency": replace(
         _RATE_RATIO,
@@ -313,7 +315,7 @@ METRICS: Mapping[str, Metric] = {
         unit="steps",
         read="staleness",
         between_ranks=True,
-        means="largest number of steps by which the weights that a rank trains with are outdated",
+        means="largest number of steps by which the slowest rank lags behind another rank",
     ),
     "compile_s": replace(
         _PEAK,

@@ -289,6 +289,7 @@ def _value_for(name: str, value: Json) -> str:
     return "8" if default is None else str(default)
 
 
+#: The types of the fields of a case, by which values of ``--set`` are converted.
 _HINTS = get_type_hints(CaseSpec)
 
 

@@ -328,6 +328,7 @@ _WRAPPERS = frozenset({
 _MANAGERS = frozenset({
     "conda", "hatch", "mamba", "micromamba", "pdm", "pipenv", "pixi", "poetry", "rye", "uv",
 })  # fmt: skip
+#: Shells, which are refused if they run a command line (``-c``).
 _SHELLS = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
 #: The option ``-c``, also as ``-lc``, and characters that only a shell interprets.
 _LINE = re.compile(r"-[a-z]*c$")

@@ -38,9 +38,13 @@ _KEPT = ("record.json", "record.sha256", chain.FILE, SIGNATURE)
 #: permitted. Records are text and compress well; their samples do not.
 MOST_RATIO = 200
 LEAST_ROOM = 64 << 20
+#: Upper limit of the number of files in an archive.
 MOST_FILES = 200_000
+#: Bytes of a file that are extracted at a time.
 PIECE = 1 << 20
+#: Names of hardware classes, runs and launches. They cannot lead out of a folder.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
+#: The paths that an archive may contain.
 _FILE = re.compile(
     rf"runs/{_NAME}/{_NAME}/({'|'.join(map(re.escape, (*_KEPT, CONTRACT)))}"
     rf"|launches/{_NAME}/(rank[0-9]+\.(npz|trace\.json\.gz)|{SAMPLES}|{TRACES}))"

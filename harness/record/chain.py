@@ -228,6 +228,7 @@ _KEYS: dict[Kind, tuple[str, ...]] = {
     Kind.BROKEN: ("launch", "why"),
     Kind.STATE: ("notes", "out_of_time", "launch_sd", "nodes", "setups", "elapsed_s"),
 }  # fmt: skip
+#: The fix for every damaged chain.
 _FIX = "copy the run's folder from its source again; an edited chain cannot be repaired"
 
 

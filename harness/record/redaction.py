@@ -23,6 +23,7 @@ from harness.record.outcome import Reason, Status
 from harness.record.record import RunRecord
 from harness.record.store import written
 
+#: Absolute paths and paths below a home folder. The group is the last part, which is kept.
 _PATH = re.compile(r"""(?:^|(?<=[\s='":,(\[]))~?/(?:[^\s/'":,]+/)*([^\s/'":,]*)""")
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")

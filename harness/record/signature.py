@@ -16,7 +16,9 @@ from harness.base.errors import RecordError, SpecError
 from harness.base.files import write
 from harness.record import chain
 
+#: The file with the signature in the folder of a run.
 FILE = "chain.sig"
+#: Text before the signed hash, so that the signature is valid for no other purpose.
 _DOMAIN = b"scaleproof run\n"
 
 

@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 AT_ONCE = 256
 #: The key of record.json with its digest.
 DIGEST = "sha256"
+#: The beginning of a record.json that has its digest in its first key.
 _STAMPED = re.compile(rb'\{\n "%b": "([0-9a-f]{64})",\n' % DIGEST.encode())
 _NO_LAUNCHES = '\n "launches": []'
 #: Upper limit of a rank's samples in bytes, packed and unpacked together.
 MOST_SAMPLES = 1 << 30
+#: Names that are safe as parts of a path.
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 #: The fix for a file of a record that is missing or was edited.
 TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"

@@ -337,8 +337,9 @@ class LaunchRecord:
 
     @property
     def staleness(self) -> float | None:
-        """The largest number of steps by which the slowest rank was behind; None if all ranks step
-        together.
+        """The largest number of steps by which the slowest rank lagged behind another rank.
+
+        None if all ranks step together.
         """
         steps = [rank.ran.staleness for rank in self.ranks if rank.ran.staleness is not None]
         return float(max(steps)) if self.steps is not None and steps else None

@@ -12,7 +12,7 @@ class ExecutedModel:
 
     ``module`` is the class of the trained module, ``placements`` are those of its parameters, and
     ``compute_dtype`` is the dtype that leaf modules returned. ``staleness`` is the largest number
-    of steps by which the slowest rank was behind the weights that a step was trained on.
+    of steps by which the slowest rank lagged behind another rank.
     ``codec_s`` are the times of the parts of a compressor in a median step. ``skipped`` are the
     steps that the gradient scaler skipped. ``recompiled``: blocks were also compiled in the kept
     window. ``compile_s`` is the compile time before it. ``fed`` is the work of an input for a

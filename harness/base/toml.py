@@ -102,7 +102,9 @@ class TomlTable:
     lines: Mapping[str, int]
 
 
-def read(path: Path, option: str, then: str = "scaleproof plan") -> tuple[dict[str, Any], Problems]:
+def read(
+    path: Path, option: str, then: str = "scaleproof run plan"
+) -> tuple[dict[str, Any], Problems]:
     """Read a TOML file. Return its content and an empty collection for its mistakes.
 
     ``option`` is the option that names another file, ``then`` the command to run after the mistakes

@@ -412,7 +412,7 @@ def unknown(rule: Mapping[str, Json], catalogue: Catalogue) -> tuple[str, str] |
         return None
     family = _family(pattern)
     message = f"case = {pattern!r} matches no existing strategy, model and mode"
-    return message, meant(family, names) or "scaleproof list shows what exists"
+    return message, meant(family, names) or "scaleproof run list shows what exists"
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:

@@ -209,7 +209,7 @@ def _twice(function: Callable[..., Any]) -> SpecError:
     return SpecError(
         f"{function.__name__} has @scaling twice",
         expected="one function for each @scaling",
-        fix="scaleproof init suites",
+        fix="scaleproof new suites",
     )
 
 

@@ -167,8 +167,8 @@ def _extracted(path: Path, scratch: Path) -> dict[str, str]:
         raise RecordError(
             f"not an archive of runs: {reason}",
             where=str(path),
-            expected="a file that scaleproof pack wrote",
-            fix=f"scaleproof pack RUN --to {path.name}",
+            expected="a file that scaleproof accept pack wrote",
+            fix=f"scaleproof accept pack RUN --to {path.name}",
         ) from None
     return digests
 

@@ -63,7 +63,7 @@ def redact(
             f"the end of a path is ambiguous: {unsure[:120]!r}",
             where=run.run,
             expected="paths without blanks, or their parts given by --redact-also",
-            fix="scaleproof pack RUN --redact --redact-also 'A PART OF IT'",
+            fix="scaleproof accept pack RUN --redact --redact-also 'A PART OF IT'",
         )
 
     def cleaned(value: Json) -> Json:
@@ -76,7 +76,7 @@ def redact(
             f"a name to remove is a word of the record itself: {error}",
             where=run.run,
             expected="hosts and users whose names are not words of a record",
-            fix="scaleproof pack RUN",
+            fix="scaleproof accept pack RUN",
         ) from None
     anew = _hashes(run, clean)
 

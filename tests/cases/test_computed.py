@@ -26,7 +26,10 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
         (dict(cudnn_benchmark=True), "cudnn_benchmark is a setting of CUDA devices"),
         (dict(priority_stream=True), "priority_stream is a setting of CUDA devices"),
         (dict(attention="cudnn"), "attention=cudnn is a kernel of CUDA devices"),
-        (dict(stepping="fused", optimizer="lamb"), "stepping=fused is not available with optimizer=lamb"),
+        (
+            dict(stepping="fused", optimizer="lamb"),
+            "stepping=fused is not available with optimizer=lamb",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(fields: dict[str, Any], message: str) -> None:

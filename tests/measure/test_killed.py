@@ -208,7 +208,10 @@ def test_results_are_their_owners_alone(sample_run: RunRecord, tmp_path: Path) -
     ("change", "message"),
     [
         (lambda doc: doc.update(run="../../../../escaped"), "is not the name of a run or launch"),
-        (lambda doc: doc["launches"][0].update(launch="../x-1"), "is not the name of a run or launch"),
+        (
+            lambda doc: doc["launches"][0].update(launch="../x-1"),
+            "is not the name of a run or launch",
+        ),
         (lambda doc: doc["launches"][0].update(launch="mine"), "has no number at its end"),
         (lambda doc: doc["launches"][0].update(wall_s=float("nan")), "a time is nan s"),
         (lambda doc: doc.update(elapsed_s=float("inf")), "a time is inf s"),

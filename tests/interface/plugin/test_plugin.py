@@ -555,7 +555,10 @@ def test_a_bound_in_a_suite_judges(pytester: pytest.Pytester) -> None:
         ("@scaling(3)", "@scaling(3)"),
         ("@scaling", "@scaling without a case"),
         ("@scaling()", "@scaling without a case"),
-        ("@scaling(lambda site: [], precision='bf16')", "@scaling: precision cannot be set for a recipe"),
+        (
+            "@scaling(lambda site: [], precision='bf16')",
+            "@scaling: precision cannot be set for a recipe",
+        ),
         ("@scaling('ddp')", "'ddp' is not a case"),
         ("@scaling('ddp/mlp-nano', efficiency=-1)", "every possible efficiency passes"),
         ("@scaling('ddp/mlp-nano', efficiency=float('nan'))", "efficiency=nan"),

@@ -83,7 +83,7 @@ def test_everything_that_is_wrong_is_told_at_once(asked: Any) -> None:
 def test_a_pipeline_says_that_it_needs_a_sequence(asked: Any) -> None:
     described, _ = asked(GOOD, "pipeline")
     assert (
-        "a pipeline cuts an nn.Sequential" in described.unsupported
+        "a pipeline expects an nn.Sequential" in described.unsupported
         and "Net" in described.unsupported
     )
 

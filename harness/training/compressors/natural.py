@@ -10,8 +10,8 @@ ERROR_BOUND = 0.5
 KNOBS: dict[str, int] = {}
 CLAIM = "unbiased"
 METHOD = dict(optimizer="sgd")
-#: The fp32 exponent that code 0 stands for. Seven bits hold the exponents above it; smaller numbers
-#: become 0, larger ones the largest.
+#: Subtracted from fp32 exponents to get codes of seven bits. Numbers with smaller exponents become
+#: 0, and numbers too large for the codes get the largest one.
 LOWEST = 127 - 100
 
 

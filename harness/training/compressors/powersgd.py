@@ -66,7 +66,7 @@ class LowRank:
         self.factors: dict[Tensor, Tensor] = {}
 
     def warm(self, parameter: Tensor, q: int, r: int) -> Tensor:
-        """Return the right factor of the last step; the first one is random but the same on ranks."""
+        """Return the right factor of the last step; the first one is drawn from a common seed."""
         if parameter not in self.factors:
             generator = torch.Generator().manual_seed(q * 7919 + r)
             drawn = torch.randn(q, r, generator=generator)

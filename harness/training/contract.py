@@ -53,7 +53,7 @@ def problems(kind: str, module: ModuleType, *, compressed: bool = False) -> Iter
             code = getattr(function, "__code__", None)
             line = f":{code.co_firstlineno}" if code else ""
             signature = f"{name}{inspect.signature(function)}"
-            yield f"{module.__file__}{line}: {signature} is called as {asked}"
+            yield f"{module.__file__}{line}: {signature} cannot be called as {asked}"
 
 
 def _said(error: BaseException) -> str:

@@ -16,7 +16,7 @@ SIZES = {
     "8192": dict(d=8192, layers=8, classes=1024, batch=64),
 }
 
-#: How layers are split by width: in pairs, of which the second layer adds up the parts of the first.
+#: How layers are split by width: in pairs, whose second layer adds up the parts of the first one.
 TENSOR = {"units": "d", "cut": {"layer[02468].0": "column", "layer[13579].0": "row"}}
 
 

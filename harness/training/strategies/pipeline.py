@@ -26,7 +26,7 @@ SUPPORTS = dict(
     initial="same_seed",
     dims=("pp", "dp", "fsdp", "tp"),
     replicas=True,
-    precisions=("fp32", "bf16"),  # torch's stages do not know the dtypes of autocast
+    precisions=("fp32", "bf16"),  # torch's stages do not support the dtypes of autocast
     products=("pp:2,dp:2", "pp:2,fsdp:2", "pp:2,tp:2", "pp:2,fsdp:2,tp:2", "pp:2,tp:4"),
     metrics=("efficiency", "efficiency_of_ideal"),
 )

@@ -23,7 +23,7 @@ SUPPORTS = dict(
 #: difference of the first job's speed between 2 and 1 is therefore caused by the fabric alone.
 KNOBS = dict(talking=2)
 RANGES = dict(talking=(1, 2))
-JOBS = 2  # as SUPPORTS says
+JOBS = 2  # the same number as jobs in SUPPORTS
 
 
 def expect(

@@ -150,7 +150,7 @@ class Job(ABC):
 def last_line(text: str, otherwise: str = "no output") -> str:
     """Return the last line of a process's output, or ``otherwise`` if there is none.
 
-    If this package's own error message is in the output, its first line is returned instead. The
+    An error message of this package starts with ``ERROR: ``. That line is preferred, because the
     lines after it only say what to try.
     """
     lines = text.strip().splitlines()

@@ -30,7 +30,7 @@ ENGINES = Catalogue().entries["engines"]
         ({"error": "RuntimeError: driver too old"}, {}, "cannot use the GPUs: RuntimeError"),
         ({"names": EIGHT.names[:1]}, {}, "NVML sees 8 GPUs, torch 1, but 8 are needed"),
         ({}, {"mig": True}, "MIG slices"),
-        ({"as_nvml": False}, {}, "torch numbers the GPUs unlike NVML"),
+        ({"as_nvml": False}, {}, "torch and NVML number the GPUs in different orders"),
         ({"foreign": ("NVIDIA B200 (sm_100)",)}, {}, "no kernels for NVIDIA B200 (sm_100)"),
     ],
 )

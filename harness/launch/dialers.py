@@ -144,7 +144,7 @@ def agent(deployment: Deployment, *options: str, token: str = "") -> list[str]:
 
 
 def shell(argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """Return one line for a shell on another machine that runs a command in an environment."""
+    """Return a line for the shell of another machine, which runs a command in an environment."""
     words = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
     return " ".join(["exec env", *words, shlex.join(argv)])
 

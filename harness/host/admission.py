@@ -161,7 +161,7 @@ class Workers:
         return sorted({self._owners[p] for p in self._before if p not in leftover})
 
     def computing(self) -> list[int]:
-        """Return the processes that used over 3 CPU ticks of 10 ms since this object was created."""
+        """Return the processes that used over 3 CPU ticks (10 ms each) since the creation."""
         after = self._ticks()
         return sorted(p for p, t in self._before.items() if after.get(p, t) - t > 3)
 

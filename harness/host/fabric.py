@@ -110,10 +110,10 @@ def detect(
     """Return the fabric of this machine.
 
     Args:
-        gpus: every visible GPU.
-        pairs: every pair of visible GPUs, as ``vendor.topology`` returns them.
-        sys: where the kernel's view of devices is mounted.
-        cpu: the model of the CPU.
+        gpus: Every visible GPU.
+        pairs: Every pair of visible GPUs, as ``vendor.topology`` returns them.
+        sys: The folder in which the kernel's sysfs is mounted.
+        cpu: The model of the CPU.
     """
     network, gbit_s = _network(sys)
     link = _link(gpus, pairs, cpu)

@@ -106,7 +106,7 @@ def open_worlds(entry: Entry, where: Where) -> Fleet:
     if not (here := engine.probe()).available:
         raise LaunchError(
             f"engine {entry.name}: {here.reason}",
-            expected="an engine that can be used here",
+            expected="an engine that can be used on this machine",
             fix="scaleproof doctor",
         )
     if isinstance(engine, Fleet):  # such an engine starts whole worlds itself

@@ -113,7 +113,7 @@ class EmulatedJob(Job):
     """The processes that hold the namespaces, and the agents that run in them."""
 
     def __init__(self, commands: Sequence[Command]) -> None:
-        self._holders: dict[str, subprocess.Popen[bytes]] = {}  # bridge, node0, node1, ..
+        self._holders: dict[str, subprocess.Popen[bytes]] = {}  # keys: bridge, node0, node1, ..
         self._agents: InheritingJob | None = None
         self._switch: subprocess.Popen[str] | None = None
         self._shaped: Links | None = None

@@ -171,7 +171,7 @@ class Tasks(Job):
         """Return whether all tasks of a job end by the deadline; the client asks every second."""
 
         class Late(Exception):
-            """The deadline has passed."""
+            """Raised inside the client to stop waiting, because the deadline has passed."""
 
         def look(_: object) -> None:
             if time.monotonic() > deadline:

@@ -100,7 +100,7 @@ class RayActors(Job):
         if not self._group.wait(float(asked["wait_s"])):
             self.stop()
             raise _failed(
-                f"{bundles(deployment)} cannot be reserved within {asked['wait_s']} s", "ray status"
+                f"no resources for {bundles(deployment)} within {asked['wait_s']} s", "ray status"
             )
         token = read_token(deployment.token_file)
         remote: Any = ray.remote(Host)

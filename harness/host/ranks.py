@@ -118,7 +118,7 @@ def main_stack(program: str, pid: int) -> list[tuple[str, str, int]]:
             raise ScaleproofError(
                 f"process {pid} cannot be examined: {lines[-1]}",
                 expected="a Python process of this user, and permission to trace it",
-                fix=f"sudo env PATH=$PATH scaleproof attach {pid}",
+                fix=f"sudo env PATH=$PATH scaleproof jobs attach {pid}",
             )
     if done.returncode:
         return []

@@ -107,7 +107,7 @@ def open_worlds(entry: Entry, where: Where) -> Fleet:
         raise LaunchError(
             f"engine {entry.name}: {here.reason}",
             expected="an engine that can be used on this machine",
-            fix="scaleproof doctor",
+            fix="scaleproof check",
         )
     if isinstance(engine, Fleet):  # such an engine starts whole worlds itself
         engine.configure(where.settings)

@@ -398,7 +398,7 @@ def seats(specs: Sequence[LaunchSpec], links: Sequence[AgentLink]) -> list[tuple
                 f"{out_of[node].name} is lost ({out_of[node].lost}), and no other node is free",
                 where="engine",
                 expected=f"{len(taken)} nodes that can be used",
-                fix="scaleproof doctor",
+                fix="scaleproof check",
             )
         stands_in[node] = spare.pop(0)
     return [tuple(stands_in.get(node, node) for node in hosts) for hosts in wanted]

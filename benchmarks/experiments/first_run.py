@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from harness.analysis.judging.tally import requirements, tally
+from harness.analysis.results import required, tally
 from harness.base.formatting import duration
 from harness.record import RunRecord
 from harness.record.store import load
@@ -60,7 +60,7 @@ class Job:
     def planted(self) -> list[bool]:
         """Of each planted efficiency, whether its interval holds it."""
         listed = []
-        for v in requirements(self.run):
+        for v in required(self.run):
             plant = PLANTED.search(v.case)
             if plant and v.low is not None and v.high is not None:
                 listed.append(v.low <= float(plant[1]) <= v.high)

@@ -36,6 +36,7 @@ ALLOWED = {
         "slurm",
     ): "jobs of older versions do not say their engine",
     ("cases/typed.py", "slurm"): "the engine that does what srun would",
+    ("interface/report/screen.py", "threshold"): "the column of bounds",
     ("cases/typed.py", "torchrun"): "the launcher as people type it",
     ("cases/typed.py", "deepspeed"): "the launcher as people type it",
     ("record/upgrade.py", "emulated"): "records of schema 4 and older say no rate of a link",

@@ -32,8 +32,8 @@ REMEDIES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
-    """What a result is about. Every output shows as many of these as tell its rows apart.
+class ResultKey:
+    """The identity of a result. Every output shows as many parts as tell its rows apart.
 
     ``plan`` is a hash, empty for results of sweeps and trials; ``case`` is an id, ``world`` the
     ranks (``2cpu``), and ``baseline`` the kind of baseline (``plain``, ``wrapped``, ``nothing``).
@@ -47,7 +47,7 @@ class Key:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
+class Limits:
     """A value with its 95 % confidence limits, in the unit of the metric; None if unknown."""
 
     value: float
@@ -68,11 +68,11 @@ class Result:
     ``sd``, ``lag1``, ``p95``, ``worst`` and ``evidence`` are as in ``Verdict``.
     """
 
-    key: Key
+    key: ResultKey
     case_hash: str
     contrast: str
-    measured: Interval | None
-    judged: Interval | None
+    measured: Limits | None
+    judged: Limits | None
     widened: str
     rule: str | None
     bound: str
@@ -162,14 +162,14 @@ def result_of(run: RunRecord, verdict: Verdict) -> Result:
     form = metrics.metric(verdict.metric).form
     judged = measured = None
     if verdict.value is not None:
-        judged = Interval(value=verdict.value, low=verdict.low, high=verdict.high)
+        judged = Limits(value=verdict.value, low=verdict.low, high=verdict.high)
         measured = judged
     if verdict.pairs and verdict.widened:
         estimate = judge.estimate(verdict.pairs, form)
-        measured = Interval(value=estimate.value, low=estimate.low, high=estimate.high)
+        measured = Limits(value=estimate.value, low=estimate.low, high=estimate.high)
     counted = verdict.rule and verdict.reason is not Reason.CAUGHT and not verdict.simulated
     return Result(
-        key=Key(
+        key=ResultKey(
             plan=verdict.plan,
             case=verdict.case,
             world=next((case.world for case in cases), ""),

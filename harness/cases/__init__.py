@@ -1,4 +1,4 @@
-"""What is asked: cases, plans, recipes, thresholds and metrics. Nothing here imports torch.
+"""The inputs of a run: cases, plans, recipes, thresholds and metrics, without torch.
 
     case        CaseSpec: what is run, its id and hash, and its mesh of ranks
     plan        arms, contrasts and the protocol of a plan

@@ -405,7 +405,7 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
         raise SpecError(
             f"{getattr(recipe, '__name__', recipe)!r} returns fault scenarios instead of plans",
             where=str(path),
-            expected="a recipe of plans; the verb recover measures the cost of an interruption",
+            expected="a recipe of plans; `faults recover` measures the cost of an interruption",
             fix=f"scaleproof faults recover {plans[0].case.family}",
         )
     if not isinstance(plans, list | tuple) or not all(isinstance(plan, Plan) for plan in plans):

@@ -1,4 +1,4 @@
-"""What people use: commands, reports, the pytest plugin, notebooks and data frames.
+"""The interfaces for people: commands, reports, the pytest plugin, notebooks, data frames.
 
 cli/        the command scaleproof; commands/ has one file for each command
 report/     screens, tables and the HTML page of a run

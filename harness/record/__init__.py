@@ -1,4 +1,4 @@
-"""What was measured: the record of a run, its parts, its files and its schema.
+"""The record of a run: what was measured, its parts, its files and its schema.
 
     record      RunRecord, which every command reads
     launch      LaunchRecord; rank has the part of one rank, described what was known before

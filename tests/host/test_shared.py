@@ -15,9 +15,9 @@ from harness.host import copies
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from harness.host import shared
+from harness.host import copies
 data = Path(sys.argv[1])
-print(shared.read_only([data]))
+print(copies.read_only([data]))
 for write in (
     lambda: (data / "a").write_text("other"),
     lambda: (data / "new").write_text("other"),

@@ -29,17 +29,17 @@ def test_a_row_of_every_frame_says_what_it_is_of(sample: Path) -> None:
 
 def test_it_is_shown_with_its_figures_and_escaped(run: notebook.NotebookRun, sample: Path) -> None:
     shown = run._repr_html_()
-    for v in run.record.verdicts:
+    for v in run.record.results:
         assert v.case in shown and f"{v.value:.4g}" in shown
     assert "NOT VERIFIED" not in shown
-    assert run.verdict("ddp").verdict is not None
-    assert "needs" not in run.verdict("ddp")._repr_html_()
+    assert run.result("ddp").verdict is not None
+    assert "needs" not in run.result("ddp")._repr_html_()
     compared = run.compare(sample.with_name("ddp-nano-again"))
     assert f"{compared.comparison.mean:.3f}" in compared._repr_html_()
-    odd = notebook.ShownVerdict(verdict=run.verdict("ddp").verdict, doubt="<script>")
+    odd = notebook.ShownVerdict(verdict=run.result("ddp").verdict, doubt="<script>")
     assert "<script>" not in odd._repr_html_() and "&lt;script&gt;" in odd._repr_html_()
     with pytest.raises(SpecError, match="no verdict of 'llama'"):
-        run.verdict("llama")
+        run.result("llama")
 
 
 def test_what_nobody_vouches_for_says_so(sample: Path, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_what_nobody_vouches_for_says_so(sample: Path, tmp_path: Path) -> None:
     (tmp_path / "run/chain.jsonl").unlink()
     run = notebook.read(tmp_path / "run")
     assert "NOT VERIFIED: it has no chain" in run._repr_html_()
-    assert "NOT VERIFIED" in run.verdict("ddp")._repr_html_()
+    assert "NOT VERIFIED" in run.result("ddp")._repr_html_()
     assert "NOT VERIFIED" in run.compare(sample)._repr_html_()
 
 
@@ -58,11 +58,11 @@ def test_a_plot_draws_every_rung_and_its_bound(run: notebook.NotebookRun, tmp_pa
         return
     drawn = run.plot().figure.axes[0].get_lines()
     at = {(float(x), round(float(y), 6)) for line in drawn for x, y in line.get_xydata()}
-    for v in run.record.verdicts:
+    for v in run.record.results:
         if v.metric == "efficiency" and v.against == "plain" and v.value is not None:
             assert any(abs(y - v.value) < 0.02 for _, y in at)
     rules = {t.name: t.at_least for t in run.record.thresholds}
-    asked = {rules[v.rule] for v in run.record.verdicts if v.rule}
+    asked = {rules[v.rule] for v in run.record.results if v.rule}
     assert asked and {(2.0, bound) for bound in asked} <= at, "the bounds of the rung"
     for kind in notebook.KINDS:
         assert run.plot(kind).figure.axes

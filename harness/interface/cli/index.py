@@ -13,8 +13,8 @@ SAYS = "Benchmark and validate the scaling of distributed PyTorch training."
 WANTED = (
     ("try it here, in a minute", "scaleproof run demo"),
     ("check this machine", "scaleproof check"),
-    ("find out why my training is slow", "scaleproof run --script --cpus 2 -- train.py"),
-    ("benchmark one case over 1, 2 .. N ranks", "scaleproof run ddp/decoder-nano/weak --cpus 2"),
+    ("see why a training is slow", "scaleproof run --script --cpus 2 -- train.py"),
+    ("benchmark a case on 1, 2 .. N ranks", "scaleproof run ddp/decoder-nano/weak --cpus 2"),
     ("estimate the time on 8 GPUs", "scaleproof run plan suites --on 8xh100"),
     ("accept a machine by my thresholds", "scaleproof new mine && pytest mine"),
     ("measure every night", "scaleproof history nightly"),

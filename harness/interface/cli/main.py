@@ -166,17 +166,17 @@ def _complete(words: Sequence[str], typed: str) -> NoReturn:
     import argcomplete
 
     known = commands()
-    name, rest = resolve(words[1:], known) if words[1:] else ("", [])
-    complete_words = words[1:] if typed.endswith(" ") else words[1:-1]
-    group = " ".join(complete_words)
+    complete = words[1:] if typed.endswith(" ") else words[1:-1]
+    partial = "" if typed.endswith(" ") else words[-1]
     names = sorted({name.partition(" ")[0] for name in known})
-    if group:
-        names = index.subcommands(group, list(known))
-    if names and len(complete_words) < 2 and not rest:
+    if complete:
+        names = index.subcommands(complete[0], list(known))
+    if names and len(complete) < 2 and not partial.startswith("-"):
         chosen = argparse.ArgumentParser(prog="scaleproof")
         chosen.add_argument("command", choices=names)
-        skipped = len(complete_words)
+        skipped = len(complete)
     else:
+        name, _ = resolve(complete, known)
         chosen = parser(name, known[name], shows_all=True)
         skipped = len(name.split())
     # argcomplete takes the word at this place, counted from 1, for the program.

@@ -10,18 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from _pytest.mark.expression import Expression
-
-from harness.analysis.reading import load
-from harness.analysis.verify import refuse_unsealed
 from harness.base import programs
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, ScaleproofError, SpecError
-from harness.cases import Ablation, Catalogue, Device, Plan, Settings, Site, Threshold
-from harness.host import copies, devices
-from harness.host.devices import Hardware
+from harness.cases import Catalogue, Plan, Settings, Site, Threshold
+from harness.host import copies
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
+from harness.interface.cli.planned_hardware import add_measuring_options
 from harness.interface.offered import OPTIONS, again
 from harness.interface.report import screen, text
 from harness.interface.report.heartbeat import watched
@@ -30,9 +26,6 @@ from harness.measure.measurer import Measurer
 from harness.measure.session import Session
 from harness.record import RunRecord
 from harness.record.outcome import exit_status
-
-#: The tier that ``pytest suites/`` measures where nothing else is said.
-USUAL_TIER = "not nightly and not acceptance"
 
 
 def add_hardware_options(sub: argparse.ArgumentParser) -> None:
@@ -49,46 +42,6 @@ def add_hardware_options(sub: argparse.ArgumentParser) -> None:
         metavar="HARDWARE",
         help="machines that are not here: 8xh100, 64x8xh200 (nodes x GPUs), a file, a run",
     )
-
-
-def on(text: str | None) -> Hardware | None:
-    """Reads the hardware that ``--on`` names: known devices, a file that states them, or those of a
-    run.
-    """
-    if text is None:
-        return None
-    path = Path(text)
-    if path.is_dir() or path.name == "record.json":
-        run = load(path)
-        refuse_unsealed(run, path if path.is_dir() else path.parent)
-        return devices.of_machine(path.name, run.machine, run.settings.nodes)
-    return devices.parse(text)
-
-
-def site_of(hardware: Hardware) -> Site:
-    """The site that recipes are asked with for machines that are not here."""
-    return Site(
-        device=Device.CUDA,
-        backend="nccl",
-        nodes=hardware.nodes,
-        gpu_memory_gib=hardware.machine.gpu_memory_gib,
-    )
-
-
-def tier(marks: str) -> Callable[[frozenset[str]], bool]:
-    """Whether marks meet an expression, as pytest reads it."""
-    try:
-        expression = Expression.compile(marks)
-    except SyntaxError as error:
-        raise SpecError(f"-m {marks}: {error}", expected="as of pytest", fix="-m smoke") from None
-
-    def chosen(names: frozenset[str]) -> bool:
-        def has(name: str, /, **_: str | int | bool | None) -> bool:
-            return name in names
-
-        return expression.evaluate(has)
-
-    return chosen
 
 
 def become(arguments: Sequence[str], results: Path) -> NoReturn:
@@ -118,28 +71,6 @@ def become(arguments: Sequence[str], results: Path) -> NoReturn:
     ]
     sys.stdout.flush()
     os.execv(nsys, command)
-
-
-def add_measuring_options(sub: argparse.ArgumentParser, *, cases: bool) -> None:
-    """Add the options of commands that measure; with ``cases`` those of cases as well."""
-    options.add_to(sub, cases=cases)
-    sub.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a field or knob of the case"
-        if cases
-        else options.advanced(sub, "a knob of the engine"),
-    )
-    if cases:
-        sub.add_argument(
-            "--ablate",
-            action="append",
-            default=[],
-            choices=tuple(Ablation),
-            help=options.advanced(sub, "also measure the largest world size without this part"),
-        )
 
 
 def positive(text: str) -> int:

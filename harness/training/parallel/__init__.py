@@ -1,1 +1,1 @@
-"""What each dimension of a mesh does to a model, and the bytes that it sends."""
+"""The effect of each dimension of a mesh on a model, and the bytes that it sends."""

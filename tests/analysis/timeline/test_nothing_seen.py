@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.timeline import close as closing
 from harness.analysis.timeline.close import budget_of, close
 from harness.base.errors import ScaleproofError
 from harness.record import RankRecord
@@ -62,7 +63,7 @@ def test_traces_read_at_once_are_those_read_in_turn(
     launch: tuple[Path, list[RankRecord]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_turn = budget_of(launch[0], "x", launch[1], 3, True)
-    monkeypatch.setattr(close, "MANY", 2)
+    monkeypatch.setattr(closing, "MANY", 2)
     assert budget_of(launch[0], "x", launch[1], 3, True) == in_turn
     (launch[0] / "launches" / "x" / "rank1.trace.json.gz").unlink()
     with pytest.raises(ScaleproofError, match="rank1"):

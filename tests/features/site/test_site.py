@@ -117,7 +117,7 @@ def entry(number: int, status: Status, machine: str = "m", stand_in: bool = Fals
     """A run of one case, each a day later than the one before."""
     figure = entries.CaseFigure(
         case="ddp/net/weak@2gpu", ladder="ddp/net/weak", world_size=2, stand_in=stand_in,
-        status=status, throughput=100.0, metric="efficiency", value=0.9 + number / 100, low=0.8, high=1.0, widened="",
+        status=status, throughput=100.0, metric="efficiency", value=0.9 + number / 100, low=0.8, high=1.0, text=f"{0.9 + number / 100:.2f} [0.80, 1.00] efficiency v plain",
         against="plain",
     )  # fmt: skip
     return SiteEntry(

@@ -109,7 +109,7 @@ def test_json_is_one_document(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["lst"], 4, "did you mean 'list'"),
+        (["lst"], 4, "did you mean 'run list'"),
         (["report", "nowhere"], 4, "no record.json here"),
         (["run", "ddp/decoder-tny"], 4, "has no size 'tny': did you mean 'tiny'?"),
         (["run", "ddp/decoder-tiny/weka"], 4, "no mode 'weka': did you mean 'weak'?"),
@@ -178,7 +178,8 @@ def test_the_shell_completes_verbs_and_their_options(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-m", "harness"], env=env, check=True)
         return out.read_text().split("\v")
 
-    assert {w.strip() for w in completed("scaleproof compa")} == {"compare", "compare-hardware"}
+    assert {w.strip() for w in completed("scaleproof comp")} == {"compare"}
+    assert {w.strip() for w in completed("scaleproof compare m")} == {"machines"}
     assert [w.strip() for w in completed("scaleproof run --time")] == ["--time-budget"]
 
 

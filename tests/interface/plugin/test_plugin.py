@@ -73,7 +73,7 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
     result = run(suite, "-v", "--junitxml=j.xml")
     result.stdout.fnmatch_lines(
         [
-            "scaling: 2 plans, at least 20 launches, about 0:*",
+            "scaling: 2 plans, at least 20 launches*",
             "*test_weak?ddp-mlp_nano-weak-1cpu-efficiency?*",
             "*?gate 1/2? single/mlp-nano/weak@1cpu*ETA *",
             "*?pilot 1/2? single/mlp-nano/weak@1cpu*ETA *",

@@ -31,8 +31,8 @@ def changed(run: RunRecord, **fields: Any) -> RunRecord:
 
 def test_a_run_that_passes_says_what_holds_and_how_far(sample_run: RunRecord) -> None:
     assert headline(sample_run) == (
-        "PASS: 1 of 1 requirement holds."
-        " ddp/decoder-nano/weak keeps 88% [73, 105] of a rank's speed on 2 CPU ranks"
+        "PASS: 1 of 1 threshold passes."
+        " ddp/decoder-nano/weak: scaling efficiency 88% [73%, 105%] on 2 CPU ranks"
     )
     assert decide(sample_run) == []
 
@@ -52,7 +52,7 @@ def test_what_is_undecided_says_what_would_decide_it(
     run = changed(sample_run, status=Status.INCONCLUSIVE, n=4, **fields)
     (line,) = decide(run)
     assert says in line and line.endswith(": scaleproof run ddp/decoder-nano/weak --cpus 2")
-    assert headline(run).startswith("INCONCLUSIVE: 0 of 1 requirement holds, 1 undecided")
+    assert headline(run).startswith("INCONCLUSIVE: 0 of 1 threshold passes, 1 inconclusive")
 
 
 def test_a_run_whose_time_was_over_says_how_long_all_of_it_takes(sample_run: RunRecord) -> None:
@@ -166,7 +166,7 @@ def test_no_sentence_to_quote_has_a_figure_that_is_not_decided(
 @pytest.mark.parametrize(
     ("status", "heading"),
     [
-        (Status.RECORDED, "RECORDED: no rule judged"),
+        (Status.RECORDED, "RECORDED: results only"),
         (Status.INCONCLUSIVE, "INCONCLUSIVE: "),
         (Status.ERROR, "ERROR: "),
     ],
@@ -184,12 +184,15 @@ def test_what_many_verdicts_need_is_told_once(sample_run: RunRecord) -> None:
     run = changed(sample_run, status=Status.INCONCLUSIVE, reason=Reason.NOISY_HOST)
     undecided = next(v for v in run.verdicts if v.rule)
     many = replace(run, verdicts=(undecided,) * 3)
-    assert decide(many) == [f"3 verdicts by a quieter host: {shlex.join(run.settings.argv)}"]
+    assert decide(many) == [f"3 results by a quieter host: {shlex.join(run.settings.argv)}"]
 
 
 def test_the_worst_requirement_is_named(sample_run: RunRecord) -> None:
     run = changed(sample_run, status=Status.FAIL, value=0.4, low=0.35, high=0.45)
-    assert "ddp/decoder-nano/weak@2cpu has 0.4 [0.35, 0.45] where >=0.55 is asked" in headline(run)
+    assert (
+        "ddp/decoder-nano/weak@2cpu: efficiency is 0.4 [0.35, 0.45], threshold >=0.55"
+        in headline(run)
+    )
 
 
 def test_short_forms_hold_every_verdict(sample_run: RunRecord) -> None:
@@ -216,7 +219,7 @@ def test_nothing_red_stands_for_none() -> None:
 
 def test_the_page_leads_with_the_headline_and_links_its_cases(sample_run: RunRecord) -> None:
     page = render(changed(sample_run, value=1.5, low=1.2, high=1.9))
-    assert page.index("1 of 1 requirement holds") < page.index('<h2 id="scaling">')
+    assert page.index("1 of 1 threshold passes") < page.index('<h2 id="scaling">')
     assert 'href="#case-ddp-decoder-nano-weak-2cpu"' in page
     assert 'id="case-ddp-decoder-nano-weak-2cpu"' in page and "bound 0.55" in page
 

@@ -11,6 +11,7 @@ import pytest
 from harness.analysis.judging.question import bias
 from harness.analysis.judging.verdicts import conclude, verdicts
 from harness.analysis.ladder import ladder_rows
+from harness.analysis.results import result_of
 from harness.features.site.chart import ChartPoint, chart
 from harness.features.site.entries import entry_of
 from harness.interface.report import screen, tables
@@ -60,7 +61,9 @@ def test_the_headline_is_a_row_of_the_screen(
 ) -> None:
     run = request.getfixturevalue(name)
     run = today(run if ruled else replace(run, thresholds=()))
-    quoted = re.search(r"(\S+) keeps (\d+)% \[(\d+), (\d+)\]", headline(run))
+    quoted = re.search(
+        r"(\S+): scaling efficiency(?: v \w+)? (\d+)% \[(\d+)%, (\d+)%\]", headline(run)
+    )
     assert quoted is not None, headline(run)
     family, *percents = quoted.groups()
     value, low, high = (float(percent) / 100 for percent in percents)
@@ -84,7 +87,7 @@ def test_the_printed_interval_is_the_judged_one(sample_run: RunRecord) -> None:
     for verdict, factor in ((held, 0.98), (open_, 0.8)):
         assert verdict.low == pytest.approx(alone.low * factor) and verdict.widened == "load"
         assert (verdict.value, verdict.high) == (alone.value, alone.high)
-        (line, *_) = tables.verdict_line(verdict, 200)
+        (line, *_) = tables.verdict_line(result_of(sample_run, verdict), 200)
         assert f"[{verdict.low:.3f}, {verdict.high:.3f}] load" in line
     assert held.low > 0.8 > open_.low, "what is printed beside PASS meets the bound"
 

@@ -17,7 +17,7 @@ from harness.features.foresight.own.swept import links
 from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.possible import Chance, Possibility, RuleLeftOut
 from harness.host.devices import Hardware, peaks
-from harness.interface.cli import measuring
+from harness.interface.cli import measuring, planned_hardware
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
@@ -63,7 +63,7 @@ def act(asked: Asked) -> Answer:
     """A row for each rule on each case; nothing is launched, and nothing is judged."""
     args = asked.options
     width = text.columns()
-    on = measuring.on(args.on)
+    on = planned_hardware.on(args.on)
     if on is None:
         raise SpecError(
             "no fabric is named",
@@ -71,8 +71,8 @@ def act(asked: Asked) -> Answer:
             fix="scaleproof predict thresholds --on 8xh100",
         )
     catalogue, here = measuring.site(asked)
-    site = measuring.site_of(on)
-    chosen = measuring.tier(args.marks) if args.marks else lambda marks: True
+    site = planned_hardware.site_of(on)
+    chosen = planned_hardware.tier(args.marks) if args.marks else lambda marks: True
     plans = plans_of(args.target, site, catalogue, measuring.settings(asked), chosen=chosen)
     required = bounds_of(args.target, site, catalogue, chosen)
     planned = measuring.session(asked, catalogue, here, required=required)

@@ -21,7 +21,7 @@ EXAMPLES = {
         "new scaling",
     ),
 }
-START = Path(__file__).parents[3] / "start"
+START = Path(__file__).parents[2] / "start"
 
 
 class WrittenFiles(TypedDict):

@@ -18,7 +18,7 @@ from harness.cases.targets import bounds_of, plans_of
 from harness.host.devices import Hardware
 from harness.host.machine import Machine
 from harness.interface import options
-from harness.interface.cli import measuring
+from harness.interface.cli import measuring, planned_hardware
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import plans as plans_report, text
 from harness.interface.report.plans import PlanOutlook
@@ -53,17 +53,17 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "-m",
         metavar="MARKS",
-        default=measuring.USUAL_TIER,
+        default=planned_hardware.USUAL_TIER,
         dest="marks",
-        help=f"the suites with these marks, as of pytest (default: {measuring.USUAL_TIER!r})",
+        help=f"only suites with these pytest marks (default: {planned_hardware.USUAL_TIER!r})",
     )
 
 
 def act(asked: Asked) -> Answer:
     """A row for each arm; the agent is asked, nothing is launched."""
-    hardware = measuring.on(asked.options.on)
+    hardware = planned_hardware.on(asked.options.on)
     catalogue, local_site = measuring.site(asked)
-    site = local_site if hardware is None else measuring.site_of(hardware)
+    site = local_site if hardware is None else planned_hardware.site_of(hardware)
     named = partial(
         plans_of,
         asked.options.target,
@@ -73,7 +73,7 @@ def act(asked: Asked) -> Answer:
         list(dict.fromkeys(asked.options.ablate)),
         control=bool(options.setups(measuring.values(asked))),
     )
-    plans = named(measuring.tier(asked.options.marks))
+    plans = named(planned_hardware.tier(asked.options.marks))
     if not plans and (left_out := named()):
         raise SpecError(
             f"no suite of {asked.options.target} has the marks that are asked for",
@@ -81,7 +81,9 @@ def act(asked: Asked) -> Answer:
             expected=f"marks of one of its {len(left_out)} plans",
             fix=f"scaleproof run plan {asked.options.target} -m 'nightly or acceptance'",
         )
-    required = bounds_of(asked.options.target, site, catalogue, measuring.tier(asked.options.marks))
+    required = bounds_of(
+        asked.options.target, site, catalogue, planned_hardware.tier(asked.options.marks)
+    )
     planned = measuring.session(asked, catalogue, local_site, required=required)
     with contextlib.closing(planned) as session:
         session.describe(
